@@ -1,0 +1,1 @@
+"""The session: its loop, tools and window. Plain async classes without Ray, light enough for a session actor."""

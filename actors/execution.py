@@ -1,0 +1,238 @@
+"""Running one tool call: arguments in, exactly one outcome out, whatever the tool does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from understudy.config import is_secret_name
+from understudy.errors import ToolError, UnderstudyError
+
+from .tools import LoadedTool, ToolContext
+
+logger = logging.getLogger(__name__)
+
+MAX_RESULT_CHARACTERS = 50_000
+"""A longer result is cut in its middle: a model needs its beginning and end, and nobody needs 10 MB in a message."""
+
+CANCEL_GRACE = 2.0
+"""Seconds an async tool has to end once it is cancelled; one that needs more is treated as stuck."""
+
+MIN_SECRET_CHARACTERS = 8
+"""Values of secret environment variables shorter than this are not looked for: they would match by chance."""
+
+THREAD_PREFIX = "understudy-tool-"
+"""Begins the name of every thread that runs a tool, so that a frame can find one left behind."""
+
+MAX_PROBLEM_CHARACTERS = 500
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a tool call ended.
+
+    Attributes:
+        outcome: `ok`, `error`, `timeout`, `invalid`, `unknown_tool` or `cancelled`.
+        content: what the model is shown.
+        duration: microseconds.
+        started_at: microseconds since 1970 UTC.
+        stuck_thread: code of the tool still runs in this process, which must be replaced before the session goes on.
+    """
+
+    outcome: str
+    content: str
+    duration: int
+    started_at: int
+    stuck_thread: bool = False
+
+
+class _InvalidArguments(Exception):
+    """The arguments can't be given to the tool; the message is for the model."""
+
+
+async def execute(tool: LoadedTool, arguments: str, context: ToolContext, timeout: float) -> Outcome:
+    """Run one call of `tool` and return how it ended.
+
+    An async function runs on this event loop, any other one in a daemon thread of its own. Nothing that the tool or
+    the model does is raised, except `CancelledError` when the caller cancels; a cancelled async tool has been given
+    `CANCEL_GRACE` to clean up by then, a cancelled thread goes on.
+
+    Args:
+        arguments: JSON text as the model wrote it.
+        timeout: seconds for the call.
+    """
+    started_at, begin = time.time_ns() // 1000, time.monotonic_ns()
+    stuck = False
+    try:
+        keywords = _bind(tool, arguments)
+        if tool.context_parameter is not None:
+            keywords[tool.context_parameter] = context
+        outcome, content, stuck = await _run(tool, keywords, timeout)
+    except _InvalidArguments as error:
+        outcome, content = "invalid", str(error)
+    except Exception as error:  # not the model's fault, say a parameter's type that can't be built in this process
+        outcome, content = _failure(tool, error)
+    duration = (time.monotonic_ns() - begin) // 1000
+    return Outcome(outcome, presentable(content), duration, started_at, stuck)
+
+
+def presentable(text: str) -> str:
+    """`text` as a message may hold it: secrets replaced, storable as UTF-8 everywhere, not too long."""
+    for secret in _secrets():
+        text = text.replace(secret, "***")
+    text = text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    if len(text) <= MAX_RESULT_CHARACTERS:
+        return text
+    note = f"\n[… {len(text)} characters in all; the middle is left out …]\n"
+    half = (MAX_RESULT_CHARACTERS - len(note)) // 2
+    return text[:half] + note + text[-half:]
+
+
+def _secrets() -> list[str]:
+    """Values that must not be shown, as they are and as JSON writes them; longest first, as one may contain another."""
+    values = {value for name, value in os.environ.items() if is_secret_name(name)}
+    found = {
+        text for value in values if len(value) >= MIN_SECRET_CHARACTERS for text in (value, json.dumps(value)[1:-1])
+    }
+    return sorted(found, key=len, reverse=True)
+
+
+def _bind(tool: LoadedTool, arguments: str) -> dict[str, Any]:
+    """The keyword arguments for the function."""
+    try:
+        # Endpoints send an empty text for a call without arguments.
+        values = json.loads(arguments, parse_constant=_refuse_constant) if arguments.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise _InvalidArguments(
+            f"The arguments are not valid JSON: {error}. Nothing was executed. Repeat the call with valid JSON."
+        ) from None
+    try:
+        errors = sorted(tool.validator.iter_errors(values), key=lambda error: error.json_path)
+        problems = [f"{error.json_path}: {error.message}" for error in errors]
+    except Exception as error:  # a value that the schema's own arithmetic or recursion can't take
+        problems = [f"{type(error).__name__}: {error}"]
+    adapters = tool.adapters
+    keywords: dict[str, Any] = {}
+    for name, value in [] if problems else values.items():
+        try:
+            keywords[name] = _convert(tool, adapters.get(name), name, value)
+        except ValueError as error:  # pydantic's ValidationError is one
+            problems.append(f"$.{name}: {error}")
+    if problems:
+        lines = "\n".join(f"- {_shortened(problem)}" for problem in problems)
+        raise _InvalidArguments(
+            f"The arguments don't fit the parameters of {tool.name}:\n{lines}\n"
+            "Nothing was executed. Repeat the call with corrected arguments."
+        )
+    return keywords
+
+
+def _convert(tool: LoadedTool, adapter: Any, name: str, value: Any) -> Any:
+    if adapter is not None:
+        return adapter.validate_json(json.dumps(value))
+    # JSON has one kind of number, so 3.0 is an integer to a schema, but not to `range`.
+    if isinstance(value, float) and tool.parameters["properties"].get(name, {}).get("type") == "integer":
+        return int(value)
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_PROBLEM_CHARACTERS else f"{text[:MAX_PROBLEM_CHARACTERS]}…"
+
+
+async def _run(tool: LoadedTool, keywords: dict[str, Any], timeout: float) -> tuple[str, str, bool]:
+    """Outcome, content, and whether code of the tool still runs."""
+    work: asyncio.Future[tuple[str, str]]
+    if tool.is_async:
+        work = asyncio.create_task(_run_async(tool, keywords))
+    else:
+        try:
+            work = _start_thread(tool, keywords)
+        except RuntimeError as error:  # the system has no thread left
+            return "error", _error_text(error), False
+    try:
+        done, _ = await asyncio.wait({work}, timeout=timeout)
+    except asyncio.CancelledError:
+        await _stop(work)
+        raise
+    if not done:
+        stopped = await _stop(work)
+        return "timeout", f"{tool.name} did not finish within {timeout:g} s and was given up.", not stopped
+    if work.cancelled():  # by the tool itself
+        return "error", f"{tool.name} cancelled itself.", False
+    return *work.result(), False
+
+
+async def _stop(work: asyncio.Future[tuple[str, str]]) -> bool:
+    """Cancel what runs and say whether it has ended. A thread can't be cancelled."""
+    work.cancel()
+    if not isinstance(work, asyncio.Task):
+        return False
+    done, _ = await asyncio.wait({work}, timeout=CANCEL_GRACE)
+    return bool(done)
+
+
+async def _run_async(tool: LoadedTool, keywords: dict[str, Any]) -> tuple[str, str]:
+    try:
+        return "ok", _render(await tool.function(**keywords))
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:  # SystemExit too: in a task it would end the event loop
+        return _failure(tool, error)
+
+
+def _start_thread(tool: LoadedTool, keywords: dict[str, Any]) -> asyncio.Future[tuple[str, str]]:
+    """Run the function in a thread of its own: one that never ends blocks neither a pool nor the process's exit."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[tuple[str, str]] = loop.create_future()
+
+    def deliver(result: tuple[str, str]) -> None:
+        if not future.done():
+            future.set_result(result)
+
+    def work() -> None:
+        try:
+            result = "ok", _render(tool.function(**keywords))
+        except BaseException as error:
+            result = _failure(tool, error)
+        try:
+            loop.call_soon_threadsafe(deliver, result)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    thread = threading.Thread(
+        target=contextvars.copy_context().run, args=(work,), name=THREAD_PREFIX + tool.name, daemon=True
+    )
+    thread.start()
+    return future
+
+
+def _render(result: Any) -> str:
+    if isinstance(result, str):
+        return result
+    return json.dumps(result, default=str, ensure_ascii=False)
+
+
+def _failure(tool: LoadedTool, error: BaseException) -> tuple[str, str]:
+    if not isinstance(error, ToolError):  # that one is a tool's way to say no
+        logger.warning("tool %s raised", tool.name, exc_info=error)
+    return "error", _error_text(error)
+
+
+def _error_text(error: BaseException) -> str:
+    try:
+        text = error.message if isinstance(error, UnderstudyError) else str(error)
+    except Exception:
+        text = "(its message can't be shown)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,143 @@
+"""The frame: a process that holds one session at a time, and what it may carry from one to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import sys
+import time
+from collections import OrderedDict
+from typing import Any
+
+from understudy.config import is_secret_name
+from understudy.errors import Fenced, UnderstudyError
+from understudy.ports import Node
+
+from .session import Activation
+from .tools import LoadedTool, load
+from .window import Window
+
+log = logging.getLogger(__name__)
+
+CACHED_WINDOWS = 64
+"""Windows a frame keeps of sessions that left it; the node service counts in the same way."""
+
+BEAT_SECONDS = 0.5
+
+
+class Frame:
+    """Takes work from the node service, one session at a time, until told to exit.
+
+    Attributes:
+        last_beat: monotonic time when the event loop was last seen turning; a probe on another thread reads it.
+    """
+
+    def __init__(
+        self, node: Node, frame_id: str, node_id: str, placement: str, *, kept_environment: tuple[str, ...] = ()
+    ) -> None:
+        scrub_environment(kept_environment)
+        self.node = node
+        self.frame_id = frame_id
+        self.identity = {"frame_id": frame_id, "pid": os.getpid(), "node_id": node_id, "placement": placement}
+        self.last_beat = time.monotonic()
+        self.activation: Activation | None = None
+        self._windows: OrderedDict[str, Window] = OrderedDict()
+        self._tools: dict[str, LoadedTool] = {}
+        self._home = (os.getcwd(), dict(os.environ))
+
+    async def run(self) -> None:
+        """Work until the node service says `exit`, or this process must not be used any more."""
+        beat = asyncio.create_task(self._beat())
+        call: dict[str, Any] = {"frame": self.identity}
+        try:
+            while True:
+                try:
+                    work = await self.node.step(call)
+                    if work["kind"] == "exit":
+                        return
+                    call = await self._work(work)
+                except Fenced as fenced:
+                    log.info("left a session: %s", fenced)
+                    call = {"frame": self.identity}
+        finally:
+            beat.cancel()
+
+    async def _work(self, work: dict[str, Any]) -> dict[str, Any]:
+        session_id = work["session_id"]
+        window = self._windows.get(session_id)
+        if window is None or window.epoch != work["epoch"]:
+            self._clean()
+        if window is None:
+            window = Window(session_id, await self.node.specification(session_id))
+            self._windows[session_id] = window
+            while len(self._windows) > CACHED_WINDOWS:
+                self._windows.popitem(last=False)
+        self._windows.move_to_end(session_id)
+        if not window.apply(work):
+            window.apply(await self.node.reload(session_id, work["epoch"]))
+        self.activation = Activation(window, self.node, self._load, self.frame_id)
+        try:
+            step = await self.activation.advance()
+        finally:
+            self.activation = None
+        return {
+            "frame": self.identity,
+            "session_id": session_id,
+            "epoch": window.epoch,
+            "known_seq": window.known_seq,
+            "batch": step.batch.to_wire() if step.batch else None,
+            "request": step.request.to_wire() if step.request else None,
+            "leave": step.leave,
+        }
+
+    async def _load(self, spec: dict[str, Any]) -> LoadedTool:
+        """The tool of a specification, loaded once per process."""
+        key = repr((spec["name"], spec["source"], spec["parameters"]))
+        if key not in self._tools:
+            blobs: dict[str, bytes] = {}
+            digest = spec["source"].get("blob")
+            if digest:
+                blobs[digest] = await self.node.blob(digest)
+            self._tools[key] = load(spec, blobs.__getitem__, _unpickle)
+        return self._tools[key]
+
+    def _clean(self) -> None:
+        """Undo what the last session's tools did to this process: directory and environment."""
+        directory, environment = self._home
+        if os.getcwd() != directory:
+            os.chdir(directory)
+        if dict(os.environ) != environment:
+            os.environ.clear()
+            os.environ.update(environment)
+
+    async def _beat(self) -> None:
+        while True:
+            self.last_beat = time.monotonic()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def health(self) -> dict[str, float]:
+        """Seconds since the event loop turned, and by how much a tool is past its deadline (0 if none is)."""
+        now = time.monotonic()
+        activation = self.activation
+        deadline = activation.tool_deadline if activation is not None else None
+        return {"silent": now - self.last_beat, "overdue": max(0.0, now - deadline) if deadline else 0.0}
+
+
+def scrub_environment(kept: tuple[str, ...] = ()) -> None:
+    """Take secrets out of this process's environment; `kept` names those that the job gave its tools explicitly.
+
+    `/proc/PID/environ` still shows the first state to processes of the same user: the sandbox is the boundary, not this.
+    """
+    for name in list(os.environ):
+        if is_secret_name(name) and name not in kept:
+            del os.environ[name]
+
+
+def _unpickle(data: bytes) -> Any:
+    try:
+        pickle = importlib.import_module("ray.cloudpickle" if "ray" in sys.modules else "cloudpickle")
+    except ImportError as error:
+        raise UnderstudyError(f"code by value can't be loaded here: {error}") from error
+    return pickle.loads(data)

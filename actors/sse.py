@@ -1,0 +1,232 @@
+"""Reading a chat completion as it arrives: server-sent events, and the answer that they add up to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from understudy.messages import Usage
+
+MAX_LINE = 16 * 1024 * 1024
+"""Bytes of one line; an endpoint that sends more is not speaking the protocol."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class ServerSentEvent(NamedTuple):
+    """One event; `event` is `message` unless the server named it."""
+
+    event: str
+    data: str
+
+
+class EventStream:
+    """Incremental parser of a `text/event-stream`, as the HTML standard defines it.
+
+    The events do not depend on how the bytes are cut. `id` and `retry` are ignored: a completion can't be resumed.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._first = True
+        self._after_return = False
+        self._event = ""
+        self._data: list[str] = []
+
+    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
+        """The events that `chunk` completes. What the stream ends without completing is dropped.
+
+        Raises:
+            Malformed: a line is longer than `MAX_LINE`.
+        """
+        if self._after_return and chunk.startswith(b"\n"):
+            chunk = chunk[1:]  # the second half of a line end that was cut in two
+            self._after_return = False
+        if not chunk:
+            return []
+        self._after_return = chunk.endswith(b"\r")
+        whole = self._rest + chunk
+        lines = whole.splitlines()
+        self._rest = b"" if whole.endswith((b"\n", b"\r")) else lines.pop()
+        if len(self._rest) > MAX_LINE:
+            raise Malformed(f"a line of more than {MAX_LINE} bytes")
+        return self._take(lines)
+
+    def _take(self, lines: list[bytes]) -> list[ServerSentEvent]:
+        events = []
+        for line in lines:
+            if self._first:
+                self._first = False
+                line = line.removeprefix(_BYTE_ORDER_MARK)
+            if not line:
+                if self._data:
+                    events.append(ServerSentEvent(self._event or "message", "\n".join(self._data)))
+                    self._data = []
+                self._event = ""
+                continue
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
+            elif name == b"event":
+                self._event = value.removeprefix(b" ").decode("utf-8", "replace")
+        return events
+
+
+class Malformed(Exception):
+    """What arrived is not the protocol; the message says why."""
+
+
+class EndpointError(Exception):
+    """The endpoint reported an error where an answer was due. `body` is the value of its `error` field."""
+
+    def __init__(self, body: Any) -> None:
+        super().__init__("the endpoint reported an error")
+        self.body = body
+
+
+class _Call:
+    """A tool call under construction."""
+
+    __slots__ = ("arguments", "extra", "identifier", "name")
+
+    def __init__(self) -> None:
+        self.identifier = ""
+        self.name = ""
+        self.arguments: list[str] = []
+        self.extra: dict[str, Any] = {}
+
+
+class Completion:
+    """The answer that the chunks of a stream, or one whole response, add up to.
+
+    Attributes:
+        extra: fields of the message beyond the protocol's core (`reasoning_content`, `refusal`, …), to go back with it;
+            the same of tool calls under `tool_calls`, a list with one object per call.
+        usage: None while the endpoint has not told.
+        done: the endpoint said that the answer is complete.
+    """
+
+    def __init__(self) -> None:
+        self.identifier = ""
+        self.model = ""
+        self.finish_reason = ""
+        self.usage: Usage | None = None
+        self.done = False
+        self._text: list[str] = []
+        self._calls: list[_Call] = []
+        self._by_index: dict[int | None, _Call] = {}
+        self._extra: dict[str, Any] = {}
+
+    def add(self, data: str) -> str:
+        """Take the data of one event, or a whole response; returns the text that it adds.
+
+        Raises:
+            Malformed: it is not a chat completion (chunk).
+            EndpointError: it is an error report.
+        """
+        if data == "[DONE]":
+            self.done = True
+            return ""
+        try:
+            chunk = json.loads(data)
+        except ValueError as error:
+            raise Malformed(f"not JSON: {error}") from None
+        if not isinstance(chunk, dict):
+            raise Malformed("not a JSON object")
+        if chunk.get("error"):
+            raise EndpointError(chunk["error"])
+        self.identifier = chunk.get("id") or self.identifier
+        self.model = chunk.get("model") or self.model
+        text = ""
+        try:
+            if chunk.get("usage"):
+                self.usage = read_usage(chunk["usage"])
+            for choice in chunk.get("choices") or ():
+                if choice.get("index"):
+                    continue  # only one was asked for
+                self.finish_reason = choice.get("finish_reason") or self.finish_reason
+                text += self._merge(choice.get("delta") or choice.get("message") or {})
+        except (AttributeError, TypeError) as error:
+            raise Malformed(f"not a chat completion: {error}") from None
+        return text
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer may end here; otherwise the stream was cut."""
+        return self.done or bool(self.finish_reason)
+
+    @property
+    def content(self) -> str | None:
+        return "".join(self._text) if self._text else None
+
+    @property
+    def tool_calls(self) -> tuple[tuple[str, str, str], ...]:
+        """`(provider id, name, arguments)`, in order of appearance."""
+        return tuple((call.identifier, call.name, "".join(call.arguments)) for call in self._calls)
+
+    @property
+    def extra(self) -> dict[str, Any] | None:
+        extra = self._extra
+        if any(call.extra for call in self._calls):
+            extra = {**extra, "tool_calls": [call.extra for call in self._calls]}
+        return extra or None
+
+    def _merge(self, delta: dict[str, Any]) -> str:
+        added = ""
+        for name, value in delta.items():
+            if value is None or name == "role":
+                continue
+            if name == "content":
+                added = value if isinstance(value, str) else _text_of_parts(value)
+                if added:
+                    self._text.append(added)
+            elif name == "tool_calls":
+                for call in value:
+                    self._merge_call(call)
+            else:
+                _accumulate(self._extra, name, value)
+        return added
+
+    def _merge_call(self, delta: dict[str, Any]) -> None:
+        index, identifier = delta.get("index"), delta.get("id") or ""
+        call = self._by_index.get(index)
+        # Some endpoints send no index, or 0 for every call: then only a new id tells a new call.
+        if call is None or (identifier and call.identifier and identifier != call.identifier):
+            call = self._by_index[index] = _Call()
+            self._calls.append(call)
+        call.identifier = call.identifier or identifier
+        function = delta.get("function") or {}
+        call.name = call.name or function.get("name") or ""
+        arguments = function.get("arguments")
+        if arguments:
+            call.arguments.append(arguments if isinstance(arguments, str) else json.dumps(arguments))
+        for name, value in delta.items():
+            if name not in ("index", "id", "type", "function") and value is not None:
+                _accumulate(call.extra, name, value)
+
+
+def read_usage(data: dict[str, Any]) -> Usage:
+    """Token counts in the endpoint's form; what it leaves out is 0."""
+    prompt_details = data.get("prompt_tokens_details") or {}
+    completion_details = data.get("completion_tokens_details") or {}
+    return Usage(
+        input_tokens=data.get("prompt_tokens") or 0,
+        output_tokens=data.get("completion_tokens") or 0,
+        cached_tokens=prompt_details.get("cached_tokens") or 0,
+        reasoning_tokens=completion_details.get("reasoning_tokens") or 0,
+    )
+
+
+def _accumulate(target: dict[str, Any], name: str, value: Any) -> None:
+    """Merge a streamed field: text and lists grow, anything else is replaced."""
+    known = target.get(name)
+    if isinstance(known, str) and isinstance(value, str):
+        target[name] = known + value
+    elif isinstance(known, list) and isinstance(value, list):
+        target[name] = [*known, *value]
+    elif value != "":
+        target[name] = value
+
+
+def _text_of_parts(parts: list[dict[str, Any]]) -> str:
+    return "".join(part.get("text") or "" for part in parts if part.get("type") == "text")

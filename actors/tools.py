@@ -1,0 +1,472 @@
+"""Tools: functions that a model may call.
+
+`@tool` marks a function. In the driver, `describe` turns it into a specification: a plain dictionary, stored with the
+session. In a frame, `load` turns the specification back into something callable. Only `describe` needs pydantic; a
+frame imports it when a parameter's type can't be had from JSON otherwise (an Enum, a dataclass, a model).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar, overload
+
+from understudy.errors import InvalidSpec, ToolError
+
+BUILTIN_TOOLS: dict[str, str] = {
+    "read_file": "understudy.actors.files:read_file",
+    "write_file": "understudy.actors.files:write_file",
+    "edit_file": "understudy.actors.files:edit_file",
+    "glob": "understudy.actors.files:glob",
+    "grep": "understudy.actors.files:grep",
+    "bash": "understudy.actors.shell:bash",
+}
+"""Where each built-in function is; looked up by name so that a frame imports only what it uses."""
+
+TOOL_GROUPS: dict[str, tuple[str, ...]] = {
+    "files": ("read_file", "write_file", "edit_file", "glob", "grep"),
+    "explore": ("read_file", "glob", "grep"),
+}
+
+SPAWN_AGENT = "spawn_agent"
+"""The tool that the session loop executes itself, in the batch that commits the child."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+OnCrash = str | Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolContext:
+    """What a tool may know about its call; injected into the parameter annotated with this class.
+
+    Attributes:
+        call_id: unique within the session.
+        call_key: `session_id/call_id`, the same in every activation: use it as an idempotency key.
+        epoch: number of the activation that runs the call.
+        workspace: directory of the agent's files; None without one.
+        trace_parent: W3C `traceparent` of the call's span; empty without a trace.
+    """
+
+    session_id: str
+    run_id: str
+    round: int
+    call_id: str
+    call_key: str = ""
+    epoch: int
+    agent: str
+    workspace: str | None = None
+    trace_parent: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.call_key:
+            object.__setattr__(self, "call_key", f"{self.session_id}/{self.call_id}")
+
+
+@dataclass(frozen=True)
+class ToolDefinition:
+    """What `@tool` knows about a function.
+
+    Attributes:
+        on_crash: what happens to a call that had started when its process died. `report`: the model is told that the
+            outcome is unknown. `rerun`: it runs again. A function: it is called with the call's `ToolContext` to find
+            out what happened, and its result is the call's.
+        timeout: seconds for one call; None for the agent's `tool_timeout`.
+    """
+
+    name: str
+    description: str
+    on_crash: OnCrash
+    timeout: float | None
+    function: Callable[..., Any] = field(repr=False)
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of the parameters, from the signature and the docstring's `Args:` section. Imports pydantic.
+
+        Raises:
+            InvalidSpec: a parameter can't be filled by name, or its annotation can't be resolved or described.
+        """
+        return _parameters_schema(self.name, self.function)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the cached schema: the same function must serialize to the same blob before and after it was read.
+        return {name: value for name, value in self.__dict__.items() if name != "schema"}
+
+
+@overload
+def tool(function: Function, /) -> Function: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    on_crash: OnCrash = "report",
+    timeout: float | None = None,
+) -> Callable[[Function], Function]: ...
+
+
+def tool(
+    function: Function | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    on_crash: OnCrash = "report",
+    timeout: float | None = None,
+) -> Any:
+    """Mark a function, plain or async, as a tool. It stays what it is and can be called directly.
+
+    Args:
+        name: what the model calls it; the function's name by default.
+        description: the docstring without its sections by default.
+        on_crash: `report`, `rerun` or a function that finds out; see `ToolDefinition`.
+        timeout: seconds for one call.
+
+    Raises:
+        InvalidSpec: one of these is not possible, or the function can't be marked.
+    """
+
+    def mark(target: Function) -> Function:
+        chosen = str(getattr(target, "__name__", "")) if name is None else name
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", chosen):
+            raise InvalidSpec(f"tool name {chosen!r} must be 1 to 64 letters, digits, underscores or hyphens.")
+        if not callable(on_crash) and on_crash not in ("report", "rerun"):
+            raise InvalidSpec(f"tool {chosen!r}: on_crash={on_crash!r} must be 'report', 'rerun' or a function.")
+        if timeout is not None and not 0 < timeout < float("inf"):
+            raise InvalidSpec(f"tool {chosen!r}: timeout={timeout!r} must be a positive number of seconds.")
+        text = description if description is not None else _parse_docstring(target)[0]
+        try:
+            target.__understudy_tool__ = ToolDefinition(chosen, text, on_crash, timeout, target)  # type: ignore[attr-defined]
+        except AttributeError:
+            raise InvalidSpec(f"{target!r} can't be a tool itself: wrap it in a function of your own.") from None
+        return target
+
+    return mark if function is None else mark(function)
+
+
+def describe(
+    item: Callable[..., Any] | str, *, pickle: Callable[[Any], bytes] | None
+) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """Turn one entry of `AgentSpec.tools` into tool specifications, and the code they need by its SHA-256.
+
+    A function that can be imported is referred to; one that can't (of `__main__`, a local one, a lambda, a bound
+    method) travels by value, serialized with `pickle`.
+
+    Raises:
+        InvalidSpec: the name is unknown, the entry is no tool, or it must travel by value and `pickle` is None.
+    """
+    if isinstance(item, str):
+        if item not in TOOL_GROUPS and item not in BUILTIN_TOOLS and item != SPAWN_AGENT:
+            known = ", ".join([*TOOL_GROUPS, *BUILTIN_TOOLS, SPAWN_AGENT])
+            raise InvalidSpec(f"no tool is named {item!r}; known: {known}.")
+        return [_describe_builtin(name) for name in TOOL_GROUPS.get(item, (item,))], {}
+    definition = getattr(item, "__understudy_tool__", None)
+    if not isinstance(definition, ToolDefinition):
+        raise InvalidSpec(f"{item!r} is neither the name of a tool nor a function decorated with @tool.")
+    # A method, or a function that another decorator wrapped around the marked one, is called as it was given.
+    definition = definition if definition.function is item else replace(definition, function=item)
+    reference = _import_reference(item)
+    if reference is not None:
+        return [_spec(definition, {"import": reference})], {}
+    if pickle is None:
+        raise InvalidSpec(
+            f"tool {definition.name!r} is defined in {getattr(item, '__module__', None)}, where other processes can't "
+            "import it, and sending code by value is switched off: move it to the top level of a module."
+        )
+    spec = _spec(definition, {})
+    types_by_name = _convertible_types(definition.name, item)
+    if any(_has_local_dataclass(kind) for kind in types_by_name.values()):
+        raise InvalidSpec(
+            f"tool {definition.name!r} takes a dataclass that other processes can't import, and dataclasses can't be sent "
+            "by value: define it in a module, or make it a pydantic model."
+        )
+    try:
+        blob = pickle((item, types_by_name))
+    except Exception as error:
+        raise InvalidSpec(
+            f"tool {definition.name!r} can't be sent by value: {type(error).__name__}: {error}."
+        ) from error
+    key = hashlib.sha256(blob).hexdigest()
+    return [spec | {"source": {"blob": key}}], {key: blob}
+
+
+def _describe_builtin(name: str) -> dict[str, Any]:
+    if name == SPAWN_AGENT:
+        return dict(_SPAWN_AGENT_SPEC)
+    return _spec(_resolve(BUILTIN_TOOLS[name]).__understudy_tool__, {"builtin": name})
+
+
+_SPAWN_AGENT_SPEC: dict[str, Any] = {
+    "name": SPAWN_AGENT,
+    "description": "Give a task to a sub-agent that works on it alone, and wait for its final answer. "
+    "Several calls in one turn run at the same time.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "agent": {"type": "string", "description": "Name of the agent to create; leave out for the default one."},
+            "task": {
+                "type": "string",
+                "minLength": 1,
+                "description": "The whole task: the sub-agent sees nothing of this conversation.",
+            },
+        },
+        "required": ["task"],
+        "additionalProperties": False,
+    },
+    "on_crash": "rerun",
+    "timeout": None,
+    "source": {"builtin": SPAWN_AGENT},
+}
+
+
+def _spec(definition: ToolDefinition, source: dict[str, str]) -> dict[str, Any]:
+    return {
+        "name": definition.name,
+        "description": definition.description,
+        "parameters": definition.schema,
+        "on_crash": "reconcile" if callable(definition.on_crash) else definition.on_crash,
+        "timeout": definition.timeout,
+        "source": source,
+    }
+
+
+def _import_reference(item: Any) -> str | None:
+    """`module:qualname` if importing that gives this very object in another process too; otherwise None."""
+    module, name = getattr(item, "__module__", None), getattr(item, "__qualname__", None)
+    if not module or not name or module == "__main__" or module not in sys.modules:
+        return None
+    found: Any = sys.modules[module]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is item else None
+
+
+def _resolve(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedTool:
+    """A tool in a frame, ready to be executed.
+
+    Attributes:
+        on_crash: `report`, `rerun` or `reconcile`, as the session was created with.
+        parameters: JSON schema that arguments must satisfy.
+        context_parameter: name of the parameter that takes the `ToolContext`.
+        reconcile: finds out what became of a call; set exactly when `on_crash` is `reconcile`.
+        converted: parameters whose values pydantic builds, with their types.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    is_async: bool
+    on_crash: str
+    timeout: float | None
+    parameters: dict[str, Any]
+    context_parameter: str | None = None
+    reconcile: Callable[..., Any] | None = None
+    converted: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def validator(self) -> Any:
+        """The compiled JSON schema; `iter_errors(arguments)` yields every mistake."""
+        from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+        return Draft202012Validator(self.parameters)
+
+    @cached_property
+    def adapters(self) -> dict[str, Any]:
+        """A pydantic `TypeAdapter` for each converted parameter."""
+        if not self.converted:
+            return {}
+        from pydantic import TypeAdapter
+
+        return {name: TypeAdapter(kind) for name, kind in self.converted.items()}
+
+
+def load(
+    spec: dict[str, Any], read_blob: Callable[[str], bytes], unpickle: Callable[[bytes], Any] | None
+) -> LoadedTool:
+    """Make a specified tool callable in this process.
+
+    Schema, timeout and crash policy are the specification's: code that changed since can't widen what a call may do.
+
+    Raises:
+        ToolError: the code can't be imported or read, or is no tool any more; the message says which and why.
+    """
+    name, source = spec["name"], spec["source"]
+    try:
+        if "blob" in source:
+            function, converted = _load_blob(source["blob"], read_blob, unpickle)
+        else:
+            function = _resolve(source["import"] if "import" in source else BUILTIN_TOOLS[source["builtin"]])
+            converted = _convertible_types(name, function)
+    except Exception as error:
+        what = next(f"{kind} {value}" for kind, value in source.items())
+        raise ToolError(
+            f"tool {name!r} can't be loaded here ({what}): {type(error).__name__}: {error}. Its module must be "
+            "importable in the session's processes: put it in the job's working_dir, in py_modules, or install it."
+        ) from error
+    definition = getattr(function, "__understudy_tool__", None)
+    if not isinstance(definition, ToolDefinition):
+        raise ToolError(f"tool {name!r} can't be loaded here: the function is no longer decorated with @tool.")
+    on_crash = spec["on_crash"]
+    reconcile = definition.on_crash if on_crash == "reconcile" and callable(definition.on_crash) else None
+    return LoadedTool(
+        name=name,
+        function=function,
+        is_async=inspect.iscoroutinefunction(function),
+        # The function that would find out is gone: nobody knows, and that is what the model is told.
+        on_crash="report" if on_crash == "reconcile" and reconcile is None else on_crash,
+        timeout=spec["timeout"],
+        parameters=spec["parameters"],
+        context_parameter=_context_parameter(function),
+        reconcile=reconcile,
+        converted=converted,
+    )
+
+
+def _load_blob(
+    key: str, read_blob: Callable[[str], bytes], unpickle: Callable[[bytes], Any] | None
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    if unpickle is None:
+        raise ToolError("running code sent by value is switched off")
+    blob = read_blob(key)
+    if hashlib.sha256(blob).hexdigest() != key:
+        raise ToolError("the stored code does not match its hash")
+    function, converted = unpickle(blob)
+    return function, converted
+
+
+def _is_context(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        return re.fullmatch(r"(\w+\.)*ToolContext( *\| *None)?", annotation) is not None
+    return annotation is ToolContext or annotation == ToolContext | None
+
+
+def _context_parameter(function: Callable[..., Any]) -> str | None:
+    for parameter in inspect.signature(function).parameters.values():
+        if _is_context(parameter.annotation):
+            return parameter.name
+    return None
+
+
+def _parameters(tool_name: str, function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, Any]]:
+    """The parameters a model fills, each with its resolved type."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidSpec(f"tool {tool_name!r} is a generator: a tool returns its result at once.")
+    scope = getattr(inspect.unwrap(function), "__globals__", {})
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise InvalidSpec(f"tool {tool_name!r}: parameter {parameter} can't be filled by name.")
+        if _is_context(parameter.annotation):
+            continue
+        if parameter.annotation is parameter.empty:
+            yield parameter, Any
+            continue
+        # One at a time: a name that exists only for type checkers (a return type, say) must not spoil the others.
+        holder = types.SimpleNamespace(__annotations__={"type": parameter.annotation})
+        try:
+            yield parameter, typing.get_type_hints(holder, globalns=scope, include_extras=True)["type"]
+        except Exception as error:
+            raise InvalidSpec(
+                f"tool {tool_name!r}: the annotation {parameter.annotation!r} of {parameter.name!r} can't be resolved "
+                f"({error}): define the type at the top level of the module."
+            ) from error
+
+
+def _parameters_schema(tool_name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    from pydantic import TypeAdapter
+    from pydantic_core import to_jsonable_python
+
+    parameters = list(_parameters(tool_name, function))
+    try:
+        schemas, shared = TypeAdapter.json_schemas(
+            [(parameter.name, "validation", TypeAdapter(kind)) for parameter, kind in parameters]
+        )
+    except Exception as error:
+        raise InvalidSpec(f"tool {tool_name!r}: its parameters have no JSON schema: {error}") from error
+    texts = _parse_docstring(function)[1]
+    properties: dict[str, Any] = {}
+    for parameter, _ in parameters:
+        schema = dict(schemas[parameter.name, "validation"])
+        if parameter.name in texts:
+            schema.setdefault("description", texts[parameter.name])
+        if parameter.default is not parameter.empty:
+            try:
+                schema["default"] = to_jsonable_python(parameter.default)
+            except Exception:
+                pass  # a default that JSON can't show still applies
+        properties[parameter.name] = schema
+    required = [parameter.name for parameter, _ in parameters if parameter.default is parameter.empty]
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+        **shared,
+    }
+
+
+def _convertible_types(tool_name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters whose values JSON can't give as they are, with their types."""
+    return {parameter.name: kind for parameter, kind in _parameters(tool_name, function) if not _is_plain(kind)}
+
+
+def _has_local_dataclass(kind: Any) -> bool:
+    """Whether a dataclass that can't be imported elsewhere is part of the type; a copy by value loses its defaults."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _import_reference(kind) is None
+    return any(_has_local_dataclass(argument) for argument in typing.get_args(kind))
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether parsed JSON that fits the schema already is a value of this type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return all(type(value) in (str, int, bool, type(None)) for value in arguments)
+    if origin in (typing.Union, types.UnionType, list):
+        return all(_is_plain(argument) for argument in arguments)
+    if origin is dict:
+        return arguments[0] is str and _is_plain(arguments[1])
+    return any(kind is known for known in (str, int, float, bool, None, type(None), Any, object, list, dict))
+
+
+_SECTION = re.compile(
+    r"(Args|Arguments|Parameters|Returns?|Raises|Yields?|Examples?|Notes?|Attributes|Warnings?|See Also|Todo):\s*"
+)
+
+
+def _parse_docstring(function: Any) -> tuple[str, dict[str, str]]:
+    """A Google style docstring's text before its first section, and the descriptions in its `Args:` section."""
+    summary: list[str] = []
+    texts: dict[str, list[str]] = {}
+    section, current, indent = "", "", 0
+    for line in (inspect.getdoc(function) or "").splitlines():
+        if found := _SECTION.fullmatch(line):
+            section = found[1]
+        elif not section:
+            summary.append(line)
+        elif section in ("Args", "Arguments", "Parameters") and line.strip():
+            depth = len(line) - len(line.lstrip())
+            entry = re.match(r"\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)", line)
+            if entry and (not texts or depth <= indent):
+                current, indent = entry[1], depth
+                texts[current] = [entry[2]]
+            elif current:
+                texts[current].append(line.strip())
+    return "\n".join(summary).strip(), {name: " ".join(part for part in text if part) for name, text in texts.items()}

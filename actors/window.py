@@ -1,0 +1,175 @@
+"""What an activation knows of its session, and the requests built from it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from understudy.identifiers import wait_key
+from understudy.messages import Message
+from understudy.records import Ack, CallState, ModelRequest
+
+CONTINUE = "Your last message was cut off. Continue exactly where it stopped, without repeating anything."
+INTERRUPTED = "interrupted: the agent's process died while this tool ran; its outcome is unknown"
+OUTPUT_TOKENS = 4096
+"""What a reply may cost when the specification sets no limit of its own; used only where a budget is set."""
+
+
+class Window:
+    """A session as its frame sees it: messages kept from activation to activation, the rest told afresh each time."""
+
+    def __init__(self, session_id: str, spec: dict[str, Any]) -> None:
+        self.session_id = session_id
+        self.spec = spec
+        self.messages: list[Message] = []
+        self.known_seq = 0
+        self.epoch = 0
+        self.batch_no = 0
+        self.calls: list[CallState] = []
+        self.run_id: str | None = None
+        self.round = 0
+        self.trace_id = ""
+        self.wait: str | None = None
+        self.model_error: dict[str, Any] | None = None
+        self.cancel: str | None = None
+        self.inbox: list[dict[str, Any]] = []
+        self.budget_left: int | None = None
+        self.depth = 0
+
+    def apply(self, work: dict[str, Any]) -> bool:
+        """Take in what the node service says; False if earlier messages are missing here."""
+        if work["after_seq"] > self.known_seq:
+            return False
+        for wire in work["messages"]:
+            if wire["seq"] > self.known_seq:
+                self.messages.append(Message.from_wire(wire))
+                self.known_seq = wire["seq"]
+        self.epoch, self.batch_no = work["epoch"], work["batch_no"]
+        self.calls = [CallState.from_wire(call) for call in work["calls"]]
+        self.run_id, self.round, self.trace_id = work["run_id"], work["round"], work["trace_id"]
+        self.wait, self.model_error, self.depth = work["wait"], work["model_error"], work["depth"]
+        self.cancel, self.inbox, self.budget_left = work["cancel"], work["inbox"], work["budget_left"]
+        return True
+
+    def acknowledge(self, ack: Ack) -> None:
+        """Take in what a commit returned."""
+        self.cancel, self.inbox, self.budget_left = ack.cancel, list(ack.inbox), ack.budget_left
+
+    def append(self, message: Message) -> None:
+        """Add a committed message."""
+        self.messages.append(message)
+        self.known_seq = message.seq
+
+    def run_messages(self) -> list[Message]:
+        """The messages of the current run, oldest first."""
+        found = []
+        for message in reversed(self.messages):
+            if message.run_id != self.run_id:
+                break
+            found.append(message)
+        return found[::-1]
+
+    def reply(self) -> str:
+        """The final answer: the last assistant message, with the pieces before it that were cut off by length."""
+        pieces: list[str] = []
+        for message in reversed(self.run_messages()):
+            if message.role == "assistant":
+                if pieces and (message.extra or {}).get("finish_reason") != "length":
+                    break
+                pieces.append(message.text)
+            elif message.name != "continuation":
+                break
+        return "".join(reversed(pieces))
+
+    def continuations(self) -> int:
+        """How often in a row the reply was continued."""
+        count = 0
+        for message in reversed(self.run_messages()):
+            if message.name == "continuation":
+                count += 1
+            elif message.role != "assistant":
+                break
+        return count
+
+    def request(self, round_number: int) -> ModelRequest:
+        """The model call of a round. A pure function of the window: the same after any crash."""
+        spec = self.spec
+        parameters = dict(spec["parameters"])
+        messages = to_protocol(spec["instructions"], self.messages)
+        if self.budget_left is not None:
+            cap = parameters.get("max_completion_tokens") or parameters.get("max_tokens") or OUTPUT_TOKENS
+            room = max(1, self.budget_left - estimate_tokens(messages))
+            parameters.pop("max_tokens", None)
+            parameters["max_completion_tokens"] = min(cap, room)
+        assert self.run_id is not None
+        return ModelRequest(
+            wait_key=wait_key(self.session_id, self.run_id, round_number),
+            profile=spec["profile"],
+            model=spec["model"],
+            messages=messages,
+            tools=[
+                {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
+                for tool in spec["tools"]
+            ],
+            parameters=parameters,
+            deadline=spec["deadline"],
+        )
+
+
+def estimate_tokens(messages: list[dict[str, Any]]) -> int:
+    """A careful guess of a request's input tokens: three characters each."""
+    return len(json.dumps(messages, ensure_ascii=False)) // 3 + 1
+
+
+def to_protocol(instructions: str, messages: list[Message]) -> list[dict[str, Any]]:
+    """The conversation in the OpenAI chat completions form.
+
+    Endpoints repeat their tool call ids and refuse a call without a result: a repeated id is made unique, and a call
+    that never got a result gets one that says so. History therefore never makes a session unusable.
+    """
+    found: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    seen: set[str] = set()
+    open_calls: dict[str, str] = {}
+
+    def settle() -> None:
+        for provider_id in open_calls.values():
+            found.append({"role": "tool", "tool_call_id": provider_id, "content": INTERRUPTED})
+        open_calls.clear()
+
+    for message in messages:
+        if message.role == "tool":
+            provider_id = open_calls.pop(message.tool_call_id or "", None)
+            if provider_id is not None:
+                found.append({"role": "tool", "tool_call_id": provider_id, "content": message.content or ""})
+            continue
+        settle()
+        if message.role != "assistant":
+            found.append({"role": message.role, "content": message.content})
+            continue
+        wire: dict[str, Any] = {"role": "assistant", "content": message.content}
+        wire.update((message.extra or {}).get("provider") or {})
+        calls = []
+        for call in message.tool_calls:
+            provider_id = call.provider_id or call.call_id
+            if provider_id in seen:
+                provider_id = f"{provider_id}_{message.seq}_{len(calls)}"
+            seen.add(provider_id)
+            open_calls[call.call_id] = provider_id
+            function = {"name": call.name, "arguments": readable(call.arguments)}
+            calls.append({"id": provider_id, "type": "function", "function": function})
+        if calls:
+            wire["tool_calls"] = calls
+        elif not wire["content"]:
+            wire["content"] = ""
+        found.append(wire)
+    settle()
+    return found
+
+
+def readable(arguments: str) -> str:
+    """The arguments if they are JSON, else a JSON object that quotes them: endpoints refuse unreadable history."""
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return json.dumps({"unreadable": arguments})
+    return arguments

@@ -1,0 +1,266 @@
+"""One directory that file tools are confined to, and how its files are walked, read and searched.
+
+Every path a model names is resolved, symbolic links included, before anything is opened, and must then lie in the
+workspace. What this does not cover: another process that swaps a directory for a link between the check and the
+open, hard links, and `bash`, which is a shell and confined by nothing but the operating system. Where the model is not
+trusted, the sandbox around the node is the boundary. Imports little: `grep` runs `search` in a process of its own.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from understudy.errors import ToolError, WorkspaceViolation
+
+SKIPPED_DIRECTORIES = frozenset(
+    {".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox", ".nox"}
+    | {".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"}
+)
+"""Directories that `walk` leaves out: generated, or not the user's own text."""
+
+MAX_WALKED = 100_000
+"""Directory entries that one `walk` looks at before it stops."""
+
+MAX_LINE_BYTES = 20_000
+"""A longer line is cut when it is read."""
+
+MAX_MATCHES = 200
+MAX_MATCH_CHARACTERS = 300
+TEMPORARY_PREFIX = ".understudy-"
+
+
+@contextmanager
+def _reported(shown: str) -> Iterator[None]:
+    """Turn an operating system error into one that a model can act on, without telling it absolute paths."""
+    try:
+        yield
+    except OSError as error:
+        raise ToolError(f"{shown}: {error.strerror or type(error).__name__}") from error
+
+
+class Workspace:
+    """A directory that paths can't leave.
+
+    Raises:
+        ToolError: there is no workspace, or it is not a directory.
+    """
+
+    def __init__(self, root: str | None) -> None:
+        if not root:
+            raise ToolError("this agent has no workspace: set `workspace` in its specification to use file tools")
+        self.root = Path(os.path.realpath(root))
+        if not self.root.is_dir():
+            raise ToolError("the workspace of this agent does not exist, or is not a directory, on this node")
+
+    def resolve(self, path: str) -> Path:
+        """The real location of `path`, which need not exist; the result contains no symbolic link.
+
+        Raises:
+            WorkspaceViolation: the path leads outside, has a `..` part, or is no possible path.
+        """
+        shown = _shorten(path)
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:
+            raise WorkspaceViolation(f"{shown}: a path must be encodable as UTF-8") from None
+        if "\0" in path:
+            raise WorkspaceViolation(f"{shown}: a path can't contain NUL")
+        if ".." in path.split("/"):
+            raise WorkspaceViolation(f"{shown}: `..` is not allowed; name the path from the workspace's root")
+        with _reported(shown):
+            location = Path(os.path.realpath(self.root / path))
+        # After a loop of links realpath returns the rest of the path as it is, with links that may lead anywhere.
+        unresolved = any(os.path.islink(part) for part in (location, *location.parents))
+        if unresolved or not location.is_relative_to(self.root):
+            raise WorkspaceViolation(f"{shown}: leads outside the workspace")
+        return location
+
+    def existing(self, path: str) -> Path:
+        """Like `resolve`, for a file or directory that must exist.
+
+        Raises:
+            ToolError: also when it does not exist or can't be looked at.
+        """
+        location = self.resolve(path)
+        with _reported(_shorten(path)):
+            os.lstat(location)
+        return location
+
+    def shown(self, location: Path) -> str:
+        """A resolved location as a model names it: relative to the root, with forward slashes."""
+        return _shorten(location.relative_to(self.root).as_posix())
+
+    def open_file(self, location: Path) -> BinaryIO:
+        """Open a resolved location for reading.
+
+        Raises:
+            ToolError: it does not exist or is no regular file (a directory, a device, a pipe).
+        """
+        shown = self.shown(location)
+        with _reported(shown):
+            # Before the open, because opening a device can have effects; after it, because the path may lead elsewhere.
+            _require_regular(os.lstat(location), shown)
+            descriptor = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                _require_regular(os.fstat(descriptor), shown)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            return os.fdopen(descriptor, "rb")
+
+    def replace_file(self, location: Path, data: bytes) -> None:
+        """Write `data` to a resolved location, all or nothing, durably; parents are created, the mode is kept.
+
+        A process killed in between leaves the old content, and at worst a hidden temporary file beside it.
+
+        Raises:
+            ToolError: the location is a directory or special file, or the operating system refused.
+        """
+        shown = self.shown(location)
+        with _reported(shown):
+            location.parent.mkdir(parents=True, exist_ok=True)
+            mode = None
+            if location.exists():
+                found = os.lstat(location)
+                _require_regular(found, shown)
+                mode = stat.S_IMODE(found.st_mode)
+            temporary = location.with_name(TEMPORARY_PREFIX + os.urandom(8).hex())
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                with os.fdopen(os.open(temporary, flags, 0o666), "wb") as stream:
+                    if mode is not None:
+                        os.fchmod(stream.fileno(), mode)
+                    stream.write(data)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                temporary.replace(location)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            directory = os.open(location.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+    def walk(self, start: Path) -> Iterator[Path]:
+        """Every regular file below a resolved location, sorted within each directory; links are left out.
+
+        Stops after `MAX_WALKED` entries.
+        """
+        pending = [start]
+        seen = 0
+        while pending:
+            try:
+                with os.scandir(pending.pop()) as scan:
+                    entries = sorted(islice(scan, MAX_WALKED + 1 - seen), key=lambda entry: entry.name)
+            except OSError:
+                continue  # unreadable, or gone meanwhile: the rest is still worth finding
+            directories = []
+            for entry in entries:
+                seen += 1
+                if seen > MAX_WALKED:
+                    return
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in SKIPPED_DIRECTORIES:
+                        directories.append(Path(entry.path))
+                elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(TEMPORARY_PREFIX):
+                    yield Path(entry.path)
+            pending.extend(reversed(directories))
+
+
+def _require_regular(found: os.stat_result, shown: str) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise ToolError(f"{shown}: is a directory")
+    if not stat.S_ISREG(found.st_mode):
+        raise ToolError(f"{shown}: is not a regular file")
+
+
+def _shorten(path: str) -> str:
+    text = path if path.isprintable() else repr(path)
+    return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+def compile_glob(pattern: str) -> Callable[[tuple[str, ...]], bool]:
+    """A test for the parts of a relative path; `**` stands for any number of directories."""
+    steps = [
+        None if part == "**" else re.compile(fnmatch.translate(part))
+        for part in pattern.split("/")
+        if part not in ("", ".")
+    ]
+
+    def skip(positions: set[int]) -> set[int]:
+        """Also the positions behind a `**`, which may stand for nothing."""
+        reached = set(positions)
+        for position in range(len(steps)):
+            if position in reached and steps[position] is None:
+                reached.add(position + 1)
+        return reached
+
+    def matches(parts: tuple[str, ...]) -> bool:
+        positions = skip({0})
+        for part in parts:
+            moved = set()
+            for position in positions - {len(steps)}:
+                step = steps[position]
+                if step is None:
+                    moved.add(position)
+                elif step.match(part):
+                    moved.add(position + 1)
+            positions = skip(moved)
+        return len(steps) in positions
+
+    return matches
+
+
+def read_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a stream with their ends, in bounded memory: what a line has beyond `MAX_LINE_BYTES` is dropped."""
+    while line := stream.readline(MAX_LINE_BYTES):
+        if len(line) < MAX_LINE_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        while (rest := stream.readline(65_536)) and not rest.endswith(b"\n"):
+            pass
+        yield line + "… [line cut]\n".encode()
+
+
+def refuse_binary(stream: BinaryIO, shown: str) -> None:
+    """Raise `ToolError` if a file just opened is not text."""
+    if b"\0" in stream.read(8192):
+        raise ToolError(f"{shown}: is a binary file")
+    stream.seek(0)
+
+
+def search(root: str, start: str, pattern: str, glob: str | None, ignore_case: bool) -> list[str]:
+    """The matches of `grep`, one more than it shows if there are more; runs in a process of its own."""
+    workspace = Workspace(root)
+    expression = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+    matches = compile_glob(glob if "/" in glob else f"**/{glob}") if glob else None
+    base = Path(start)
+    found: list[str] = []
+    for file in workspace.walk(base) if base.is_dir() else [base]:
+        if matches and not matches(file.relative_to(base).parts or (file.name,)):
+            continue
+        shown = workspace.shown(file)
+        try:
+            with workspace.open_file(file) as stream:
+                refuse_binary(stream, shown)
+                for number, line in enumerate(read_lines(stream), start=1):
+                    text = line.decode(errors="replace").rstrip("\r\n")
+                    if expression.search(text):
+                        cut = "…" if len(text) > MAX_MATCH_CHARACTERS else ""
+                        found.append(f"{shown}:{number}: {text[:MAX_MATCH_CHARACTERS]}{cut}")
+                        if len(found) > MAX_MATCHES:
+                            return found
+        except ToolError:
+            if file == base:
+                raise  # the one file asked for; among many, those that can't be read are left out
+    return found

@@ -1,0 +1,147 @@
+"""Model calls in flight. A call belongs to the node service, not to the frame that asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from understudy.actors.gateway import Gateway
+from understudy.errors import ModelProfileMissing, UnderstudyError
+from understudy.messages import Usage
+from understudy.records import ModelAnswer, ModelRequest
+
+log = logging.getLogger(__name__)
+
+PROFILE_SECONDS = 30.0
+"""How long a call waits for its credentials after a cold start, before it fails."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One model call: what it is for, and what has come so far."""
+
+    session_id: str
+    run_id: str
+    round: int
+    attempt: int
+    placement: str
+    request: ModelRequest
+    text: list[str] = field(default_factory=list)
+    length: int = 0
+    restarts: int = 0
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def request_key(self) -> str:
+        return f"{self.request.wait_key}/{self.attempt}"
+
+
+class Calls:
+    """Starts each call once; who asks again under the same key is attached to it."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        answered: Callable[[Call, ModelAnswer], Awaitable[None]],
+        delta: Callable[[str], None],
+        prepare: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self.gateway = gateway
+        self._answered = answered
+        self._delta = delta
+        self._prepare = prepare
+        self._calls: dict[str, Call] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def find(self, wait_key: str) -> Call | None:
+        """The call in flight under this key."""
+        return self._calls.get(wait_key)
+
+    def of_session(self, session_id: str) -> Call | None:
+        """The call a session waits for here."""
+        return next((call for call in self._calls.values() if call.session_id == session_id), None)
+
+    def start(self, call: Call) -> None:
+        """Start a call, unless it is in flight."""
+        key = call.request.wait_key
+        if key not in self._calls:
+            self._calls[key] = call
+            call.task = asyncio.get_running_loop().create_task(self._run(call))
+
+    def abort(self, session_id: str) -> None:
+        """Close the connection of a session's call; what came so far is its answer."""
+        call = self.of_session(session_id)
+        if call is not None and call.task is not None:
+            call.task.cancel()
+
+    async def close(self) -> None:
+        """Abort everything without committing: a successor re-issues what is unanswered."""
+        calls, self._calls = list(self._calls.values()), {}
+        for call in calls:
+            if call.task is not None:
+                call.task.cancel()
+        await asyncio.gather(*(call.task for call in calls if call.task), return_exceptions=True)
+
+    async def _run(self, call: Call) -> None:
+        started = time.time_ns() // 1000
+        try:
+            answer = await self._ask(call)
+        except asyncio.CancelledError:
+            if call.request.wait_key not in self._calls:
+                raise
+            answer = _partial(call)
+        except UnderstudyError as error:
+            answer = ModelAnswer(content="".join(call.text) or None, error=error.to_wire())
+        except Exception as error:
+            log.exception("the model call of session %s failed", call.session_id)
+            wire = UnderstudyError(f"{type(error).__name__}: {error}", session_id=call.session_id).to_wire()
+            answer = ModelAnswer(error=wire)
+        if not answer.started_at:
+            answer = replace(answer, started_at=started, duration=time.time_ns() // 1000 - started)
+        try:
+            # Shielded: a cancellation that comes now must not lose an answer that was paid for.
+            await asyncio.shield(self._answered(call, answer))
+        finally:
+            self._calls.pop(call.request.wait_key, None)
+
+    async def _ask(self, call: Call) -> ModelAnswer:
+        profile = call.request.profile
+        await self._prepare(profile)
+        deadline = time.monotonic() + PROFILE_SECONDS
+        while not self.gateway.knows(profile):
+            if time.monotonic() > deadline:
+                raise ModelProfileMissing(f"no credentials for model profile {profile!r}", session_id=call.session_id)
+            await asyncio.sleep(0.2)
+
+        def on_delta(text: str) -> None:
+            call.text.append(text)
+            call.length += len(text)
+            self._delta(call.session_id)
+
+        def on_restart() -> None:
+            call.text.clear()
+            call.length = 0
+            call.restarts += 1
+            self._delta(call.session_id)
+
+        return await self.gateway.call(call.request, on_delta, on_restart)
+
+    def stream(self, session_id: str) -> tuple[str, str] | None:
+        """`(key of this try, text so far)` of a session's call, for clients that follow it."""
+        call = self.of_session(session_id)
+        return (f"{call.request_key}/{call.restarts}", "".join(call.text)) if call is not None else None
+
+
+def _partial(call: Call) -> ModelAnswer:
+    text = "".join(call.text)
+    usage = Usage(sum(len(str(m.get("content") or "")) for m in call.request.messages) // 4, len(text) // 4, estimated=True)
+    if not text:
+        error: dict[str, Any] = {"code": "aborted", "message": "the call was aborted", "session_id": call.session_id}
+        return ModelAnswer(error=error)
+    return ModelAnswer(content=text, finish_reason="aborted", usage=usage)

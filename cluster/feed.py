@@ -1,0 +1,123 @@
+"""The feed: what clients follow. One pending `watch` per client, however many runs it follows.
+
+Stateless towards the client: each call says what the client has, so a client that lost its node service asks the next one
+the same question and misses nothing, and sees nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from understudy.events import Event
+
+RING = 256
+SESSIONS = 4_096
+COALESCE_SECONDS = 0.03
+
+ReadEvents = Callable[[str, int], Awaitable[list[Event]]]
+ReadStream = Callable[[str], tuple[str, str] | None]
+
+
+@dataclass
+class _Recent:
+    """The latest events of a session: all those after `complete_from`."""
+
+    complete_from: int
+    events: deque[Event] = field(default_factory=deque)
+
+
+@dataclass(eq=False)
+class _Watcher:
+    sessions: set[str]
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Feed:
+    """Recent events by session, and the clients that wait for more."""
+
+    def __init__(self, read_events: ReadEvents, read_stream: ReadStream) -> None:
+        self._read_events = read_events
+        self._read_stream = read_stream
+        self._recent: OrderedDict[str, _Recent] = OrderedDict()
+        self._watchers: set[_Watcher] = set()
+
+    def publish(self, events: list[Event]) -> None:
+        """Take in committed events, in order."""
+        for event in events:
+            recent = self._recent.get(event.session_id)
+            if recent is None:
+                recent = self._recent[event.session_id] = _Recent(event.seq - 1)
+                if len(self._recent) > SESSIONS:
+                    self._recent.popitem(last=False)
+            recent.events.append(event)
+            if len(recent.events) > RING:
+                recent.complete_from = recent.events.popleft().seq
+        self._notify({event.session_id for event in events})
+
+    def delta(self, session_id: str) -> None:
+        """A streamed answer has grown."""
+        self._notify({session_id})
+
+    def _notify(self, session_ids: set[str]) -> None:
+        for watcher in self._watchers:
+            if not watcher.changed.is_set() and not watcher.sessions.isdisjoint(session_ids):
+                watcher.changed.set()
+
+    async def watch(self, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
+        """What is new for a client, at once if there is any, else when it comes or after `timeout` seconds.
+
+        Args:
+            follow: per session `{"after": seq, "ends": only the ends of runs, "stream": (key, offset) or None}`;
+                without `stream` no deltas are told.
+
+        Returns:
+            `{"events": [...], "streams": {session: (key, offset, text)}}`.
+        """
+        watcher = _Watcher(set(follow))
+        self._watchers.add(watcher)
+        try:
+            deadline = asyncio.get_running_loop().time() + timeout
+            while True:
+                found = await self._collect(follow)
+                left = deadline - asyncio.get_running_loop().time()
+                if found["events"] or found["streams"] or left <= 0:
+                    return found
+                try:
+                    await asyncio.wait_for(watcher.changed.wait(), left)
+                except TimeoutError:
+                    continue
+                # What comes within the next moments goes along: a client of a fast stream gets few, larger pieces.
+                await asyncio.sleep(COALESCE_SECONDS if any(f.get("stream") for f in follow.values()) else 0)
+                watcher.changed.clear()
+        finally:
+            self._watchers.discard(watcher)
+
+    async def _collect(self, follow: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        events: list[dict[str, Any]] = []
+        streams: dict[str, tuple[str, int, str]] = {}
+        for session_id, wanted in follow.items():
+            for event in await self._after(session_id, wanted["after"]):
+                if not wanted.get("ends") or event.type == "run_finished":
+                    events.append(event.to_wire())
+            if wanted.get("stream") is not None:
+                key, offset = wanted["stream"]
+                current = self._read_stream(session_id)
+                if current is not None and (current[0] != key or len(current[1]) > offset):
+                    start = offset if current[0] == key else 0
+                    if current[1][start:] or current[0] != key:
+                        streams[session_id] = (current[0], start, current[1][start:])
+        return {"events": events, "streams": streams}
+
+    async def _after(self, session_id: str, after: int) -> list[Event]:
+        recent = self._recent.get(session_id)
+        if recent is not None and recent.complete_from <= after:
+            self._recent.move_to_end(session_id)
+            return [event for event in recent.events if event.seq > after]
+        found = await self._read_events(session_id, after)
+        if session_id not in self._recent:
+            self._recent[session_id] = _Recent(found[-1].seq if found else after)
+        return found

@@ -1,0 +1,147 @@
+"""The projection of committed events: metrics at once, spans behind a durable cursor, both exact across any death."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from sqlalchemy import delete, insert
+
+from understudy.events import Event
+from understudy.observability.export import SpanExport, span_sink
+from understudy.observability.metrics import Metrics
+from understudy.observability.server import serve_metrics
+from understudy.store import queries
+from understudy.store.journal import Committed
+from understudy.store.transaction import Transaction
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_SECONDS = 5.0
+REPLAY_LIMIT = 5_000
+SPAN_SINK = "spans"
+
+
+class Projection:
+    """Feeds a node's committed events to its metrics and its span exporter."""
+
+    def __init__(self, node: NodeService) -> None:
+        self._node = node
+        self.metrics = Metrics()
+        self.port = 0
+        self._stop_server: Callable[[], None] | None = None
+        self._spans: SpanExport | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._checkpointed = 0
+
+    async def start(self) -> None:
+        """Restore the totals: the last checkpoint, then every event after it."""
+        config, reading = self._node.config, self._node.reading
+        row = await reading.query(queries.metric_state, config.writer)
+        if row is not None:
+            self.metrics.restore(row["state"])
+        while found := await self.read_events(self.metrics.writer_seq, REPLAY_LIMIT):
+            self.metrics.apply(found)
+        self._checkpointed = self.metrics.writer_seq
+        self._gauges()
+        self.port, self._stop_server = serve_metrics(self.metrics.registry, config.metrics_port)
+        sink = span_sink(Path(config.span_directory), config.writer)
+        self._spans = SpanExport(self, sink, SPAN_SINK)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._spans.run()), loop.create_task(self._checkpoints())]
+
+    async def close(self) -> None:
+        """Save the totals and export what is left, within a bound."""
+        if self._spans is not None:
+            await self._spans.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._checkpoint()
+        if self._stop_server is not None:
+            self._stop_server()
+
+    def apply(self, committed: Committed) -> None:
+        """Take in one group commit."""
+        self.metrics.observe_commit(committed.seconds, committed.operations)
+        if committed.events:
+            self.metrics.apply(committed.events)
+            if self._spans is not None:
+                self._spans.notify()
+
+    async def _checkpoints(self) -> None:
+        while True:
+            await asyncio.sleep(CHECKPOINT_SECONDS)
+            await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        if self.metrics.writer_seq == self._checkpointed:
+            return
+        state, seq = self.metrics.checkpoint(), self.metrics.writer_seq
+        writer = self._node.config.writer
+
+        def operation(tx: Transaction) -> None:
+            table = queries.METRIC_STATE
+            where = (table.c.namespace == tx.namespace, table.c.writer == writer)
+            tx.connection.execute(delete(table).where(*where))
+            values = {"namespace": tx.namespace, "writer": writer, "writer_seq": seq, "state": state}
+            tx.connection.execute(insert(table).values(values))
+
+        await self._node.journal.submit(operation)
+        self._checkpointed = seq
+
+    # The event log, as the span exporter reads it.
+
+    async def read_events(self, after: int, limit: int) -> list[Event]:
+        """Events of this node's journal after `after`, in its order."""
+        found: list[Event] = await self._node.reading.query(
+            queries.writer_events, self._node.config.writer, after, limit
+        )
+        return found
+
+    async def read_cursor(self, name: str) -> int:
+        """How far the sink has taken the log."""
+        cursor: int = await self._node.reading.query(queries.export_cursor, self._node.config.writer, name)
+        return cursor
+
+    async def save_cursor(self, name: str, writer_seq: int) -> None:
+        """Note that the sink has everything up to here."""
+        writer = self._node.config.writer
+
+        def operation(tx: Transaction) -> None:
+            table = queries.EXPORT_CURSOR
+            where = (table.c.namespace == tx.namespace, table.c.writer == writer, table.c.sink == name)
+            tx.connection.execute(delete(table).where(*where))
+            values = {"namespace": tx.namespace, "writer": writer, "sink": name, "writer_seq": writer_seq}
+            tx.connection.execute(insert(table).values(values))
+
+        await self._node.journal.submit(operation)
+
+    def _gauges(self) -> None:
+        node, gauge = self._node, self.metrics.gauge
+
+        def frames() -> dict[tuple[str, ...], float]:
+            found: dict[tuple[str, ...], float] = {("acting",): 0.0, ("waiting",): 0.0, ("standby",): 0.0}
+            for row in node.paging.demand().values():
+                for state in ("acting", "waiting", "standby"):
+                    found[(state,)] += row[state]
+            return found
+
+        process = psutil.Process(os.getpid())
+        gauge("understudy_frames", "Session actors of this node by state.", ("state",), frames)
+        gauge("understudy_ready_sessions", "Sessions that wait for a frame.", (), lambda: {(): len(node.paging.ready)})
+        gauge("understudy_model_calls_in_flight", "Model calls in flight.", (), lambda: {(): len(node.calls)})
+        gauge(
+            "understudy_node_service_memory_bytes",
+            "Resident memory of the node service.",
+            (),
+            lambda: {(): process.memory_info().rss},
+        )

@@ -1,0 +1,67 @@
+"""Reads of the store from the event loop: each in a thread, on a reader connection, never behind the writer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection
+
+from understudy.errors import UnderstudyError
+from understudy.events import Event
+from understudy.store import queries
+from understudy.store.engine import Database
+from understudy.store.transaction import Row
+
+
+class Reading:
+    """The queries of `understudy.store.queries` for one namespace, as coroutines."""
+
+    def __init__(self, database: Database, namespace: str) -> None:
+        self._database = database
+        self._namespace = namespace
+        self._blobs: dict[str, bytes] = {}
+
+    async def query(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Run `function(connection, namespace, ...)` on a reader connection."""
+
+        def run() -> Any:
+            with self._database.read() as connection:
+                return self._call(connection, function, arguments, options)
+
+        return await asyncio.to_thread(run)
+
+    def _call(self, connection: Connection, function: Callable[..., Any], arguments: Any, options: Any) -> Any:
+        return function(connection, self._namespace, *arguments, **options)
+
+    async def events(self, session_id: str, after: int) -> list[Event]:
+        """Events of a session after a `seq`."""
+        found: list[Event] = await self.query(queries.session_events, session_id, after)
+        return found
+
+    async def session(self, session_id: str) -> Row:
+        """One session. Raises `UnknownSession`."""
+        row: Row = await self.query(queries.session_info, session_id)
+        return row
+
+    async def active(self, nodes: list[str] | None) -> list[Row]:
+        """Sessions with work to do."""
+        rows: list[Row] = await self.query(queries.active_sessions, nodes)
+        return rows
+
+    async def timers(self) -> list[Row]:
+        """Timers that have not fired."""
+        rows: list[Row] = await self.query(queries.timers)
+        return rows
+
+    async def blob(self, digest: str) -> bytes:
+        """Code by its hash; the latest few stay in memory."""
+        if digest not in self._blobs:
+            data = await self.query(queries.blob, digest)
+            if data is None:
+                raise UnderstudyError(f"the store has no code {digest[:12]}…: it was created by another store")
+            if len(self._blobs) > 64:
+                self._blobs.clear()
+            self._blobs[digest] = data
+        return self._blobs[digest]

@@ -1,0 +1,136 @@
+"""What clients ask of a node service: one method each, plain data in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import insert, select
+
+from understudy.errors import UnderstudyError
+from understudy.store import activation, operations, queries
+from understudy.store.transaction import CODE_BLOB, Transaction
+from understudy.supervisor.paging import Ready
+
+from .node_service import NodeService
+
+READS = {
+    "info": queries.session_info,
+    "sessions": queries.session_list,
+    "tree": queries.tree,
+    "messages": queries.messages,
+    "run": queries.run_info,
+    "runs": queries.runs,
+    "counts": queries.counts,
+    "owner": queries.owner,
+}
+
+
+class Requests:
+    """The clients' side of a node service."""
+
+    def __init__(self, node: NodeService) -> None:
+        self._node = node
+
+    async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> bool:
+        """Get or create a session; True when it was created. Raises `SessionConflict`."""
+        node = self._node
+
+        def operation(tx: Transaction) -> bool:
+            for digest, data in blobs.items():
+                put_blob(tx, digest, data)
+            created = operations.create_session(
+                tx, session["session_id"], session["spec"], spec_hash=session["spec"]["hash"],
+                placement=session["placement"], node_id=node.config.node_id, metadata=session["metadata"],
+            )  # fmt: skip
+            return created
+
+        node.placements[session["session_id"]] = session["placement"]
+        return await node.journal.submit(operation)
+
+    async def send(self, session_id: str, run: dict[str, Any]) -> bool:
+        """Accept an input; True when it is new. It is durable when this returns.
+
+        Where a frame is free the session is activated in the same transaction.
+
+        Raises:
+            UnknownSession, RunConflict, SessionClosed: see `operations.accept`.
+        """
+        node = self._node
+        placement = await node.placement(session_id)
+        spare = node.take_spare(session_id, placement) if node.paging.holder(session_id) is None else None
+        ready = Ready(session_id, placement)
+
+        def operation(tx: Transaction) -> tuple[bool, dict[str, Any] | None]:
+            created = operations.accept(
+                tx, session_id, run["run_id"], run["content"], trace_id=run.get("trace_id", ""),
+                parent_span_id=run.get("parent_span_id", ""),
+            )  # fmt: skip
+            if not created or spare is None or session_id not in tx.woken:
+                return created, None
+            woken = tx.woken[session_id]
+            try:
+                return created, node.activation(spare, ready, None)(tx)
+            except UnderstudyError:
+                tx.woken[session_id] = woken
+                return created, None
+
+        try:
+            created, work = await node.journal.submit(operation)
+        except UnderstudyError:
+            node.give_back(spare)
+            raise
+        if work is not None and spare is not None:
+            node.reply(spare, node.given(spare, work))
+        else:
+            node.give_back(spare)
+        return created
+
+    async def cancel(self, session_id: str, run_id: str | None, reason: str) -> bool:
+        """Ask a run to end; True if there was one to end."""
+
+        def operation(tx: Transaction) -> bool:
+            return operations.request_cancel(tx, tx.session(session_id), reason, run_id)
+
+        return await self._node.journal.submit(operation)
+
+    async def close(self, session_id: str, reason: str) -> bool:
+        """Take no more input; True if the session was open."""
+        return await self._node.journal.submit(lambda tx: operations.close(tx, session_id, reason))
+
+    async def read(self, what: str, arguments: list[Any], options: dict[str, Any]) -> Any:
+        """One of `READS`."""
+        return await self._node.reading.query(READS[what], *arguments, **options)
+
+    async def events(self, session_id: str, after: int) -> list[dict[str, Any]]:
+        """Events of a session after a `seq`, in wire form."""
+        await self._node.reading.session(session_id)
+        return [event.to_wire() for event in await self._node.reading.events(session_id, after)]
+
+    async def watch(self, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
+        """See `Feed.watch`."""
+        return await self._node.feed.watch(follow, timeout)
+
+    async def acquire(self, holder: str, lease: int, may_take: Any) -> int:
+        """See `activation.acquire`."""
+        return await self._node.journal.submit(lambda tx: activation.acquire(tx, holder, lease, may_take=may_take))
+
+    async def renew(self, generation: int, holder: str, lease: int) -> None:
+        """See `activation.renew`."""
+        await self._node.journal.submit(lambda tx: activation.renew(tx, generation, holder, lease))
+
+    async def put_blobs(self, blobs: dict[str, bytes]) -> None:
+        """Keep code by its hash."""
+
+        def operation(tx: Transaction) -> None:
+            for digest, data in blobs.items():
+                put_blob(tx, digest, data)
+
+        await self._node.journal.submit(operation)
+
+
+def put_blob(tx: Transaction, digest: str, data: bytes) -> None:
+    """Keep a piece of code; nothing if it is there."""
+    statement = select(CODE_BLOB.c.digest).where(CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.digest == digest)
+    if tx.connection.execute(statement).scalar() is None:
+        values = {"namespace": tx.namespace, "digest": digest, "data": data, "created_at": tx.now}
+        tx.connection.execute(insert(CODE_BLOB).values(values))

@@ -1,0 +1,106 @@
+"""LLM agents as supervised Ray actors.
+
+This facade is the public API. It loads a name's home when the name is first asked for, so that `import understudy`
+costs nothing, and a tool module that a session actor imports brings in neither pydantic nor Ray. It is the only
+module of `core/` that names other folders. Errors that are not here are in `understudy.errors`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from understudy.actors.tools import ToolContext, tool
+    from understudy.cluster.client import Cluster, Run, RunResult, Session, SessionInfo
+
+    from .errors import (
+        ClusterError,
+        Conflict,
+        DeadlineExceeded,
+        InvalidConfiguration,
+        InvalidInput,
+        InvalidSpec,
+        ModelError,
+        RunFailed,
+        SessionClosed,
+        StoreError,
+        ToolError,
+        UnderstudyError,
+        UnknownRun,
+        UnknownSession,
+    )
+    from .events import Event
+    from .messages import Message, ToolCall, Usage
+    from .spec import AgentSpec, Budget, RestartPolicy
+
+    __version__: str
+
+__all__ = [
+    "AgentSpec",
+    "Budget",
+    "Cluster",
+    "ClusterError",
+    "Conflict",
+    "DeadlineExceeded",
+    "Event",
+    "InvalidConfiguration",
+    "InvalidInput",
+    "InvalidSpec",
+    "Message",
+    "ModelError",
+    "RestartPolicy",
+    "Run",
+    "RunFailed",
+    "RunResult",
+    "Session",
+    "SessionClosed",
+    "SessionInfo",
+    "StoreError",
+    "ToolCall",
+    "ToolContext",
+    "ToolError",
+    "UnderstudyError",
+    "UnknownRun",
+    "UnknownSession",
+    "Usage",
+    "__version__",
+    "tool",
+]
+
+_HOMES = {
+    "AgentSpec": "spec",
+    "Budget": "spec",
+    "Cluster": "cluster.client",
+    "Event": "events",
+    "Message": "messages",
+    "RestartPolicy": "spec",
+    "Run": "cluster.client",
+    "RunResult": "cluster.client",
+    "Session": "cluster.client",
+    "SessionInfo": "cluster.client",
+    "ToolCall": "messages",
+    "ToolContext": "actors.tools",
+    "Usage": "messages",
+    "tool": "actors.tools",
+}
+"""The module each name comes from; names of `__all__` that are not here are errors."""
+
+if not TYPE_CHECKING:  # a module `__getattr__` that type checkers see would let them accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value: Any
+        if name == "__version__":
+            from importlib.metadata import version
+
+            value = version("understudy")
+        else:
+            from importlib import import_module
+
+            value = getattr(import_module(f"understudy.{_HOMES.get(name, 'errors')}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -1,0 +1,155 @@
+"""Settings from the environment. Unreadable ones fail here, early, and say what to set."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import InvalidConfiguration, InvalidInput
+from .identifiers import check_identifier, digest
+
+OFFLINE_MODEL = "offline"
+"""Name of the deterministic model that needs no key and no network."""
+
+SECRET_NAME = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSW|CREDENTIAL|_DSN$|^UNDERSTUDY_STORE$|^PGPASS)")
+"""Environment variables whose values must never reach tools, logs, events or the store."""
+
+MAX_ACTORS_LIMIT = 1024
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether an environment variable of this name is treated as a secret."""
+    return bool(SECRET_NAME.search(name))
+
+
+def default_store() -> str:
+    """DSN of the store used when none is named: one SQLite file per user."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return f"sqlite:///{base}/understudy/store.db"
+
+
+def check_store(dsn: str) -> str:
+    """Return the DSN in its canonical form.
+
+    Raises:
+        InvalidConfiguration: it is neither `sqlite:///PATH` nor `postgresql://…`.
+    """
+    scheme, separator, rest = dsn.partition("://")
+    scheme = scheme.split("+", 1)[0]
+    if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
+        return f"sqlite:///{Path(rest[1:]).expanduser().absolute()}"
+    if scheme in ("postgresql", "postgres") and separator:
+        return "postgresql://" + rest
+    raise InvalidConfiguration(
+        f"UNDERSTUDY_STORE={redact(dsn)!r} is not supported: it must be sqlite:///relative.db, "
+        "sqlite:////absolute/path.db or postgresql://USER@HOST/DB",
+        details={"setting": "UNDERSTUDY_STORE"},
+    )
+
+
+def redact(dsn: str) -> str:
+    """The DSN without its password, for messages and logs; not parsed, so that a malformed one hides it too."""
+    without = re.sub(r"(?i)(password=)[^&\s]*", r"\1***", dsn)
+    return re.sub(r"://([^:/@?#]*):.*@", r"://\1:***@", without, flags=re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """An endpoint and its credentials. Lives in memory of the services only; never in the store.
+
+    Attributes:
+        name: what sessions refer to.
+        base_url: None for the openai package's default.
+        max_concurrency: model calls at once per node; more wait in order.
+        requests_per_minute: None for no limit.
+    """
+
+    name: str
+    api_key: str
+    base_url: str | None = None
+    max_concurrency: int = 1024
+    requests_per_minute: float | None = None
+
+    def __repr__(self) -> str:
+        return f"ModelProfile(name={self.name!r}, base_url={self.base_url!r}, api_key=***)"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What Understudy reads from the environment (see the README for the variables)."""
+
+    store: str
+    model: str
+    namespace: str = "default"
+    standby: int = 1
+    max_actors: int | None = None
+    metrics_port: int = 0
+    otlp_endpoint: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Settings(store={redact(self.store)!r}, model={self.model!r}, namespace={self.namespace!r})"
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None, *, store: str | None = None) -> Settings:
+        """Read and check all settings at once.
+
+        Raises:
+            InvalidConfiguration: naming every variable that can't be used and what it must be.
+        """
+        env = os.environ if environ is None else environ
+        problems: list[str] = []
+
+        def number(name: str, default: int | None, low: int, high: int) -> int | None:
+            text = env.get(name, "")
+            if text == "":
+                return default
+            if not text.isdecimal() or not low <= int(text) <= high:
+                problems.append(f"{name}={text!r} must be a whole number from {low} to {high}")
+                return default
+            return int(text)
+
+        standby = number("UNDERSTUDY_STANDBY", 1, 0, 64)
+        max_actors = number("UNDERSTUDY_MAX_ACTORS", None, 1, MAX_ACTORS_LIMIT)
+        metrics_port = number("UNDERSTUDY_METRICS_PORT", 0, 0, 65535)
+        namespace = env.get("UNDERSTUDY_NAMESPACE") or "default"
+        dsn = store or env.get("UNDERSTUDY_STORE") or default_store()
+        checks: list[Callable[[], str]] = [
+            lambda: check_identifier(namespace, "UNDERSTUDY_NAMESPACE"),
+            lambda: check_store(dsn),
+        ]
+        for check in checks:
+            try:
+                check()
+            except InvalidInput as error:
+                problems.append(error.message)
+        if problems:
+            raise InvalidConfiguration("; ".join(problems), details={"problems": problems})
+        return cls(
+            store=check_store(dsn),
+            model=env.get("UNDERSTUDY_MODEL") or ("gpt-4o-mini" if env.get("OPENAI_API_KEY") else OFFLINE_MODEL),
+            namespace=namespace,
+            standby=standby if standby is not None else 1,
+            max_actors=max_actors,
+            metrics_port=metrics_port or 0,
+            otlp_endpoint=env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
+        )
+
+    @property
+    def instance(self) -> str:
+        """Name of this cluster's services: one set per namespace and store."""
+        return f"{self.namespace}-{digest(self.store, size=4)}"
+
+
+def model_profile_from_environment(environ: Mapping[str, str] | None = None) -> ModelProfile | None:
+    """The profile of `OPENAI_API_KEY` and `OPENAI_BASE_URL`; None when no key is set.
+
+    Its name is derived from both, so jobs with different keys have different profiles and one never pays for another.
+    """
+    env = os.environ if environ is None else environ
+    key, base_url = env.get("OPENAI_API_KEY"), env.get("OPENAI_BASE_URL") or None
+    if not key:
+        return None
+    return ModelProfile(name=f"openai-{digest(base_url or '', key, size=6)}", api_key=key, base_url=base_url)

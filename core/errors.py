@@ -1,0 +1,247 @@
+"""The one error tree. Every error has a stable `code`, survives pickling, and says what to do next.
+
+Subclasses set `code` and `hint`; callers give the message and, where there is one, the session.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class UnderstudyError(Exception):
+    """Base of all errors raised by Understudy.
+
+    Attributes:
+        code: stable identifier for scripts, e.g. `fenced`.
+        message: what happened.
+        session_id: the session concerned, if any.
+        details: JSON-compatible facts for programs.
+    """
+
+    code: ClassVar[str] = "error"
+    hint: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, session_id: str | None = None, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.session_id = session_id
+        self.details = details or {}
+
+    def __str__(self) -> str:
+        where = f" (session {self.session_id})" if self.session_id else ""
+        hint = f" {self.hint}" if self.hint else ""
+        return f"[{self.code}] {self.message}{where}{hint}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.session_id, self.details)
+
+    def to_wire(self) -> dict[str, Any]:
+        """The error as JSON-compatible data; `from_wire` restores the same class."""
+        return {"code": self.code, "message": self.message, "session_id": self.session_id, "details": self.details}
+
+    @staticmethod
+    def from_wire(data: dict[str, Any]) -> UnderstudyError:
+        """Restore an error; an unknown code (from a newer version) becomes a plain `UnderstudyError`."""
+        kind = error_classes().get(data.get("code", ""), UnderstudyError)
+        return kind(data.get("message", ""), session_id=data.get("session_id"), details=data.get("details"))
+
+
+def _rebuild(
+    kind: type[UnderstudyError], message: str, session_id: str | None, details: dict[str, Any]
+) -> UnderstudyError:
+    return kind(message, session_id=session_id, details=details)
+
+
+def error_classes() -> dict[str, type[UnderstudyError]]:
+    """Every class of the tree by its code."""
+    found: dict[str, type[UnderstudyError]] = {}
+    pending: list[type[UnderstudyError]] = [UnderstudyError]
+    while pending:
+        kind = pending.pop()
+        found[kind.code] = kind
+        pending.extend(kind.__subclasses__())
+    return found
+
+
+class InvalidInput(UnderstudyError):
+    """What the caller gave is refused; nothing was changed."""
+
+    code = "invalid_input"
+
+
+class InvalidSpec(InvalidInput):
+    """An agent specification has mistakes; `details["problems"]` lists all of them."""
+
+    code = "invalid_spec"
+    hint = "Correct the fields named above."
+
+
+class InvalidConfiguration(InvalidInput):
+    """A setting from the environment or a call is missing or unreadable."""
+
+    code = "invalid_configuration"
+
+
+class UnknownSession(InvalidInput):
+    """No session with this id is in the store."""
+
+    code = "unknown_session"
+    hint = "`understudy ps --all` lists the sessions of this store."
+
+
+class UnknownRun(InvalidInput):
+    """The session has no run with this id."""
+
+    code = "unknown_run"
+    hint = "`understudy show SESSION` lists its runs."
+
+
+class Conflict(UnderstudyError):
+    """The request contradicts what is stored under the same key; nothing was changed."""
+
+    code = "conflict"
+
+
+class SessionConflict(Conflict):
+    """A session with this id exists and has another specification."""
+
+    code = "session_conflict"
+    hint = "Use another session_id, or the specification it was created with."
+
+
+class RunConflict(Conflict):
+    """A run with this id exists and has another input."""
+
+    code = "run_conflict"
+    hint = "A run_id names one input: use another run_id for another text."
+
+
+class SessionClosed(Conflict):
+    """The session takes no more input."""
+
+    code = "session_closed"
+    hint = "Spawn a new session."
+
+
+class Fenced(Conflict):
+    """A newer activation of the session exists: this one may write nothing and must leave."""
+
+    code = "fenced"
+
+
+class StaleGeneration(Conflict):
+    """A newer supervisor owns the store: this one may change nothing."""
+
+    code = "stale_generation"
+
+
+class StoreError(UnderstudyError):
+    """The store refused or failed."""
+
+    code = "store_error"
+
+
+class StoreUnreachable(StoreError):
+    """The store can't be reached; nothing was acknowledged that is not committed."""
+
+    code = "store_unreachable"
+    hint = "Check the address, the network and the credentials in UNDERSTUDY_STORE."
+
+
+class StoreOwned(StoreError):
+    """Another live cluster owns this store and namespace."""
+
+    code = "store_owned"
+    hint = "Stop the other cluster (`understudy down` there), or use another UNDERSTUDY_NAMESPACE."
+
+
+class StoreVersion(StoreError):
+    """The database was written by a newer version of Understudy; it was not touched."""
+
+    code = "store_version"
+    hint = "Upgrade Understudy to at least the version that wrote the database."
+
+
+class ModelError(UnderstudyError):
+    """A model call failed for good."""
+
+    code = "model_error"
+
+
+class ModelUnavailable(ModelError):
+    """The endpoint failed in a way worth retrying, until the retries or the deadline were used up."""
+
+    code = "model_unavailable"
+    hint = "Check the endpoint's status, then send again."
+
+
+class ModelRefused(ModelError):
+    """The endpoint refused the request: repeating it unchanged can't help."""
+
+    code = "model_refused"
+    hint = "Check the model's name, the key and the request."
+
+
+class ModelProtocolError(ModelError):
+    """The endpoint answered something that is not the OpenAI chat completions protocol."""
+
+    code = "model_protocol"
+    hint = "OPENAI_BASE_URL must point at an OpenAI-compatible API, usually ending in /v1."
+
+
+class ModelProfileMissing(ModelError):
+    """No credentials are known for the model profile of this session."""
+
+    code = "model_profile_missing"
+    hint = "Connect once from an environment that has the key (OPENAI_API_KEY, OPENAI_BASE_URL)."
+
+
+class ToolError(UnderstudyError):
+    """A tool could not do its work; the model sees the message as an observation."""
+
+    code = "tool_error"
+
+
+class InvalidToolArguments(ToolError):
+    """The model's arguments don't fit the tool's schema."""
+
+    code = "invalid_tool_arguments"
+
+
+class ToolTimeout(ToolError):
+    """A tool outlived its timeout."""
+
+    code = "tool_timeout"
+
+
+class WorkspaceViolation(ToolError):
+    """A path leads outside the workspace."""
+
+    code = "workspace_violation"
+
+
+class ClusterError(UnderstudyError):
+    """The cluster or one of its services failed."""
+
+    code = "cluster_error"
+
+
+class ClusterUnreachable(ClusterError):
+    """Ray or Understudy's services can't be reached."""
+
+    code = "cluster_unreachable"
+    hint = "`understudy doctor` says what is missing."
+
+
+class DeadlineExceeded(ClusterError):
+    """The wait ended before the work did; the work goes on."""
+
+    code = "deadline_exceeded"
+    hint = "The run goes on: ask again with a longer timeout, or attach later by its run_id."
+
+
+class RunFailed(UnderstudyError):
+    """A run ended without a usable answer."""
+
+    code = "run_failed"
+    hint = "`understudy show SESSION` has the error and the transcript."

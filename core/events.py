@@ -1,0 +1,306 @@
+"""The events: everything that happens to a session, one frozen class each.
+
+An event is committed with the change it tells of, so metrics and spans, which are functions of the event log,
+survive any crash. The writer fills in the class's own fields; the committing transaction stamps the envelope
+(`seq` to `trace_id`). Durations and times are integer microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+ENVELOPE = ("seq", "at", "session_id", "run_id", "round", "epoch", "trace_id", "agent", "parent_id", "root_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Base of all events, and the envelope they share.
+
+    Attributes:
+        seq: place in the session's log, shared with messages, without gaps; 0 until committed.
+        at: commit time at the journal, microseconds since 1970 UTC. Order by `seq`, never by time.
+        epoch: the activation that wrote it; 0 where no activation did.
+        trace_id: trace of the run, 32 hexadecimal digits; empty outside a run.
+        parent_id, root_id: the session's place in its tree.
+        writer_seq: place in the committing journal's own log; its export cursors count in it.
+    """
+
+    type: ClassVar[str] = ""
+    seq: int = 0
+    at: int = 0
+    session_id: str = ""
+    run_id: str | None = None
+    round: int = 0
+    epoch: int = 0
+    trace_id: str = ""
+    agent: str = ""
+    parent_id: str | None = None
+    root_id: str = ""
+    writer_seq: int = 0
+
+    def body(self) -> dict[str, Any]:
+        """The fields of the event's own class, without the envelope."""
+        return {name: getattr(self, name) for name in _BODY[type(self)]}
+
+    def to_wire(self) -> dict[str, Any]:
+        """JSON-compatible: type, envelope and `data`."""
+        envelope = {name: getattr(self, name) for name in ENVELOPE}
+        return {"type": self.type, **envelope, "writer_seq": self.writer_seq, "data": self.body()}
+
+    @classmethod
+    def from_wire(cls, data: dict[str, Any]) -> Event:
+        """Restore any event; a type of a newer version becomes `UnknownEvent`, never an error."""
+        kind = EVENT_TYPES.get(data["type"])
+        envelope = {name: data[name] for name in (*ENVELOPE, "writer_seq") if data.get(name) is not None}
+        body = data.get("data") or {}
+        if kind is None:
+            return UnknownEvent(**envelope, original_type=data["type"], data=body)
+        known = _BODY[kind]
+        return kind(**envelope, **{name: value for name, value in body.items() if name in known})
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownEvent(Event):
+    """An event written by a newer version of Understudy."""
+
+    type: ClassVar[str] = "unknown"
+    original_type: str = ""
+    data: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionCreated(Event):
+    """The session exists. `call_id` is the parent's spawning tool call, if any."""
+
+    type: ClassVar[str] = "session_created"
+    depth: int = 0
+    call_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionActivated(Event):
+    """A frame took the session under a new epoch. `cause`: `ready`, `resume` (after a crash) or `takeover`.
+
+    Attributes:
+        down: from the crash's detection to this commit; 0 unless `cause` is `resume`.
+    """
+
+    type: ClassVar[str] = "session_activated"
+    cause: str = "ready"
+    frame_id: str = ""
+    pid: int = 0
+    node_id: str = ""
+    down: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionCrashed(Event):
+    """The activation's process is gone. `waiting`: it only waited, so the death counts for nothing."""
+
+    type: ClassVar[str] = "session_crashed"
+    cause: str = "process_died"
+    pid: int = 0
+    waiting: bool = False
+    progress: bool = True
+    decision: str = "resume"
+    delay: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionQuarantined(Event):
+    """The session is given up until a person looks at it."""
+
+    type: ClassVar[str] = "session_quarantined"
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionClosed(Event):
+    """The session takes no more input."""
+
+    type: ClassVar[str] = "session_closed"
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAccepted(Event):
+    """An input is durably accepted and waits for its turn."""
+
+    type: ClassVar[str] = "run_accepted"
+    source: str = "client"
+    parent_span_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(Event):
+    """Work on the input began. `queued`: time since it was accepted."""
+
+    type: ClassVar[str] = "run_started"
+    queued: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFinished(Event):
+    """The run ended; nothing more happens in it.
+
+    Attributes:
+        status: one of the run statuses.
+        usage: `Usage.to_wire()` of all its model calls.
+        started_at: microseconds since 1970 UTC; 0 when it never began.
+    """
+
+    type: ClassVar[str] = "run_finished"
+    status: str = "completed"
+    rounds: int = 0
+    usage: list[Any] | None = None
+    started_at: int = 0
+    parent_span_id: str = ""
+    error_code: str = ""
+    error_message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelRequested(Event):
+    """Somebody asked to end the run; it ends as soon as its next commit or answer."""
+
+    type: ClassVar[str] = "cancel_requested"
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCallStarted(Event):
+    """A model call goes out under `request_key` = session/run/round/attempt."""
+
+    type: ClassVar[str] = "model_call_started"
+    request_key: str = ""
+    model: str = ""
+    profile: str = ""
+    attempt: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCallReissued(Event):
+    """The node service that held the call died: it goes out again, as the next attempt. `started_at`: the lost one's."""
+
+    type: ClassVar[str] = "model_call_reissued"
+    request_key: str = ""
+    lost_key: str = ""
+    model: str = ""
+    attempt: int = 2
+    started_at: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCallCompleted(Event):
+    """The answer is committed.
+
+    Attributes:
+        started_at: when the call began, microseconds since 1970 UTC.
+        first_chunk: from the start to the first streamed token; 0 if not streamed.
+        retries: failed tries within the call.
+        redone: the tokens were paid a second time, because an earlier attempt was lost with its node service.
+    """
+
+    type: ClassVar[str] = "model_call_completed"
+    request_key: str = ""
+    attempt: int = 1
+    model: str = ""
+    response_model: str = ""
+    response_id: str = ""
+    provider: str = ""
+    finish_reason: str = ""
+    usage: list[Any] | None = None
+    started_at: int = 0
+    duration: int = 0
+    first_chunk: int = 0
+    retries: int = 0
+    redone: bool = False
+    tool_calls: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCallFailed(Event):
+    """The call failed for good, or was aborted (`error_code` = `aborted`)."""
+
+    type: ClassVar[str] = "model_call_failed"
+    request_key: str = ""
+    attempt: int = 1
+    model: str = ""
+    provider: str = ""
+    started_at: int = 0
+    duration: int = 0
+    retries: int = 0
+    error_code: str = ""
+    error_message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolStarted(Event):
+    """The fenced permission to run a tool that is not `rerun` was committed."""
+
+    type: ClassVar[str] = "tool_started"
+    call_id: str = ""
+    tool: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolFinished(Event):
+    """The call has its one result. `outcome`: `ok`, `error`, `timeout`, `invalid`, `unknown_tool`, `interrupted` or
+    `cancelled`."""
+
+    type: ClassVar[str] = "tool_finished"
+    call_id: str = ""
+    tool: str = ""
+    outcome: str = "ok"
+    started_at: int = 0
+    duration: int = 0
+    executions: int = 1
+    error_message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolInDoubt(Event):
+    """A tool had started when its activation ended; `policy` says what becomes of it."""
+
+    type: ClassVar[str] = "tool_in_doubt"
+    call_id: str = ""
+    tool: str = ""
+    policy: str = "report"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildSpawned(Event):
+    """A sub-agent was created by a tool call of this session."""
+
+    type: ClassVar[str] = "child_spawned"
+    call_id: str = ""
+    child_id: str = ""
+    child_agent: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildFinished(Event):
+    """A sub-agent's result reached this session's inbox."""
+
+    type: ClassVar[str] = "child_finished"
+    call_id: str = ""
+    child_id: str = ""
+    status: str = ""
+
+
+def _subclasses(kind: type[Event]) -> list[type[Event]]:
+    found = []
+    for child in kind.__subclasses__():
+        found += [child, *_subclasses(child)]
+    return found
+
+
+EVENT_TYPES: dict[str, type[Event]] = {kind.type: kind for kind in _subclasses(Event)}
+"""Every event class by its `type`."""
+
+_ENVELOPE_FIELDS = {field.name for field in fields(Event)}
+_BODY: dict[type[Event], tuple[str, ...]] = {
+    kind: tuple(field.name for field in fields(kind) if field.name not in _ENVELOPE_FIELDS)
+    for kind in EVENT_TYPES.values()
+}

@@ -1,0 +1,77 @@
+"""Identifiers: what they look like and how they are derived. The only place that knows."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+
+from .errors import InvalidInput
+
+IDENTIFIER = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def check_identifier(value: str, what: str) -> str:
+    """Return `value` if it may be an id that a caller chooses.
+
+    Raises:
+        InvalidInput: it is not 1 to 128 letters, digits, dots, underscores or hyphens.
+    """
+    if not isinstance(value, str) or not IDENTIFIER.fullmatch(value):
+        raise InvalidInput(f"{what} {value!r} must be 1 to 128 characters of A-Z a-z 0-9 . _ -")
+    return value
+
+
+def new_identifier() -> str:
+    """A UUIDv7 (RFC 9562 §5.7): sorts by creation time in milliseconds."""
+    value = (time.time_ns() // 1_000_000 & (1 << 48) - 1) << 80 | int.from_bytes(os.urandom(10), "big")
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def digest(*parts: str, size: int = 16) -> str:
+    """A stable hexadecimal hash of `parts`, `size` bytes wide; parts can't run into each other."""
+    state = hashlib.blake2b(digest_size=size)
+    for part in parts:
+        data = part.encode()
+        state.update(len(data).to_bytes(8, "big"))
+        state.update(data)
+    return state.hexdigest()
+
+
+def call_identifier(run_id: str, round_number: int, index: int) -> str:
+    """Our id of a tool call. The provider's id is only an attribute: endpoints repeat theirs."""
+    return f"{run_id}/{round_number}/{index}"
+
+
+def child_identifier(parent_id: str, call_id: str) -> str:
+    """The id of the session that a `spawn_agent` call creates: the same call never makes two."""
+    return f"c-{digest(parent_id, call_id)}"
+
+
+def wait_key(session_id: str, run_id: str, round_number: int) -> str:
+    """What a session waits for when it waits for a model; an attempt number makes it a request key."""
+    return f"{session_id}/{run_id}/{round_number}"
+
+
+def trace_identifier(session_id: str, run_id: str) -> str:
+    """The trace id (32 hexadecimal digits) of a run that no caller put into a trace of its own."""
+    return digest("trace", session_id, run_id, size=16)
+
+
+def span_identifier(*parts: str) -> str:
+    """A span id (16 hexadecimal digits): the same operation always has the same one."""
+    return digest("span", *parts, size=8)
+
+
+def run_span_identifier(session_id: str, run_id: str) -> str:
+    """The span of a whole run (`invoke_agent`)."""
+    return span_identifier(session_id, run_id, "invoke_agent")
+
+
+def tool_span_identifier(session_id: str, call_id: str) -> str:
+    """The span of one tool call (`execute_tool`)."""
+    return span_identifier(session_id, call_id, "execute_tool")

@@ -1,0 +1,124 @@
+"""Messages of a conversation, as stored and as sent to a model.
+
+Plain frozen dataclasses: a session actor imports this module and must stay lean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+WIRE_VERSION = 1
+"""Version of stored and transmitted messages, events and batches."""
+
+Content = str | list[dict[str, Any]] | None
+"""Text, or a list of typed parts as in the OpenAI protocol (`{"type": "text", "text": ...}`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one or more model calls. `estimated` when an endpoint did not say."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    estimated: bool = False
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output together; cached and reasoning tokens are parts of these."""
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.estimated or other.estimated,
+        )
+
+    def to_wire(self) -> list[Any]:
+        return [self.input_tokens, self.output_tokens, self.cached_tokens, self.reasoning_tokens, self.estimated]
+
+    @classmethod
+    def from_wire(cls, data: list[Any] | None) -> Usage:
+        return cls(*data) if data else cls()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call as the model asked for it.
+
+    Attributes:
+        call_id: ours, `run/round/index`, unique within the session.
+        provider_id: the endpoint's id, sent back to it with the result.
+        arguments: JSON text exactly as received; it may be unreadable.
+    """
+
+    call_id: str
+    name: str
+    arguments: str
+    provider_id: str = ""
+
+    def to_wire(self) -> list[str]:
+        return [self.call_id, self.name, self.arguments, self.provider_id]
+
+    @classmethod
+    def from_wire(cls, data: list[str]) -> ToolCall:
+        return cls(*data)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a session; `seq` is its place in the session's log (0 until committed).
+
+    Attributes:
+        extra: opaque provider data (reasoning items, signatures) that must go back unchanged.
+        created_at: microseconds since 1970 UTC, set by the committing journal.
+    """
+
+    role: str
+    content: Content = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    run_id: str | None = None
+    round: int = 0
+    seq: int = 0
+    created_at: int = 0
+    extra: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the message, parts joined; other parts are left out."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.get("text", "") for part in self.content or [] if part.get("type") == "text")
+
+    def to_wire(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"role": self.role, "content": self.content, "run_id": self.run_id, "round": self.round}
+        if self.tool_calls:
+            data["tool_calls"] = [call.to_wire() for call in self.tool_calls]
+        for field in ("tool_call_id", "name", "seq", "created_at", "extra"):
+            value = getattr(self, field)
+            if value:
+                data[field] = value
+        return data
+
+    @classmethod
+    def from_wire(cls, data: dict[str, Any]) -> Message:
+        calls = tuple(ToolCall.from_wire(call) for call in data.get("tool_calls") or ())
+        return cls(
+            role=data["role"],
+            content=data.get("content"),
+            tool_calls=calls,
+            tool_call_id=data.get("tool_call_id"),
+            name=data.get("name"),
+            run_id=data.get("run_id"),
+            round=data.get("round", 0),
+            seq=data.get("seq", 0),
+            created_at=data.get("created_at", 0),
+            extra=data.get("extra"),
+        )

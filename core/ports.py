@@ -1,0 +1,70 @@
+"""The Protocols between the parts, so that each can be tested without the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Node(Protocol):
+    """The node service, as a frame sees it. All data is wire form (`records.py`); every call may be repeated."""
+
+    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Commit a batch, start or attach to its model call, and return the frame's next work.
+
+        `call` has `frame` (id, pid, node, placement), and after the first call `session_id`, `known_seq` (the frame has the
+        session's messages up to here), `batch`, `request` and `leave` (the process ends after this call). The answer
+        comes when there is work: `{"kind": "work", ...}`, or `{"kind": "exit"}`.
+
+        Raises:
+            Fenced: the activation is over; ask for other work with a call that names no session.
+        """
+
+    async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Commit a batch and keep the frame; returns an `Ack`. Raises `Fenced` as `step` does."""
+
+    async def reload(self, session_id: str, epoch: int) -> dict[str, Any]:
+        """The whole work of an activation, for a frame that no longer has the session's earlier messages."""
+
+    async def interrupted(self, session_id: str, epoch: int) -> str:
+        """Return when the run is asked to end (its reason), or when the activation is over."""
+
+    async def specification(self, session_id: str) -> dict[str, Any]:
+        """The session's compiled specification."""
+
+    async def blob(self, digest: str) -> bytes:
+        """Code that travels by value."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """The facts of a death, for the restart decision.
+
+    Attributes:
+        deaths: times of earlier counted deaths, microseconds UTC.
+        stuck: earlier deaths in a row without progress.
+        waiting: the session only waited: nothing of its own can have caused it.
+        progress: answers or tool results were committed since the last death.
+    """
+
+    at: int
+    deaths: tuple[int, ...]
+    stuck: int
+    waiting: bool
+    progress: bool
+    policy: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do about a death: `resume` after `delay` microseconds, or `quarantine` for `reason`."""
+
+    action: str
+    delay: int = 0
+    reason: str = ""
+    deaths: tuple[int, ...] = ()
+    stuck: int = 0
+
+
+Decide = Callable[[Death], Verdict]

@@ -1,0 +1,142 @@
+"""`AgentSpec`: what an agent is. Strict: unknown fields are refused, and all problems are told at once."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from .errors import InvalidSpec
+
+NAME = r"^[A-Za-z0-9._-]{1,64}$"
+
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _AllProblems(ModelMetaclass):
+    """Turns pydantic's error into ours at the outermost call only: nested models must report to the outer one."""
+
+    def __call__(cls, *args: Any, **data: Any) -> Any:
+        try:
+            return super().__call__(*args, **data)
+        except ValidationError as error:
+            raise InvalidSpec(_describe(cls.__name__, error), details={"problems": problems(error)}) from None
+
+
+class Strict(BaseModel, metaclass=_AllProblems):
+    """A frozen model that refuses unknown fields and tells all problems at once."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+def problems(error: ValidationError) -> list[dict[str, str]]:
+    """Every problem as `{"field", "problem"}`, in the order of the fields."""
+    return [
+        {"field": ".".join(str(part) for part in item["loc"]) or "(whole)", "problem": item["msg"]}
+        for item in error.errors(include_url=False, include_context=False, include_input=False)
+    ]
+
+
+def _describe(kind: str, error: ValidationError) -> str:
+    found = problems(error)
+    lines = "; ".join(f"{item['field']}: {item['problem']}" for item in found)
+    return f"{kind} has {len(found)} problem{'s' if len(found) != 1 else ''}: {lines}."
+
+
+class Budget(Strict):
+    """Limits of a whole tree. Tokens are reserved before a model call and settled after it."""
+
+    tokens: int | None = Field(None, ge=1)
+
+
+class RestartPolicy(Strict):
+    """When a crashed session is resumed and when it is given up.
+
+    Attributes:
+        max_restarts: counted deaths within `period` seconds before the session is quarantined (OTP's intensity).
+        stuck_after: deaths in a row without progress (an answer or a tool result) before it is quarantined.
+        backoff: first delay in seconds after a death without progress; doubles up to `backoff_max`.
+    """
+
+    max_restarts: int = Field(20, ge=0, le=10_000)
+    period: float = Field(60.0, gt=0, le=86_400)
+    stuck_after: int = Field(3, ge=1, le=1_000)
+    backoff: float = Field(0.1, ge=0, le=60)
+    backoff_max: float = Field(10.0, ge=0, le=3_600)
+
+
+class AgentSpec(Strict):
+    """What an agent is and may do.
+
+    Attributes:
+        name: label of metrics and spans; few different values, please.
+        model: None for the cluster's default (`UNDERSTUDY_MODEL`).
+        profile: name of a model profile; None for the driver's own credentials.
+        tools: functions decorated with `@tool`, names of built-in tools (`read_file`, …) or of groups (`files`).
+        agents: what `spawn_agent` may create, by name; without it the children are copies of this agent.
+        workspace: directory that file tools are confined to; None for none.
+        max_rounds: model calls in one run.
+        max_continuations: how often a reply cut off by length is continued.
+        tool_timeout: seconds for one tool call, unless the tool says otherwise.
+        parallel_tools: tool calls of one round that run at once.
+        max_depth: how deep the tree below this agent may grow.
+        allow_bash: `bash` is refused unless this is true.
+        deadline: seconds for one model call, retries included.
+    """
+
+    name: str = Field(pattern=NAME)
+    instructions: str = Field("", max_length=1_000_000)
+    model: str | None = Field(None, min_length=1, max_length=256)
+    profile: str | None = Field(None, min_length=1, max_length=128)
+    tools: tuple[Any, ...] = ()
+    agents: tuple[AgentSpec, ...] = ()
+    workspace: str | None = None
+    max_rounds: int = Field(50, ge=1, le=10_000)
+    max_continuations: int = Field(2, ge=0, le=16)
+    tool_timeout: float = Field(120.0, gt=0, le=86_400)
+    parallel_tools: int = Field(8, ge=1, le=64)
+    max_depth: int = Field(3, ge=0, le=16)
+    allow_bash: bool = False
+    deadline: float = Field(600.0, gt=0, le=86_400)
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    budget: Budget | None = None
+    restart: RestartPolicy = Field(default_factory=RestartPolicy)
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _tools(cls, value: Any) -> Any:
+        if isinstance(value, (str, bytes)) or not isinstance(value, (list, tuple)):
+            raise ValueError("must be a list of tools or names of tools")
+        for item in value:
+            if not isinstance(item, str) and not hasattr(item, "__understudy_tool__"):
+                raise ValueError(f"{item!r} is neither a name nor a function decorated with @tool")
+        return tuple(value)
+
+    @field_validator("parameters")
+    @classmethod
+    def _parameters(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted({"model", "messages", "tools", "stream", "stream_options", "n"} & set(value))
+        if taken:
+            raise ValueError(f"{', '.join(taken)} can't be set here")
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise ValueError("must be JSON-compatible") from None
+        return value
+
+    @classmethod
+    def parse(cls, data: Literal[None] | dict[str, Any]) -> AgentSpec:
+        """Build a spec from plain data (a TOML or JSON file).
+
+        Raises:
+            InvalidSpec: with every problem in `details["problems"]`.
+        """
+        if not isinstance(data, dict):
+            raise InvalidSpec(f"AgentSpec must be a table of fields, not {type(data).__name__}.")
+        return cls(**data)

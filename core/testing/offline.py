@@ -1,0 +1,322 @@
+"""The offline model: a deterministic HTTP server that speaks OpenAI's chat completions protocol.
+
+It serves tests, demos and benchmarks, so it starts fast and costs little: asyncio protocols, nothing but the standard
+library. Answers are made by a `Policy` (see `policies`), a pure function of the request body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+import traceback
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any
+
+from .http import Answer, Connection
+from .policies import Policy, Refusal, Reply, default_policy, policy_from_script, register_policy
+from .protocol import Completion, check_body, compact, error_body
+
+__all__ = [
+    "Faults",
+    "OfflineServer",
+    "Policy",
+    "RecordedRequest",
+    "Refusal",
+    "Reply",
+    "Stats",
+    "default_policy",
+    "policy_from_script",
+    "register_policy",
+]
+
+RECORDED = 4_096
+"""How many of the last requests a server remembers."""
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+HTML = b"<!doctype html><html><body><h1>It works!</h1></body></html>"
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong, and how often: fractions of the chat requests, spread evenly by their number.
+
+    Attributes:
+        status_429, status_500: fractions answered with these statuses.
+        cut_stream: fraction whose connection is closed in the middle of the answer.
+        retry_after: seconds, sent with every 429 and 500.
+        html: every chat request gets a web page with status 200.
+        fail_first: that many requests are answered with `fail_status` before anything else.
+    """
+
+    status_429: float = 0.0
+    status_500: float = 0.0
+    cut_stream: float = 0.0
+    retry_after: float | None = None
+    html: bool = False
+    fail_first: int = 0
+    fail_status: int = 500
+
+    def of(self, number: int) -> str | int | None:
+        """The fault of the chat request with this number (from 1): a status, `cut`, `html` or None."""
+        if number <= self.fail_first:
+            return self.fail_status
+        if self.html:
+            return "html"
+        place = number * GOLDEN % 1.0  # a low-discrepancy sequence: even at every length, unlike a random one
+        shares: dict[str | int, float] = {429: self.status_429, 500: self.status_500, "cut": self.cut_stream}
+        for fault, share in shares.items():
+            if place < share:
+                return fault
+            place -= share
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """A chat request as received; header names are in lower case. `body` is None if it was not JSON."""
+
+    body: Any
+    headers: dict[str, str]
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters of chat requests: `requests` = `completed` + `failed` + `aborted` + `in_flight`.
+
+    Attributes:
+        completed: answered in full.
+        failed: answered with an error, a web page, or half an answer, as a fault or a policy demanded.
+        aborted: given up by the client before the end of the answer.
+        repeats: requests whose messages were seen before in a request that was not answered with an error.
+        prompt_tokens, completion_tokens: of all answers begun.
+    """
+
+    requests: int = 0
+    completed: int = 0
+    failed: int = 0
+    aborted: int = 0
+    in_flight: int = 0
+    repeats: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def to_json(self) -> bytes:
+        return compact({name: getattr(self, name) for name in Stats.__slots__}).encode()
+
+
+class OfflineServer:
+    """The offline model at `url`, in a thread of its own between `start()` and `stop()` (or in a `with` block).
+
+    Args:
+        policy: what to answer; None for `default_policy`.
+        latency: seconds until the first byte of an answer.
+        chunk_delay: seconds between the events of a streamed answer; 0 sends them all at once.
+        port: 0 for a free one.
+
+    Attributes:
+        requests: the last `RECORDED` chat requests.
+        stats: counters; also served at `GET /stats`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        latency: float = 0.0,
+        chunk_delay: float = 0.0,
+        faults: Faults | None = None,
+        port: int = 0,
+    ) -> None:
+        self.policy = policy or default_policy
+        self.latency = latency
+        self.chunk_delay = chunk_delay
+        self.faults = faults or Faults()
+        self.port = port
+        self.requests: deque[RecordedRequest] = deque(maxlen=RECORDED)
+        self.stats = Stats()
+        self._seen: set[bytes] = set()
+        self.connections: set[Connection] = set()
+        self.held: list[Connection] | None = None
+        self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """What to use as `OPENAI_BASE_URL`."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def count(self) -> int:
+        """Chat requests received."""
+        return self.stats.requests
+
+    @property
+    def in_flight(self) -> int:
+        """Chat requests being answered."""
+        return self.stats.in_flight
+
+    def start(self) -> OfflineServer:
+        """Serve in a new thread; returns when connections are accepted.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        ready = threading.Event()
+        failure: list[BaseException] = []
+
+        async def run() -> None:
+            async with self.serving():
+                self._stopping = asyncio.Event()
+                ready.set()
+                await self._stopping.wait()
+
+        def main() -> None:
+            try:
+                asyncio.run(run())
+            except BaseException as error:
+                failure.append(error)
+                ready.set()
+
+        self._thread = threading.Thread(target=main, name="offline-model", daemon=True)
+        self._thread.start()
+        ready.wait()
+        if failure:
+            raise failure[0]
+        return self
+
+    def stop(self) -> None:
+        """Close all connections and end the thread. Does nothing if it isn't running."""
+        if self._thread is None or self._loop is None or self._stopping is None:
+            return
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+        self._thread = None
+
+    def __enter__(self) -> OfflineServer:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[OfflineServer]:
+        """Serve on the running loop while the block runs."""
+        self._loop = asyncio.get_running_loop()
+        server = await self._loop.create_server(
+            lambda: Connection(self), "127.0.0.1", self.port, backlog=4_096, reuse_address=True
+        )
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            for connection in list(self.connections):
+                connection.transport.abort()
+            await server.wait_closed()
+            while self.connections:  # noqa: ASYNC110 - their connection_lost is already scheduled
+                await asyncio.sleep(0)
+
+    def hold(self) -> None:
+        """Answer nothing from now on until `release()`; requests are accepted and counted as in flight."""
+        self._run(lambda: setattr(self, "held", [] if self.held is None else self.held))
+
+    def release(self) -> None:
+        """Answer all requests held back, and go on."""
+
+        def release() -> None:
+            held, self.held = self.held, None
+            for connection in held or ():
+                connection.send()
+
+        self._run(release)
+
+    def wait(self, condition: Callable[[Stats], bool], timeout: float = 30.0) -> None:
+        """Block until the counters satisfy `condition`; called from another thread than the server's.
+
+        Raises:
+            TimeoutError: naming the counters, when they did not within `timeout` seconds.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: condition(self.stats), timeout):
+                raise TimeoutError(f"the offline model did not get there within {timeout} s: {self.stats}")
+
+    def _run(self, action: Callable[[], None]) -> None:
+        """Run `action` on the server's loop and wait for it."""
+        if self._loop is None:
+            raise RuntimeError("the server is not running: call start() first")
+        done = threading.Event()
+
+        def act() -> None:
+            try:
+                action()
+            finally:
+                done.set()
+
+        self._loop.call_soon_threadsafe(act)
+        done.wait()
+
+    def change(self, **changes: int) -> None:
+        """Add to the counters, and wake those who wait for them."""
+        with self._changed:
+            for name, change in changes.items():
+                setattr(self.stats, name, getattr(self.stats, name) + change)
+            self._changed.notify_all()
+
+    def answer(self, raw: bytes, headers: dict[str, str]) -> Answer:
+        """Decide on the answer to a chat request. Called once per request, in order of arrival."""
+        try:
+            body = json.loads(raw)
+        except ValueError:
+            body = None
+        self.requests.append(RecordedRequest(body, headers))
+        fault = self.faults.of(self.stats.requests + 1)
+        if isinstance(fault, int):
+            code = "rate_limit_exceeded" if fault == 429 else None
+            return self._error(fault, f"the offline model fails with {fault} as it was told to", code)
+        if fault == "html":
+            return Answer(200, "text/html; charset=utf-8", [HTML])
+        try:
+            messages = check_body(body)
+            reply = self.policy(body)
+        except Refusal as error:
+            return self._error(error.status, error.message, error.code)
+        except Exception as error:
+            traceback.print_exc()
+            return self._error(400, f"the offline policy failed: {type(error).__name__}: {error}")
+        dump = compact(messages)
+        key = blake2b(dump.encode(), digest_size=12).digest()
+        tools = body.get("tools")
+        completion = Completion.of(
+            reply, body, f"chatcmpl-{key.hex()}", len(dump) + (len(compact(tools)) if tools else 0)
+        )
+        usage = completion.usage
+        self.change(
+            repeats=key in self._seen,
+            prompt_tokens=usage["prompt_tokens"],
+            completion_tokens=usage["completion_tokens"],
+        )
+        self._seen.add(key)
+        delay, cut = self.latency + reply.delay, fault == "cut"
+        if not body.get("stream"):
+            return Answer(200, "application/json", [completion.whole()], delay=delay, cut=cut, success=not cut)
+        include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        parts = completion.events(include_usage)
+        return Answer(200, "text/event-stream", parts, streamed=True, delay=delay, cut=cut, success=not cut)
+
+    def _error(self, status: int, message: str, code: str | None = None) -> Answer:
+        extra = ""
+        if self.faults.retry_after is not None and status in (429, 500):
+            seconds = self.faults.retry_after
+            extra = f"retry-after: {math.ceil(seconds)}\r\nretry-after-ms: {round(seconds * 1000)}\r\n"
+        return Answer(status, "application/json", [error_body(status, message, code)], extra=extra)

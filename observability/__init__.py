@@ -1,0 +1,1 @@
+"""From committed events to Prometheus metrics and OpenTelemetry spans."""

@@ -1,0 +1,110 @@
+"""All names that leave the process: metrics, spans and attributes. Change one here, and dashboards change with it.
+
+Names follow the OpenTelemetry GenAI conventions where these have one (`opentelemetry-semantic-conventions` still ships
+deprecated ones, so they are written down here), `understudy.*` otherwise.
+"""
+
+from __future__ import annotations
+
+SERVICE_NAME = "understudy"
+SCOPE_NAME = "understudy"
+
+# Operations, the first word of a span's name.
+INVOKE_AGENT = "invoke_agent"
+CHAT = "chat"
+EXECUTE_TOOL = "execute_tool"
+CRASH = "crash"
+RECOVER = "recover"
+
+# Span attributes of the GenAI conventions.
+OPERATION_NAME = "gen_ai.operation.name"
+PROVIDER_NAME = "gen_ai.provider.name"
+AGENT_NAME = "gen_ai.agent.name"
+CONVERSATION_ID = "gen_ai.conversation.id"
+REQUEST_MODEL = "gen_ai.request.model"
+REQUEST_STREAM = "gen_ai.request.stream"
+RESPONSE_MODEL = "gen_ai.response.model"
+RESPONSE_ID = "gen_ai.response.id"
+RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
+RESPONSE_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+USAGE_CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+USAGE_REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
+TOOL_NAME = "gen_ai.tool.name"
+TOOL_TYPE = "gen_ai.tool.type"
+TOOL_CALL_ID = "gen_ai.tool.call.id"
+ERROR_TYPE = "error.type"
+
+# Span attributes of ours.
+SESSION_PARENT_ID = "understudy.session.parent_id"
+SESSION_ROOT_ID = "understudy.session.root_id"
+RUN_ID = "understudy.run.id"
+RUN_STATUS = "understudy.run.status"
+RUN_ROUNDS = "understudy.run.rounds"
+ROUND = "understudy.round"
+EPOCH = "understudy.epoch"
+MODEL_ATTEMPT = "understudy.model.attempt"
+MODEL_RETRIES = "understudy.model.retries"
+MODEL_REDONE = "understudy.model.redone"
+TOOL_OUTCOME = "understudy.tool.outcome"
+TOOL_EXECUTIONS = "understudy.tool.executions"
+CRASH_PID = "understudy.crash.pid"
+CRASH_WAITING = "understudy.crash.waiting"
+CRASH_PROGRESS = "understudy.crash.progress"
+CRASH_DECISION = "understudy.crash.decision"
+NODE_ID = "understudy.node_id"
+PID = "understudy.pid"
+
+# Metrics; `prometheus_name` gives the spelling on the wire.
+INFERENCE_DURATION = "gen_ai.client.inference.duration"
+INFERENCE_FIRST_CHUNK = "gen_ai.client.inference.time_to_first_chunk"
+INFERENCE_INPUT_TOKENS = "gen_ai.client.inference.usage.input_tokens"
+INFERENCE_OUTPUT_TOKENS = "gen_ai.client.inference.usage.output_tokens"
+INFERENCE_CACHED_TOKENS = "gen_ai.client.inference.usage.cache_read.input_tokens"
+INFERENCE_REASONING_TOKENS = "gen_ai.client.inference.usage.reasoning.output_tokens"
+INVOKE_AGENT_DURATION = "gen_ai.invoke_agent.duration"
+EXECUTE_TOOL_DURATION = "gen_ai.execute_tool.duration"
+SESSIONS_CREATED = "understudy.sessions_created"
+RUNS_ACCEPTED = "understudy.runs_accepted"
+RUNS_FINISHED = "understudy.runs_finished"
+RUN_QUEUED = "understudy.run_queued"
+ACTIVATIONS = "understudy.activations"
+SESSION_CRASHES = "understudy.session_crashes"
+RESTORE_DURATION = "understudy.restore_duration"
+TOKENS_REDONE = "understudy.tokens_redone"
+MODEL_CALLS = "understudy.model_calls"
+MODEL_RETRY_COUNT = "understudy.model_retries"
+MODEL_CALLS_REISSUED = "understudy.model_calls_reissued"
+TOOL_CALLS = "understudy.tool_calls"
+TOOLS_IN_DOUBT = "understudy.tools_in_doubt"
+CHILDREN_SPAWNED = "understudy.children_spawned"
+SESSIONS_QUARANTINED = "understudy.sessions_quarantined"
+CANCEL_REQUESTS = "understudy.cancel_requests"
+COMMIT_DURATION = "understudy.commit_duration"
+COMMIT_OPERATIONS = "understudy.commit_operations"
+FENCED_WRITES = "understudy.fenced_writes"
+
+
+def prometheus_name(name: str, unit: str = "") -> str:
+    """The name in Prometheus' spelling; a counter's `_total` is added by the exposition format itself."""
+    spelled = name.replace(".", "_")
+    return f"{spelled}_{unit}" if unit else spelled
+
+
+def doubling(first: float, count: int) -> tuple[float, ...]:
+    """`count` upper bounds of histogram buckets, each twice the one before."""
+    return tuple(round(first * 2**power, 6) for power in range(count))
+
+
+INFERENCE_BUCKETS = doubling(0.01, 14)
+"""0.01 … 81.92 s, as the conventions advise for model calls and tools."""
+
+INVOKE_AGENT_BUCKETS = doubling(0.1, 13)
+"""0.1 … 409.6 s, as the conventions advise for whole runs."""
+
+RESTORE_BUCKETS = (0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
+"""Has a bound at each recovery target: 60 ms, 250 ms and, for a lost node, 15 s."""
+
+COMMIT_BUCKETS = doubling(0.0005, 13)
+BATCH_BUCKETS = doubling(1, 9)

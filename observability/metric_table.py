@@ -1,0 +1,319 @@
+"""The metric table: what every metric is called, and what each type of event adds to it.
+
+No label ever names a session or a run: the number of series does not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from understudy.events import (
+    CancelRequested,
+    ChildSpawned,
+    Event,
+    ModelCallCompleted,
+    ModelCallFailed,
+    ModelCallReissued,
+    RunAccepted,
+    RunFinished,
+    RunStarted,
+    SessionActivated,
+    SessionCrashed,
+    SessionCreated,
+    SessionQuarantined,
+    ToolFinished,
+    ToolInDoubt,
+)
+from understudy.records import RUN_STATUSES
+
+from . import conventions as names
+
+Labels = tuple[str, ...]
+Measure = Callable[[Any], tuple[Labels, int] | None]
+"""What one event adds to a metric: label values and an amount (a time in microseconds), or None for nothing."""
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One line of the metric table.
+
+    Attributes:
+        unit: `seconds` for times, which are measured in microseconds and shown in seconds; else empty.
+        buckets: upper bounds of a histogram, in the unit shown.
+        measures: what each type of event adds; without any, the metric is local to the process and not in checkpoints.
+        initial: label values that exist from the start with 0, so that a rate sees the first increment.
+    """
+
+    name: str
+    kind: Literal["counter", "histogram"]
+    help: str
+    labels: Labels = ()
+    unit: str = ""
+    buckets: tuple[float, ...] = ()
+    measures: Mapping[type[Event], Measure] = field(default_factory=dict)
+    initial: tuple[Labels, ...] = ()
+
+
+def _tokens(index: int) -> Mapping[type[Event], Measure]:
+    """Measures the tokens at `index` of a committed answer's usage."""
+
+    def measure(event: ModelCallCompleted) -> tuple[Labels, int] | None:
+        usage = event.usage
+        return ((event.agent, event.model), usage[index]) if usage and usage[index] else None
+
+    return {ModelCallCompleted: measure}
+
+
+def _first_chunk(event: ModelCallCompleted) -> tuple[Labels, int] | None:
+    return ((event.model,), event.first_chunk) if event.first_chunk else None
+
+
+def _tokens_redone(event: ModelCallCompleted) -> tuple[Labels, int] | None:
+    return ((), event.usage[0] + event.usage[1]) if event.redone and event.usage else None
+
+
+def _retries(event: ModelCallCompleted | ModelCallFailed) -> tuple[Labels, int] | None:
+    return ((event.model,), event.retries) if event.retries else None
+
+
+def _run_duration(event: RunFinished) -> tuple[Labels, int] | None:
+    return ((event.agent, event.status), event.at - event.started_at) if event.started_at else None
+
+
+def _restore(event: SessionActivated) -> tuple[Labels, int] | None:
+    return ((), event.down) if event.cause == "resume" else None
+
+
+def _tool(event: ToolFinished) -> str:
+    # A model may make up any number of names; they must not use up the label's values.
+    return "unknown" if event.outcome == "unknown_tool" else event.tool
+
+
+def _tool_duration(event: ToolFinished) -> tuple[Labels, int] | None:
+    return None if event.outcome in ("unknown_tool", "invalid") else ((event.tool, event.outcome), event.duration)
+
+
+def _failure(event: ModelCallFailed) -> str:
+    return "aborted" if event.error_code == "aborted" else "error"
+
+
+TABLE: tuple[MetricRow, ...] = (
+    MetricRow(
+        names.INFERENCE_DURATION,
+        "histogram",
+        "Time of a model call, retries included; error_type is empty for an answer.",
+        ("model", "error_type"),
+        "seconds",
+        names.INFERENCE_BUCKETS,
+        {
+            ModelCallCompleted: lambda event: ((event.model, ""), event.duration),
+            ModelCallFailed: lambda event: ((event.model, event.error_code or "error"), event.duration),
+        },
+    ),
+    MetricRow(
+        names.INFERENCE_FIRST_CHUNK,
+        "histogram",
+        "Time from the start of a model call to its first streamed token.",
+        ("model",),
+        "seconds",
+        names.INFERENCE_BUCKETS,
+        {ModelCallCompleted: _first_chunk},
+    ),
+    MetricRow(
+        names.INFERENCE_INPUT_TOKENS,
+        "counter",
+        "Input tokens, cached ones included.",
+        ("agent", "model"),
+        measures=_tokens(0),
+    ),
+    MetricRow(
+        names.INFERENCE_OUTPUT_TOKENS,
+        "counter",
+        "Output tokens, reasoning included.",
+        ("agent", "model"),
+        measures=_tokens(1),
+    ),
+    MetricRow(
+        names.INFERENCE_CACHED_TOKENS,
+        "counter",
+        "Input tokens read from the provider's cache.",
+        ("agent", "model"),
+        measures=_tokens(2),
+    ),
+    MetricRow(
+        names.INFERENCE_REASONING_TOKENS,
+        "counter",
+        "Output tokens spent on reasoning.",
+        ("agent", "model"),
+        measures=_tokens(3),
+    ),
+    MetricRow(
+        names.INVOKE_AGENT_DURATION,
+        "histogram",
+        "Time of a run from its start to its end.",
+        ("agent", "status"),
+        "seconds",
+        names.INVOKE_AGENT_BUCKETS,
+        {RunFinished: _run_duration},
+    ),
+    MetricRow(
+        names.EXECUTE_TOOL_DURATION,
+        "histogram",
+        "Time of a tool call.",
+        ("tool", "outcome"),
+        "seconds",
+        names.INFERENCE_BUCKETS,
+        {ToolFinished: _tool_duration},
+    ),
+    MetricRow(
+        names.SESSIONS_CREATED,
+        "counter",
+        "Sessions created.",
+        ("agent",),
+        measures={SessionCreated: lambda event: ((event.agent,), 1)},
+    ),
+    MetricRow(
+        names.RUNS_ACCEPTED,
+        "counter",
+        "Inputs durably accepted.",
+        ("agent",),
+        measures={RunAccepted: lambda event: ((event.agent,), 1)},
+    ),
+    MetricRow(
+        names.RUNS_FINISHED,
+        "counter",
+        "Runs that ended.",
+        ("status",),
+        measures={RunFinished: lambda event: ((event.status,), 1)},
+        initial=tuple((status,) for status in RUN_STATUSES),
+    ),
+    MetricRow(
+        names.RUN_QUEUED,
+        "histogram",
+        "Time from accepting an input to the start of its run.",
+        (),
+        "seconds",
+        names.INFERENCE_BUCKETS,
+        {RunStarted: lambda event: ((), event.queued)},
+        ((),),
+    ),
+    MetricRow(
+        names.ACTIVATIONS,
+        "counter",
+        "Activations of sessions in a frame.",
+        ("cause",),
+        measures={SessionActivated: lambda event: ((event.cause,), 1)},
+        initial=(("ready",), ("resume",), ("takeover",)),
+    ),
+    MetricRow(
+        names.SESSION_CRASHES,
+        "counter",
+        "Activations whose process died; waiting: while only waiting for a call in flight.",
+        ("cause", "waiting"),
+        measures={SessionCrashed: lambda event: ((event.cause, "true" if event.waiting else "false"), 1)},
+        initial=(("process_died", "false"), ("process_died", "true")),
+    ),
+    MetricRow(
+        names.RESTORE_DURATION,
+        "histogram",
+        "Time from the detection of a crash to the session's next activation.",
+        (),
+        "seconds",
+        names.RESTORE_BUCKETS,
+        {SessionActivated: _restore},
+        ((),),
+    ),
+    MetricRow(
+        names.TOKENS_REDONE,
+        "counter",
+        "Tokens paid a second time because an answer was lost with its node service.",
+        measures={ModelCallCompleted: _tokens_redone},
+        initial=((),),
+    ),
+    MetricRow(
+        names.MODEL_CALLS,
+        "counter",
+        "Model calls that ended.",
+        ("outcome",),
+        measures={
+            ModelCallCompleted: lambda event: (("ok",), 1),
+            ModelCallFailed: lambda event: ((_failure(event),), 1),
+        },
+        initial=(("ok",), ("error",), ("aborted",)),
+    ),
+    MetricRow(
+        names.MODEL_RETRY_COUNT,
+        "counter",
+        "Failed tries within model calls.",
+        ("model",),
+        measures={ModelCallCompleted: _retries, ModelCallFailed: _retries},
+    ),
+    MetricRow(
+        names.MODEL_CALLS_REISSUED,
+        "counter",
+        "Model calls sent again because their node service died.",
+        measures={ModelCallReissued: lambda event: ((), 1)},
+        initial=((),),
+    ),
+    MetricRow(
+        names.TOOL_CALLS,
+        "counter",
+        "Tool calls that have their result.",
+        ("tool", "outcome"),
+        measures={ToolFinished: lambda event: ((_tool(event), event.outcome), 1)},
+    ),
+    MetricRow(
+        names.TOOLS_IN_DOUBT,
+        "counter",
+        "Tool calls whose activation ended after they had started.",
+        ("tool", "policy"),
+        measures={ToolInDoubt: lambda event: ((event.tool, event.policy), 1)},
+    ),
+    MetricRow(
+        names.CHILDREN_SPAWNED,
+        "counter",
+        "Sub-agents created, by the agent that spawned them.",
+        ("agent",),
+        measures={ChildSpawned: lambda event: ((event.agent,), 1)},
+    ),
+    MetricRow(
+        names.SESSIONS_QUARANTINED,
+        "counter",
+        "Sessions given up until a person looks at them.",
+        ("reason",),
+        measures={SessionQuarantined: lambda event: ((event.reason,), 1)},
+    ),
+    MetricRow(
+        names.CANCEL_REQUESTS,
+        "counter",
+        "Requests to end a run.",
+        measures={CancelRequested: lambda event: ((), 1)},
+        initial=((),),
+    ),
+    MetricRow(
+        names.COMMIT_DURATION,
+        "histogram",
+        "Time of a transaction of the journal.",
+        (),
+        "seconds",
+        names.COMMIT_BUCKETS,
+        initial=((),),
+    ),
+    MetricRow(
+        names.COMMIT_OPERATIONS,
+        "histogram",
+        "Operations merged into one transaction of the journal.",
+        (),
+        "",
+        names.BATCH_BUCKETS,
+        initial=((),),
+    ),
+    MetricRow(
+        names.FENCED_WRITES,
+        "counter",
+        "Writes refused because a newer activation exists.",
+        initial=((),),
+    ),
+)

@@ -1,0 +1,289 @@
+"""Operations of placement: who owns the store, which frame holds a session, and what becomes of it when a frame dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, insert, select, update
+
+from understudy import events
+from understudy.errors import Fenced, StaleGeneration, StoreOwned
+from understudy.messages import Message
+from understudy.ports import Death, Decide, Verdict
+from understudy.records import CallState, Finish
+
+from .operations import budget_left, finish_run, request_key
+from .transaction import MESSAGE, OWNER, SESSION, TIMER, TOOL_CALL, Row, Transaction
+
+RESUME_TIMER = "resume"
+
+
+@dataclass(frozen=True)
+class FrameRef:
+    """A frame as the store knows it."""
+
+    frame_id: str
+    pid: int
+    node_id: str
+
+
+def acquire(tx: Transaction, holder: str, lease: int, *, may_take: Callable[[str], bool]) -> int:
+    """Become the owner of the namespace; returns the new generation.
+
+    Raises:
+        StoreOwned: another holder's lease runs, and `may_take(holder)` does not know it to be dead.
+    """
+    statement = select(OWNER).where(OWNER.c.namespace == tx.namespace)
+    if tx.connection.dialect.name != "sqlite":
+        statement = statement.with_for_update()
+    row = tx.connection.execute(statement).mappings().first()
+    if row is None:
+        tx.connection.execute(
+            insert(OWNER).values(namespace=tx.namespace, generation=1, holder=holder, lease_until=tx.now + lease)
+        )
+        return 1
+    if row["lease_until"] > tx.now and not may_take(row["holder"]):
+        seconds = (row["lease_until"] - tx.now) / 1e6
+        raise StoreOwned(
+            f"namespace {tx.namespace!r} is owned by {row['holder']} for another {seconds:.0f} s",
+            details={"holder": row["holder"], "seconds": seconds},
+        )
+    generation: int = row["generation"] + 1
+    _own(tx, generation, holder, tx.now + lease)
+    return generation
+
+
+def renew(tx: Transaction, generation: int, holder: str, lease: int) -> None:
+    """Keep owning. `lease` of 0 gives the store up.
+
+    Raises:
+        StaleGeneration: another supervisor took over.
+    """
+    current = tx.connection.execute(select(OWNER.c.generation).where(OWNER.c.namespace == tx.namespace)).scalar()
+    if current != generation:
+        raise StaleGeneration(f"generation {generation} no longer owns the store: {current} does")
+    _own(tx, generation, holder, tx.now + lease)
+
+
+def _own(tx: Transaction, generation: int, holder: str, lease_until: int) -> None:
+    tx.connection.execute(
+        update(OWNER)
+        .where(OWNER.c.namespace == tx.namespace)
+        .values(generation=generation, holder=holder, lease_until=lease_until)
+    )
+
+
+def activate(
+    tx: Transaction,
+    session_id: str,
+    frame: FrameRef,
+    *,
+    after_seq: int = 0,
+    cause: str = "ready",
+    down_since: int = 0,
+    parked: tuple[str, int] | None = None,
+) -> dict[str, Any]:
+    """Give a session to a frame under the next epoch, which fences the one before; returns what the frame must know.
+
+    Attributes:
+        after_seq: the frame has the session's messages up to here.
+        parked: `(session, epoch)` of the session that leaves the frame for this one.
+
+    Raises:
+        StaleGeneration: the supervisor of this journal no longer owns the store.
+        Fenced: the session has nothing to do any more.
+    """
+    tx.require_generation()
+    row = tx.session(session_id)
+    if not row["active"]:
+        raise Fenced(f"the session is {row['status']}: there is nothing to activate", session_id=session_id)
+    if parked is not None:
+        park(tx, *parked)
+    tx.changed(row)
+    row["epoch"] += 1
+    row["batch_no"] = 0
+    row.update(frame_id=frame.frame_id, actor_pid=frame.pid, node_id=frame.node_id)
+    if row["wait"] is None:
+        row["status"] = "running"
+    down = tx.now - down_since if down_since else 0
+    event = events.SessionActivated(
+        cause=cause, frame_id=frame.frame_id, pid=frame.pid, node_id=frame.node_id, down=down
+    )
+    tx.append(row, event)
+    return work(tx, row, after_seq)
+
+
+def park(tx: Transaction, session_id: str, epoch: int) -> None:
+    """Note that a waiting session left its frame; nothing if it is active elsewhere by now."""
+    row = tx.find(session_id)
+    if row is not None and row["epoch"] == epoch and row["frame_id"] is not None:
+        tx.changed(row)
+        row["frame_id"] = row["actor_pid"] = None
+
+
+def work(tx: Transaction, row: Row, after_seq: int) -> dict[str, Any]:
+    """All that an activation must know, messages after `after_seq` only: earlier ones never change."""
+    session_id = row["session_id"]
+    statement = (
+        select(MESSAGE.c.seq, MESSAGE.c.body)
+        .where(MESSAGE.c.namespace == tx.namespace, MESSAGE.c.session_id == session_id, MESSAGE.c.seq > after_seq)
+        .order_by(MESSAGE.c.seq)
+    )
+    found = [*tx.connection.execute(statement).mappings(), *tx.pending(MESSAGE, session_id)]
+    messages = [{**item["body"], "seq": item["seq"]} for item in found if item["seq"] > after_seq]
+    return {
+        "v": 1,
+        "session_id": session_id,
+        "epoch": row["epoch"],
+        "batch_no": row["batch_no"],
+        "after_seq": after_seq,
+        "seq": row["seq"],
+        "messages": messages,
+        "calls": [call.to_wire() for call in open_calls(tx, row)],
+        **current(tx, row),
+    }
+
+
+def current(tx: Transaction, row: Row) -> dict[str, Any]:
+    """The part of the work that is told afresh every time: run, wait, inbox, cancel, budget."""
+    return {
+        "spec_hash": row["spec_hash"],
+        "agent": row["agent"],
+        "parent_id": row["parent_id"],
+        "root_id": row["root_id"],
+        "depth": row["depth"],
+        "run_id": row["run_id"],
+        "round": row["round"],
+        "trace_id": row["trace_id"],
+        "wait": row["wait"],
+        "model_error": row["wait_error"],
+        "children_open": row["children_open"],
+        "cancel": row["cancel_reason"],
+        "inbox": list(tx.inbox(row)),
+        "budget_left": budget_left(tx, row),
+    }
+
+
+def open_calls(tx: Transaction, row: Row) -> list[CallState]:
+    """Tool calls of the current round whose results are not messages yet."""
+    if row["run_id"] is None:
+        return []
+    statement = (
+        select(TOOL_CALL)
+        .where(
+            TOOL_CALL.c.namespace == tx.namespace,
+            TOOL_CALL.c.session_id == row["session_id"],
+            TOOL_CALL.c.run_id == row["run_id"],
+            TOOL_CALL.c.round == row["round"],
+        )
+        .order_by(TOOL_CALL.c.index)
+    )
+    stored = tx.connection.execute(statement).mappings()
+    names = CallState.__slots__
+    return [CallState(**{name: item[name] for name in names}) for item in stored if item["state"] != "done"]
+
+
+def crash(
+    tx: Transaction, session_id: str, epoch: int, decide: Decide, *, cause: str, pid: int, policy: dict[str, Any]
+) -> Verdict | None:
+    """Note that an activation's process is gone and decide what follows; None if the session had moved on.
+
+    On `resume` without delay the session is ready (or still waits, in no frame); with one it waits for a timer; on
+    `quarantine` its run is over and its parent has a result.
+    """
+    tx.require_generation()
+    row = tx.find(session_id)
+    if row is None or row["epoch"] != epoch or not row["active"]:
+        if row is not None and row["epoch"] == epoch:
+            park(tx, session_id, epoch)
+        return None
+    waiting = row["wait"] is not None
+    progress = row["progress"] > row["progress_at_death"]
+    deaths = tuple(row["deaths"] or ())
+    verdict = decide(Death(tx.now, deaths, row["stuck"], waiting, progress, policy))
+    tx.changed(row)
+    row.update(
+        frame_id=None, actor_pid=None, restarts=row["restarts"] + 1, deaths=list(verdict.deaths), stuck=verdict.stuck,
+        progress_at_death=row["progress"],
+    )  # fmt: skip
+    event = events.SessionCrashed(
+        cause=cause, pid=pid, waiting=waiting, progress=progress, decision=verdict.action, delay=verdict.delay
+    )
+    tx.append(row, event)
+    if verdict.action == "quarantine":
+        quarantine(tx, row, verdict.reason)
+    elif verdict.delay and not waiting:
+        row["wait"], row["wait_since"], row["status"] = "timer", tx.now, "waiting_for_timer"
+        tx.insert(
+            TIMER, {"session_id": session_id, "name": RESUME_TIMER, "due_at": tx.now + verdict.delay, "payload": None}
+        )
+    elif not waiting:
+        tx.wake(row)
+    return verdict
+
+
+def quarantine(tx: Transaction, row: Row, reason: str) -> None:
+    """Give a session up: its run ends, its parent gets a typed result, its siblings go on."""
+    tx.append(row, events.SessionQuarantined(reason=reason))
+    error = {"code": "quarantined", "message": reason, "session_id": row["session_id"]}
+    finish_run(tx, row, Finish("quarantined", text=last_text(tx, row), error=error))
+    row["status"], row["active"], row["wait"] = "quarantined", 0, "idle"
+
+
+def last_text(tx: Transaction, row: Row) -> str:
+    """The last thing the agent said in its current run, for a result that has no better one."""
+    statement = (
+        select(MESSAGE.c.body)
+        .where(
+            MESSAGE.c.namespace == tx.namespace,
+            MESSAGE.c.session_id == row["session_id"],
+            MESSAGE.c.run_id == row["run_id"],
+            MESSAGE.c.role == "assistant",
+        )
+        .order_by(MESSAGE.c.seq.desc())
+        .limit(1)
+    )
+    body = tx.connection.execute(statement).scalar()
+    return Message.from_wire(body).text if body else ""
+
+
+def fire(tx: Transaction, session_id: str, name: str) -> None:
+    """A timer is due: the session that waits for it is ready."""
+    tx.connection.execute(
+        delete(TIMER).where(
+            TIMER.c.namespace == tx.namespace, TIMER.c.session_id == session_id, TIMER.c.name == name
+        )
+    )
+    row = tx.find(session_id)
+    if row is not None and row["wait"] == "timer":
+        tx.wake(row)
+
+
+def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: str) -> int | None:
+    """Take over a model call whose node service is gone, as the next attempt; None if nobody waits for it any more."""
+    row = tx.session(session_id)
+    if row["epoch"] != epoch:
+        raise Fenced(f"epoch {epoch} is fenced: the store has epoch {row['epoch']}", session_id=session_id)
+    if row["wait"] != "model":
+        return None
+    tx.changed(row)
+    lost_key, since = request_key(row), row["wait_since"]
+    row.update(wait_attempt=row["wait_attempt"] + 1, wait_holder=holder, wait_since=tx.now)
+    tx.append(
+        row,
+        events.ModelCallReissued(
+            request_key=request_key(row), lost_key=lost_key, model=model, attempt=row["wait_attempt"], started_at=since
+        ),
+    )
+    attempt: int = row["wait_attempt"]
+    return attempt
+
+
+def specification(tx: Transaction, session_id: str) -> dict[str, Any]:
+    """The session's specification."""
+    pending = next((row["spec"] for row in tx.created() if row["session_id"] == session_id), None)
+    statement = select(SESSION.c.spec).where(SESSION.c.namespace == tx.namespace, SESSION.c.session_id == session_id)
+    found: dict[str, Any] = pending or tx.connection.execute(statement).scalar()
+    return found

@@ -1,0 +1,112 @@
+"""Opening a store: engines, schema, and the mapping of database errors to ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, create_engine, event, func, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.pool import QueuePool
+
+from understudy.config import check_store, redact
+from understudy.errors import StoreError, StoreUnreachable, StoreVersion
+
+from .tables import SCHEMA_VERSION, SchemaMigration, metadata
+
+CONNECT_SECONDS = 5
+BUSY_SECONDS = 20
+SCHEMA_LOCK = 0x756E6465  # any constant: PostgreSQL's advisory lock of the first boot
+
+
+def now() -> int:
+    """Microseconds since 1970 UTC."""
+    return time.time_ns() // 1000
+
+
+class Database:
+    """One store: an engine for the one writing thread, and one for readers.
+
+    SQLite runs in WAL mode with `synchronous=FULL`: an acknowledged commit survives a power cut, and readers never wait
+    for the writer. PostgreSQL gets a small pool: a node holds at most five connections.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = check_store(dsn)
+        self.is_sqlite = self.dsn.startswith("sqlite")
+        if self.is_sqlite:
+            Path(self.dsn.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+            options = {"connect_args": {"timeout": BUSY_SECONDS, "check_same_thread": False}, "poolclass": QueuePool}
+            self.writer = create_engine(self.dsn, pool_size=1, **options)
+            self.reader = create_engine(self.dsn, pool_size=2, **options)
+            _tune_sqlite(self.writer, "BEGIN IMMEDIATE")
+            _tune_sqlite(self.reader, "BEGIN")
+        else:
+            dsn = "postgresql+psycopg://" + self.dsn.split("://", 1)[1]
+            arguments = {"connect_timeout": CONNECT_SECONDS, "application_name": "understudy"}
+            self.writer = create_engine(dsn, pool_size=1, max_overflow=1, connect_args=arguments)
+            self.reader = create_engine(dsn, pool_size=2, max_overflow=1, connect_args=arguments)
+
+    def prepare(self) -> None:
+        """Create or check the schema. Safe when several processes boot at once.
+
+        Raises:
+            StoreUnreachable: no connection within 5 seconds.
+            StoreVersion: the database is newer than this code; it was not touched.
+        """
+        with self.errors(), self.writer.begin() as connection:
+            if not self.is_sqlite:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": SCHEMA_LOCK})
+            table = SchemaMigration.__table__  # type: ignore[attr-defined]
+            table.create(connection, checkfirst=True)
+            version = connection.execute(select(func.max(table.c.version))).scalar()
+            if version is not None and version > SCHEMA_VERSION:
+                raise StoreVersion(f"{redact(self.dsn)} has schema version {version}; this code knows {SCHEMA_VERSION}")
+            if version is None:
+                metadata.create_all(connection)
+                connection.execute(table.insert().values(version=SCHEMA_VERSION, applied_at=now()))
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection for reading a consistent snapshot."""
+        with self.errors(), self.reader.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Map database errors to `StoreUnreachable` (worth a retry) and `StoreError`; passwords never show."""
+        try:
+            yield
+        except OperationalError as error:
+            raise StoreUnreachable(f"{redact(self.dsn)}: {_reason(error)}") from None
+        except DBAPIError as error:
+            kind = StoreUnreachable if error.connection_invalidated else StoreError
+            raise kind(f"{redact(self.dsn)}: {_reason(error)}") from None
+        except SQLAlchemyError as error:
+            raise StoreError(f"{redact(self.dsn)}: {type(error).__name__}") from None
+
+    def close(self) -> None:
+        """Give all connections back."""
+        self.writer.dispose()
+        self.reader.dispose()
+
+
+def _reason(error: DBAPIError) -> str:
+    lines = str(error.orig).strip().splitlines()
+    return f"{type(error.orig).__name__}: {redact(lines[0]) if lines else 'no reason given'}"
+
+
+def _tune_sqlite(engine: Engine, begin: str) -> None:
+    @event.listens_for(engine, "connect")
+    def _connect(connection, _record) -> None:  # type: ignore[no-untyped-def]
+        connection.isolation_level = None  # we say BEGIN ourselves: the driver would defer the lock
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA wal_autocheckpoint=2000")
+        connection.execute("PRAGMA cache_size=-16000")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection) -> None:  # type: ignore[no-untyped-def]
+        connection.exec_driver_sql(begin)

@@ -1,0 +1,493 @@
+"""The operations: every change of the store is one of these functions, each with its key and its condition.
+
+An operation runs inside a `Transaction`, possibly beside others. It first checks its condition and raises without
+having changed anything, then changes rows in memory. The table in DESIGN §3 names who may call which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import delete, select, update
+
+from understudy import events
+from understudy.errors import Fenced, RunConflict, SessionClosed, SessionConflict, UnknownRun
+from understudy.identifiers import call_identifier, digest, tool_span_identifier, trace_identifier, wait_key
+from understudy.messages import Message, ToolCall, Usage
+from understudy.records import Ack, Batch, CallState, Finish, ModelAnswer, Spawn
+
+from .transaction import RESERVATION, RUN, SESSION, TOOL_CALL, Row, Transaction
+
+TASK = "task"
+"""Run id of a child's one task, given by its parent."""
+
+TERMINAL = ("completed", "failed", "cancelled", "quarantined")
+
+
+def create_session(
+    tx: Transaction,
+    session_id: str,
+    spec: dict[str, Any],
+    *,
+    spec_hash: str,
+    placement: str,
+    node_id: str,
+    metadata: dict[str, str],
+    parent: Row | None = None,
+    call_id: str | None = None,
+) -> bool:
+    """Get or create a session; True when it was created.
+
+    Raises:
+        SessionConflict: it exists with another specification.
+    """
+    existing = tx.find(session_id)
+    if existing is not None:
+        if existing["spec_hash"] != spec_hash:
+            raise SessionConflict(f"session {session_id!r} exists with another specification", session_id=session_id)
+        return False
+    budget = (spec.get("budget") or {}).get("tokens")
+    row = tx.create(
+        {
+            "session_id": session_id,
+            "parent_id": parent["session_id"] if parent else None,
+            "root_id": parent["root_id"] if parent else session_id,
+            "depth": parent["depth"] + 1 if parent else 0,
+            "call_id": call_id,
+            "parent_run_id": parent["run_id"] if parent else None,
+            "agent": spec["name"],
+            "spec": spec,
+            "spec_hash": spec_hash,
+            "placement": placement,
+            "metadata_json": metadata,
+            "node_id": node_id,
+            "budget_tokens": budget,
+            "wait": "idle",
+        }
+    )
+    tx.append(row, events.SessionCreated(depth=row["depth"], call_id=call_id))
+    return True
+
+
+def accept(
+    tx: Transaction, session_id: str, run_id: str, content: Any, *, trace_id: str = "", parent_span_id: str = "",
+    source: str = "client",
+) -> bool:  # fmt: skip
+    """Accept an input as a run; True when it is new, False when the same one was accepted before.
+
+    Raises:
+        UnknownSession: there is no such session.
+        RunConflict: the run exists with another input.
+        SessionClosed: the session takes no more input.
+    """
+    row = tx.session(session_id)
+    fingerprint = digest(repr(content))
+    statement = select(RUN.c.digest).where(
+        RUN.c.namespace == tx.namespace, RUN.c.session_id == session_id, RUN.c.run_id == run_id
+    )
+    stored = row.get("new_runs", {}).get(run_id) or tx.connection.execute(statement).scalar()
+    if stored is not None:
+        if stored != fingerprint:
+            raise RunConflict(f"run {run_id!r} exists with another input", session_id=session_id)
+        return False
+    if row["closed"] or row["status"] == "quarantined":
+        raise SessionClosed(f"the session is {row['status'] if not row['closed'] else 'closed'}", session_id=session_id)
+    # Ten senders of one run_id may meet in one transaction, before the row below can be selected.
+    row.setdefault("new_runs", {})[run_id] = fingerprint
+    trace_id = trace_id or trace_identifier(session_id, run_id)
+    tx.insert(
+        RUN,
+        {"session_id": session_id, "run_id": run_id, "digest": fingerprint, "content": content, "source": source,
+         "status": "queued", "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now},
+    )  # fmt: skip
+    event = events.RunAccepted(run_id=run_id, trace_id=trace_id, source=source, parent_span_id=parent_span_id)
+    tx.append(row, event)
+    payload = {"content": content, "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now}
+    tx.put_inbox(row, "input", run_id, payload)
+    if row["wait"] == "idle":
+        tx.wake(row)
+    return True
+
+
+def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
+    """Commit one batch of an activation. Key: (session, epoch, batch_no); a replay changes nothing.
+
+    Raises:
+        Fenced: a newer activation exists.
+    """
+    row = tx.session(batch.session_id)
+    if row["epoch"] != batch.epoch or batch.batch_no < row["batch_no"]:
+        raise Fenced(
+            f"epoch {batch.epoch} batch {batch.batch_no} is fenced: the store has epoch {row['epoch']} "
+            f"batch {row['batch_no']}",
+            session_id=batch.session_id,
+        )
+    if batch.batch_no == row["batch_no"]:
+        return CommitResult(_ack(tx, row, 0, replayed=True), row["wait"], row["wait_attempt"], row["wait_holder"])
+    tx.changed(row)
+    row["batch_no"] = batch.batch_no
+    row["wait_error"] = None
+    cancel = row["cancel_reason"]
+    if batch.start_run is not None:
+        _start_run(tx, row, batch.start_run)
+        cancel = row["cancel_reason"]
+    first_seq = row["seq"] + 1
+    for entry in batch.entries:
+        tx.append(row, entry)
+    for call in batch.calls:
+        _set_call(tx, row, call)
+    tx.take_inbox(row, batch.inbox_done)
+    # A cancelled run may not grow: its spawns and its next model call are left out, and the Ack says why.
+    if cancel is None:
+        for spawn in batch.spawns:
+            _spawn(tx, row, spawn)
+    if batch.finish is not None:
+        finish_run(tx, row, batch.finish)
+        return CommitResult(_ack(tx, row, first_seq), row["wait"], 0, "")
+    _set_wait(tx, row, batch, holder)
+    return CommitResult(_ack(tx, row, first_seq), row["wait"], row["wait_attempt"], row["wait_holder"])
+
+
+def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str) -> None:
+    row["wait"] = None
+    if batch.wait == "idle" and row["run_id"] is None and row["inbox_count"] == 0:
+        row["wait"], row["active"], row["status"] = "idle", 0, "idle"
+    if batch.wait in (None, "idle") or row["cancel_reason"] is not None:
+        return
+    if batch.wait == "model":
+        _wait_for_model(tx, row, batch, holder)
+    elif batch.wait == "child" and row["children_open"]:
+        row["wait"], row["wait_since"], row["status"] = "child", tx.now, "waiting_for_child"
+
+
+@dataclass(frozen=True)
+class CommitResult:
+    """What a commit led to: the Ack, and what the session waits for now (None: it can go on)."""
+
+    ack: Ack
+    wait: str | None
+    attempt: int
+    holder: str
+
+
+def _ack(tx: Transaction, row: Row, first_seq: int, *, replayed: bool = False) -> Ack:
+    return Ack(row["seq"], first_seq, tx.inbox(row), row["cancel_reason"], budget_left(tx, row), replayed)
+
+
+def budget_left(tx: Transaction, row: Row) -> int | None:
+    """Tokens neither spent nor reserved in the tree's budget; None where the root has no budget."""
+    root = tx.session(row["root_id"])
+    if root["budget_tokens"] is None:
+        return None
+    left: int = root["budget_tokens"] - root["budget_spent"] - root["budget_reserved"]
+    return left
+
+
+def _start_run(tx: Transaction, row: Row, run_id: str) -> None:
+    item = next((item for item in tx.inbox(row) if item["kind"] == "input" and item["key"] == run_id), None)
+    if item is None:
+        raise UnknownRun(f"run {run_id!r} is not in the inbox", session_id=row["session_id"])
+    payload = item["payload"]
+    row.update(
+        run_id=run_id, round=0, run_usage=None, run_started_at=tx.now, cancel_reason=None, active=1, status="running",
+        trace_id=payload["trace_id"], parent_span_id=payload["parent_span_id"], children_open=0,
+    )  # fmt: skip
+    tx.take_inbox(row, [item["id"]])
+    end = dict.fromkeys(("text", "output", "error", "usage"))
+    tx.update_run(
+        row["session_id"], run_id, **end, status="running", rounds=0, started_at=tx.now, finished_at=0
+    )
+    tx.append(row, events.RunStarted(queued=tx.now - payload["accepted_at"]))
+
+
+def _set_call(tx: Transaction, row: Row, call: CallState) -> None:
+    if call.state in ("finished", "done"):
+        row["progress"] += 1
+    tx.update_call(
+        row["session_id"], call.call_id, state=call.state, epoch=row["epoch"], executions=call.executions,
+        result=call.result if call.state == "finished" else None, child_id=call.child_id,
+    )  # fmt: skip
+
+
+def _spawn(tx: Transaction, row: Row, spawn: Spawn) -> None:
+    """Create a child with its task, or find the one that this call created before."""
+    created = create_session(
+        tx, spawn.child_id, spawn.spec, spec_hash=spawn.spec["hash"], placement=row["placement"],
+        node_id=row["node_id"], metadata=spawn.spec.get("metadata") or {}, parent=row, call_id=spawn.call_id,
+    )  # fmt: skip
+    if not created:
+        return
+    row["children_open"] += 1
+    child_agent = spawn.spec["name"]
+    tx.append(row, events.ChildSpawned(call_id=spawn.call_id, child_id=spawn.child_id, child_agent=child_agent))
+    accept(
+        tx, spawn.child_id, TASK, spawn.text, trace_id=row["trace_id"], source="parent",
+        parent_span_id=tool_span_identifier(row["session_id"], spawn.call_id),
+    )  # fmt: skip
+
+
+def _wait_for_model(tx: Transaction, row: Row, batch: Batch, holder: str) -> str | None:
+    """Reserve tokens and wait; None when the tree's budget does not allow the call."""
+    left = budget_left(tx, row)
+    if left is not None:
+        if left < batch.request_tokens:
+            row["wait"] = None
+            return None
+        root = tx.session(row["root_id"])
+        tx.changed(root)
+        root["budget_reserved"] += batch.request_tokens
+        _set_reservation(tx, row, batch.request_round, batch.request_tokens)
+    row.update(
+        wait="model", status="waiting_for_model", round=batch.request_round, wait_attempt=1, wait_since=tx.now,
+        wait_holder=holder,
+    )  # fmt: skip
+    event = events.ModelCallStarted(
+        request_key=request_key(row), model=batch.request_model, profile=batch.request_profile, attempt=1
+    )
+    tx.append(row, event)
+    return "model"
+
+
+def request_key(row: Row) -> str:
+    """The key of the model call that the session waits for."""
+    return f"{wait_key(row['session_id'], row['run_id'], row['round'])}/{row['wait_attempt']}"
+
+
+def _set_reservation(tx: Transaction, row: Row, round_number: int, tokens: int) -> None:
+    _drop_reservation(tx, row, release=False)
+    tx.insert(
+        RESERVATION,
+        {"session_id": row["session_id"], "root_id": row["root_id"], "tokens": tokens,
+         "wait_key": wait_key(row["session_id"], row["run_id"], round_number)},
+    )  # fmt: skip
+
+
+def _drop_reservation(tx: Transaction, row: Row, *, release: bool = True, spent: int = 0) -> None:
+    """Give a reservation back to the tree's budget and book what was really spent."""
+    root = tx.session(row["root_id"])
+    if root["budget_tokens"] is None:
+        return
+    where = (RESERVATION.c.namespace == tx.namespace, RESERVATION.c.session_id == row["session_id"])
+    held = tx.connection.execute(select(RESERVATION.c.tokens).where(*where)).scalar()
+    if held is not None:
+        tx.connection.execute(delete(RESERVATION).where(*where))
+    if release:
+        tx.changed(root)
+        root["budget_reserved"] -= held or 0
+        root["budget_spent"] += spent
+
+
+@dataclass(frozen=True)
+class AnswerResult:
+    """What became of an answer: the session's new message and open calls; `won` is False for a late one."""
+
+    won: bool
+    message: Message | None = None
+    calls: tuple[CallState, ...] = ()
+
+
+def answer(
+    tx: Transaction, session_id: str, run_id: str, round_number: int, attempt: int, model: str, got: ModelAnswer
+) -> AnswerResult:  # fmt: skip
+    """Commit a model's answer where it arrives. Key: the wait; the first answer wins, whatever its attempt.
+
+    A late answer, or one that nobody waits for, leaves only an event: its tokens are counted.
+    """
+    row = tx.session(session_id)
+    key = f"{wait_key(session_id, run_id, round_number)}/{attempt}"
+    won = row["wait"] == "model" and row["run_id"] == run_id and row["round"] == round_number
+    tokens = got.usage.total_tokens
+    tx.changed(row)
+    row["tokens_used"] += tokens
+    row["tokens_redone"] += tokens if attempt > 1 else 0
+    failed = got.error is not None
+    shared: dict[str, Any] = {
+        "run_id": run_id, "round": round_number, "request_key": key, "attempt": attempt, "model": model,
+        "provider": got.provider, "started_at": got.started_at, "duration": got.duration, "retries": got.retries,
+        "trace_id": row["trace_id"] if row["run_id"] == run_id else trace_identifier(session_id, run_id),
+    }  # fmt: skip
+    event: events.Event
+    if failed:
+        assert got.error is not None
+        event = events.ModelCallFailed(**shared, error_code=got.error["code"], error_message=got.error["message"][:500])
+    else:
+        event = events.ModelCallCompleted(
+            **shared, response_model=got.response_model, response_id=got.response_id, finish_reason=got.finish_reason,
+            usage=got.usage.to_wire(), first_chunk=got.first_chunk, redone=attempt > 1, tool_calls=len(got.tool_calls),
+        )  # fmt: skip
+    if not won:
+        _drop_late(tx, row, tokens)
+        tx.append(row, event)
+        return AnswerResult(False)
+    row["run_usage"] = (Usage.from_wire(row["run_usage"]) + got.usage).to_wire()
+    _drop_reservation(tx, row, spent=tokens)
+    message, calls = None, ()
+    if failed:
+        row["wait_error"] = got.error
+    else:
+        row["progress"] += 1
+        # A cancelled run keeps the late answer's text and usage, but its tool calls would never be answered.
+        wanted = got.tool_calls if row["cancel_reason"] is None else ()
+        message, calls = _append_answer(tx, row, run_id, round_number, got, wanted)
+    tx.append(row, event)
+    tx.wake(row)
+    return AnswerResult(True, message, calls)
+
+
+def _drop_late(tx: Transaction, row: Row, tokens: int) -> None:
+    root = tx.session(row["root_id"])
+    if root["budget_tokens"] is not None:
+        tx.changed(root)
+        root["budget_spent"] += tokens
+
+
+def _append_answer(
+    tx: Transaction, row: Row, run_id: str, round_number: int, got: ModelAnswer, wanted: tuple[tuple[str, str, str], ...]
+) -> tuple[Message, tuple[CallState, ...]]:  # fmt: skip
+    calls = tuple(
+        CallState(call_identifier(run_id, round_number, index), "requested", name, arguments, provider_id, index)
+        for index, (provider_id, name, arguments) in enumerate(wanted)
+    )
+    message = Message(
+        role="assistant",
+        content=got.content,
+        tool_calls=tuple(ToolCall(call.call_id, call.tool, call.arguments, call.provider_id) for call in calls),
+        run_id=run_id,
+        round=round_number,
+        extra={**(got.extra or {}), "finish_reason": got.finish_reason},
+        created_at=tx.now,
+    )
+    seq = tx.append(row, message)
+    for call in calls:
+        tx.insert(
+            TOOL_CALL,
+            {"session_id": row["session_id"], "call_id": call.call_id, "run_id": run_id, "round": round_number,
+             "index": call.index, "tool": call.tool, "arguments": call.arguments, "provider_id": call.provider_id,
+             "state": "requested", "epoch": row["epoch"], "executions": 0, "updated_at": tx.now},
+        )  # fmt: skip
+    return replace(message, seq=seq), calls
+
+
+def finish_run(tx: Transaction, row: Row, finish: Finish) -> None:
+    """End the current run: its row, its event, the parent's inbox, and what the session does next."""
+    run_id = row["run_id"]
+    if run_id is None:
+        return
+    status = "cancelled" if row["cancel_reason"] is not None and finish.status != "quarantined" else finish.status
+    error = finish.error
+    if status == "cancelled" and error is None:
+        error = {"code": "cancelled", "message": row["cancel_reason"] or "cancelled", "session_id": row["session_id"]}
+    _drop_reservation(tx, row)
+    tx.update_run(
+        row["session_id"], run_id, status=status, text=finish.text, output=finish.output, error=error,
+        rounds=row["round"], usage=row["run_usage"], started_at=row["run_started_at"], finished_at=tx.now,
+    )  # fmt: skip
+    tx.append(
+        row,
+        events.RunFinished(
+            status=status, rounds=row["round"], usage=row["run_usage"], started_at=row["run_started_at"],
+            parent_span_id=row["parent_span_id"], error_code=(error or {}).get("code", ""),
+            error_message=(error or {}).get("message", "")[:500],
+        ),
+    )  # fmt: skip
+    if row["children_open"]:
+        for child in children(tx, row["session_id"]):
+            request_cancel(tx, child, "its parent's run ended")
+    if row["parent_id"] is not None and run_id == TASK:
+        _deliver(tx, row, status, finish, error)
+        row["closed"] = 1
+        row["status"] = status if status in TERMINAL else "completed"
+    else:
+        row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
+    row.update(
+        run_id=None, cancel_reason=None, children_open=0, run_usage=None, trace_id="", parent_span_id="", round=0,
+        error=error if status in ("failed", "quarantined") else None, wait="idle", active=0, wait_error=None,
+    )  # fmt: skip
+    if row["inbox_count"] > 0 and not row["closed"] and status != "quarantined":
+        tx.wake(row)
+
+
+def _deliver(tx: Transaction, child: Row, status: str, finish: Finish, error: dict[str, Any] | None) -> None:
+    """Put a child's result into its parent's inbox; the parent wakes when it has them all."""
+    parent = tx.session(child["parent_id"])
+    if parent["run_id"] is None or parent["run_id"] != child["parent_run_id"]:
+        return
+    tx.append(parent, events.ChildFinished(call_id=child["call_id"], child_id=child["session_id"], status=status))
+    payload = {
+        "child_id": child["session_id"], "status": status, "text": finish.text, "output": finish.output,
+        "error": error, "usage": child["run_usage"], "rounds": child["round"],
+    }  # fmt: skip
+    tx.put_inbox(parent, "child_result", child["call_id"], payload)
+    parent["children_open"] -= 1
+    if parent["wait"] == "child" and parent["children_open"] == 0:
+        tx.wake(parent)
+
+
+def children(tx: Transaction, session_id: str) -> list[Row]:
+    """The session's children that are at work."""
+    statement = select(SESSION.c.session_id).where(
+        SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == session_id, SESSION.c.active == 1
+    )
+    known = [row["session_id"] for row in tx.created() if row["parent_id"] == session_id]
+    ids = [*tx.connection.execute(statement).scalars(), *known]
+    tx.load(ids)
+    return [row for row in map(tx.session, ids) if row["active"]]
+
+
+def request_cancel(tx: Transaction, row: Row, reason: str, run_id: str | None = None) -> bool:
+    """Ask the current run (or the queued one named) to end, and all that it spawned; True if there was one.
+
+    From this commit on the run can neither spawn nor call a model, so no child appears behind the walk.
+    """
+    queued = next((i for i in tx.inbox(row) if i["kind"] == "input" and i["key"] == (run_id or i["key"])), None)
+    if row["run_id"] is None or (run_id is not None and run_id != row["run_id"]):
+        return _cancel_queued(tx, row, queued, reason) if queued else False
+    if row["cancel_reason"] is not None:
+        return True
+    tx.changed(row)
+    row["cancel_reason"] = reason
+    tx.append(row, events.CancelRequested(reason=reason))
+    tx.connection.execute(
+        update(RUN)
+        .where(RUN.c.namespace == tx.namespace, RUN.c.session_id == row["session_id"], RUN.c.run_id == row["run_id"])
+        .values(cancel_requested=reason)
+    )
+    tx.cancelled[row["session_id"]] = row
+    for child in children(tx, row["session_id"]):
+        request_cancel(tx, child, reason)
+    if row["wait"] == "timer" or (row["wait"] == "child" and row["children_open"] == 0):
+        tx.wake(row)
+    return True
+
+
+def _cancel_queued(tx: Transaction, row: Row, item: dict[str, Any], reason: str) -> bool:
+    error = {"code": "cancelled", "message": reason, "session_id": row["session_id"]}
+    tx.take_inbox(row, [item["id"]])
+    tx.changed(row)
+    tx.update_run(
+        row["session_id"], item["key"], status="cancelled", text="", output=None, error=error, rounds=0, usage=None,
+        started_at=0, finished_at=tx.now,
+    )  # fmt: skip
+    trace_id = item["payload"]["trace_id"]
+    tx.append(row, events.RunFinished(run_id=item["key"], trace_id=trace_id, status="cancelled", error_code="cancelled"))
+    if row["parent_id"] is not None and item["key"] == TASK:
+        row["status"], row["closed"], row["active"], row["wait"] = "cancelled", 1, 0, "idle"
+        _deliver(tx, row, "cancelled", Finish("cancelled"), error)
+    return True
+
+
+def close(tx: Transaction, session_id: str, reason: str) -> bool:
+    """Take no more input; cancel what runs, children included. True if the session was open."""
+    row = tx.session(session_id)
+    if row["closed"]:
+        return False
+    tx.changed(row)
+    row["closed"] = 1
+    tx.append(row, events.SessionClosed(reason=reason))
+    while row["run_id"] is None and row["inbox_count"] > 0 and request_cancel(tx, row, reason):
+        pass
+    request_cancel(tx, row, reason)
+    if row["run_id"] is None:
+        row["status"], row["active"], row["wait"] = "completed", 0, "idle"
+    return True

@@ -1,0 +1,197 @@
+"""Reading: what clients, the command line and the projection ask of the store. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from understudy.errors import UnknownRun, UnknownSession
+from understudy.events import ENVELOPE, Event
+
+from . import tables
+from .transaction import CODE_BLOB, EVENT, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL, Row, table_of
+
+METRIC_STATE = table_of(tables.MetricState)
+EXPORT_CURSOR = table_of(tables.ExportCursor)
+OWNER = table_of(tables.Owner)
+
+INFO = (
+    "session_id", "agent", "kind", "status", "parent_id", "root_id", "depth", "call_id", "epoch", "seq", "actor_pid",
+    "frame_id", "node_id", "restarts", "tokens_used", "tokens_redone", "created_at", "updated_at", "metadata_json",
+    "error", "run_id", "round", "closed", "active", "wait", "wait_attempt", "placement",
+)  # fmt: skip
+INFO_COLUMNS = [SESSION.c[name] for name in INFO]
+
+
+def event_from_row(row: Any) -> Event:
+    """Restore an event from its row."""
+    body = dict(row["body"])
+    envelope = dict(zip(ENVELOPE[4:], body.pop("_"), strict=True))
+    return Event.from_wire(
+        {"type": row["type"], "seq": row["seq"], "at": row["at"], "session_id": row["session_id"],
+         "run_id": row["run_id"], "writer_seq": row["writer_seq"], **envelope, "data": body}
+    )  # fmt: skip
+
+
+def session_info(connection: Connection, namespace: str, session_id: str) -> Row:
+    """One session. Raises `UnknownSession`."""
+    statement = select(*INFO_COLUMNS).where(SESSION.c.namespace == namespace, SESSION.c.session_id == session_id)
+    row = connection.execute(statement).mappings().first()
+    if row is None:
+        raise UnknownSession(f"there is no session {session_id!r} in this store", session_id=session_id)
+    return dict(row)
+
+
+def session_list(
+    connection: Connection, namespace: str, *, live_only: bool = False, roots_only: bool = False, limit: int = 100
+) -> list[Row]:
+    """Sessions, newest first."""
+    statement = select(*INFO_COLUMNS).where(SESSION.c.namespace == namespace)
+    if live_only:
+        statement = statement.where(SESSION.c.active == 1)
+    if roots_only:
+        statement = statement.where(SESSION.c.parent_id.is_(None))
+    statement = statement.order_by(SESSION.c.created_at.desc(), SESSION.c.session_id).limit(limit)
+    return [dict(row) for row in connection.execute(statement).mappings()]
+
+
+def tree(connection: Connection, namespace: str, session_id: str) -> list[Row]:
+    """The session and all below it, parents before children, with the tool each is at."""
+    root_id = session_info(connection, namespace, session_id)["root_id"]
+    statement = (
+        select(*INFO_COLUMNS)
+        .where(SESSION.c.namespace == namespace, SESSION.c.root_id == root_id)
+        .order_by(SESSION.c.depth, SESSION.c.created_at, SESSION.c.call_id)
+    )
+    rows = [dict(row) for row in connection.execute(statement).mappings()]
+    busy = _open_tools(connection, namespace, [row["session_id"] for row in rows if row["active"]])
+    kept: set[str] = set()
+    found = []
+    for row in rows:
+        if row["session_id"] == session_id or row["parent_id"] in kept:
+            kept.add(row["session_id"])
+            found.append({**row, "tools": busy.get(row["session_id"], [])})
+    return found
+
+
+def _open_tools(connection: Connection, namespace: str, session_ids: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    if session_ids:
+        statement = select(TOOL_CALL.c.session_id, TOOL_CALL.c.tool).where(
+            TOOL_CALL.c.namespace == namespace,
+            TOOL_CALL.c.session_id.in_(session_ids),
+            TOOL_CALL.c.state.in_(("requested", "started")),
+        )
+        for session_id, tool in connection.execute(statement):
+            found.setdefault(session_id, []).append(tool)
+    return found
+
+
+def messages(connection: Connection, namespace: str, session_id: str, after: int = 0, limit: int = 10_000) -> list[Row]:
+    """Messages of a session in order, in wire form."""
+    session_info(connection, namespace, session_id)
+    statement = (
+        select(MESSAGE.c.seq, MESSAGE.c.body)
+        .where(MESSAGE.c.namespace == namespace, MESSAGE.c.session_id == session_id, MESSAGE.c.seq > after)
+        .order_by(MESSAGE.c.seq)
+        .limit(limit)
+    )
+    return [{**row["body"], "seq": row["seq"]} for row in connection.execute(statement).mappings()]
+
+
+def session_events(
+    connection: Connection, namespace: str, session_id: str, after: int = 0, limit: int = 10_000
+) -> list[Event]:
+    """Events of a session in order."""
+    statement = (
+        select(EVENT)
+        .where(EVENT.c.namespace == namespace, EVENT.c.session_id == session_id, EVENT.c.seq > after)
+        .order_by(EVENT.c.seq)
+        .limit(limit)
+    )
+    return [event_from_row(row) for row in connection.execute(statement).mappings()]
+
+
+def writer_events(connection: Connection, namespace: str, writer: str, after: int, limit: int) -> list[Event]:
+    """Events that one journal committed, in its order."""
+    statement = (
+        select(EVENT)
+        .where(EVENT.c.namespace == namespace, EVENT.c.writer == writer, EVENT.c.writer_seq > after)
+        .order_by(EVENT.c.writer_seq)
+        .limit(limit)
+    )
+    return [event_from_row(row) for row in connection.execute(statement).mappings()]
+
+
+def run_info(connection: Connection, namespace: str, session_id: str, run_id: str) -> Row:
+    """One run. Raises `UnknownSession` or `UnknownRun`."""
+    statement = select(RUN).where(
+        RUN.c.namespace == namespace, RUN.c.session_id == session_id, RUN.c.run_id == run_id
+    )
+    row = connection.execute(statement).mappings().first()
+    if row is None:
+        session_info(connection, namespace, session_id)
+        raise UnknownRun(f"the session has no run {run_id!r}", session_id=session_id)
+    return dict(row)
+
+
+def runs(connection: Connection, namespace: str, session_id: str) -> list[Row]:
+    """All runs of a session, oldest first."""
+    session_info(connection, namespace, session_id)
+    statement = (
+        select(RUN).where(RUN.c.namespace == namespace, RUN.c.session_id == session_id).order_by(RUN.c.accepted_at)
+    )
+    return [dict(row) for row in connection.execute(statement).mappings()]
+
+
+def active_sessions(connection: Connection, namespace: str, nodes: Iterable[str] | None) -> list[Row]:
+    """Sessions with work to do, for a node service that takes them up."""
+    names = ("session_id", "placement", "epoch", "frame_id", "actor_pid", "wait", "wait_holder", "node_id")
+    statement = select(*(SESSION.c[name] for name in names)).where(
+        SESSION.c.namespace == namespace, SESSION.c.active == 1
+    )
+    if nodes is not None:
+        statement = statement.where(SESSION.c.node_id.in_(list(nodes)))
+    return [dict(row) for row in connection.execute(statement.order_by(SESSION.c.updated_at)).mappings()]
+
+
+def timers(connection: Connection, namespace: str) -> list[Row]:
+    """Timers that have not fired."""
+    statement = select(TIMER).where(TIMER.c.namespace == namespace)
+    return [dict(row) for row in connection.execute(statement).mappings()]
+
+
+def blob(connection: Connection, namespace: str, digest: str) -> bytes | None:
+    """Code by its hash."""
+    statement = select(CODE_BLOB.c.data).where(CODE_BLOB.c.namespace == namespace, CODE_BLOB.c.digest == digest)
+    data: bytes | None = connection.execute(statement).scalar()
+    return data
+
+
+def metric_state(connection: Connection, namespace: str, writer: str) -> Row | None:
+    """The last checkpoint of a writer's metric totals."""
+    statement = select(METRIC_STATE).where(METRIC_STATE.c.namespace == namespace, METRIC_STATE.c.writer == writer)
+    row = connection.execute(statement).mappings().first()
+    return dict(row) if row else None
+
+
+def export_cursor(connection: Connection, namespace: str, writer: str, sink: str) -> int:
+    """How far a sink has taken a writer's events."""
+    statement = select(EXPORT_CURSOR.c.writer_seq).where(
+        EXPORT_CURSOR.c.namespace == namespace, EXPORT_CURSOR.c.writer == writer, EXPORT_CURSOR.c.sink == sink
+    )
+    return connection.execute(statement).scalar() or 0
+
+
+def owner(connection: Connection, namespace: str) -> Row | None:
+    """Who owns the namespace."""
+    row = connection.execute(select(OWNER).where(OWNER.c.namespace == namespace)).mappings().first()
+    return dict(row) if row else None
+
+
+def counts(connection: Connection, namespace: str) -> dict[str, int]:
+    """Sessions by status."""
+    statement = select(SESSION.c.status, func.count()).where(SESSION.c.namespace == namespace)
+    return {status: count for status, count in connection.execute(statement.group_by(SESSION.c.status))}

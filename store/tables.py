@@ -1,0 +1,268 @@
+"""The tables. `namespace` is part of every key; times are integer microseconds UTC; `message` and `event` only grow.
+
+The journal writes them with Core statements (`operations.py`); these models are the schema and what tests and tools read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Index, Integer, LargeBinary, MetaData, Text
+from sqlalchemy import JSON as SqlJson
+from sqlmodel import Field, SQLModel
+
+SCHEMA_VERSION = 1
+
+# Not JSONB: `json` keeps key order and bytes as given, and takes \u0000 escapes that JSONB refuses.
+Json = SqlJson(none_as_null=True)
+
+metadata = MetaData()
+
+
+class Table(SQLModel):
+    """Base of our tables: own metadata, so that a user's SQLModel tables stay apart."""
+
+    metadata = metadata
+
+
+def key_column(**options: Any) -> Any:
+    return Field(primary_key=True, sa_type=Text, **options)
+
+
+def text_column(default: Any = None) -> Any:
+    return Field(default=default, sa_type=Text, nullable=default is None)
+
+
+def number_column(default: Any = 0) -> Any:
+    return Field(default=default, sa_type=BigInteger, nullable=default is None)
+
+
+def json_column(default: Any = None) -> Any:
+    return Field(default=default, sa_type=Json, nullable=True)
+
+
+class SchemaMigration(Table, table=True):
+    """Versions of the schema that were applied. A higher one than ours: the database is refused, not touched."""
+
+    __tablename__ = "schema_migration"
+    version: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
+    applied_at: int = number_column()
+
+
+class Owner(Table, table=True):
+    """Which supervisor may act on a namespace. Every supervisor write is conditional on `generation`."""
+
+    __tablename__ = "owner"
+    namespace: str = key_column()
+    generation: int = number_column()
+    holder: str = text_column("")
+    lease_until: int = number_column()
+
+
+class Session(Table, table=True):
+    """One session. The columns from `run_id` to `run_started_at` describe the current run, so that a round needs no
+    other row."""
+
+    __tablename__ = "session"
+    __table_args__ = (
+        Index("session_parent", "namespace", "parent_id"),
+        Index("session_root", "namespace", "root_id"),
+        Index("session_live", "namespace", "active", "node_id"),
+    )
+    namespace: str = key_column()
+    session_id: str = key_column()
+    parent_id: str | None = text_column()
+    root_id: str = text_column("")
+    depth: int = number_column()
+    call_id: str | None = text_column()
+    parent_run_id: str | None = text_column()
+    agent: str = text_column("")
+    kind: str = text_column("agent")
+    spec: dict[str, Any] | None = json_column()
+    spec_hash: str = text_column("")
+    placement: str = text_column("")
+    metadata_json: dict[str, Any] | None = json_column()
+    created_at: int = number_column()
+
+    updated_at: int = number_column()
+    status: str = text_column("idle")
+    active: int = number_column()
+    closed: int = number_column()
+    error: dict[str, Any] | None = json_column()
+    node_id: str = text_column("")
+    frame_id: str | None = text_column()
+    actor_pid: int | None = number_column(None)
+    epoch: int = number_column()
+    batch_no: int = number_column()
+    seq: int = number_column()
+    version: int = number_column()
+    inbox_seq: int = number_column()
+    inbox_count: int = number_column()
+    children_open: int = number_column()
+
+    run_id: str | None = text_column()
+    round: int = number_column()
+    wait: str | None = text_column()
+    wait_attempt: int = number_column()
+    wait_since: int = number_column()
+    wait_holder: str = text_column("")
+    wait_error: dict[str, Any] | None = json_column()
+    cancel_reason: str | None = text_column()
+    trace_id: str = text_column("")
+    parent_span_id: str = text_column("")
+    run_usage: list[Any] | None = json_column()
+    run_started_at: int = number_column()
+
+    deaths: list[Any] | None = json_column()
+    stuck: int = number_column()
+    progress: int = number_column()
+    progress_at_death: int = number_column()
+    restarts: int = number_column()
+    tokens_used: int = number_column()
+    tokens_redone: int = number_column()
+    budget_tokens: int | None = number_column(None)
+    budget_reserved: int = number_column()
+    budget_spent: int = number_column()
+
+
+class Run(Table, table=True):
+    """One input to a session and what became of it. `digest` tells the same input from another under one id."""
+
+    __tablename__ = "run"
+    namespace: str = key_column()
+    session_id: str = key_column()
+    run_id: str = key_column()
+    digest: str = text_column("")
+    content: Any = json_column()
+    source: str = text_column("client")
+    status: str = text_column("queued")
+    text: str | None = text_column()
+    output: Any = json_column()
+    error: dict[str, Any] | None = json_column()
+    rounds: int = number_column()
+    usage: list[Any] | None = json_column()
+    trace_id: str = text_column("")
+    parent_span_id: str = text_column("")
+    cancel_requested: str | None = text_column()
+    accepted_at: int = number_column()
+    started_at: int = number_column()
+    finished_at: int = number_column()
+
+
+class Message(Table, table=True):
+    """One message; `seq` is shared with the session's events and has no gaps."""
+
+    __tablename__ = "message"
+    namespace: str = key_column()
+    session_id: str = key_column()
+    seq: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
+    v: int = number_column(1)
+    run_id: str | None = text_column()
+    round: int = number_column()
+    role: str = text_column("")
+    body: dict[str, Any] | None = json_column()
+    created_at: int = number_column()
+
+
+class Event(Table, table=True):
+    """One event. `(writer, writer_seq)` is its place in the committing journal's own log."""
+
+    __tablename__ = "event"
+    __table_args__ = (Index("event_writer", "namespace", "writer", "writer_seq", unique=True),)
+    namespace: str = key_column()
+    session_id: str = key_column()
+    seq: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
+    v: int = number_column(1)
+    writer: str = text_column("")
+    writer_seq: int = number_column()
+    type: str = text_column("")
+    at: int = number_column()
+    run_id: str | None = text_column()
+    body: dict[str, Any] | None = json_column()
+
+
+class ToolCall(Table, table=True):
+    """One tool call: requested → started → finished → done (its result is a message)."""
+
+    __tablename__ = "tool_call"
+    namespace: str = key_column()
+    session_id: str = key_column()
+    call_id: str = key_column()
+    run_id: str = text_column("")
+    round: int = number_column()
+    index: int = number_column()
+    tool: str = text_column("")
+    arguments: str = text_column("")
+    provider_id: str = text_column("")
+    state: str = text_column("requested")
+    epoch: int = number_column()
+    executions: int = number_column()
+    result: dict[str, Any] | None = json_column()
+    child_id: str | None = text_column()
+    updated_at: int = number_column()
+
+
+class Inbox(Table, table=True):
+    """What reaches a session, in order of arrival; the row goes when a batch has taken care of it."""
+
+    __tablename__ = "inbox"
+    namespace: str = key_column()
+    session_id: str = key_column()
+    item: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
+    kind: str = text_column("input")
+    key: str = text_column("")
+    payload: dict[str, Any] | None = json_column()
+    created_at: int = number_column()
+
+
+class Reservation(Table, table=True):
+    """Tokens set aside for a model call in flight, from the budget of its tree."""
+
+    __tablename__ = "reservation"
+    namespace: str = key_column()
+    session_id: str = key_column()
+    wait_key: str = text_column("")
+    root_id: str = text_column("")
+    tokens: int = number_column()
+
+
+class Timer(Table, table=True):
+    """A wake-up that survives restarts: the delayed resume of a session that crashed without progress."""
+
+    __tablename__ = "timer"
+    __table_args__ = (Index("timer_due", "namespace", "due_at"),)
+    namespace: str = key_column()
+    session_id: str = key_column()
+    name: str = key_column()
+    due_at: int = number_column()
+    payload: dict[str, Any] | None = json_column()
+
+
+class CodeBlob(Table, table=True):
+    """Code that travels by value (functions of a driver's `__main__`, working_dir packages), by its hash."""
+
+    __tablename__ = "code_blob"
+    namespace: str = key_column()
+    digest: str = key_column()
+    data: bytes = Field(sa_type=LargeBinary)
+    created_at: int = number_column()
+
+
+class MetricState(Table, table=True):
+    """Metric totals of a writer up to `writer_seq`; with the events after it they are exact."""
+
+    __tablename__ = "metric_state"
+    namespace: str = key_column()
+    writer: str = key_column()
+    writer_seq: int = number_column()
+    state: dict[str, Any] | None = json_column()
+
+
+class ExportCursor(Table, table=True):
+    """How far a sink has taken a writer's events; moves on success only."""
+
+    __tablename__ = "export_cursor"
+    namespace: str = key_column()
+    writer: str = key_column()
+    sink: str = key_column()
+    writer_seq: int = number_column()

@@ -1,0 +1,308 @@
+"""The unit of work behind a group commit: rows are read once under lock, changed in memory, written in bulk."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
+
+from understudy.errors import StaleGeneration, UnknownSession
+from understudy.events import ENVELOPE, Event
+from understudy.messages import WIRE_VERSION, Message
+
+from . import tables
+
+Row = dict[str, Any]
+
+
+def table_of(model: type) -> Any:
+    """The SQLAlchemy table behind a SQLModel class."""
+    return model.__table__  # type: ignore[attr-defined]
+
+
+SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, CODE_BLOB = map(
+    table_of,
+    (
+        tables.Session,
+        tables.Run,
+        tables.Message,
+        tables.Event,
+        tables.ToolCall,
+        tables.Inbox,
+        tables.Owner,
+        tables.Reservation,
+        tables.Timer,
+        tables.CodeBlob,
+    ),
+)
+
+# Everything about a session that never changes after its creation, and so is not written back.
+FIXED = {
+    "namespace", "session_id", "parent_id", "root_id", "depth", "call_id", "parent_run_id", "agent", "kind", "spec",
+    "spec_hash", "placement", "metadata_json", "created_at",
+}  # fmt: skip
+MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED]
+# The specification is large and fixed: it is read once, not in every round.
+SESSION_COLUMNS = [column for column in SESSION.columns if column.name not in ("spec", "metadata_json")]
+
+SELECT_SESSIONS = select(*SESSION_COLUMNS).where(
+    SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(bindparam("ids", expanding=True))
+)
+UPDATE_SESSION = (
+    update(SESSION)
+    .where(SESSION.c.namespace == bindparam("b_namespace"), SESSION.c.session_id == bindparam("b_session_id"))
+    .values({name: bindparam(f"b_{name}") for name in MUTABLE})
+)
+CALL_STATE = ("state", "epoch", "executions", "result", "child_id", "updated_at")
+UPDATE_CALL = (
+    update(TOOL_CALL)
+    .where(
+        TOOL_CALL.c.namespace == bindparam("b_namespace"),
+        TOOL_CALL.c.session_id == bindparam("b_session_id"),
+        TOOL_CALL.c.call_id == bindparam("b_call_id"),
+    )
+    .values({name: bindparam(f"b_{name}") for name in CALL_STATE})
+)
+RUN_END = ("status", "text", "output", "error", "rounds", "usage", "started_at", "finished_at")
+UPDATE_RUN = (
+    update(RUN)
+    .where(
+        RUN.c.namespace == bindparam("b_namespace"),
+        RUN.c.session_id == bindparam("b_session_id"),
+        RUN.c.run_id == bindparam("b_run_id"),
+    )
+    .values({name: bindparam(f"b_{name}") for name in RUN_END})
+)
+DELETE_INBOX = delete(INBOX).where(
+    INBOX.c.namespace == bindparam("b_namespace"),
+    INBOX.c.session_id == bindparam("b_session_id"),
+    INBOX.c.item == bindparam("b_item"),
+)
+
+
+class Transaction:
+    """One transaction that carries the operations of many sessions.
+
+    Operations check their condition before they change anything, so one that is refused leaves the others alone.
+
+    Attributes:
+        now: the commit's time, microseconds UTC; every row written carries it.
+        generation: the owner's generation that this journal acts for; 0 before there is one.
+        committed_events: the events in order, for the projection.
+        woken: sessions whose wait ended here; they are ready for a frame.
+        cancelled: sessions whose current run was asked to end here.
+    """
+
+    def __init__(
+        self, connection: Connection, namespace: str, *, now: int, writer: str, writer_seq: int, generation: int
+    ) -> None:
+        self.connection = connection
+        self.namespace = namespace
+        self.now = now
+        self.writer = writer
+        self.writer_seq = writer_seq
+        self.generation = generation
+        self.committed_events: list[Event] = []
+        self.woken: dict[str, Row] = {}
+        self.cancelled: dict[str, Row] = {}
+        self._sessions: dict[str, Row] = {}
+        self._dirty: dict[str, Row] = {}
+        self._created: list[Row] = []
+        self._inserts: dict[Any, list[Row]] = {}
+        self._call_updates: list[Row] = []
+        self._inbox_deletes: list[Row] = []
+        self._run_updates: list[Row] = []
+        self._owner: Row | None = None
+
+    def load(self, session_ids: Iterable[str]) -> None:
+        """Lock and read sessions, always in the same order, so that two journals can't deadlock on them."""
+        wanted = sorted(set(session_ids) - self._sessions.keys())
+        if not wanted:
+            return
+        statement = SELECT_SESSIONS
+        if self.connection.dialect.name != "sqlite":
+            statement = statement.order_by(SESSION.c.session_id).with_for_update()
+        for row in self.connection.execute(statement, {"ns": self.namespace, "ids": wanted}).mappings():
+            self._sessions[row["session_id"]] = dict(row)
+
+    def find(self, session_id: str) -> Row | None:
+        """The session's row, or None."""
+        if session_id not in self._sessions:
+            self.load([session_id])
+        return self._sessions.get(session_id)
+
+    def session(self, session_id: str) -> Row:
+        """The session's row.
+
+        Raises:
+            UnknownSession: there is none.
+        """
+        row = self.find(session_id)
+        if row is None:
+            raise UnknownSession(f"there is no session {session_id!r} in this store", session_id=session_id)
+        return row
+
+    def changed(self, row: Row) -> None:
+        """Note that `row` must be written back."""
+        if row["session_id"] not in self._dirty:
+            self._dirty[row["session_id"]] = row
+            row["version"] += 1
+            row["updated_at"] = self.now
+
+    def create(self, row: Row) -> Row:
+        """Add a new session."""
+        full = {column.name: _default(column) for column in SESSION.columns}
+        full.update(row, namespace=self.namespace, created_at=self.now, updated_at=self.now)
+        self._sessions[row["session_id"]] = full
+        self._created.append(full)
+        self._dirty[row["session_id"]] = full
+        return full
+
+    def created(self) -> list[Row]:
+        """The sessions that this transaction creates."""
+        return self._created
+
+    def insert(self, table: Any, row: Row) -> None:
+        """Add a row to any other table."""
+        row["namespace"] = self.namespace
+        self._inserts.setdefault(table, []).append(row)
+
+    def append(self, row: Row, entry: Message | Event) -> int:
+        """Append a message or an event to the session's log and return its `seq`."""
+        self.changed(row)
+        row["seq"] += 1
+        seq: int = row["seq"]
+        if isinstance(entry, Message):
+            stored = entry.to_wire()
+            stored["created_at"] = self.now
+            self.insert(
+                MESSAGE,
+                {"session_id": row["session_id"], "seq": seq, "v": WIRE_VERSION, "run_id": entry.run_id,
+                 "round": entry.round, "role": entry.role, "body": stored, "created_at": self.now},
+            )  # fmt: skip
+            return seq
+        self.writer_seq += 1
+        stamped = dataclasses.replace(
+            entry, seq=seq, at=self.now, session_id=row["session_id"], run_id=entry.run_id or row["run_id"],
+            round=entry.round or row["round"], epoch=row["epoch"], trace_id=entry.trace_id or row["trace_id"],
+            agent=row["agent"], parent_id=row["parent_id"], root_id=row["root_id"], writer_seq=self.writer_seq,
+        )  # fmt: skip
+        self.committed_events.append(stamped)
+        body = stamped.body()
+        body["_"] = [getattr(stamped, name) for name in ENVELOPE[4:]]
+        self.insert(
+            EVENT,
+            {"session_id": row["session_id"], "seq": seq, "v": WIRE_VERSION, "writer": self.writer,
+             "writer_seq": self.writer_seq, "type": stamped.type, "at": self.now, "run_id": stamped.run_id,
+             "body": body},
+        )  # fmt: skip
+        return seq
+
+    def update_call(self, session_id: str, call_id: str, **state: Any) -> None:
+        """Set a tool call's state; every field of `CALL_STATE` but the time must be given."""
+        state["updated_at"] = self.now
+        row = {f"b_{name}": state[name] for name in CALL_STATE}
+        row.update(b_namespace=self.namespace, b_session_id=session_id, b_call_id=call_id)
+        self._call_updates.append(row)
+
+    def update_run(self, session_id: str, run_id: str, **end: Any) -> None:
+        """Set how a run stands; every field of `RUN_END` must be given."""
+        row = {f"b_{name}": end[name] for name in RUN_END}
+        row.update(b_namespace=self.namespace, b_session_id=session_id, b_run_id=run_id)
+        self._run_updates.append(row)
+
+    def pending(self, table: Any, session_id: str) -> list[Row]:
+        """Rows of a session that this transaction will insert: a SELECT can't see them yet."""
+        return [row for row in self._inserts.get(table, ()) if row["session_id"] == session_id]
+
+    def inbox(self, row: Row) -> tuple[Row, ...]:
+        """What is in the session's inbox now, oldest first."""
+        if row["inbox_count"] <= 0:
+            return ()
+        statement = (
+            select(INBOX)
+            .where(INBOX.c.namespace == self.namespace, INBOX.c.session_id == row["session_id"])
+            .order_by(INBOX.c.item)
+        )
+        taken = {item["b_item"] for item in self._inbox_deletes if item["b_session_id"] == row["session_id"]}
+        found = [*self.connection.execute(statement).mappings(), *self.pending(INBOX, row["session_id"])]
+        return tuple(
+            {"id": item["item"], "kind": item["kind"], "key": item["key"], "payload": item["payload"]}
+            for item in found
+            if item["item"] not in taken
+        )
+
+    def put_inbox(self, row: Row, kind: str, key: str, payload: dict[str, Any]) -> None:
+        """Put something into a session's inbox."""
+        self.changed(row)
+        row["inbox_seq"] = item = row["inbox_seq"] + 1
+        row["inbox_count"] += 1
+        self.insert(
+            INBOX,
+            {"session_id": row["session_id"], "item": item, "kind": kind, "key": key, "payload": payload,
+             "created_at": self.now},
+        )  # fmt: skip
+
+    def take_inbox(self, row: Row, items: Iterable[int]) -> None:
+        """Remove inbox rows that the batch takes care of."""
+        for item in items:
+            row["inbox_count"] -= 1
+            self._inbox_deletes.append(
+                {"b_namespace": self.namespace, "b_session_id": row["session_id"], "b_item": item}
+            )
+
+    def wake(self, row: Row) -> None:
+        """End the session's wait: it is ready for a frame."""
+        self.changed(row)
+        row["wait"] = None
+        row["status"] = "running"
+        row["active"] = 1
+        self.woken[row["session_id"]] = row
+
+    def require_generation(self) -> None:
+        """Check that the supervisor this journal acts for still owns the store.
+
+        Raises:
+            StaleGeneration: another one does, or none ever did.
+        """
+        if self._owner is None:
+            statement = select(OWNER).where(OWNER.c.namespace == self.namespace)
+            found = self.connection.execute(statement).mappings().first()
+            self._owner = dict(found) if found else {"generation": 0}
+        if not self.generation or self._owner["generation"] != self.generation:
+            raise StaleGeneration(
+                f"generation {self.generation} no longer owns the store: {self._owner['generation']} does"
+            )
+
+    def flush(self) -> None:
+        """Write everything back, a statement per table."""
+        execute = self.connection.execute
+        if self._created:
+            execute(insert(SESSION), [self._storable(row) for row in self._created])
+        created = {row["session_id"] for row in self._created}
+        dirty = [row for key, row in sorted(self._dirty.items()) if key not in created]
+        if dirty:
+            parameters = [
+                {"b_namespace": self.namespace, "b_session_id": row["session_id"]}
+                | {f"b_{name}": row[name] for name in MUTABLE}
+                for row in dirty
+            ]
+            execute(UPDATE_SESSION, parameters)
+        if self._inbox_deletes:
+            execute(DELETE_INBOX, self._inbox_deletes)
+        for table, rows in self._inserts.items():
+            execute(insert(table), rows)
+        if self._call_updates:
+            execute(UPDATE_CALL, self._call_updates)
+        if self._run_updates:
+            execute(UPDATE_RUN, self._run_updates)
+
+    @staticmethod
+    def _storable(row: Mapping[str, Any]) -> Row:
+        return {column.name: row[column.name] for column in SESSION.columns}
+
+
+def _default(column: Any) -> Any:
+    return column.default.arg if column.default is not None else None

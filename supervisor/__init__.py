@@ -1,0 +1,1 @@
+"""Supervision as plain data and pure decisions: restarts, paging, the size of the pool. No Ray here."""

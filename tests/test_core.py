@@ -1,0 +1,383 @@
+"""The shared vocabulary: errors, identifiers, messages, events, records, settings, specifications."""
+
+import dataclasses
+import json
+import pickle
+import re
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy import errors, records
+from understudy.config import (
+    ModelProfile,
+    Settings,
+    check_store,
+    is_secret_name,
+    model_profile_from_environment,
+    redact,
+)
+from understudy.errors import InvalidConfiguration, InvalidInput, InvalidSpec, UnderstudyError, error_classes
+from understudy.events import EVENT_TYPES, Event, UnknownEvent
+from understudy.identifiers import check_identifier, child_identifier, digest, new_identifier
+from understudy.messages import Message, ToolCall, Usage
+from understudy.spec import AgentSpec, Budget, RestartPolicy
+
+ERRORS = sorted(
+    {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, UnderstudyError)},
+    key=lambda kind: kind.__name__,
+)
+
+texts = st.text(max_size=20)
+words = st.text(min_size=1, max_size=20)
+counts = st.integers(min_value=0, max_value=2**53)
+json_values = st.recursive(
+    st.none() | st.booleans() | counts | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+json_objects = st.dictionaries(texts, json_values, max_size=3)
+usages = st.builds(Usage, counts, counts, counts, counts, st.booleans())
+tool_calls = st.builds(ToolCall, words, words, texts, texts)
+messages = st.builds(
+    Message,
+    role=st.sampled_from(["system", "user", "assistant", "tool"]),
+    content=st.none() | texts | st.lists(json_objects, max_size=3),
+    tool_calls=st.lists(tool_calls, max_size=3).map(tuple),
+    tool_call_id=st.none() | words,
+    name=st.none() | words,
+    run_id=st.none() | words,
+    round=counts,
+    seq=counts,
+    created_at=counts,
+    extra=st.none() | st.dictionaries(words, json_values, min_size=1, max_size=3),
+)
+
+FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "int": counts,
+    "str": texts,
+    "bool": st.booleans(),
+    "str | None": st.none() | words,
+    "list[Any] | None": st.none() | usages.map(Usage.to_wire),
+    "dict[str, Any] | None": st.none() | json_objects,
+}
+
+
+def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
+    """Instances of a dataclass whose field types are all in `FIELD_VALUES`."""
+    return st.builds(kind, **{field.name: FIELD_VALUES[str(field.type)] for field in dataclasses.fields(kind)})
+
+
+events = st.one_of([instances(kind) for kind in EVENT_TYPES.values()])
+call_states = instances(records.CallState)
+finishes = st.builds(
+    records.Finish, st.sampled_from(records.RUN_STATUSES), texts, output=json_values, error=st.none() | json_objects
+)
+batches = st.builds(
+    records.Batch,
+    session_id=words,
+    epoch=counts,
+    batch_no=counts,
+    entries=st.lists(messages | events, max_size=4).map(tuple),
+    calls=st.lists(call_states, max_size=3).map(tuple),
+    spawns=st.lists(st.builds(records.Spawn, words, words, json_objects, texts), max_size=2).map(tuple),
+    inbox_done=st.lists(counts, max_size=3).map(tuple),
+    start_run=st.none() | words,
+    finish=st.none() | finishes,
+    wait=st.sampled_from([None, "model", "child", "idle"]),
+    request_round=counts,
+    request_model=texts,
+    request_profile=texts,
+)
+requests = st.builds(
+    records.ModelRequest,
+    wait_key=words,
+    profile=texts,
+    model=words,
+    messages=st.lists(json_objects, max_size=3),
+    tools=st.lists(json_objects, max_size=2),
+    parameters=json_objects,
+    deadline=st.floats(min_value=0.1, max_value=1e5),
+)
+acks = st.builds(
+    records.Ack,
+    seq=counts,
+    first_seq=counts,
+    inbox=st.lists(json_objects, max_size=3).map(tuple),
+    cancel=st.none() | texts,
+    budget_left=st.none() | st.integers(),
+    replayed=st.booleans(),
+)
+
+
+def over_the_wire(value: Any) -> Any:
+    """What arrives when a value's wire form is sent or stored as JSON."""
+    return json.loads(json.dumps(value.to_wire()))
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_error_survives_pickle_and_wire(kind: type[UnderstudyError]) -> None:
+    """An error keeps its class, message, session and details through pickling and through its wire form."""
+    error = kind("it broke", session_id="s-1", details={"field": ["a", 1]})
+    for copy in (pickle.loads(pickle.dumps(error)), UnderstudyError.from_wire(over_the_wire(error))):
+        assert type(copy) is kind
+        assert (copy.message, copy.session_id, copy.details) == ("it broke", "s-1", {"field": ["a", 1]})
+        assert str(copy) == str(error)
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_error_says_code_and_what_happened(kind: type[UnderstudyError]) -> None:
+    """An error's text has its code, message, session and hint; its class has a docstring."""
+    text = str(kind("it broke", session_id="s-1"))
+    assert text.startswith(f"[{kind.code}] it broke (session s-1)")
+    assert text.endswith(kind.hint)
+    assert kind.__doc__ != UnderstudyError.__doc__ or kind is UnderstudyError
+
+
+def test_error_codes_are_unique() -> None:
+    """Every error class has a code of its own, in the form that scripts rely on."""
+    codes = [kind.code for kind in ERRORS]
+    assert len(set(codes)) == len(codes)
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", code) for code in codes)
+    assert {kind.code: kind for kind in ERRORS}.items() <= error_classes().items()
+
+
+def test_unknown_error_code_becomes_the_base_class() -> None:
+    """An error of a newer version arrives as a plain `UnderstudyError` with its message and details."""
+    error = UnderstudyError.from_wire({"code": "from_the_future", "message": "it broke", "details": {"a": 1}})
+    assert (type(error), error.message, error.details) == (UnderstudyError, "it broke", {"a": 1})
+
+
+@given(messages)
+def test_message_survives_the_wire(message: Message) -> None:
+    """A message is the same after a trip through JSON."""
+    assert Message.from_wire(over_the_wire(message)) == message
+
+
+def test_message_text_joins_the_text_parts() -> None:
+    """`text` is the content's text; parts of other types are left out."""
+    parts: list[dict[str, Any]] = [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {}},
+        {"type": "text", "text": "b"},
+    ]
+    assert [Message("user", content).text for content in (None, "plain", parts)] == ["", "plain", "ab"]
+
+
+@given(usages, usages)
+def test_usage_adds_up_and_survives_the_wire(one: Usage, other: Usage) -> None:
+    """A sum counts every token once, is estimated if a part is, and is the same after a trip through JSON."""
+    total = one + other
+    assert total.total_tokens == one.total_tokens + other.total_tokens
+    assert total.estimated == (one.estimated or other.estimated)
+    assert Usage.from_wire(over_the_wire(total)) == total
+    assert Usage.from_wire(None) == Usage()
+
+
+@given(events)
+def test_event_survives_the_wire(event: Event) -> None:
+    """An event of any type is the same after a trip through JSON."""
+    assert Event.from_wire(over_the_wire(event)) == event
+
+
+@given(events, json_values)
+def test_event_of_a_newer_version_is_no_error(event: Event, novelty: Any) -> None:
+    """A field that this version does not know is left out; an unknown type keeps its name, envelope and data."""
+    wire = over_the_wire(event)
+    wire["data"]["from_the_future"] = novelty
+    assert Event.from_wire(wire) == event
+    wire["type"] = "from_the_future"
+    unknown = Event.from_wire(wire)
+    assert isinstance(unknown, UnknownEvent)
+    assert (unknown.original_type, unknown.data) == ("from_the_future", wire["data"])
+    assert (unknown.seq, unknown.session_id, unknown.writer_seq) == (event.seq, event.session_id, event.writer_seq)
+
+
+def test_event_types_are_unique() -> None:
+    """Every event class has a type of its own, and a docstring that is its meaning."""
+    kinds = Event.__subclasses__()
+    assert len({kind.type for kind in kinds}) == len(kinds) == len(EVENT_TYPES)
+    assert all(kind.type and kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(") for kind in kinds)
+
+
+@pytest.mark.parametrize("strategy", [call_states, batches, requests, acks], ids=["call", "batch", "request", "ack"])
+@given(data=st.data())
+def test_record_survives_the_wire(strategy: st.SearchStrategy[Any], data: st.DataObject) -> None:
+    """A record between session actor, node service and store is the same after a trip through JSON."""
+    record = data.draw(strategy)
+    assert type(record).from_wire(over_the_wire(record)) == record
+
+
+def test_new_identifiers_are_uuids_that_sort_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new id is a valid UUIDv7; ids of later milliseconds sort after earlier ones."""
+    clock = iter(range(1_700_000_000_000_000_000, 1_700_000_001_000_000_000, 1_000_000))
+    monkeypatch.setattr("time.time_ns", lambda: next(clock))
+    found = [new_identifier() for _ in range(500)]
+    assert found == sorted(found)
+    assert len(set(found)) == 500
+    assert {(uuid.UUID(value).version, uuid.UUID(value).variant) for value in found} == {(7, uuid.RFC_4122)}
+    assert all(check_identifier(value, "session_id") == value for value in found)
+
+
+@pytest.mark.parametrize("value", ["", "a" * 129, "a/b", "a b", "ä", "a\n", None, 7])
+def test_identifiers_with_other_characters_are_refused(value: Any) -> None:
+    """A caller's id has 1 to 128 characters of a fixed alphabet; the refusal names what it is for."""
+    with pytest.raises(InvalidInput, match="run_id"):
+        check_identifier(value, "run_id")
+
+
+@given(st.lists(texts, max_size=4), st.lists(texts, max_size=4))
+def test_digests_tell_parts_apart(one: list[str], other: list[str]) -> None:
+    """A digest depends on the parts and on where they are cut."""
+    assert (digest(*one) == digest(*other)) == (one == other)
+
+
+def test_child_identifier_is_an_identifier_and_stable() -> None:
+    """The same call of the same parent always names the same child, with an id that a caller could have chosen."""
+    found = child_identifier("p" * 128, "run/1/0")
+    assert found == child_identifier("p" * 128, "run/1/0") != child_identifier("p" * 128, "run/1/1")
+    assert check_identifier(found, "session_id") == found
+
+
+def test_settings_have_defaults_that_need_nothing() -> None:
+    """With an empty environment the store is a file of the user and the model is the offline one."""
+    settings = Settings.from_environment({})
+    assert settings.store.startswith("sqlite:////")
+    assert (settings.model, settings.namespace, settings.standby) == ("offline", "default", 1)
+    assert model_profile_from_environment({}) is None
+
+
+def test_settings_are_read_from_the_environment() -> None:
+    """Every variable reaches its setting; an explicit store wins over the variable."""
+    environ = {
+        "UNDERSTUDY_STORE": "postgres://me:secret@db/agents",
+        "UNDERSTUDY_MODEL": "gpt-5",
+        "UNDERSTUDY_NAMESPACE": "team-a",
+        "UNDERSTUDY_STANDBY": "0",
+        "UNDERSTUDY_MAX_ACTORS": "8",
+        "UNDERSTUDY_METRICS_PORT": "9100",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
+    }
+    expected = Settings("postgresql://me:secret@db/agents", "gpt-5", "team-a", 0, 8, 9100, "http://collector:4318")
+    assert Settings.from_environment(environ) == expected
+    assert Settings.from_environment(environ, store="sqlite:////data/a.db").store == "sqlite:////data/a.db"
+
+
+@pytest.mark.parametrize("store", ["mysql://me:hunter2@db/x", "sqlite://"])
+def test_all_bad_settings_are_named_at_once(store: str) -> None:
+    """One error names every variable that can't be used, and shows no password."""
+    environ = {
+        "UNDERSTUDY_STORE": store,
+        "UNDERSTUDY_NAMESPACE": "a b",
+        "UNDERSTUDY_STANDBY": "-1",
+        "UNDERSTUDY_MAX_ACTORS": "many",
+        "UNDERSTUDY_METRICS_PORT": "70000",
+    }
+    with pytest.raises(InvalidConfiguration) as caught:
+        Settings.from_environment(environ)
+    assert len(caught.value.details["problems"]) == len(environ)
+    assert [name for name in environ if name not in str(caught.value)] == []
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    ["", "sqlite:", "sqlite:///", "sqlite://x", "sqlite:///:memory:", "mysql://h/d", "postgresql:db", "db", "x://["],
+)
+def test_unusable_stores_are_refused(dsn: str) -> None:
+    """A DSN that is neither a SQLite file nor PostgreSQL is refused, with the variable to set."""
+    with pytest.raises(InvalidConfiguration, match=r"UNDERSTUDY_STORE|sqlite:///"):
+        check_store(dsn)
+
+
+@pytest.mark.parametrize("dsn", ["sqlite:///a.db", "sqlite:////data/a.db", "postgresql+psycopg://u@h/d"])
+def test_canonical_stores_stay_as_they_are(dsn: str) -> None:
+    """The canonical form of a canonical DSN is itself, so one store has one name."""
+    assert check_store(check_store(dsn)) == check_store(dsn)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://me:hunter2@db:5432/agents",
+        "postgresql://me:hunter2@db/agents?sslmode=require",
+        "postgresql://:hunter2@db/agents",
+        "postgresql://me:a@hunter2@db/agents",
+        "postgresql://me:a/hunter2@db/agents",
+        "postgresql://me:a#hunter2@db/agents",
+        "postgresql://db/agents?user=me&password=hunter2",
+        "postgresql://db/agents?sslpassword=hunter2",
+    ],
+)
+def test_passwords_are_never_shown(dsn: str) -> None:
+    """Neither the redacted DSN nor the settings' representation has the password, however it is written."""
+    assert "hunter2" not in redact(dsn)
+    assert "db" in redact(dsn)
+    assert "hunter2" not in repr(Settings.from_environment({"UNDERSTUDY_STORE": dsn}))
+
+
+def test_model_profiles_hide_the_key_and_never_mix_keys() -> None:
+    """A profile's representation lacks the key; another key or endpoint is another profile."""
+    keys, endpoints = ("sk-one", "sk-two"), ("http://a/v1", "http://b/v1", "")
+    profiles = [
+        model_profile_from_environment({"OPENAI_API_KEY": key, "OPENAI_BASE_URL": url})
+        for key in keys
+        for url in endpoints
+    ]
+    assert len({profile.name for profile in profiles if profile}) == len(keys) * len(endpoints)
+    assert not any(key in f"{profile!r} {profile and profile.name}" for key in keys for profile in profiles)
+    assert "sk-one" not in repr(ModelProfile("p", "sk-one"))
+
+
+def test_secret_names_are_known() -> None:
+    """Variables that carry credentials are secrets; ordinary ones are not."""
+    secrets = [
+        "OPENAI_API_KEY",
+        "github_token",
+        "AWS_SECRET_ACCESS_KEY",
+        "PGPASSWORD",
+        "SENTRY_DSN",
+        "UNDERSTUDY_STORE",
+    ]
+    assert [name for name in secrets if not is_secret_name(name)] == []
+    assert [name for name in ["PATH", "HOME", "OPENAI_BASE_URL", "UNDERSTUDY_MODEL"] if is_secret_name(name)] == []
+
+
+def test_spec_tells_all_problems_at_once() -> None:
+    """Every mistake is named with its field in one error, in nested parts too, and unknown fields are mistakes."""
+    with pytest.raises(InvalidSpec) as caught:
+        AgentSpec(
+            name="no spaces allowed",
+            max_rounds=0,
+            tools="files",
+            parameters={"model": "other"},
+            budget={"tokens": 0},
+            agents=[{"name": "child", "tool_timeout": -1}],
+            colour="red",
+        )
+    fields = [problem["field"] for problem in caught.value.details["problems"]]
+    assert sorted(fields) == [
+        "agents.0.tool_timeout", "budget.tokens", "colour", "max_rounds", "name", "parameters", "tools",
+    ]  # fmt: skip
+    assert [field for field in fields if field not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: Budget(tokens=0), lambda: RestartPolicy(period=0), lambda: AgentSpec.parse(None)]
+)
+def test_invalid_parts_of_a_spec_are_our_errors(build: Any) -> None:
+    """Mistakes in a part, or something that is no table at all, raise `InvalidSpec` too, and it survives pickling."""
+    with pytest.raises(InvalidSpec) as caught:
+        build()
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_spec_is_immutable() -> None:
+    """A spec can't change after its check; equal specs are equal."""
+    spec = AgentSpec(name="lead", tools=["files"], budget=Budget(tokens=10))
+    with pytest.raises(ValueError, match="frozen"):
+        spec.name = "other"
+    assert spec == AgentSpec.parse({"name": "lead", "tools": ["files"], "budget": {"tokens": 10}})

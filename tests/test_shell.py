@@ -1,0 +1,228 @@
+"""The `bash` tool: what a command may see, how much of it is shown, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from understudy.actors import shell
+from understudy.actors.shell import KEPT_BYTES, bash
+from understudy.actors.tools import ToolContext
+from understudy.errors import ToolError
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> ToolContext:
+    return context_of(str(tmp_path))
+
+
+def context_of(workspace: str | None) -> ToolContext:
+    return ToolContext(session_id="s", run_id="r", round=1, call_id="c", epoch=1, agent="a", workspace=workspace)
+
+
+class Announced:
+    """Processes that a command announces by writing their ids into a pipe in its workspace."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pipe = folder / "announced"
+        os.mkfifo(self.pipe)
+
+    def wait(self) -> list[int]:
+        """Handles of the announced processes; blocks until there are some."""
+        return [os.pidfd_open(int(pid)) for pid in self.pipe.read_text().split()]
+
+
+def assert_gone(handles: list[int]) -> None:
+    """Every process has ended, or does within the test's own patience."""
+    assert handles
+    for handle in handles:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        assert poll.poll(30_000), "a process of the command is still alive"
+        os.close(handle)
+
+
+ANNOUNCE = 'sleep 1000 & (trap "" TERM; sleep 1000; sleep 1000) & echo $$ $(jobs -p) > announced; '
+
+
+class TestResult:
+    async def test_output_and_exit_code(self, context: ToolContext, tmp_path: Path) -> None:
+        """stdout and stderr in order, then the exit code; it runs with bash, in the workspace."""
+        assert await bash("echo out; echo err >&2; exit 3", context) == "out\nerr\n\n[exit code 3]"
+        assert await bash("[[ -n $BASH_VERSION ]] && pwd", context) == f"{tmp_path}\n\n[exit code 0]"
+        assert await bash("true", context) == "[exit code 0]"
+
+    async def test_death_by_signal_is_told(self, context: ToolContext) -> None:
+        """A command that is killed reports it, also when it kills its whole group."""
+        assert "[exit code 137]" in await bash("kill -KILL $$", context)
+        assert await bash("kill -KILL 0", context) == "[killed by SIGKILL]"
+
+    async def test_no_input(self, context: ToolContext) -> None:
+        """Reading standard input ends at once."""
+        assert await bash("cat; echo done", context) == "done\n\n[exit code 0]"
+
+    async def test_bytes_that_are_no_text(self, context: ToolContext) -> None:
+        """Output that is not UTF-8 is shown as far as it can be."""
+        assert await bash(r"printf 'a\xffb'", context) == "a\ufffdb\n[exit code 0]"
+
+    async def test_no_workspace_or_impossible_command(self, tmp_path: Path) -> None:
+        """Without a workspace nothing runs, nor does a command that no process can be given."""
+        with pytest.raises(ToolError, match="workspace"):
+            await bash("true", context_of(None))
+        with pytest.raises(ToolError, match="NUL"):
+            await bash("a\0b", context_of(str(tmp_path)))
+
+    async def test_commands_run_at_the_same_time(self, context: ToolContext, tmp_path: Path) -> None:
+        """Two commands that wait for each other both end."""
+        os.mkfifo(tmp_path / "meet")
+        results = await asyncio.gather(bash("echo hello > meet", context), bash("cat meet", context))
+        assert results[1] == "hello\n\n[exit code 0]"
+
+
+class TestEnvironment:
+    async def test_secrets_are_not_passed_on(self, context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Variables with secret names are not in the command's environment; others are."""
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+        monkeypatch.setenv("UNDERSTUDY_STORE", "postgresql://u:very-secret@h/d")
+        monkeypatch.setenv("HARMLESS", "shown")
+        output = await bash("env", context)
+        assert "very-secret" not in output
+        assert "HARMLESS=shown" in output
+
+    async def test_no_file_descriptor_is_inherited(self, context: ToolContext) -> None:
+        """A command has its three standard streams and nothing of the frame's."""
+        output = await bash("for f in 3 4 5 6 7 8 9; do [ -e /proc/$$/fd/$f ] && echo open $f; done; true", context)
+        assert output == "[exit code 0]"
+
+
+class TestOutput:
+    async def test_endless_output_is_bounded(self, context: ToolContext) -> None:
+        """`yes` can't fill memory: beginning and end are kept, and it is said how much is not."""
+        output = await bash("echo first; yes", context, timeout=1)
+        assert len(output) < 2 * KEPT_BYTES + 300
+        assert output.startswith("first\ny\n")
+        assert "bytes are left out" in output
+        assert "[timed out after 1 s" in output
+
+    def test_kept_output_is_exact(self) -> None:
+        """Whatever the chunks, up to twice the kept size is whole, and beyond it head, tail and count are right."""
+
+        async def fill(total: int, chunk: int) -> str:
+            output = shell._Output()
+            data = bytes(97 + number % 26 for number in range(total))
+            for start in range(0, total, chunk):
+                output.data_received(data[start : start + chunk])
+                assert len(output._tail) <= 2 * KEPT_BYTES
+            return output.text()
+
+        for chunk in (997, KEPT_BYTES, 3 * KEPT_BYTES):
+            whole = asyncio.run(fill(2 * KEPT_BYTES, chunk))
+            assert len(whole) == 2 * KEPT_BYTES
+            assert "left out" not in whole
+            cut = asyncio.run(fill(5 * KEPT_BYTES + 7, chunk))
+            assert f"[… {3 * KEPT_BYTES + 7} bytes are left out …]" in cut
+            assert cut.startswith("abc")
+            assert cut.endswith(chr(97 + (5 * KEPT_BYTES + 6) % 26))
+
+
+class TestNothingIsLeft:
+    async def test_background_processes_end_with_the_command(self, context: ToolContext, tmp_path: Path) -> None:
+        """A command that leaves processes behind returns at once, and they are killed."""
+        announced = Announced(tmp_path)
+        command = asyncio.create_task(bash(ANNOUNCE, context))
+        handles = await asyncio.to_thread(announced.wait)
+        assert await command == "[exit code 0]"
+        assert_gone(handles)
+
+    async def test_timeout_kills_the_whole_group(
+        self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """SIGTERM first, so that a command can clean up; SIGKILL for what ignores it."""
+        monkeypatch.setattr(shell, "TERMINATE_GRACE", 0.2)
+        announced = Announced(tmp_path)
+        command = asyncio.create_task(bash(f"trap 'echo cleaned; exit' TERM; {ANNOUNCE} wait", context, timeout=1))
+        handles = await asyncio.to_thread(announced.wait)
+        output = await command
+        assert output.startswith("cleaned\n")
+        assert output.endswith("[timed out after 1 s: the command and what it started were killed]")
+        assert_gone(handles)
+
+    async def test_command_that_ignores_sigterm_is_killed(
+        self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing that a command does about SIGTERM keeps it alive."""
+        monkeypatch.setattr(shell, "TERMINATE_GRACE", 0.2)
+        announced = Announced(tmp_path)
+        command = asyncio.create_task(bash(f"trap '' TERM; {ANNOUNCE} wait", context, timeout=1))
+        handles = await asyncio.to_thread(announced.wait)
+        assert "timed out" in await command
+        assert_gone(handles)
+
+    async def test_cancelling_kills_the_whole_group(
+        self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A cancelled call leaves no process, and is over when the cancellation is reported."""
+        monkeypatch.setattr(shell, "CANCEL_GRACE", 0.2)
+        announced = Announced(tmp_path)
+        command = asyncio.create_task(bash(f"{ANNOUNCE} wait", context))
+        handles = await asyncio.to_thread(announced.wait)
+        command.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await command
+        assert_gone(handles)
+
+    def test_killed_frame_takes_its_commands_along(self, tmp_path: Path) -> None:
+        """SIGKILL of the process that runs the tool ends the command and everything it started."""
+        announced = Announced(tmp_path)
+        code = f"""
+import asyncio
+from understudy.actors.shell import bash
+from understudy.actors.tools import ToolContext
+context = ToolContext(
+    session_id="s", run_id="r", round=1, call_id="c", epoch=1, agent="a", workspace={str(tmp_path)!r}
+)
+asyncio.run(bash({ANNOUNCE + "wait"!r}, context))
+"""
+        frame = subprocess.Popen([sys.executable, "-c", code])
+        handles = announced.wait()
+        frame.send_signal(signal.SIGKILL)
+        assert frame.wait() == -signal.SIGKILL
+        assert_gone(handles)
+
+    async def test_process_that_left_the_group_does_not_hold_up_the_result(
+        self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A daemon with the command's output open is out of reach, and not waited for."""
+        monkeypatch.setattr(shell, "DRAIN_SECONDS", 0.05)
+        announced = Announced(tmp_path)
+        command = asyncio.create_task(bash("setsid sh -c 'echo $$ > announced; exec sleep 1000' & wait $!", context, 1))
+        (handle,) = await asyncio.to_thread(announced.wait)
+        assert "timed out" in await command
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        assert_gone([handle])
+
+    async def test_no_descriptor_or_thread_is_leaked(self, context: ToolContext) -> None:
+        """Many commands, failing ones too, leave the process as it was."""
+        await bash("true", context)
+        before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        for _ in range(10):
+            await bash("false", context)
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert threading.active_count() <= threads + 1  # the event loop's own waiter may still be ending
+
+
+def test_crash_policy_and_schema() -> None:
+    """A command in doubt is reported, never run again; its timeout is its own."""
+    definition = bash.__understudy_tool__
+    assert definition.on_crash == "report"
+    assert definition.timeout is not None
+    assert definition.timeout > shell.MAX_TIMEOUT
+    assert set(definition.schema["properties"]) == {"command", "timeout"}
