@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from understudy.config import is_secret_name
@@ -95,9 +96,12 @@ def presentable(text: str) -> str:
     return text[:half] + note + text[-half:]
 
 
+_is_secret_name = lru_cache(maxsize=4096)(is_secret_name)  # for each result, every variable's name is looked at again
+
+
 def _secrets() -> list[str]:
     """Values that must not be shown, as they are and as JSON writes them; longest first, as one may contain another."""
-    values = {value for name, value in os.environ.items() if is_secret_name(name)}
+    values = {value for name, value in os.environ.items() if _is_secret_name(name)}
     found = {
         text for value in values if len(value) >= MIN_SECRET_CHARACTERS for text in (value, json.dumps(value)[1:-1])
     }

@@ -118,11 +118,15 @@ class Frame:
             await asyncio.sleep(BEAT_SECONDS)
 
     def health(self) -> dict[str, float]:
-        """Seconds since the event loop turned, and by how much a tool is past its deadline (0 if none is)."""
+        """Seconds since the event loop turned; by how many a tool is past its deadline; 1 if one is within it."""
         now = time.monotonic()
         activation = self.activation
         deadline = activation.tool_deadline if activation is not None else None
-        return {"silent": now - self.last_beat, "overdue": max(0.0, now - deadline) if deadline else 0.0}
+        return {
+            "silent": now - self.last_beat,
+            "overdue": max(0.0, now - deadline) if deadline else 0.0,
+            "busy": 1.0 if deadline and now < deadline else 0.0,
+        }
 
 
 def scrub_environment(kept: tuple[str, ...] = ()) -> None:

@@ -38,6 +38,7 @@ PROVIDER = "openai"
 """Value of `gen_ai.provider.name`: the protocol's, whoever speaks it."""
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 CONNECT_TIMEOUT = 10.0
 """Seconds to connect. Everything after that is bounded by the request's deadline alone."""
 KEEPALIVE = 30.0
@@ -49,6 +50,8 @@ RETRIED = frozenset({408, 409, 429})
 FINAL_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Error codes that waiting doesn't cure, whatever the status."""
 MESSAGE_LIMIT = 500
+SHORTEST_SECRET = 8
+"""Shorter keys are placeholders of local endpoints (`none`, `EMPTY`): hiding them would only garble messages."""
 
 
 class Gateway:
@@ -184,6 +187,7 @@ class _Endpoint:
         self._next = 0.0
         # aiohttp under the package's httpx: half the CPU per call, and no search through all connections.
         http_client = openai.DefaultAioHttpClient(
+            trust_env=urlsplit(self.base_url).hostname not in LOOPBACK,  # a proxy could not reach it
             timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT),
             limits=httpx2.Limits(max_connections=profile.max_concurrency, keepalive_expiry=KEEPALIVE),
         )
@@ -200,7 +204,9 @@ class _Endpoint:
 
     def clean(self, text: str) -> str:
         """`text` for messages: shortened, without the key, should the endpoint echo it."""
-        text = text.replace(self.profile.api_key, "***")
+        key = self.profile.api_key.strip()
+        if len(key) >= SHORTEST_SECRET:
+            text = text.replace(key, "***")
         return text if len(text) <= MESSAGE_LIMIT else f"{text[:MESSAGE_LIMIT]}…"
 
     async def pace(self) -> None:
@@ -430,7 +436,7 @@ class _Call:
         if status is not None:
             details["status"] = status
         if code is not None:
-            details["provider_code"] = code
+            details["provider_code"] = self._endpoint.clean(str(code))
         text = self._endpoint.clean(f"{self._endpoint.shown_url} {what}".strip())
         raise kind(text if text.endswith((".", "…")) else f"{text}.", details=details) from None
 

@@ -187,8 +187,8 @@ def describe(
     types_by_name = _convertible_types(definition.name, item)
     if any(_has_local_dataclass(kind) for kind in types_by_name.values()):
         raise InvalidSpec(
-            f"tool {definition.name!r} takes a dataclass that other processes can't import, and dataclasses can't be sent "
-            "by value: define it in a module, or make it a pydantic model."
+            f"tool {definition.name!r} takes a dataclass that other processes can't import, and dataclasses can't be "
+            "sent by value: define it in a module, or make it a pydantic model."
         )
     try:
         blob = pickle((item, types_by_name))

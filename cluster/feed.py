@@ -34,6 +34,7 @@ class _Recent:
 class _Watcher:
     sessions: set[str]
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    superseded: bool = False
 
 
 class Feed:
@@ -44,6 +45,7 @@ class Feed:
         self._read_stream = read_stream
         self._recent: OrderedDict[str, _Recent] = OrderedDict()
         self._watchers: set[_Watcher] = set()
+        self._clients: dict[str, _Watcher] = {}
 
     def publish(self, events: list[Event]) -> None:
         """Take in committed events, in order."""
@@ -67,8 +69,10 @@ class Feed:
             if not watcher.changed.is_set() and not watcher.sessions.isdisjoint(session_ids):
                 watcher.changed.set()
 
-    async def watch(self, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
+    async def watch(self, client_id: str, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
         """What is new for a client, at once if there is any, else when it comes or after `timeout` seconds.
+
+        A newer call of the same client ends this one with nothing.
 
         Args:
             follow: per session `{"after": seq, "ends": only the ends of runs, "stream": (key, offset) or None}`;
@@ -78,10 +82,17 @@ class Feed:
             `{"events": [...], "streams": {session: (key, offset, text)}}`.
         """
         watcher = _Watcher(set(follow))
+        earlier = self._clients.get(client_id)
+        if earlier is not None:
+            earlier.superseded = True
+            earlier.changed.set()
+        self._clients[client_id] = watcher
         self._watchers.add(watcher)
         try:
             deadline = asyncio.get_running_loop().time() + timeout
             while True:
+                if watcher.superseded:
+                    return {"events": [], "streams": {}}
                 found = await self._collect(follow)
                 left = deadline - asyncio.get_running_loop().time()
                 if found["events"] or found["streams"] or left <= 0:
@@ -95,6 +106,8 @@ class Feed:
                 watcher.changed.clear()
         finally:
             self._watchers.discard(watcher)
+            if self._clients.get(client_id) is watcher:
+                del self._clients[client_id]
 
     async def _collect(self, follow: dict[str, dict[str, Any]]) -> dict[str, Any]:
         events: list[dict[str, Any]] = []

@@ -597,6 +597,32 @@ class NodeService:
         if not task.cancelled() and task.exception() is not None:
             log.error("a background task failed", exc_info=task.exception())
 
+    async def demand(self, timeout: float) -> dict[str, dict[str, Any]]:
+        """`Paging.demand` with the ids of the frames that called in, as soon as it changes or after `timeout`."""
+        if timeout > 0:
+            try:
+                await asyncio.wait_for(self.demand_changed.wait(), timeout)
+            except TimeoutError:
+                pass
+        self.demand_changed.clear()
+        found: dict[str, dict[str, Any]] = {name: dict(row) for name, row in self.paging.demand().items()}
+        for name, row in found.items():
+            row["frames"] = [slot.frame_id for slot in self.paging.slots.values() if slot.placement == name]
+        return found
+
+    async def retire(self, placement: str, count: int) -> None:
+        """Let idle frames of a placement go."""
+        for slot in list(self.paging.slots.values()):
+            idle = slot.resting and (slot.session_id is None or slot.wait == "idle")
+            if count > 0 and idle and slot.placement == placement:
+                count -= 1
+                slot.resting = False
+                if slot.session_id is not None:
+                    session_id, epoch = slot.session_id, slot.epoch
+                    await self.journal.submit(lambda tx, s=session_id, e=epoch: activation.park(tx, s, e))  # type: ignore[misc]
+                self.paging.slots.pop(slot.frame_id, None)
+                self.reply(slot, EXIT)
+
     def register(self, profile: ModelProfile) -> None:
         """Learn credentials. They stay in memory."""
         self.gateway.register(profile)

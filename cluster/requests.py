@@ -106,13 +106,17 @@ class Requests:
         await self._node.reading.session(session_id)
         return [event.to_wire() for event in await self._node.reading.events(session_id, after)]
 
-    async def watch(self, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
+    async def watch(self, client_id: str, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
         """See `Feed.watch`."""
-        return await self._node.feed.watch(follow, timeout)
+        return await self._node.feed.watch(client_id, follow, timeout)
 
-    async def acquire(self, holder: str, lease: int, may_take: Any) -> int:
-        """See `activation.acquire`."""
-        return await self._node.journal.submit(lambda tx: activation.acquire(tx, holder, lease, may_take=may_take))
+    async def acquire(self, holder: str, lease: int, dead_holder: str) -> int:
+        """See `activation.acquire`; an owner known to be dead need not be waited for."""
+
+        def operation(tx: Transaction) -> int:
+            return activation.acquire(tx, holder, lease, may_take=lambda current: current == dead_holder)
+
+        return await self._node.journal.submit(operation)
 
     async def renew(self, generation: int, holder: str, lease: int) -> None:
         """See `activation.renew`."""

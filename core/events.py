@@ -289,6 +289,24 @@ class ChildFinished(Event):
     status: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextDelta(Event):
+    """A piece of a streamed answer, at `offset` characters. Ephemeral: told to clients that follow, never committed."""
+
+    type: ClassVar[str] = "text_delta"
+    request_key: str = ""
+    offset: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamRestarted(Event):
+    """The streamed answer begins anew: the text so far is void. Ephemeral like `TextDelta`."""
+
+    type: ClassVar[str] = "stream_restarted"
+    request_key: str = ""
+
+
 def _subclasses(kind: type[Event]) -> list[type[Event]]:
     found = []
     for child in kind.__subclasses__():

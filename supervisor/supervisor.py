@@ -211,7 +211,8 @@ class Supervisor:
         owner = await first.call("request", "read", "owner", [], {})
         may_take = owner is None or self.machinery.holder_is_dead(owner["holder"])
         lease = int(LEASE_SECONDS * 1e6)
-        self.generation = await first.call("acquire", self.holder, lease, may_take and owner and owner["holder"])
+        dead = owner["holder"] if owner is not None and may_take else ""
+        self.generation = await first.call("acquire", self.holder, lease, dead)
         log.info("generation %d", self.generation)
         frames = await self.machinery.frames()
         self._frames = {frame.frame_id: frame for frame in frames}

@@ -412,8 +412,11 @@ class TestGrep:
             await search
         assert process.returncode == -signal.SIGKILL
 
-    async def test_nothing_of_the_workspace_is_imported(self, context: ToolContext, root: Path) -> None:
-        """A module planted in the workspace or in PYTHONPATH does not run in the searching process."""
+    async def test_nothing_of_the_workspace_is_imported(
+        self, context: ToolContext, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A module planted in the workspace does not run in the searching process, even if PYTHONPATH names it."""
+        monkeypatch.setenv("PYTHONPATH", str(root))
         (root / "json.py").write_text("raise SystemExit('planted')")
         found = await grep("two", context)
         assert found == "src/main.py:2: print('two')"

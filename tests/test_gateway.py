@@ -245,6 +245,18 @@ async def test_the_environment_of_the_process_is_not_the_profiles(monkeypatch: p
         assert not [value for value in server.requests[0].headers.values() if "someone-else" in value]
 
 
+async def test_a_proxy_is_not_asked_for_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint on this machine is reached directly, whatever the proxy variables say."""
+    async with endpoint(b"") as nobody:
+        monkeypatch.setenv("HTTP_PROXY", nobody)
+        monkeypatch.setenv("http_proxy", nobody)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with OfflineServer() as server:
+        async with gateway(server.url) as model:
+            assert (await model.call(request())).retries == 0
+
+
 async def test_json_although_streaming_was_asked_for() -> None:
     """An endpoint that does not stream is understood; the text arrives as one delta."""
     message = {"role": "assistant", "content": "whole", "reasoning_content": "r"}

@@ -207,7 +207,18 @@ class TestDescribe:
         back = load(specs[0], blobs.__getitem__, loads)
         assert back.function is not times
         assert back.function(n=3) == 21
-        assert describe(times, pickle=dumps)[1] == blobs
+
+    def test_serialization_does_not_depend_on_what_was_read_before(self) -> None:
+        """A tool used by another one serializes the same before and after its own schema was asked for."""
+        inner = tool(name="inner")(lambda: "")
+
+        @tool
+        def outer() -> str:
+            return str(inner())
+
+        before = describe(outer, pickle=dumps)[1]
+        assert inner.__understudy_tool__.schema  # type: ignore[attr-defined]
+        assert describe(outer, pickle=dumps)[1] == before
 
     def test_by_value_can_be_switched_off(self) -> None:
         """Without a serializer a local function is refused, and without a deserializer it is not run."""

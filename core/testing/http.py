@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._current: Answer | None = None
         self._close = False
         self._timer: asyncio.TimerHandle | None = None
-        self._frames: Iterator[bytes] = iter(())
+        self._frames: deque[bytes] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -139,25 +139,26 @@ class Connection(asyncio.Protocol):
         separate = self.server.chunk_delay > 0
         frames = self._current.frames(separate)
         if separate:
-            self._frames = iter(frames)
+            self._frames = deque(frames)
             self._send_next()
-            return
-        self.transport.write(b"".join(frames))
-        self._end()
+        else:
+            self._end(b"".join(frames))
 
     def _send_next(self) -> None:
-        frame = next(self._frames, None)
-        if frame is None:
-            self._end()
+        frame = self._frames.popleft()
+        if not self._frames:
+            self._end(frame)
             return
         self.transport.write(frame)
         self._timer = asyncio.get_running_loop().call_later(self.server.chunk_delay, self._send_next)
 
-    def _end(self) -> None:
+    def _end(self, last: bytes) -> None:
+        """Send the end of the answer. It is counted before: who has read an answer finds it in the counters."""
         answer, self._current = self._current, None
         assert answer is not None
         if answer.success is not None:
             self.server.change(in_flight=-1, **{"completed" if answer.success else "failed": 1})
+        self.transport.write(last)
         if answer.cut or self._close:
             self.transport.close()
         elif self._buffer:

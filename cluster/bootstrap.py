@@ -1,0 +1,49 @@
+"""Starts the services from a process of its own.
+
+Actors inherit the code and the environment of the job that created them. This process is a job without either, so nothing
+of the first driver (its working_dir, its keys) reaches the services or what they create for others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+import ray
+
+from understudy.config import Settings
+from understudy.errors import UnderstudyError
+
+from .ray_edge import RAY_NAMESPACE, connect_ray
+from .services import SupervisorActor, supervisor_name
+
+
+def main() -> int:
+    """Read settings from stdin (they hold the DSN), create the supervisor, print `{"pid"}` or an error as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m understudy.cluster.bootstrap")
+    parser.add_argument("--address", required=True)
+    arguments = parser.parse_args()
+    given = json.load(sys.stdin)
+    settings = Settings(**given["settings"])
+    try:
+        connect_ray(arguments.address)
+        handle = SupervisorActor.options(  # type: ignore[attr-defined]
+            name=supervisor_name(settings), namespace=RAY_NAMESPACE, lifetime="detached", get_if_exists=True
+        ).remote(settings, given["span_directory"])
+        pid = ray.get(handle.start.remote(), timeout=60)
+    except UnderstudyError as error:
+        print(json.dumps({"error": error.to_wire()}))
+        return 1
+    print(json.dumps({"pid": pid}))
+    return 0
+
+
+def request(settings: Settings, span_directory: str) -> str:
+    """What `main` reads from stdin."""
+    return json.dumps({"settings": asdict(settings), "span_directory": span_directory})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

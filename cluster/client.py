@@ -1,0 +1,352 @@
+"""The public client: `Cluster`, `Session`, `Run`. One API for synchronous and asynchronous programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from understudy.config import OFFLINE_MODEL, ModelProfile, Settings, model_profile_from_environment
+from understudy.errors import DeadlineExceeded, InvalidInput, RunFailed
+from understudy.events import Event, ModelCallCompleted, RunFinished, StreamRestarted, TextDelta
+from understudy.identifiers import check_identifier, digest, new_identifier
+from understudy.messages import Message
+from understudy.spec import AgentSpec
+
+from . import background
+from .compiling import compile_spec, driver_placement
+from .connection import Connection
+from .results import RunResult, ServiceInfo, SessionInfo
+
+FINAL = ("completed", "round_limit", "budget_exceeded", "cancelled", "failed", "quarantined")
+
+
+class Cluster:
+    """A connection to the services of one store and namespace. Use it as a context manager, or call `close`.
+
+    Closing ends the connection only: runs go on, and another process can attach to them by their ids.
+    """
+
+    def __init__(self, connection: Connection, settings: Settings, profile: str, by_value: bool) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._profile = profile
+        self._by_value = by_value
+        self._placement: str | None = None
+
+    @classmethod
+    def connect(
+        cls,
+        store: str | None = None,
+        *,
+        address: str | None = None,
+        namespace: str | None = None,
+        model: str | None = None,
+        standby: int | None = None,
+        max_actors: int | None = None,
+        profiles: Iterable[ModelProfile] = (),
+        code_by_value: bool = True,
+        timeout: float = 60.0,
+    ) -> Cluster:
+        """Connect; start Ray as a daemon if none runs, and the services if they don't.
+
+        Args:
+            store: DSN; default `UNDERSTUDY_STORE`, else one SQLite file per user.
+            address: of Ray; default `RAY_ADDRESS`, else the cluster on this machine.
+            namespace, model, standby, max_actors: instead of the `UNDERSTUDY_…` variables.
+            profiles: endpoints and credentials by name, for specs that name one; the first is the default.
+            code_by_value: let tools defined in `__main__` travel by value.
+            timeout: seconds until the services must answer.
+
+        Raises:
+            InvalidConfiguration: a setting can't be used.
+            ClusterUnreachable, StoreUnreachable, StoreOwned, StoreVersion: what is missing, and what to do.
+        """
+        settings = Settings.from_environment(store=store)
+        given = {"namespace": namespace, "model": model, "standby": standby, "max_actors": max_actors}
+        settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
+        check_identifier(settings.namespace, "namespace")
+        known = list(profiles)
+        own = model_profile_from_environment()
+        if own is not None and settings.model != OFFLINE_MODEL:
+            known.append(own)
+        connection = Connection(settings, address)
+        background.wait(connection.open(known, timeout))
+        default = known[0].name if known else OFFLINE_MODEL
+        return cls(connection, settings, default, code_by_value)
+
+    def spawn(self, spec: AgentSpec, *, session_id: str | None = None) -> Session:
+        """Get or create a session for an agent; the same id and spec give the same session.
+
+        Raises:
+            InvalidSpec: the spec can't be used.
+            SessionConflict: the id exists with another spec.
+        """
+        if not isinstance(spec, AgentSpec):
+            raise InvalidInput(f"spawn takes an AgentSpec, not {type(spec).__name__}")
+        identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
+        profile = OFFLINE_MODEL if (spec.model or self._settings.model) == OFFLINE_MODEL else self._profile
+        compiled = compile_spec(spec, model=self._settings.model, profile=profile, by_value=self._by_value)
+        blobs = dict(compiled.blobs)
+        placement = ""
+        if compiled.uses_own_code:
+            placement, definition = self._own_placement()
+            blobs[placement] = definition
+        session = {
+            "session_id": identifier,
+            "spec": compiled.spec,
+            "placement": placement,
+            "metadata": dict(spec.metadata),
+        }
+        background.wait(self._connection.spawn(session, blobs))
+        return Session(self, identifier)
+
+    def _own_placement(self) -> tuple[str, bytes]:
+        definition = json.dumps(driver_placement(self._connection.runtime_env()), sort_keys=True).encode()
+        return digest(definition.decode()), definition
+
+    def session(self, session_id: str) -> Session:
+        """A session by its id; whether it exists shows when it is used."""
+        return Session(self, check_identifier(session_id, "session_id"))
+
+    def sessions(self, *, live_only: bool = False, roots_only: bool = False, limit: int = 100) -> list[SessionInfo]:
+        """Sessions, newest first."""
+        rows = self._read("sessions", live_only=live_only, roots_only=roots_only, limit=limit)
+        return [SessionInfo.from_row(row) for row in rows]
+
+    def services(self) -> list[ServiceInfo]:
+        """The processes of the cluster."""
+        return background.wait(self._connection.services())
+
+    def close(self) -> None:
+        """End the connection; everything goes on."""
+        background.wait(self._connection.close())
+
+    def shutdown(self) -> None:
+        """End the services of this store and namespace. Unfinished runs continue with the next `connect`."""
+        background.wait(self._connection.shutdown())
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def _read(self, what: str, *arguments: Any, **options: Any) -> Any:
+        return background.wait(self._connection.request("read", what, list(arguments), options))
+
+
+class Session:
+    """One durable conversation of one agent."""
+
+    def __init__(self, cluster: Cluster, session_id: str) -> None:
+        self._cluster = cluster
+        self._connection = cluster._connection
+        self.id = session_id
+
+    def send(self, content: str | list[dict[str, Any]], *, run_id: str | None = None, trace_parent: str = "") -> Run:
+        """Queue an input; returns when it is durably accepted. The same `run_id` and input are one run, however often sent.
+
+        Args:
+            trace_parent: W3C `traceparent` of the caller's trace; the run becomes a part of it.
+
+        Raises:
+            UnknownSession, SessionClosed: there is nobody to send to.
+            RunConflict: the `run_id` was used for another input.
+        """
+        if not content or not isinstance(content, (str, list)):
+            raise InvalidInput("send takes a text or a list of content parts, and it must not be empty")
+        run_id = check_identifier(run_id, "run_id") if run_id is not None else new_identifier()
+        run: dict[str, Any] = {"run_id": run_id, "content": content}
+        if trace_parent:
+            parts = trace_parent.split("-")
+            if len(parts) != 4 or len(parts[1]) != 32 or len(parts[2]) != 16:
+                raise InvalidInput(f"trace_parent {trace_parent!r} is not a W3C traceparent")
+            run.update(trace_id=parts[1], parent_span_id=parts[2])
+        background.wait(self._connection.request("send", self.id, run))
+        return Run(self._cluster, self.id, run_id)
+
+    def run(self, run_id: str) -> Run:
+        """A run by its id, from any process."""
+        return Run(self._cluster, self.id, check_identifier(run_id, "run_id"))
+
+    def cancel(self, reason: str = "cancelled by the client") -> bool:
+        """Ask the current run to end, and all it spawned; True if there was one."""
+        return bool(background.wait(self._connection.request("cancel", self.id, None, reason)))
+
+    def close(self, reason: str = "closed by the client") -> bool:
+        """Take no more input and cancel what runs; True if the session was open."""
+        return bool(background.wait(self._connection.request("close", self.id, reason)))
+
+    def info(self) -> SessionInfo:
+        """The session's state. Raises `UnknownSession`."""
+        return SessionInfo.from_row(self._cluster._read("info", self.id))
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Its runs, oldest first, as plain data."""
+        rows: list[dict[str, Any]] = self._cluster._read("runs", self.id)
+        return rows
+
+    def messages(self, after: int = 0) -> list[Message]:
+        """Its messages in order."""
+        return [Message.from_wire(wire) for wire in self._cluster._read("messages", self.id, after)]
+
+    def events(self, after: int = 0) -> list[Event]:
+        """Its events in order."""
+        wires = background.wait(self._connection.request("events", self.id, after))
+        return [Event.from_wire(wire) for wire in wires]
+
+    def tree(self) -> list[SessionInfo]:
+        """This session and all below it, parents before children."""
+        return [SessionInfo.from_row(row) for row in self._cluster._read("tree", self.id)]
+
+    def children(self) -> list[SessionInfo]:
+        """The sessions it spawned."""
+        return [info for info in self.tree() if info.parent_id == self.id]
+
+    def __repr__(self) -> str:
+        return f"Session({self.id!r})"
+
+
+class Run:
+    """One input and what becomes of it: awaitable, iterable, asynchronously iterable."""
+
+    def __init__(self, cluster: Cluster, session_id: str, run_id: str) -> None:
+        self._connection = cluster._connection
+        self.session_id = session_id
+        self.run_id = run_id
+
+    def result(self, timeout: float | None = None, *, check: bool = False) -> RunResult:
+        """Wait for the end.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+            check: raise `RunFailed` unless the run completed.
+
+        Raises:
+            DeadlineExceeded: the run goes on.
+            UnknownSession, UnknownRun: there is no such run.
+        """
+        return background.wait(self._result(timeout, check))
+
+    def cancel(self, reason: str = "cancelled by the client") -> bool:
+        """Ask it to end; True if it had not ended."""
+        return bool(background.wait(self._connection.request("cancel", self.session_id, self.run_id, reason)))
+
+    def __await__(self) -> Generator[Any, None, RunResult]:
+        return asyncio.wrap_future(background.submit(self._result(None, False))).__await__()
+
+    def __iter__(self) -> Iterator[Event]:
+        """Its events as they are committed, and its text as it streams (`TextDelta`), until it ends.
+
+        Crashes in between show as events; nothing is missing and nothing comes twice. All deltas of a model call,
+        since the last `StreamRestarted`, make up its text.
+        """
+        events = self._events()
+        try:
+            while True:
+                try:
+                    yield background.wait(_next(events))
+                except StopAsyncIteration:
+                    return
+        finally:
+            background.wait(events.aclose())  # type: ignore[attr-defined]
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        events = self._events()
+        try:
+            while True:
+                try:
+                    yield await asyncio.wrap_future(background.submit(_next(events)))
+                except StopAsyncIteration:
+                    return
+        finally:
+            await asyncio.wrap_future(background.submit(events.aclose()))  # type: ignore[attr-defined]
+
+    async def _row(self) -> dict[str, Any]:
+        row: dict[str, Any] = await self._connection.request("read", "run", [self.session_id, self.run_id], {})
+        return row
+
+    async def _result(self, timeout: float | None, check: bool) -> RunResult:
+        row = await self._row()
+        if row["status"] not in FINAL:
+            try:
+                await asyncio.wait_for(self._ended(), timeout)
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"run {self.run_id} is still {row['status']} after {timeout:g} s", session_id=self.session_id
+                ) from None
+            row = await self._row()
+        result = RunResult.from_row(row)
+        if check and not result.ok:
+            message = (result.error or {}).get("message") or "no reason given"
+            raise RunFailed(
+                f"run {self.run_id} ended as {result.status}: {message}", session_id=self.session_id,
+                details={"status": result.status, "error": result.error},
+            )  # fmt: skip
+        return result
+
+    async def _ended(self) -> None:
+        async with self._connection.follower.follow(self.session_id, ends=True) as subscription:
+            while True:
+                _, event = await subscription.queue.get()
+                if event.run_id == self.run_id:
+                    return
+
+    async def _events(self) -> AsyncIterator[Event]:
+        await self._row()
+        keys: dict[str, int] = {}
+        async with self._connection.follower.follow(self.session_id, stream=True) as subscription:
+            while True:
+                kind, *news = await subscription.queue.get()
+                if kind == "text":
+                    for delta in self._deltas(keys, *news):
+                        yield delta
+                    continue
+                event = news[0]
+                if event.run_id != self.run_id:
+                    continue
+                if isinstance(event, ModelCallCompleted):
+                    async for delta in self._rest(keys, event):
+                        yield delta
+                yield event
+                if isinstance(event, RunFinished):
+                    return
+
+    def _deltas(
+        self, keys: dict[str, int], previous: tuple[str, int], key: str, offset: int, text: str
+    ) -> Iterator[Event]:
+        request_key, _, _ = key.rpartition("/")
+        run_id = request_key.split("/")[1]
+        if run_id != self.run_id:
+            return
+        wait_key = request_key.rpartition("/")[0]
+        if previous[0] != key and previous[0].startswith(f"{wait_key}/") and keys.get(wait_key):
+            keys[wait_key] = 0
+            yield StreamRestarted(request_key=request_key, session_id=self.session_id, run_id=run_id)
+        if text:
+            keys[wait_key] = offset + len(text)
+            yield TextDelta(
+                request_key=request_key, offset=offset, text=text, session_id=self.session_id, run_id=run_id
+            )
+
+    async def _rest(self, keys: dict[str, int], event: ModelCallCompleted) -> AsyncIterator[Event]:
+        """The part of an answer that was committed before it was streamed to here."""
+        wait_key = event.request_key.rpartition("/")[0]
+        told = keys.pop(wait_key, 0)
+        wires = await self._connection.request("read", "messages", [self.session_id, event.seq - 2, 1], {})
+        message = Message.from_wire(wires[0]) if wires else None
+        if message is not None and message.seq == event.seq - 1 and message.text[told:]:
+            rest = message.text[told:]
+            yield TextDelta(
+                request_key=event.request_key, offset=told, text=rest, session_id=self.session_id, run_id=self.run_id
+            )
+
+    def __repr__(self) -> str:
+        return f"Run({self.session_id!r}, {self.run_id!r})"
+
+
+async def _next(events: AsyncIterator[Event]) -> Event:
+    return await events.__anext__()

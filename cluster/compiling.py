@@ -1,0 +1,115 @@
+"""From an `AgentSpec` to what the store keeps: plain data, with its code by reference or by hash."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from understudy.actors.tools import describe
+from understudy.config import is_secret_name
+from understudy.errors import InvalidSpec
+from understudy.identifiers import digest
+from understudy.spec import AgentSpec
+
+LIMITS = ("max_rounds", "max_continuations", "tool_timeout", "parallel_tools", "max_depth", "deadline")
+
+
+class Compiled:
+    """A specification ready to be stored.
+
+    Attributes:
+        spec: JSON-compatible; `spec["hash"]` identifies it.
+        blobs: code by hash that must be stored with it.
+        uses_own_code: a tool comes from the driver's code, so frames need the driver's code path.
+    """
+
+    def __init__(self, spec: dict[str, Any], blobs: dict[str, bytes], uses_own_code: bool) -> None:
+        self.spec = spec
+        self.blobs = blobs
+        self.uses_own_code = uses_own_code
+
+
+def compile_spec(spec: AgentSpec, *, model: str, profile: str, by_value: bool = True) -> Compiled:
+    """Resolve a specification's defaults, tools and sub-agents.
+
+    Raises:
+        InvalidSpec: a tool is unknown, is not allowed, or can't travel.
+    """
+    tools: list[dict[str, Any]] = []
+    blobs: dict[str, bytes] = {}
+    for item in spec.tools:
+        found, code = describe(item, pickle=_pickle if by_value else None)
+        tools += found
+        blobs.update(code)
+    _check_tools(spec, tools)
+    agents: dict[str, Any] = {}
+    own_code = any(_is_own(tool["source"]) for tool in tools)
+    for agent in spec.agents:
+        child = compile_spec(agent, model=spec.model or model, profile=spec.profile or profile, by_value=by_value)
+        if agent.name in agents:
+            raise InvalidSpec(f"agents has two entries named {agent.name!r}.")
+        agents[agent.name] = child.spec
+        blobs.update(child.blobs)
+        own_code = own_code or child.uses_own_code
+    compiled = {
+        "v": 1,
+        "name": spec.name,
+        "instructions": spec.instructions,
+        "model": spec.model or model,
+        "profile": spec.profile or profile,
+        "tools": tools,
+        "agents": agents,
+        "workspace": os.path.abspath(spec.workspace) if spec.workspace is not None else None,
+        "parameters": spec.parameters,
+        "budget": spec.budget.model_dump() if spec.budget else None,
+        "restart": spec.restart.model_dump(),
+        "metadata": spec.metadata,
+        **{name: getattr(spec, name) for name in LIMITS},
+    }
+    compiled["hash"] = digest(json.dumps(_identity(compiled), sort_keys=True, default=str))
+    return Compiled(compiled, blobs, own_code)
+
+
+def _is_own(source: dict[str, str]) -> bool:
+    return "blob" in source or not source.get("import", "understudy.").startswith("understudy.")
+
+
+def _identity(spec: dict[str, Any]) -> dict[str, Any]:
+    """What makes a specification the same: pickled code differs from process to process, so its hash is left out."""
+    tools = [{**tool, "source": "value" if "blob" in tool["source"] else tool["source"]} for tool in spec["tools"]]
+    agents = {name: agent["hash"] for name, agent in spec["agents"].items()}
+    return {**spec, "tools": tools, "agents": agents}
+
+
+def _check_tools(spec: AgentSpec, tools: list[dict[str, Any]]) -> None:
+    names = [tool["name"] for tool in tools]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    problems = [f"tools: {name!r} is there twice" for name in twice]
+    if "bash" in names and not spec.allow_bash:
+        problems.append("tools: bash needs allow_bash=True")
+    if spec.agents and "spawn_agent" not in names:
+        problems.append("agents: they can only be used with the tool 'spawn_agent'")
+    if problems:
+        details = {"problems": [{"field": p.split(":")[0], "problem": p.split(": ", 1)[1]} for p in problems]}
+        raise InvalidSpec("; ".join(problems) + ".", details=details)
+
+
+def _pickle(item: Any) -> bytes:
+    from ray import cloudpickle
+
+    data: bytes = cloudpickle.dumps(item)
+    return data
+
+
+def driver_placement(runtime_env: dict[str, Any]) -> dict[str, Any]:
+    """The code that this driver's tools need: its script's directory, or its job's runtime environment."""
+    kept = {name: value for name, value in runtime_env.items() if not name.startswith("_") and value}
+    if "env_vars" in kept:
+        kept["env_vars"] = {name: value for name, value in kept["env_vars"].items() if not is_secret_name(name)}
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    path = os.path.dirname(os.path.abspath(script)) if script else os.getcwd()
+    inside = path.startswith((os.path.join(sys.prefix, "bin"), os.path.join(sys.prefix, "lib")))
+    return {"code_path": [] if inside else [path], "runtime_env": kept}

@@ -1,0 +1,133 @@
+"""A client's connection: Ray, the services' handles, and calls that survive their restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import time
+from typing import Any
+
+import ray
+
+from understudy.config import ModelProfile, Settings
+from understudy.errors import ClusterUnreachable, UnderstudyError
+
+from .bootstrap import request as bootstrap_request
+from .follower import Follower
+from .ray_edge import ServiceGone, clean_environment, connect_ray, find_actor, settle, state_directory
+from .results import ServiceInfo
+from .services import node_name, supervisor_handle
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 60.0
+
+
+class Connection:
+    """Handles of the supervisor and the node services. Lives on the client's loop."""
+
+    def __init__(self, settings: Settings, address: str | None) -> None:
+        self.settings = settings
+        self._address = address
+        self._supervisor: Any = None
+        self._node: Any = None
+        self._profiles: list[ModelProfile] = []
+        self._generation = 0
+        self.follower = Follower(self.request)
+
+    async def open(self, profiles: list[ModelProfile], timeout: float) -> None:
+        """Connect to Ray and to the services, starting what does not run."""
+        self._profiles = profiles
+        self._address = await asyncio.to_thread(connect_ray, self._address)
+        self._supervisor = supervisor_handle(self.settings)
+        if self._supervisor is None:
+            await asyncio.to_thread(self._bootstrap, timeout)
+            self._supervisor = supervisor_handle(self.settings)
+        if self._supervisor is None:
+            raise ClusterUnreachable("the supervisor was started but can't be found")
+        await self._attach(timeout)
+
+    def _bootstrap(self, timeout: float) -> None:
+        spans = str(state_directory() / "spans" / self.settings.instance)
+        command = [sys.executable, "-m", "understudy.cluster.bootstrap", "--address", str(self._address)]
+        try:
+            done = subprocess.run(
+                command, input=bootstrap_request(self.settings, spans), capture_output=True, text=True,
+                timeout=timeout, env=clean_environment(), check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise ClusterUnreachable(f"the services did not start within {timeout:.0f} s") from None
+        lines = done.stdout.strip().splitlines()
+        try:
+            answer = json.loads(lines[-1])
+        except (IndexError, ValueError):
+            raise ClusterUnreachable(f"the services did not start: {done.stderr.strip()[-500:]}") from None
+        if "error" in answer:
+            raise UnderstudyError.from_wire(answer["error"])
+
+    async def _attach(self, timeout: float) -> None:
+        """Wait until the services work, and give them this client's credentials."""
+        directory = await self._supervise("ready", timeout)
+        self._generation = directory["generation"]
+        node_id = directory["nodes"][0]["node_id"]
+        self._node = find_actor(node_name(self.settings, node_id))
+        if self._node is None:
+            raise ClusterUnreachable("the node service can't be found")
+        for profile in self._profiles:
+            await self._supervise("register", profile)
+
+    async def _supervise(self, method: str, *arguments: Any) -> Any:
+        return await self._retry(lambda: getattr(self._supervisor, method).remote(*arguments))
+
+    async def request(self, method: str, *arguments: Any) -> Any:
+        """Ask the node service; repeated until it is back, since every request is idempotent."""
+        return await self._retry(lambda: self._node.request.remote(method, *arguments))
+
+    async def _retry(self, call: Any) -> Any:
+        deadline = time.monotonic() + RETRY_SECONDS
+        pause = 0.02
+        while True:
+            try:
+                return await settle(call())
+            except ServiceGone as error:
+                if time.monotonic() > deadline:
+                    raise ClusterUnreachable(f"the services don't answer: {error.message}") from None
+                await asyncio.sleep(pause)
+                pause = min(0.5, pause * 2)
+
+    async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
+        """Place a session."""
+        found: dict[str, Any] = await self._supervise("spawn", session, blobs)
+        return found
+
+    def runtime_env(self) -> dict[str, Any]:
+        """The runtime environment of this driver's job."""
+        return dict(ray.get_runtime_context().runtime_env or {})
+
+    async def services(self) -> list[ServiceInfo]:
+        """The processes of the cluster."""
+        directory = await self._supervise("ready", 30.0)
+        address = str(self._address)
+        found = [ServiceInfo("supervisor", directory["pid"], directory["node_id"], address)]
+        found += [ServiceInfo("node", node["pid"], node["node_id"], address) for node in directory["nodes"]]
+        busy = {row["actor_pid"] for row in await self.request("read", "sessions", [], {"live_only": True})}
+        for frame in directory["frames"]:
+            role = "frame" if frame["pid"] in busy else "standby"
+            found.append(ServiceInfo(role, frame["pid"], frame["node_id"], address))
+        return found
+
+    async def close(self) -> None:
+        """Let go of everything here."""
+        await self.follower.close()
+
+    async def shutdown(self) -> None:
+        """End the services."""
+        await self.close()
+        try:
+            await settle(self._supervisor.stop.remote())
+        except ServiceGone as error:
+            log.info("the supervisor is gone already: %s", error)
+        ray.kill(self._supervisor)

@@ -1,0 +1,201 @@
+"""What the supervisor needs of Ray: starting, finding, watching, probing and killing actors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from typing import Any
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from understudy.config import Settings, is_secret_name
+from understudy.errors import ClusterError
+from understudy.identifiers import new_identifier
+
+from .ray_edge import RAY_NAMESPACE, ServiceGone, kill_process, process_identity, settle
+from .services import frame_name, node_name
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 60.0
+CREATE_SECONDS = 120.0
+
+
+class RayNode:
+    """A node service."""
+
+    def __init__(self, handle: Any, node_id: str) -> None:
+        self.handle = handle
+        self.node_id = node_id
+        self.pid = 0
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method, repeating it while the service restarts."""
+        pause, waited = 0.02, 0.0
+        while True:
+            try:
+                return await settle(getattr(self.handle, method).remote(*arguments))
+            except ServiceGone:
+                if waited > RETRY_SECONDS:
+                    raise
+                await asyncio.sleep(pause)
+                waited += pause
+                pause = min(0.5, pause * 2)
+
+    async def watch(self) -> None:
+        """Fails when the process is gone."""
+        self.pid = await self.call("pid")
+        await self.call("watched_by", os.getpid(), ray.get_runtime_context().get_node_id())
+        await settle(self.handle.watch.remote())
+
+    async def probe(self) -> dict[str, float]:
+        """Its health."""
+        found: dict[str, float] = await settle(self.handle.probe.remote())
+        return found
+
+
+class RayFrame:
+    """A frame."""
+
+    def __init__(self, handle: Any, frame_id: str, node_id: str, placement: str, pid: int = 0) -> None:
+        self.handle = handle
+        self.frame_id = frame_id
+        self.node_id = node_id
+        self.placement = placement
+        self.pid = pid
+
+    async def watch(self) -> str:
+        """Why it left; fails when its process is gone."""
+        return str(await settle(self.handle.watch.remote()))
+
+    async def probe(self) -> dict[str, float]:
+        """Its health."""
+        found: dict[str, float] = await settle(self.handle.probe.remote())
+        return found
+
+
+class RayMachinery:
+    """The supervisor's hands. Nodes: all that are alive for PostgreSQL, the one of the store's file for SQLite."""
+
+    def __init__(self, settings: Settings, span_directory: str, node_class: Any, frame_class: Any) -> None:
+        self._settings = settings
+        self._span_directory = span_directory
+        self._node_class = node_class
+        self._frame_class = frame_class
+        self._nodes: dict[str, RayNode] = {}
+
+    async def node_services(self) -> list[RayNode]:
+        """Get or create the node services, and wait until they answer."""
+        found = []
+        for node_id in self._node_ids():
+            handle = self._node_class.options(
+                name=node_name(self._settings, node_id),
+                namespace=RAY_NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            ).remote(self._settings, node_id, self._span_directory)
+            node = RayNode(handle, node_id)
+            node.pid = await node.call("pid")
+            await node.call("watched_by", os.getpid(), ray.get_runtime_context().get_node_id())
+            self._nodes[node_id] = node
+            found.append(node)
+        return found
+
+    def _node_ids(self) -> list[str]:
+        own = ray.get_runtime_context().get_node_id()
+        if self._settings.store.startswith("sqlite"):
+            return [own]
+        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        return sorted(alive, key=lambda node_id: node_id != own)
+
+    async def frames(self) -> list[RayFrame]:
+        """The frames that answer, whoever created them; those that don't are killed."""
+        prefix = f"frame/{self._settings.instance}/"
+        listed = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
+        names = [a["name"] for a in listed if a["namespace"] == RAY_NAMESPACE and a["name"].startswith(prefix)]
+        found = await asyncio.gather(*(self._adopt(name) for name in names))
+        return [frame for frame in found if frame is not None]
+
+    async def _adopt(self, name: str) -> RayFrame | None:
+        frame_id, node_id, placement = name.split("/")[2:]
+        try:
+            handle = ray.get_actor(name, namespace=RAY_NAMESPACE)
+            frame = RayFrame(handle, frame_id, node_id, "" if placement == "-" else placement)
+            frame.pid = await asyncio.wait_for(settle(handle.start.remote()), 4.0)
+            return frame
+        except TimeoutError:
+            log.warning("frame %s does not answer: killed", frame_id)
+            ray.kill(handle)
+        except (ServiceGone, ValueError):
+            pass
+        return None
+
+    async def create_frame(self, node: Any, placement: str) -> RayFrame:
+        """Start a frame on a node, in the environment that the placement asks for."""
+        definition: dict[str, Any] = {}
+        if placement:
+            definition = json.loads(await node.call("blob", placement))
+        frame_id = new_identifier()[-12:]
+        runtime_env = definition.get("runtime_env") or None
+        handle = self._frame_class.options(
+            name=frame_name(self._settings, frame_id, node.node_id, placement),
+            namespace=RAY_NAMESPACE,
+            lifetime="detached",
+            runtime_env=runtime_env,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=True),
+        ).remote(
+            node.handle,
+            frame_id,
+            node.node_id,
+            placement,
+            definition.get("code_path") or [],
+            tuple(name for name in (runtime_env or {}).get("env_vars", ()) if not is_secret_name(name)),
+        )
+        frame = RayFrame(handle, frame_id, node.node_id, placement)
+        try:
+            frame.pid = await asyncio.wait_for(settle(handle.start.remote()), CREATE_SECONDS)
+        except TimeoutError:
+            ray.kill(handle)
+            raise ClusterError(f"a frame was not ready after {CREATE_SECONDS:.0f} s") from None
+        return frame
+
+    async def kill(self, node_id: str, pid: int, handle: Any) -> None:
+        """Make sure that a process is gone: by its pid where it runs on this node, else through Ray."""
+        if node_id == ray.get_runtime_context().get_node_id() and pid > 1:
+            await asyncio.to_thread(kill_process, pid)
+        elif isinstance(handle, RayFrame):
+            ray.kill(handle.handle)
+        else:
+            ray.kill(handle.handle, no_restart=False)
+
+    def cpus(self, node_id: str) -> float:
+        """CPUs that Ray counts on a node."""
+        for node in ray.nodes():
+            if node["NodeID"] == node_id:
+                return float(node["Resources"].get("CPU", 1.0))
+        return 1.0
+
+    def holder_is_dead(self, holder: str) -> bool:
+        """A former supervisor of this cluster (its generation is fenced), or a process of this machine that is gone."""
+        cluster, instance, process = holder.rsplit("/", 2)
+        if (cluster, instance) == (str(ray.get_runtime_context().gcs_address), self._settings.instance):
+            return True
+        boot, pid, _ = process.split(":")
+        here = process_identity(os.getpid()).split(":")[0]
+        return boot == here and (not psutil.pid_exists(int(pid)) or process_identity(int(pid)) != process)
+
+    async def stop(self) -> None:
+        """End all frames and node services of this cluster."""
+        for frame in await self.frames():
+            ray.kill(frame.handle)
+        for node in self._nodes.values():
+            try:
+                await asyncio.wait_for(settle(node.handle.stop.remote()), 15.0)
+            except (TimeoutError, ServiceGone):
+                log.warning("node service %s did not stop cleanly", node.node_id[:8])
+            ray.kill(node.handle)

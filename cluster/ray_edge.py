@@ -1,0 +1,225 @@
+"""Ray's peculiarities in one place: starting it, finding it, its errors, its noise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
+
+from understudy.config import is_secret_name
+from understudy.errors import ClusterError, ClusterUnreachable, UnderstudyError
+
+log = logging.getLogger(__name__)
+
+RAY_NAMESPACE = "understudy"
+START_SECONDS = 60.0
+CONNECT_SECONDS = 30.0
+
+
+class ServiceGone(ClusterError):
+    """An actor died or can't be reached; the call may or may not have had its effect."""
+
+    code = "service_gone"
+    hint = "Calls are idempotent: repeat it."
+
+
+async def settle(reference: Awaitable[Any]) -> Any:
+    """Await an actor call and map Ray's errors to ours.
+
+    Raises:
+        UnderstudyError: what the actor raised.
+        ServiceGone: the actor is dead, restarting or out of reach.
+    """
+    try:
+        return await reference
+    except RayTaskError as error:
+        raise _cause(error) from None
+    except (ActorDiedError, ActorUnavailableError, RayActorError) as error:
+        raise ServiceGone(str(error).splitlines()[0][:300]) from None
+    except RayError as error:
+        raise ServiceGone(f"{type(error).__name__}: {str(error).splitlines()[0][:300]}") from None
+
+
+def _cause(error: RayTaskError) -> Exception:
+    cause = error.cause
+    if isinstance(cause, UnderstudyError):
+        return cause
+    if isinstance(cause, (RayActorError, GetTimeoutError)):
+        return ServiceGone(f"{type(cause).__name__}: {str(cause).splitlines()[0][:300]}")
+    if isinstance(cause, asyncio.CancelledError):
+        return ServiceGone("the call was cut off")
+    return ClusterError(f"{type(cause).__name__}: {cause}")
+
+
+def quiet() -> None:
+    """Keep Ray's messages about dead workers off stdout: they would break `--json`.
+
+    `log_to_driver=False` does not silence them; replacing the function that prints them does.
+    """
+    worker = ray._private.worker  # type: ignore[attr-defined]
+    worker.print_to_stdstream = lambda *_args, **_kwargs: None
+    logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment for daemons and services: no secrets, and nothing of the job that happens to start them."""
+    kept = {name: value for name, value in os.environ.items() if not is_secret_name(name)}
+    for name in list(kept):
+        if name.startswith(("RAY_JOB", "RAY_RUNTIME_ENV", "RAY_ADDRESS")) or name == "PYTHONPATH":
+            del kept[name]
+    kept["PYTHONUNBUFFERED"] = "1"
+    return kept
+
+
+def state_directory() -> Path:
+    """Where Understudy keeps its own small files: spans, and what it started."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    path = Path(base) / "understudy"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _marker() -> Path:
+    return state_directory() / "ray.json"
+
+
+def start_ray() -> str:
+    """Start a Ray head as a daemon, so that it outlives this process; returns its address.
+
+    Raises:
+        ClusterUnreachable: it did not come up; the reason is Ray's own.
+    """
+    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--port=0"]
+    command += ["--include-dashboard=false", "--disable-usage-stats", "--log-color=false"]
+    environment = {**clean_environment(), "RAY_SCHEDULER_EVENTS": "0"}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=START_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterUnreachable(f"`ray start` did not finish within {START_SECONDS:.0f} s") from None
+    if done.returncode != 0:
+        raise ClusterUnreachable(f"`ray start` failed: {(done.stderr or done.stdout).strip()[-500:]}")
+    address = running_address()
+    if address is None:
+        raise ClusterUnreachable("`ray start` succeeded, but no cluster can be found")
+    session = os.path.basename(os.path.realpath("/tmp/ray/session_latest"))
+    _marker().write_text(json.dumps({"address": address, "session": session}))
+    return address
+
+
+def running_address() -> str | None:
+    """Address of a cluster that runs on this machine, or that RAY_ADDRESS names."""
+    if os.environ.get("RAY_ADDRESS"):
+        return os.environ["RAY_ADDRESS"]
+    with contextlib.suppress(Exception):
+        found = ray._private.services.canonicalize_bootstrap_address("auto")  # type: ignore[attr-defined]
+        if found and _answers(found):
+            return str(found)
+    return None
+
+
+def _answers(address: str) -> bool:
+    import socket
+
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2):
+        return True
+    return False
+
+
+def connect_ray(address: str | None) -> str:
+    """Connect this process to Ray, starting one if none runs; returns the address.
+
+    Raises:
+        ClusterUnreachable: no cluster answers at the address.
+    """
+    if ray.is_initialized():
+        quiet()
+        return str(ray.get_runtime_context().gcs_address)
+    target = address or running_address() or start_ray()
+    if (Path.home() / ".ray" / "auth_token").exists():
+        # A head started by hand turns token auth on when this file exists; a driver with an address does not by itself.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    try:
+        ray.init(address=target, namespace=RAY_NAMESPACE, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        text = str(error).strip().splitlines()
+        raise ClusterUnreachable(f"Ray at {target}: {text[0] if text else error!r}") from None
+    quiet()
+    return target
+
+
+def stop_ray() -> int:
+    """Stop the Ray daemon that `start_ray` started, and only that one; returns how many processes were ended."""
+    marker = _marker()
+    if not marker.exists():
+        return 0
+    session = json.loads(marker.read_text())["session"]
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if session in line and process.pid != os.getpid():
+            found.append(process)
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(found, timeout=8)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=5)
+    marker.unlink(missing_ok=True)
+    return len(found)
+
+
+def find_actor(name: str) -> Any | None:
+    """A named actor of ours, or None."""
+    try:
+        return ray.get_actor(name, namespace=RAY_NAMESPACE)
+    except ValueError:
+        return None
+
+
+def process_identity(pid: int) -> str:
+    """A process, so that a later one with the same pid is told apart: `boot:pid:start time`."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    try:
+        return f"{boot}:{pid}:{psutil.Process(pid).create_time():.2f}"
+    except psutil.NoSuchProcess:
+        return f"{boot}:{pid}:gone"
+
+
+def kill_process(pid: int, timeout: float = 5.0) -> bool:
+    """SIGKILL a process of this machine and wait until it is gone; True if it is."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.005)
+    return False

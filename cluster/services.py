@@ -1,0 +1,270 @@
+"""The actors: thin shells around `NodeService`, `Frame` and `Supervisor`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import ray
+
+from understudy.config import Settings
+
+from .ray_edge import RAY_NAMESPACE, ServiceGone, find_actor, kill_process, process_identity, settle
+
+log = logging.getLogger(__name__)
+
+CALLS_AT_ONCE = 20_000
+"""Pending calls per service: beyond it Ray lets calls wait silently, so it is set above what admission lets in."""
+
+SUPERVISOR_SILENCE = 12.0
+ORPHAN_SECONDS = 300.0
+FRAME_MEMORY = 64 * 1024 * 1024
+CPU_SLIVER = 0.01
+"""Frames and services ask for a sliver of CPU, never zero: the autoscaler reaps nodes whose actors ask for nothing."""
+
+
+def supervisor_name(settings: Settings) -> str:
+    """Name of the supervisor actor."""
+    return f"supervisor/{settings.instance}"
+
+
+def node_name(settings: Settings, node_id: str) -> str:
+    """Name of a node service."""
+    return f"node/{settings.instance}/{node_id}"
+
+
+def frame_name(settings: Settings, frame_id: str, node_id: str, placement: str) -> str:
+    """Name of a frame; it carries all that a new supervisor must know of it."""
+    return f"frame/{settings.instance}/{frame_id}/{node_id}/{placement or '-'}"
+
+
+@ray.remote(
+    num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 4}
+)
+class NodeActor:
+    """The node service as an actor; restarted by Ray when it dies."""
+
+    def __init__(self, settings: Settings, node_id: str, span_directory: str) -> None:
+        from .hosting import NodeHost
+
+        self._host = NodeHost(settings, node_id, span_directory)
+        self._supervisor_pid = 0
+        self._supervisor_node = ""
+        self._heard = time.monotonic()
+        self._node_id = node_id
+        self._guard: asyncio.Task[None] | None = None
+
+    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
+        node = await self._host.node()
+        return await node.step(call)
+
+    async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
+        node = await self._host.node()
+        return await node.commit(call)
+
+    async def reload(self, session_id: str, epoch: int) -> dict[str, Any]:
+        return await (await self._host.node()).reload(session_id, epoch)
+
+    async def interrupted(self, session_id: str, epoch: int) -> str:
+        return await (await self._host.node()).interrupted(session_id, epoch)
+
+    async def specification(self, session_id: str) -> dict[str, Any]:
+        return await (await self._host.node()).specification(session_id)
+
+    async def blob(self, digest: str) -> bytes:
+        return await (await self._host.node()).blob(digest)
+
+    async def request(self, method: str, *arguments: Any) -> Any:
+        """A client's request (`Requests`)."""
+        await self._host.node()
+        return await getattr(self._host.requests, method)(*arguments)
+
+    async def acquire(self, holder: str, lease: int, dead_holder: str) -> int:
+        await self._host.node()
+        return await self._host.requests.acquire(holder, lease, dead_holder)
+
+    async def take_up(self, generation: int, frames: list[str], nodes: list[str] | None) -> dict[str, Any]:
+        return await (await self._host.node()).take_up(generation, frames, nodes)
+
+    async def frame_died(self, frame_id: str, cause: str) -> None:
+        await (await self._host.node()).frame_died(frame_id, cause)
+
+    async def retire(self, placement: str, count: int) -> None:
+        await (await self._host.node()).retire(placement, count)
+
+    async def register(self, profile: Any) -> None:
+        (await self._host.node()).register(profile)
+
+    async def profiles(self) -> list[Any]:
+        return self._host.known_profiles()
+
+    async def demand(self, timeout: float, generation: int) -> dict[str, Any]:
+        node = await self._host.node()
+        if node.generation == 0 and generation:
+            log.warning("generation %d has lost the store", generation)
+        return await node.demand(timeout)
+
+    async def watched_by(self, pid: int, node_id: str) -> None:
+        """Learn who supervises, to replace it when it hangs: Ray does not see a stopped process for over a minute."""
+        self._supervisor_pid, self._supervisor_node = pid, node_id
+        self._heard = time.monotonic()
+        if self._guard is None:
+            self._guard = asyncio.get_running_loop().create_task(self._guarding())
+
+    async def _guarding(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            silent = time.monotonic() - self._heard
+            if silent > SUPERVISOR_SILENCE and self._supervisor_pid and self._supervisor_node == self._node_id:
+                log.warning("the supervisor (pid %d) is silent for %.0f s: killed", self._supervisor_pid, silent)
+                await asyncio.to_thread(kill_process, self._supervisor_pid)
+                self._supervisor_pid = 0
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def watch(self) -> None:
+        """Pending for ever: its failure tells of this process's death."""
+        await asyncio.Event().wait()
+
+    @ray.method(concurrency_group="probe")
+    async def probe(self) -> dict[str, float]:
+        self._heard = time.monotonic()
+        return self._host.health()
+
+    async def stop(self) -> None:
+        """Commit what was submitted and let go of the store."""
+        await self._host.close()
+
+
+class RemoteNode:
+    """The node service as a frame reaches it: calls are repeated until it is back, since each is idempotent."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self.lost_since: float | None = None
+
+    def __getattr__(self, method: str) -> Any:
+        remote = getattr(self._handle, method)
+
+        async def call(*arguments: Any) -> Any:
+            pause = 0.02
+            while True:
+                try:
+                    result = await settle(remote.remote(*arguments))
+                    self.lost_since = None
+                    return result
+                except ServiceGone as error:
+                    self.lost_since = self.lost_since or time.monotonic()
+                    if time.monotonic() - self.lost_since > ORPHAN_SECONDS:
+                        log.warning("the node service is gone for good: %s", error)
+                        os._exit(1)
+                    await asyncio.sleep(pause)
+                    pause = min(0.5, pause * 2)
+
+        return call
+
+
+@ray.remote(num_cpus=CPU_SLIVER, memory=FRAME_MEMORY, max_restarts=0, max_concurrency=100, concurrency_groups={"probe": 2})
+class FrameActor:
+    """A session actor. Its process holds one session at a time."""
+
+    def __init__(
+        self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str], kept: tuple[str, ...]
+    ) -> None:
+        from understudy.actors.frame import Frame
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.path[:0] = [path for path in code_path if path not in sys.path]
+        self._frame = Frame(RemoteNode(node), frame_id, node_id, placement, kept_environment=kept)
+        self._run: asyncio.Task[None] | None = None
+        self._probed = time.monotonic()
+
+    async def start(self) -> int:
+        """Begin to take work; returns the pid."""
+        if self._run is None:
+            self._run = asyncio.get_running_loop().create_task(self._frame.run())
+            self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
+        return os.getpid()
+
+    async def watch(self) -> str:
+        """`exit` when the frame was told to leave; raises when its loop failed. Its process's death fails the call."""
+        assert self._run is not None
+        await asyncio.shield(self._run)
+        return "exit"
+
+    async def _exit_alone(self) -> None:
+        while time.monotonic() - self._probed < ORPHAN_SECONDS:
+            await asyncio.sleep(5.0)
+        log.warning("no supervisor for %.0f s: leaving", ORPHAN_SECONDS)
+        os._exit(1)
+
+    @ray.method(concurrency_group="probe")
+    async def probe(self) -> dict[str, float]:
+        self._probed = time.monotonic()
+        return {**self._frame.health(), "pid": os.getpid()}
+
+
+@ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 2})
+class SupervisorActor:
+    """The supervisor as an actor; restarted by Ray when it dies."""
+
+    def __init__(self, settings: Settings, span_directory: str) -> None:
+        from understudy.supervisor.supervisor import Supervisor
+
+        from .machinery import RayMachinery
+
+        cluster = str(ray.get_runtime_context().gcs_address)
+        holder = f"{cluster}/{settings.instance}/{process_identity(os.getpid())}"
+        self._machinery = RayMachinery(settings, span_directory, NodeActor, FrameActor)
+        self.supervisor = Supervisor(
+            self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors
+        )
+        self._run: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Begin to supervise; returns the pid."""
+        if self._run is None:
+            self._run = asyncio.get_running_loop().create_task(self.supervisor.run())
+        return os.getpid()
+
+    async def ready(self, timeout: float) -> dict[str, Any]:
+        await self.start()
+        directory = await self.supervisor.ready(timeout)
+        return {**directory, "pid": os.getpid(), "node_id": ray.get_runtime_context().get_node_id()}
+
+    async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
+        await self.start()
+        return await self.supervisor.spawn(session, blobs)
+
+    async def want(self, placement: str) -> None:
+        await self.start()
+        await self.supervisor.ready(30.0)
+        self.supervisor.want(placement)
+
+    async def register(self, profile: Any) -> None:
+        await self.start()
+        await self.supervisor.ready(30.0)
+        await self.supervisor.register(profile)
+
+    async def stop(self) -> None:
+        """Give the store up, then end frames and node services."""
+        await self.supervisor.stop()
+        await self._machinery.stop()
+
+    @ray.method(concurrency_group="probe")
+    async def probe(self) -> dict[str, float]:
+        return {"silent": time.monotonic() - self.supervisor.last_beat}
+
+
+def supervisor_handle(settings: Settings) -> Any | None:
+    """The running supervisor, or None."""
+    return find_actor(supervisor_name(settings))
+
+
+__all__ = ["RAY_NAMESPACE", "FrameActor", "NodeActor", "SupervisorActor", "supervisor_handle"]
