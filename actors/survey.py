@@ -2,18 +2,15 @@
 
 Every number is a function of the files alone, so a survey whose processes are killed in the middle gives the same
 report, byte for byte. What a tool returns carries a checksum: a model that passes results on can't change them
-unnoticed. `survey_directly` counts the same in another way, without agents, to check a report.
+unnoticed.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import io
 import json
 import os
-import re
-import tokenize
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -23,25 +20,26 @@ from typing import Any
 
 from understudy.errors import ToolError
 
-from .survey_languages import BINARY, DEFINITIONS, MARKERS, UNREADABLE, language_of
 from .survey_report import render_report
+from .survey_rules import (
+    BINARY,
+    DEFINITIONS,
+    MARKERS,
+    MAX_FILES,
+    MAX_LARGEST,
+    MAX_NAMES,
+    MAX_READ_BYTES,
+    MAX_TODOS,
+    PROBE_BYTES,
+    UNREADABLE,
+    cut,
+    language_of,
+    list_parts,
+    quote,
+    visible,
+)
 from .tools import ToolContext, tool
-from .workspace import SKIPPED_DIRECTORIES, Workspace
-
-MAX_PARTS = 32
-"""Directories beyond this many share the part `.` with the files at the top."""
-
-MAX_FILES = 20_000
-"""Files of one part that are looked at; the report says when there are more."""
-
-MAX_READ_BYTES = 1_000_000
-"""Larger files are measured, but not searched for definitions and TODOs."""
-
-MAX_LARGEST = 5
-MAX_NAMES = 8
-MAX_TODOS = 8
-MAX_TEXT = 100
-"""Characters shown of a TODO's line."""
+from .workspace import Workspace
 
 KINDS = ("measure", "definitions", "todos")
 
@@ -104,7 +102,7 @@ def definitions(path: str, context: ToolContext) -> str:
         "definitions",
         count=sum(len(names) for names in found.values()),
         languages={name: len(found[name]) for name in sorted(found)},
-        names={name: [_cut(one) for one in sorted(set(found[name]))[:MAX_NAMES]] for name in sorted(found)},
+        names={name: [cut(one) for one in sorted(set(found[name]))[:MAX_NAMES]] for name in sorted(found)},
         unparsable=unparsable,
         too_large=part.too_large,
     )
@@ -122,10 +120,10 @@ def todos(path: str, context: ToolContext) -> str:
     quoted = []
     for file, _, data in part.texts():
         for match in MARKERS.finditer(data):
-            counts[match[2].decode()] += 1
+            counts[match[1].decode()] += 1
             if len(quoted) < MAX_TODOS:
                 number = data.count(b"\n", 0, match.start()) + 1
-                quoted.append({"file": part.workspace.shown(file), "line": number, "text": _quote(match[0])})
+                quoted.append({"file": part.workspace.shown(file), "line": number, "text": quote(match[0])})
     return part.result("todos", count=counts.total(), markers=dict(sorted(counts.items())), first=quoted)
 
 
@@ -143,21 +141,6 @@ def merge_report(parts: list[Any], context: ToolContext) -> str:
         if results is not None:
             found.setdefault(results["part"], results)
     return render_report(root.name, [found.get(name, {"part": name}) for name in list_parts(root)])
-
-
-def list_parts(root: Path) -> list[str]:
-    """The parts of a directory: `.`, then its visible directories by name, as far as there may be so many."""
-    try:
-        with os.scandir(root) as scan:
-            names = sorted(entry.name for entry in scan if entry.is_dir(follow_symlinks=False))
-    except OSError as error:
-        raise ToolError(f"the directory can't be listed: {error.strerror}") from None
-    # A name that can't be shown as it is could not be passed on either.
-    return [".", *[name for name in names if _visible(name) and name.isprintable()][: MAX_PARTS - 1]]
-
-
-def _visible(directory: str) -> bool:
-    return not directory.startswith(".") and directory not in SKIPPED_DIRECTORIES
 
 
 class _Part:
@@ -184,10 +167,10 @@ class _Part:
     def _walk(self) -> Iterator[Path]:
         for folder, directories, names in os.walk(self.start, onerror=self._unreadable):
             skipped = self._others if folder == str(self.start) else ()
-            directories[:] = sorted(name for name in directories if _visible(name) and name not in skipped)
+            directories[:] = sorted(name for name in directories if visible(name) and name not in skipped)
             for name in sorted(names):
                 file = Path(folder, name)
-                if file.is_file() and not file.is_symlink():
+                if os.path.isfile(file) and not os.path.islink(file):
                     yield file
 
     def _unreadable(self, _: OSError) -> None:
@@ -201,7 +184,7 @@ class _Part:
             return 0, 0, UNREADABLE  # gone meanwhile
         try:
             with self.workspace.open_file(file) as stream:
-                piece = stream.read(8192)
+                piece = stream.read(PROBE_BYTES)
                 if b"\0" in piece:
                     return size, 0, BINARY
                 lines, last = 0, b"\n"
@@ -221,7 +204,7 @@ class _Part:
                     data = stream.read(MAX_READ_BYTES + 1)
             except (ToolError, OSError):
                 continue  # `measure` counts it
-            if b"\0" in data[:8192]:
+            if b"\0" in data[:PROBE_BYTES]:
                 continue
             if len(data) > MAX_READ_BYTES:
                 self.too_large += 1
@@ -254,15 +237,6 @@ def _checksum(body: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
-
-
-def _quote(line: bytes) -> str:
-    text = " ".join(line.decode(errors="replace").split())
-    return _cut("".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text))
-
-
 def _read_answer(answer: Any) -> dict[str, Any] | None:
     """A surveyor's results by kind, with their part; None if one is missing or is not as its tool returned it."""
     if isinstance(answer, str):
@@ -282,112 +256,4 @@ def _read_answer(answer: Any) -> dict[str, Any] | None:
         if result.get("check") != _checksum(body) or found.setdefault("part", result["part"]) != result["part"]:
             return None
         found[kind] = result
-    return found
-
-
-def survey_directly(directory: str) -> str:
-    """The report of a directory, counted here and now by simpler means: no walk, parser or counter is shared.
-
-    Holds one file in memory at a time, whatever its size.
-
-    Raises:
-        ToolError: it is not a directory that can be listed.
-    """
-    root = Workspace(directory).root
-    names = list_parts(root)
-    return render_report(root.name, [_count_directly(root, name, names) for name in names])
-
-
-def _count_directly(root: Path, name: str, parts: list[str]) -> dict[str, Any]:
-    broken: list[Path] = []
-    excluded = set(parts) if name == "." else set()
-    files = list(islice(_files_directly(root / name, excluded, broken), MAX_FILES + 1))
-    shown = Workspace(str(root)).shown
-    languages: dict[str, dict[str, int]] = {}
-    public: dict[str, list[str]] = {}
-    marked: list[tuple[str, dict[str, Any]]] = []
-    unparsable = too_large = 0
-    for file in files[:MAX_FILES]:
-        try:
-            data = file.read_bytes()
-            language = BINARY if 0 in data[:8192] else language_of(file.name)
-        except OSError:
-            data, language = b"", UNREADABLE
-        rows = data.split(b"\n") if language not in (BINARY, UNREADABLE) else [b""]
-        row = languages.setdefault(language, {"files": 0, "bytes": 0, "lines": 0})
-        row["files"] += 1
-        row["bytes"] += file.lstat().st_size
-        row["lines"] += len(rows) - (rows[-1] == b"")
-        if language in (BINARY, UNREADABLE) or len(data) > MAX_READ_BYTES:
-            too_large += language not in (BINARY, UNREADABLE)
-            continue
-        found = _names_directly(language, data, rows)
-        unparsable += found is None
-        if found:
-            public.setdefault(language, []).extend(found)
-        for number, line in enumerate(rows, 1):
-            words = [word for word in re.findall(rb"\w+", line) if word in (b"TODO", b"FIXME", b"XXX")]
-            if words:
-                marked.append((words[0].decode(), {"file": shown(file), "line": number, "text": _quote(line)}))
-    ordered = sorted(files[:MAX_FILES], key=lambda file: (-file.lstat().st_size, shown(file)))
-    measured = {
-        **{unit: sum(row[unit] for row in languages.values()) for unit in ("files", "bytes", "lines")},
-        "languages": languages,
-        "largest": [{"file": shown(file), "bytes": file.lstat().st_size} for file in ordered[:MAX_LARGEST]],
-        "unreadable_directories": len(broken),
-        "more_files": len(files) > MAX_FILES,
-    }
-    defined = {
-        "count": sum(map(len, public.values())),
-        "languages": {language: len(found) for language, found in public.items()},
-        "names": {language: [_cut(one) for one in sorted(set(found))[:MAX_NAMES]] for language, found in public.items()},
-        "unparsable": unparsable,
-        "too_large": too_large,
-    }
-    noted = {
-        "count": len(marked),
-        "markers": {word: sum(marker == word for marker, _ in marked) for word in sorted({m for m, _ in marked})},
-        "first": [row for _, row in marked[:MAX_TODOS]],
-    }
-    return {"part": name, "measure": measured, "definitions": defined, "todos": noted}
-
-
-def _files_directly(folder: Path, excluded: set[str], broken: list[Path]) -> Iterator[Path]:
-    try:
-        entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    except OSError:
-        broken.append(folder)
-        return
-    plain = [entry for entry in entries if not entry.is_symlink()]
-    yield from (entry for entry in plain if entry.is_file())
-    for entry in plain:
-        if entry.is_dir() and _visible(entry.name) and entry.name not in excluded:
-            yield from _files_directly(entry, set(), broken)
-
-
-def _names_directly(language: str, data: bytes, rows: list[bytes]) -> list[str] | None:
-    if language != "Python":
-        pattern = DEFINITIONS.get(language)
-        return [match[1].decode() for row in rows if (match := pattern.match(row))] if pattern else []
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compile(data, "<survey>", "exec", dont_inherit=True, flags=ast.PyCF_ONLY_AST)
-        tokens = list(tokenize.tokenize(io.BytesIO(data).readline))
-    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
-        return None
-    return _definition_tokens(tokens)
-
-
-def _definition_tokens(tokens: list[tokenize.TokenInfo]) -> list[str]:
-    """Names behind `def`, `class` and `async def` that begin a line at the margin."""
-    ignored = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.INDENT, tokenize.DEDENT)
-    kept = [token for token in tokens if token.type not in ignored]
-    found = []
-    for index, token in enumerate(kept):
-        begins = token.start[1] == 0 and (index == 0 or kept[index - 1].type == tokenize.NEWLINE)
-        if begins and token.string in ("def", "class", "async"):
-            name = kept[index + (2 if token.string == "async" else 1)].string
-            if not name.startswith("_") and kept[index + 1].string in (name, "def"):
-                found.append(name)
     return found

