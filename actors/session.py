@@ -366,10 +366,10 @@ class Activation:
 
     def _settle(self, call: CallState, outcome: Outcome) -> None:
         self._add(Message("tool", outcome.content, tool_call_id=call.call_id, name=call.tool))
-        executions = self._draft.calls[call.call_id].executions if call.call_id in self._draft.calls else call.executions
-        self._draft.calls[call.call_id] = CallState(
-            call.call_id, "done", executions=executions, child_id=call.child_id
+        executions = (
+            self._draft.calls[call.call_id].executions if call.call_id in self._draft.calls else call.executions
         )
+        self._draft.calls[call.call_id] = CallState(call.call_id, "done", executions=executions, child_id=call.child_id)
 
     def _spawn(self, call: CallState, spec: dict[str, Any]) -> None:
         """Create a sub-agent in the next batch, unless this call did so before."""

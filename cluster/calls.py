@@ -140,7 +140,9 @@ class Calls:
 
 def _partial(call: Call) -> ModelAnswer:
     text = "".join(call.text)
-    usage = Usage(sum(len(str(m.get("content") or "")) for m in call.request.messages) // 4, len(text) // 4, estimated=True)
+    usage = Usage(
+        sum(len(str(m.get("content") or "")) for m in call.request.messages) // 4, len(text) // 4, estimated=True
+    )
     if not text:
         error: dict[str, Any] = {"code": "aborted", "message": "the call was aborted", "session_id": call.session_id}
         return ModelAnswer(error=error)

@@ -49,6 +49,12 @@ class Connection:
             raise ClusterUnreachable("the supervisor was started but can't be found")
         await self._attach(timeout)
 
+    async def open_existing(self) -> None:
+        """Find the running supervisor, whatever state it is in; nothing is started."""
+        self._supervisor = supervisor_handle(self.settings)
+        if self._supervisor is None:
+            raise ClusterUnreachable("no services of this store run")
+
     def _bootstrap(self, timeout: float) -> None:
         spans = str(state_directory() / "spans" / self.settings.instance)
         command = [sys.executable, "-m", "understudy.cluster.bootstrap", "--address", self._address]

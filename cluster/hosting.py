@@ -27,9 +27,7 @@ class NodeHost:
         single = settings.store.startswith("sqlite")
         # One writer per log: with SQLite the one service may move to another node and goes on with the same log.
         writer = "node" if single else f"node-{node_id[:12]}"
-        config = NodeConfig(
-            settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory
-        )
+        config = NodeConfig(settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory)
         self._gateway = Gateway()
         self._service = NodeService(config, self._gateway, self._prepare_profile)
         self.requests = Requests(self._service)

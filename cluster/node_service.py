@@ -437,9 +437,7 @@ class NodeService:
             self.paging.rest(slot, None)
             self._dispatch()
 
-    def _answer_work(
-        self, slot: Slot, result: operations.AnswerResult, current: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _answer_work(self, slot: Slot, result: operations.AnswerResult, current: dict[str, Any]) -> dict[str, Any]:
         """The work of a frame that waited for this answer, without reading the store again."""
         assert slot.session_id is not None
         messages = list(slot.reply_echo)
@@ -532,9 +530,7 @@ class NodeService:
         ready = Ready(session_id, slot.placement, "resume", since)
 
         def operation(tx: Transaction) -> tuple[Any, dict[str, Any] | None]:
-            verdict = activation.crash(
-                tx, session_id, epoch, decide, cause=cause, pid=slot.pid, policy=spec["restart"]
-            )
+            verdict = activation.crash(tx, session_id, epoch, decide, cause=cause, pid=slot.pid, policy=spec["restart"])
             if verdict is None or verdict.action != "resume" or spare is None:
                 return verdict, None
             if verdict.delay and tx.session(session_id)["wait"] == "timer":
@@ -647,7 +643,4 @@ def echo(batch: Batch, ack: Ack) -> list[dict[str, Any]]:
     if ack.replayed:
         return []
     entries = enumerate(batch.entries)
-    return [
-        {**entry.to_wire(), "seq": ack.first_seq + offset} for offset, entry in entries if hasattr(entry, "role")
-    ]
-
+    return [{**entry.to_wire(), "seq": ack.first_seq + offset} for offset, entry in entries if hasattr(entry, "role")]

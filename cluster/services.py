@@ -42,9 +42,7 @@ def frame_name(settings: Settings, frame_id: str, node_id: str, placement: str) 
     return f"frame/{settings.instance}/{frame_id}/{node_id}/{placement or '-'}"
 
 
-@ray.remote(
-    num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 4}
-)
+@ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 4})
 class NodeActor:
     """The node service as an actor; restarted by Ray when it dies."""
 
@@ -169,7 +167,9 @@ class RemoteNode:
         return call
 
 
-@ray.remote(num_cpus=CPU_SLIVER, memory=FRAME_MEMORY, max_restarts=0, max_concurrency=100, concurrency_groups={"probe": 2})
+@ray.remote(
+    num_cpus=CPU_SLIVER, memory=FRAME_MEMORY, max_restarts=0, max_concurrency=100, concurrency_groups={"probe": 2}
+)
 class FrameActor:
     """A session actor. Its process holds one session at a time."""
 
@@ -220,9 +220,7 @@ class SupervisorActor:
         cluster = str(ray.get_runtime_context().gcs_address)
         holder = f"{cluster}/{settings.instance}/{process_identity(os.getpid())}"
         self._machinery = RayMachinery(settings, span_directory, NodeActor, FrameActor)
-        self.supervisor = Supervisor(
-            self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors
-        )
+        self.supervisor = Supervisor(self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors)
         self._run: asyncio.Task[None] | None = None
 
     async def start(self) -> int:

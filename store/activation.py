@@ -252,9 +252,7 @@ def last_text(tx: Transaction, row: Row) -> str:
 def fire(tx: Transaction, session_id: str, name: str) -> None:
     """A timer is due: the session that waits for it is ready."""
     tx.connection.execute(
-        delete(TIMER).where(
-            TIMER.c.namespace == tx.namespace, TIMER.c.session_id == session_id, TIMER.c.name == name
-        )
+        delete(TIMER).where(TIMER.c.namespace == tx.namespace, TIMER.c.session_id == session_id, TIMER.c.name == name)
     )
     row = tx.find(session_id)
     if row is not None and row["wait"] == "timer":

@@ -58,9 +58,7 @@ class Journal:
     is unreachable operations wait and are retried (they are idempotent by their keys), none is acknowledged.
     """
 
-    def __init__(
-        self, database: Database, namespace: str, writer: str, on_commit: Callable[[Committed], None]
-    ) -> None:
+    def __init__(self, database: Database, namespace: str, writer: str, on_commit: Callable[[Committed], None]) -> None:
         self.database = database
         self.namespace = namespace
         self.writer = writer

@@ -195,9 +195,7 @@ def _start_run(tx: Transaction, row: Row, run_id: str) -> None:
     )  # fmt: skip
     tx.take_inbox(row, [item["id"]])
     end = dict.fromkeys(("text", "output", "error", "usage"))
-    tx.update_run(
-        row["session_id"], run_id, **end, status="running", rounds=0, started_at=tx.now, finished_at=0
-    )
+    tx.update_run(row["session_id"], run_id, **end, status="running", rounds=0, started_at=tx.now, finished_at=0)
     tx.append(row, events.RunStarted(queued=tx.now - payload["accepted_at"]))
 
 
@@ -470,7 +468,9 @@ def _cancel_queued(tx: Transaction, row: Row, item: dict[str, Any], reason: str)
         started_at=0, finished_at=tx.now,
     )  # fmt: skip
     trace_id = item["payload"]["trace_id"]
-    tx.append(row, events.RunFinished(run_id=item["key"], trace_id=trace_id, status="cancelled", error_code="cancelled"))
+    tx.append(
+        row, events.RunFinished(run_id=item["key"], trace_id=trace_id, status="cancelled", error_code="cancelled")
+    )
     if row["parent_id"] is not None and item["key"] == TASK:
         row["status"], row["closed"], row["active"], row["wait"] = "cancelled", 1, 0, "idle"
         _deliver(tx, row, "cancelled", Finish("cancelled"), error)

@@ -127,9 +127,7 @@ def writer_events(connection: Connection, namespace: str, writer: str, after: in
 
 def run_info(connection: Connection, namespace: str, session_id: str, run_id: str) -> Row:
     """One run. Raises `UnknownSession` or `UnknownRun`."""
-    statement = select(RUN).where(
-        RUN.c.namespace == namespace, RUN.c.session_id == session_id, RUN.c.run_id == run_id
-    )
+    statement = select(RUN).where(RUN.c.namespace == namespace, RUN.c.session_id == session_id, RUN.c.run_id == run_id)
     row = connection.execute(statement).mappings().first()
     if row is None:
         session_info(connection, namespace, session_id)

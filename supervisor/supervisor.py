@@ -99,7 +99,13 @@ class Supervisor:
     """
 
     def __init__(
-        self, machinery: Machinery, holder: str, *, standby: int, max_actors: int | None, profiles: list[Any] | None = None
+        self,
+        machinery: Machinery,
+        holder: str,
+        *,
+        standby: int,
+        max_actors: int | None,
+        profiles: list[Any] | None = None,
     ) -> None:
         self.machinery = machinery
         self.holder = holder
@@ -343,7 +349,9 @@ class Supervisor:
             silent = health["silent"] > SILENCE_LIMIT and not health["busy"]
             if not (overdue or silent):
                 return
-            reason = f"its tool is {health['overdue']:.0f} s past its deadline" if overdue else "its event loop is blocked"
+            reason = (
+                f"its tool is {health['overdue']:.0f} s past its deadline" if overdue else "its event loop is blocked"
+            )
         if frame.frame_id in self._frames:
             log.warning("frame %s (pid %d) hangs: %s", frame.frame_id, frame.pid, reason)
             await self.machinery.kill(frame.node_id, frame.pid, frame)

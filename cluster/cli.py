@@ -1,0 +1,279 @@
+"""The command line. The words are those of the API; `--json` prints one JSON document on stdout and nothing else.
+
+Exit codes: 0 done, 1 the run or check failed, 2 wrong usage or configuration, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from understudy.errors import InvalidInput, UnderstudyError
+
+from . import rendering
+
+app = typer.Typer(
+    name="understudy",
+    help="LLM agents as supervised Ray actors: sessions that survive kill -9.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+errors = Console(stderr=True, highlight=False)
+
+Store = Annotated[
+    str | None,
+    typer.Option("--store", help="sqlite:///PATH or postgresql://…", envvar="UNDERSTUDY_STORE", show_envvar=True),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
+SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `understudy ps --all` lists them.")]
+
+
+def command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn our errors into one clear line on stderr (JSON with `--json`) and an exit code."""
+
+    @wraps(function)
+    def run(*arguments: Any, **options: Any) -> None:
+        as_json = bool(options.get("json"))
+        try:
+            code = function(*arguments, **options)
+        except UnderstudyError as error:
+            if as_json:
+                rendering.print_json({"error": error.to_wire()})
+            errors.print(f"[red]error[/red] {rendering.escape(str(error))}", soft_wrap=True)
+            raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None
+        except KeyboardInterrupt:
+            errors.print("interrupted; what was accepted goes on")
+            raise typer.Exit(130) from None
+        raise typer.Exit(code or 0)
+
+    return run
+
+
+@contextmanager
+def connected(store: str | None, **options: Any) -> Iterator[Any]:
+    """A cluster for one command."""
+    from .client import Cluster
+
+    cluster = Cluster.connect(store, **options)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@app.callback()
+def main_options(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say on stderr what happens.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    """LLM agents as supervised Ray actors: sessions that survive kill -9."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, stream=sys.stderr)
+    if version:
+        import understudy
+
+        print(understudy.__version__)
+        raise typer.Exit
+
+
+@app.command()
+@command
+def run(
+    directory: Annotated[Path, typer.Argument(help="What to survey.", exists=True, file_okay=False)] = Path("."),
+    chaos: Annotated[int, typer.Option(help="SIGKILL so many session actors on the way.", min=0, max=100)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the choice of victims.")] = 0,
+    verify: Annotated[bool, typer.Option(help="Compare the report with one computed directly.")] = False,
+    model: Annotated[str | None, typer.Option(help="Default: UNDERSTUDY_MODEL, or `offline` without a key.")] = None,
+    session: Annotated[str | None, typer.Option(help="Session id: the same one is not surveyed twice.")] = None,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Survey a directory with a tree of agents: a lead, and a surveyor for each part."""
+    from .survey import run_survey
+    from .survey_view import SurveyView, outcome_to_json
+
+    # The offline model answers at once unless told otherwise; a real one takes its time, and so there is a tree to watch.
+    os.environ.setdefault("UNDERSTUDY_OFFLINE_LATENCY", "0.4")
+    with connected(store, model=model) as cluster, SurveyView(quiet=json) as view:
+        outcome = run_survey(
+            cluster, directory.resolve(), chaos=chaos, seed=seed, session_id=session, on_update=view.update
+        )
+    matches = None
+    if verify:
+        from understudy.actors.survey import survey_directly
+
+        matches = survey_directly(str(directory.resolve())) == outcome.report
+    if json:
+        rendering.print_json({**outcome_to_json(outcome), **({"verified": matches} if verify else {})})
+    else:
+        view.finish(outcome)
+        if verify:
+            print(f"report equals a direct computation: {'yes' if matches else 'NO'}")
+    return 0 if outcome.status == "completed" and matches is not False else 1
+
+
+@app.command()
+@command
+def send(
+    session: SessionId,
+    text: Annotated[str, typer.Argument(help="The input; `-` reads it from stdin.")],
+    run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer, streaming it.")] = True,
+    timeout: Annotated[float | None, typer.Option(help="Seconds to wait.", min=0.0)] = None,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Send an input to a session."""
+    content = sys.stdin.read() if text == "-" else text
+    with connected(store) as cluster:
+        sent = cluster.session(session).send(content, run_id=run_id)
+        if not wait:
+            rendering.print_json({"session_id": session, "run_id": sent.run_id}) if json else print(sent.run_id)
+            return 0
+        if not json and timeout is None:
+            rendering.stream(sent)
+        result = sent.result(timeout)
+    if json:
+        rendering.print_json(rendering.result_to_json(result))
+    else:
+        rendering.print_end(result, streamed=timeout is None)
+    return 0 if result.ok else 1
+
+
+@app.command()
+@command
+def ps(
+    all: Annotated[bool, typer.Option("--all", "-a", help="Also those that have nothing to do.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 100,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """List sessions and the processes of the cluster."""
+    with connected(store) as cluster:
+        sessions = cluster.sessions(live_only=not all, limit=limit)
+        services = cluster.services()
+    if json:
+        rendering.print_json({"sessions": rendering.plain(sessions), "services": rendering.plain(services)})
+    else:
+        rendering.print_sessions(sessions, services, live_only=not all)
+    return 0
+
+
+@app.command()
+@command
+def tree(session: SessionId, store: Store = None, json: Json = False) -> int:
+    """Show a session and all below it."""
+    with connected(store) as cluster:
+        found = cluster.session(session).tree()
+    rendering.print_json(rendering.plain(found)) if json else rendering.print_tree(found)
+    return 0
+
+
+@app.command()
+@command
+def show(session: SessionId, store: Store = None, json: Json = False) -> int:
+    """Show a session: its state, its runs, its messages."""
+    with connected(store) as cluster:
+        handle = cluster.session(session)
+        info, runs, messages = handle.info(), handle.runs(), handle.messages()
+    if json:
+        wire = [message.to_wire() for message in messages]
+        rendering.print_json({"session": rendering.plain(info), "runs": runs, "messages": wire})
+    else:
+        rendering.print_session(info, runs, messages)
+    return 0
+
+
+@app.command()
+@command
+def events(
+    session: SessionId,
+    after: Annotated[int, typer.Option(help="Only those after this seq.", min=0)] = 0,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Print a session's event log."""
+    with connected(store) as cluster:
+        found = cluster.session(session).events(after)
+    rendering.print_json([event.to_wire() for event in found]) if json else rendering.print_events(found)
+    return 0
+
+
+@app.command()
+@command
+def cancel(
+    session: SessionId,
+    run_id: Annotated[str | None, typer.Option(help="A queued run; default: the current one.")] = None,
+    reason: Annotated[str, typer.Option()] = "cancelled from the command line",
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Ask a session's run to end, and all that it spawned."""
+    with connected(store) as cluster:
+        handle = cluster.session(session)
+        done = handle.run(run_id).cancel(reason) if run_id else handle.cancel(reason)
+    if json:
+        rendering.print_json({"cancelled": done})
+    else:
+        print("it is asked to end" if done else "nothing to cancel")
+    return 0
+
+
+@app.command()
+@command
+def close(session: SessionId, store: Store = None, json: Json = False) -> int:
+    """Close a session: it takes no more input, and what runs is cancelled."""
+    with connected(store) as cluster:
+        done = cluster.session(session).close("closed from the command line")
+    rendering.print_json({"closed": done}) if json else print("closed" if done else "it was closed already")
+    return 0
+
+
+@app.command()
+@command
+def doctor(store: Store = None, json: Json = False) -> int:
+    """Check what Understudy needs, without starting anything."""
+    from .doctor import examine
+
+    checks = examine(store)
+    if json:
+        rendering.print_json({"ok": all(c.ok for c in checks), "checks": rendering.plain(checks)})
+    else:
+        rendering.print_checks(checks)
+    return 0 if all(check.ok for check in checks) else 1
+
+
+@app.command()
+@command
+def down(
+    keep_ray: Annotated[bool, typer.Option(help="End the services only.")] = False,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """End the services of this store, and Ray if Understudy started it. Unfinished runs continue with the next start."""
+    from .down import bring_down
+
+    done = bring_down(store, keep_ray=keep_ray)
+    if json:
+        rendering.print_json(done)
+    else:
+        print(f"services: {done['services']}; Ray: {done['ray']}")
+    return 0
+
+
+def main() -> None:
+    """Entry point of the `understudy` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

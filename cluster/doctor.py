@@ -1,0 +1,102 @@
+"""`understudy doctor`: what is there, what is missing, what to do. It starts and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+from understudy.config import OFFLINE_MODEL, Settings, model_profile_from_environment, redact
+from understudy.errors import UnderstudyError
+from understudy.store import queries
+from understudy.store.engine import Database
+
+from . import background
+from .ray_edge import connect_ray, running_address, settle
+from .services import supervisor_handle
+
+FREE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    found: str
+    advice: str = ""
+
+
+def examine(store: str | None) -> list[Check]:
+    """All checks, in the order in which they build on each other."""
+    checks = [Check("python", sys.version_info >= (3, 11), sys.version.split()[0], "Python 3.11 or newer is needed.")]
+    try:
+        settings = Settings.from_environment(store=store)
+    except UnderstudyError as error:
+        return [*checks, Check("settings", False, error.message, error.hint)]
+    checks.append(Check("settings", True, f"namespace {settings.namespace}, model {settings.model}"))
+    checks.append(_model(settings))
+    checks.append(_guarded("store", lambda: _store(settings)))
+    free = shutil.disk_usage(Path.home()).free
+    checks.append(Check("disk", free > FREE_BYTES, f"{free >> 20} MiB free", "Less than 1 GiB is free."))
+    address = running_address()
+    if address is None:
+        checks.append(Check("ray", True, f"{ray.__version__}; none runs, the first command starts one"))
+        return checks
+    checks.append(_guarded("ray", lambda: f"{ray.__version__} at {connect_ray(address)}"))
+    if checks[-1].ok:
+        checks.append(_guarded("services", lambda: _services(settings)))
+    return checks
+
+
+def _guarded(name: str, check: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, check())
+    except UnderstudyError as error:
+        return Check(name, False, error.message, error.hint)
+
+
+def _model(settings: Settings) -> Check:
+    if settings.model == OFFLINE_MODEL:
+        return Check("model", True, "offline (deterministic, local; set OPENAI_API_KEY for a real one)")
+    try:
+        profile = model_profile_from_environment()
+    except UnderstudyError as error:
+        return Check("model", False, error.message, error.hint)
+    if profile is None:
+        advice = "Set OPENAI_API_KEY (and OPENAI_BASE_URL for other endpoints), or UNDERSTUDY_MODEL=offline."
+        return Check("model", False, f"{settings.model} without a key", advice)
+    where = os.environ.get("OPENAI_BASE_URL") or "the openai package's default endpoint"
+    return Check("model", True, f"{settings.model} at {where}")
+
+
+def _store(settings: Settings) -> str:
+    path = settings.store.removeprefix("sqlite:///")
+    if settings.store.startswith("sqlite") and not Path(path).exists():
+        return f"{settings.store} (will be created)"
+    database = Database(settings.store)
+    try:
+        with database.read() as connection:
+            owner = queries.owner(connection, settings.namespace)
+            live = len(queries.active_sessions(connection, settings.namespace, None))
+    finally:
+        database.close()
+    told = f"generation {owner['generation']}" if owner else "no owner yet"
+    return f"{redact(settings.store)}: {told}, {live} sessions with work to do"
+
+
+def _services(settings: Settings) -> str:
+    handle = supervisor_handle(settings)
+    if handle is None:
+        return "none run; the first command starts them"
+    directory = background.wait(settle(handle.ready.remote(5.0)))
+    return (
+        f"supervisor pid {directory['pid']}, {len(directory['nodes'])} node service(s), "
+        f"{len(directory['frames'])} session actor(s)"
+    )

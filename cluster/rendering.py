@@ -1,0 +1,159 @@
+"""How the command line prints: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape as escape
+from rich.table import Table
+from rich.tree import Tree
+
+from understudy.events import Event, StreamRestarted, TextDelta
+from understudy.messages import Message
+
+from .client import Run
+from .results import RunResult, ServiceInfo, SessionInfo
+
+STATUS_STYLE = {
+    "running": "green",
+    "waiting_for_model": "cyan",
+    "waiting_for_child": "blue",
+    "waiting_for_timer": "yellow",
+    "waiting_for_input": "yellow",
+    "failed": "red",
+    "quarantined": "red",
+    "cancelled": "yellow",
+}
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as dictionaries."""
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return dataclasses.asdict(value)
+
+
+def result_to_json(result: RunResult) -> dict[str, Any]:
+    """A result as plain data."""
+    data: dict[str, Any] = dataclasses.asdict(result)
+    return data
+
+
+def when(microseconds: int) -> str:
+    """Local time of day, to the millisecond."""
+    local = datetime.fromtimestamp(microseconds / 1e6, UTC).astimezone()
+    return local.strftime("%H:%M:%S.%f")[:-3]
+
+
+def styled(status: str) -> str:
+    """A status in its colour."""
+    style = STATUS_STYLE.get(status)
+    return f"[{style}]{status}[/{style}]" if style else status
+
+
+def stream(run: Run) -> None:
+    """Print a run's text as it comes."""
+    for event in run:
+        if isinstance(event, TextDelta):
+            sys.stdout.write(event.text)
+        elif isinstance(event, StreamRestarted):
+            sys.stdout.write("\n[the model call was lost and starts again]\n")
+        elif event.type == "tool_started":
+            sys.stdout.write(f"\n[{getattr(event, 'tool', '')}]\n")
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def print_end(result: RunResult, *, streamed: bool) -> None:
+    """How a run ended, after its text."""
+    if not streamed:
+        print(result.text)
+    if not result.ok:
+        reason = (result.error or {}).get("message", "")
+        Console(stderr=True).print(f"[red]{result.status}[/red] {escape(reason)}")
+
+
+def print_sessions(sessions: list[SessionInfo], services: list[ServiceInfo], *, live_only: bool) -> None:
+    """The table of `understudy ps`."""
+    console = Console()
+    table = Table(box=None, header_style="bold")
+    for column in ("SESSION", "AGENT", "STATUS", "EPOCH", "RESTARTS", "PID", "TOKENS", "UPDATED"):
+        number = column in ("EPOCH", "RESTARTS", "PID", "TOKENS")
+        table.add_column(column, justify="right" if number else "left", no_wrap=column == "SESSION")
+    for info in sessions:
+        table.add_row(
+            info.id, escape(info.name), styled(info.status), str(info.epoch), str(info.restarts),
+            str(info.actor_pid or "-"), str(info.tokens_used), when(info.updated_at),
+        )  # fmt: skip
+    if sessions:
+        console.print(table)
+    else:
+        console.print("no session has work to do (--all lists every one)" if live_only else "no sessions yet")
+    counts: dict[str, int] = {}
+    for service in services:
+        counts[service.role] = counts.get(service.role, 0) + 1
+    told = ", ".join(f"{count} {role}" for role, count in sorted(counts.items()))
+    console.print(f"[dim]{told} at {services[0].address if services else '-'}[/dim]")
+
+
+def print_tree(found: list[SessionInfo]) -> None:
+    """Sessions below each other."""
+    nodes: dict[str, Tree] = {}
+    root: Tree | None = None
+    for info in found:
+        doing = f" · {', '.join(info.tools)}" if info.tools else ""
+        crashes = f" · restarts {info.restarts}" if info.restarts else ""
+        label = f"{escape(info.name)} [dim]{info.id}[/dim] {styled(info.status)}{doing}{crashes}"
+        parent = nodes.get(info.parent_id or "")
+        nodes[info.id] = parent.add(label) if parent is not None else Tree(label)
+        root = root or nodes[info.id]
+    if root is not None:
+        Console().print(root)
+
+
+def print_session(info: SessionInfo, runs: list[dict[str, Any]], messages: list[Message]) -> None:
+    """The page of `understudy show`."""
+    console = Console(highlight=False)
+    console.print(f"[bold]{escape(info.name)}[/bold] {info.id} {styled(info.status)}")
+    console.print(
+        f"epoch {info.epoch}, restarts {info.restarts}, tokens {info.tokens_used}, redone {info.tokens_redone}"
+    )
+    if info.error:
+        console.print(f"[red]{escape(str(info.error.get('message', info.error)))}[/red]")
+    for row in runs:
+        error = f": {escape(row['error']['message'])}" if row["error"] else ""
+        console.print(f"[bold]run[/bold] {row['run_id']} {styled(row['status'])}, {row['rounds']} rounds{error}")
+    for message in messages:
+        console.print(f"[dim]{message.seq:>4} {message.role}[/dim] {escape(message.text[:2000])}")
+        for call in message.tool_calls:
+            console.print(f"[dim]     calls[/dim] {escape(call.name)} {escape(call.arguments[:500])}")
+
+
+def print_events(found: list[Event]) -> None:
+    """One line each."""
+    console = Console(highlight=False)
+    for event in found:
+        body = " ".join(f"{name}={value}" for name, value in event.body().items() if value not in (None, "", 0, False))
+        console.print(
+            f"[dim]{event.seq:>5} {when(event.at)}[/dim] [bold]{event.type}[/bold] {escape(body)}", soft_wrap=True
+        )
+
+
+def print_checks(checks: list[Any]) -> None:
+    """The page of `understudy doctor`."""
+    console = Console(highlight=False)
+    for check in checks:
+        mark = "[green]ok[/green]  " if check.ok else "[red]FAIL[/red]"
+        console.print(f"{mark} {check.name}: {escape(check.found)}")
+        if not check.ok and check.advice:
+            console.print(f"     {escape(check.advice)}")

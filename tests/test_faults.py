@@ -1,0 +1,5 @@
+from tests.faults import X
+
+
+def test_x():
+    assert X == 1
