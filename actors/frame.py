@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections import OrderedDict
 from typing import Any
@@ -15,6 +16,7 @@ from understudy.config import is_secret_name
 from understudy.errors import Fenced, UnderstudyError
 from understudy.ports import Node
 
+from .execution import THREAD_PREFIX
 from .session import Activation
 from .tools import LoadedTool, load
 from .window import Window
@@ -82,6 +84,7 @@ class Frame:
             step = await self.activation.advance()
         finally:
             self.activation = None
+        cancelled = window.cancel is not None
         return {
             "frame": self.identity,
             "session_id": session_id,
@@ -89,7 +92,7 @@ class Frame:
             "known_seq": window.known_seq,
             "batch": step.batch.to_wire() if step.batch else None,
             "request": step.request.to_wire() if step.request else None,
-            "leave": step.leave,
+            "leave": step.leave or (cancelled and _has_stuck_tool()),
         }
 
     async def _load(self, spec: dict[str, Any]) -> LoadedTool:
@@ -129,10 +132,15 @@ class Frame:
         }
 
 
+def _has_stuck_tool() -> bool:
+    """Whether a synchronous tool that was cancelled still runs: its process must not serve another session."""
+    return any(thread.name.startswith(THREAD_PREFIX) and thread.is_alive() for thread in threading.enumerate())
+
+
 def scrub_environment(kept: tuple[str, ...] = ()) -> None:
     """Take secrets out of this process's environment; `kept` names those that the job gave its tools explicitly.
 
-    `/proc/PID/environ` still shows the first state to processes of the same user: the sandbox is the boundary, not this.
+    `/proc/PID/environ` still shows the first state to processes of the same user: the sandbox is the boundary.
     """
     for name in list(os.environ):
         if is_secret_name(name) and name not in kept:

@@ -305,6 +305,8 @@ class _Call:
                 "/chat/completions",
                 cast_to=httpx2.Response,
                 body=self._body,
+                # Never sent; without it the package draws a random one for every call.
+                options={"idempotency_key": self._request.wait_key},
                 stream=True,
                 stream_cls=openai.AsyncStream[object],
             )  # type: ignore[assignment]  # with this `cast_to` the response itself is returned, unread

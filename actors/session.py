@@ -19,7 +19,7 @@ from understudy.messages import Message
 from understudy.ports import Node
 from understudy.records import LEASE_SECONDS, Ack, Batch, CallState, Finish, ModelRequest, Spawn
 
-from .execution import Outcome, execute
+from .execution import Outcome, execute, presentable
 from .tools import LoadedTool, ToolContext
 from .window import CONTINUE, INTERRUPTED, Window, estimate_tokens
 
@@ -90,11 +90,9 @@ class Activation:
                 return Step(None, window.request(window.round))
             if window.calls:
                 waiting = await self._run_tools()
-                if window.cancel is not None:
-                    continue
-                if self.leave:
+                if window.cancel is None and self.leave:
                     return self._step(leave=True)
-                if waiting:
+                if window.cancel is None and waiting:
                     return self._step(wait="child")
                 continue
             last = self._last()
@@ -257,10 +255,11 @@ class Activation:
                 done, pending = await asyncio.wait(
                     pending | ({watch} if watch else set()), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
-                pending.discard(watch)  # type: ignore[arg-type]
-                if watch in done:
-                    await self._interrupt(watch, pending)  # type: ignore[arg-type]
-                    return
+                if watch is not None:
+                    pending.discard(watch)
+                    if watch in done:
+                        await self._interrupt(watch, pending)
+                        return
                 for task in done:
                     await task  # Fenced, raised by a commit inside, ends the activation
                 if done:
@@ -411,7 +410,7 @@ async def _reconcile(tool: LoadedTool, context: ToolContext) -> Outcome:
     except Exception as error:
         return Outcome("interrupted", f"{INTERRUPTED}; finding out failed: {error}", _now() - started, started)
     text = found if isinstance(found, str) else json.dumps(found, default=str)
-    return Outcome("ok", text, _now() - started, started)
+    return Outcome("ok", presentable(text), _now() - started, started)
 
 
 def read_spawn(arguments: str, agents: dict[str, Any]) -> tuple[str | None, str, str | None]:

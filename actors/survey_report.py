@@ -165,11 +165,12 @@ def _notes(parts: list[dict[str, Any]]) -> str:
 
 def _table(header: list[str], rows: list[list[str]], *, texts: tuple[int, ...]) -> str:
     rule = ["---" if index in texts else "---:" for index in range(len(header))]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *escaped])
 
 
 def _code(text: str) -> str:
-    return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
+    return "`" + text.replace("`", "'") + "`"
 
 
 def _plain(text: str) -> str:
@@ -192,48 +193,48 @@ def survey_directly(directory: str) -> str:
 def _count(root: Path, part: str, parts: set[str]) -> dict[str, Any]:
     broken: list[Path] = []
     files = list(islice(_files(root / part, parts if part == "." else set(), broken), MAX_FILES + 1))
-    looked = [(file, *_contents(file)) for file in files[:MAX_FILES]]
     shown = Workspace(str(root)).shown
     languages: dict[str, dict[str, int]] = {}
-    sizes = []
-    for file, language, lines, _ in looked:
+    public: dict[str, list[str]] = {}
+    sizes, marked = [], []
+    unparsable = too_large = 0
+    for file in files[:MAX_FILES]:
+        language, lines, searched = _contents(file)
         size = os.lstat(file).st_size
         row = languages.setdefault(language, {"files": 0, "bytes": 0, "lines": 0})
         row["files"], row["bytes"], row["lines"] = row["files"] + 1, row["bytes"] + size, row["lines"] + lines
-        sizes.append({"file": shown(file), "bytes": size})
-    public = {file: _names(language, searched) for file, language, _, searched in looked if searched is not None}
-    by_language: dict[str, list[str]] = {}
-    for file, names in public.items():
+        sizes.append((-size, shown(file)))
+        if searched is None:
+            too_large += language not in (BINARY, UNREADABLE)
+            continue
+        names = _names(language, searched)
+        unparsable += names is None
         if names:
-            by_language.setdefault(language_of(file.name), []).extend(names)
-    marked = [entry for file, _, _, searched in looked for entry in _marked(shown(file), searched or b"")]
+            public[language] = public.get(language, []) + names
+        marked += _marked(shown(file), searched)
+    markers = [row["marker"] for row in marked]
     return {
         "part": part,
         "measure": {
             **{unit: sum(row[unit] for row in languages.values()) for unit in ("files", "bytes", "lines")},
             "languages": languages,
-            "largest": sorted(sizes, key=lambda row: (-int(row["bytes"]), row["file"]))[:MAX_LARGEST],
+            "largest": [{"file": name, "bytes": -size} for size, name in sorted(sizes)[:MAX_LARGEST]],
             "unreadable_directories": len(broken),
             "more_files": len(files) > MAX_FILES,
         },
         "definitions": {
-            "count": sum(len(names) for names in by_language.values()),
-            "languages": {language: len(names) for language, names in by_language.items()},
-            "names": {
-                language: [cut(name) for name in sorted(set(names))[:MAX_NAMES]]
-                for language, names in by_language.items()
-            },
-            "unparsable": sum(names is None for names in public.values()),
-            "too_large": sum(
-                searched is None and language not in (BINARY, UNREADABLE) for _, language, _, searched in looked
-            ),
+            "count": sum(len(names) for names in public.values()),
+            "languages": {language: len(names) for language, names in public.items()},
+            "names": {key: [cut(name) for name in sorted(set(names))[:MAX_NAMES]] for key, names in public.items()},
+            "unparsable": unparsable,
+            "too_large": too_large,
         },
         "todos": {
             "count": len(marked),
-            "markers": {word: sum(row["marker"] == word for row in marked) for word in {row["marker"] for row in marked}},
+            "markers": {word: markers.count(word) for word in set(markers)},
             "first": marked[:MAX_TODOS],
         },
-    }  # fmt: skip
+    }
 
 
 def _files(folder: Path, excluded: set[str], broken: list[Path]) -> Iterator[Path]:

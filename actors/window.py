@@ -147,16 +147,18 @@ def to_protocol(instructions: str, messages: list[Message]) -> list[dict[str, An
             found.append({"role": message.role, "content": message.content})
             continue
         wire: dict[str, Any] = {"role": "assistant", "content": message.content}
-        wire.update((message.extra or {}).get("provider") or {})
-        calls = []
-        for call in message.tool_calls:
+        provider = dict((message.extra or {}).get("provider") or {})
+        call_extras = provider.pop("tool_calls", None) or [{}] * len(message.tool_calls)
+        wire.update(provider)
+        calls: list[dict[str, Any]] = []
+        for call, call_extra in zip(message.tool_calls, call_extras, strict=False):
             provider_id = call.provider_id or call.call_id
             if provider_id in seen:
                 provider_id = f"{provider_id}_{message.seq}_{len(calls)}"
             seen.add(provider_id)
             open_calls[call.call_id] = provider_id
             function = {"name": call.name, "arguments": readable(call.arguments)}
-            calls.append({"id": provider_id, "type": "function", "function": function})
+            calls.append({**call_extra, "id": provider_id, "type": "function", "function": function})
         if calls:
             wire["tool_calls"] = calls
         elif not wire["content"]:

@@ -1,7 +1,7 @@
 """Starts the services from a process of its own.
 
-Actors inherit the code and the environment of the job that created them. This process is a job without either, so nothing
-of the first driver (its working_dir, its keys) reaches the services or what they create for others.
+Actors inherit the code and the environment of the job that created them. This process is a job without either, so
+nothing of the first driver (its working_dir, its keys) reaches the services or what they create for others.
 """
 
 from __future__ import annotations

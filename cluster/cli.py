@@ -101,7 +101,7 @@ def run(
     from .survey import run_survey
     from .survey_view import SurveyView, outcome_to_json
 
-    # The offline model answers at once unless told otherwise; a real one takes its time, and so there is a tree to watch.
+    # The offline model answers at once unless told otherwise; with some latency there is a tree to watch.
     os.environ.setdefault("UNDERSTUDY_OFFLINE_LATENCY", "0.4")
     with connected(store, model=model) as cluster, SurveyView(quiet=json) as view:
         outcome = run_survey(
@@ -259,7 +259,7 @@ def down(
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """End the services of this store, and Ray if Understudy started it. Unfinished runs continue with the next start."""
+    """End the services of this store, and Ray if Understudy started it. Unfinished runs go on with the next start."""
     from .down import bring_down
 
     done = bring_down(store, keep_ray=keep_ray)

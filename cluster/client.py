@@ -66,7 +66,7 @@ class Cluster:
             ClusterUnreachable, StoreUnreachable, StoreOwned, StoreVersion: what is missing, and what to do.
         """
         settings = Settings.from_environment(store=store)
-        given = {"namespace": namespace, "model": model, "standby": standby, "max_actors": max_actors}
+        given: dict[str, Any] = {"namespace": namespace, "model": model, "standby": standby, "max_actors": max_actors}
         settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
         check_identifier(settings.namespace, "namespace")
         known = list(profiles)
@@ -149,7 +149,7 @@ class Session:
         self.id = session_id
 
     def send(self, content: str | list[dict[str, Any]], *, run_id: str | None = None, trace_parent: str = "") -> Run:
-        """Queue an input; returns when it is durably accepted. The same `run_id` and input are one run, however often sent.
+        """Queue an input; returns when it is durably accepted. A `run_id` sent again with the same input is one run.
 
         Args:
             trace_parent: W3C `traceparent` of the caller's trace; the run becomes a part of it.

@@ -1,7 +1,7 @@
 """The feed: what clients follow. One pending `watch` per client, however many runs it follows.
 
-Stateless towards the client: each call says what the client has, so a client that lost its node service asks the next one
-the same question and misses nothing, and sees nothing twice.
+Stateless towards the client: each call says what the client has, so a client that lost its node service asks the next
+one the same question and misses nothing, and sees nothing twice.
 """
 
 from __future__ import annotations

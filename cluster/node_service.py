@@ -1,6 +1,6 @@
-"""The node service: journal, gateway and ready queue of a node, joined by `step`. A plain class; `actors.py` makes it one.
+"""The node service: journal, gateway and ready queue of a node, joined by `step`. A plain class.
 
-Frames call in (`step`, `commit`), clients call in (`spawn`, `send`, …), the supervisor calls in (`take_up`, `frame_died`).
+Frames call in (`step`, `commit`), clients call in (`spawn`, `send`), the supervisor calls in (`take_up`).
 The service itself calls nobody but the model endpoints, so it needs no Ray and its tests need none either.
 """
 
@@ -121,6 +121,7 @@ class NodeService:
             await self._start_call(batch, request, result, slot.placement)
         if call.get("leave"):
             self.paging.slots.pop(slot.frame_id, None)
+            await self.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
             self._requeue_unless_waiting(batch.session_id, slot.placement, result.wait)
             self.demand_changed.set()
             return EXIT

@@ -76,7 +76,7 @@ def quiet() -> None:
 
     `log_to_driver=False` does not silence them; replacing the function that prints them does.
     """
-    worker = ray._private.worker  # type: ignore[attr-defined]
+    worker = ray._private.worker
     worker.print_to_stdstream = lambda *_args, **_kwargs: None
     logging.getLogger("ray").setLevel(logging.ERROR)
 
@@ -133,7 +133,7 @@ def running_address() -> str | None:
     if os.environ.get("RAY_ADDRESS"):
         return os.environ["RAY_ADDRESS"]
     with contextlib.suppress(Exception):
-        found = ray._private.services.canonicalize_bootstrap_address("auto")  # type: ignore[attr-defined]
+        found = ray._private.services.canonicalize_bootstrap_address("auto")
         if found and _answers(found):
             return str(found)
     return None

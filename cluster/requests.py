@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import insert, select
@@ -13,7 +14,7 @@ from understudy.supervisor.paging import Ready
 
 from .node_service import NodeService
 
-READS = {
+READS: dict[str, Callable[..., Any]] = {
     "info": queries.session_info,
     "sessions": queries.session_list,
     "tree": queries.tree,

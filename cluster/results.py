@@ -84,8 +84,10 @@ class SessionInfo:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> SessionInfo:
-        names = ("kind", "status", "parent_id", "root_id", "depth", "epoch", "seq", "actor_pid", "node_id", "restarts",
-                 "tokens_used", "tokens_redone", "created_at", "updated_at", "error", "run_id", "round", "call_id")  # fmt: skip
+        names = (
+            "kind", "status", "parent_id", "root_id", "depth", "epoch", "seq", "actor_pid", "node_id", "restarts",
+            "tokens_used", "tokens_redone", "created_at", "updated_at", "error", "run_id", "round", "call_id",
+        )  # fmt: skip
         return cls(
             id=row["session_id"],
             name=row["agent"],

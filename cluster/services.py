@@ -197,10 +197,11 @@ class FrameActor:
         return "exit"
 
     async def _exit_alone(self) -> None:
-        while time.monotonic() - self._probed < ORPHAN_SECONDS:
+        while True:
             await asyncio.sleep(5.0)
-        log.warning("no supervisor for %.0f s: leaving", ORPHAN_SECONDS)
-        os._exit(1)
+            if time.monotonic() - self._probed > ORPHAN_SECONDS:
+                log.warning("no supervisor for %.0f s: leaving", ORPHAN_SECONDS)
+                os._exit(1)
 
     @ray.method(concurrency_group="probe")
     async def probe(self) -> dict[str, float]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from understudy.actors.tools import ToolContext, tool
-    from understudy.cluster.client import Cluster, Run, RunResult, Session, SessionInfo
+    from understudy.cluster.client import Cluster, Run, Session
+    from understudy.cluster.results import RunResult, SessionInfo
 
     from .errors import (
         ClusterError,
@@ -75,9 +76,9 @@ _HOMES = {
     "Message": "messages",
     "RestartPolicy": "spec",
     "Run": "cluster.client",
-    "RunResult": "cluster.client",
+    "RunResult": "cluster.results",
     "Session": "cluster.client",
-    "SessionInfo": "cluster.client",
+    "SessionInfo": "cluster.results",
     "ToolCall": "messages",
     "ToolContext": "actors.tools",
     "Usage": "messages",

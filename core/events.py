@@ -181,7 +181,7 @@ class ModelCallStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCallReissued(Event):
-    """The node service that held the call died: it goes out again, as the next attempt. `started_at`: the lost one's."""
+    """The node service that held the call died: it goes out again; `started_at` is the lost attempt's."""
 
     type: ClassVar[str] = "model_call_reissued"
     request_key: str = ""

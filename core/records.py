@@ -15,6 +15,8 @@ from .messages import WIRE_VERSION, Message, ToolCall, Usage
 LEASE_SECONDS = 10.0
 """How long after sending a commit an activation may start a tool on the strength of its Ack."""
 
+NO_USAGE = Usage()
+
 RUN_STATUSES = (
     "completed",
     "round_limit",
@@ -91,7 +93,7 @@ class ModelAnswer:
     content: str | None = None
     tool_calls: tuple[tuple[str, str, str], ...] = ()
     finish_reason: str = "stop"
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     response_model: str = ""
     response_id: str = ""
     provider: str = ""

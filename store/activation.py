@@ -1,4 +1,4 @@
-"""Operations of placement: who owns the store, which frame holds a session, and what becomes of it when a frame dies."""
+"""Operations of placement: who owns the store, which frame holds a session, what becomes of it when a frame dies."""
 
 from __future__ import annotations
 
@@ -281,7 +281,9 @@ def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: st
 
 def specification(tx: Transaction, session_id: str) -> dict[str, Any]:
     """The session's specification."""
-    pending = next((row["spec"] for row in tx.created() if row["session_id"] == session_id), None)
+    pending: dict[str, Any] | None = next((row["spec"] for row in tx.created() if row["session_id"] == session_id), None)
     statement = select(SESSION.c.spec).where(SESSION.c.namespace == tx.namespace, SESSION.c.session_id == session_id)
-    found: dict[str, Any] = pending or tx.connection.execute(statement).scalar()
+    if pending is not None:
+        return pending
+    found: dict[str, Any] = tx.connection.execute(statement).scalar_one()
     return found

@@ -1,7 +1,7 @@
 """The journal: one thread that merges the operations of many sessions into one transaction after another.
 
-A caller submits an operation (a function of a `Transaction`) and awaits its result, which arrives after the commit. What
-has arrived meanwhile makes up the next group, so the cost of a durable commit is shared, and nobody polls.
+A caller submits an operation (a function of a `Transaction`) and awaits its result, which arrives after the commit.
+What has arrived meanwhile makes up the next group, so the cost of a durable commit is shared, and nobody polls.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Journal:
     """The only writer of a store on its node.
 
     Guarantees: an operation's result is given only after its transaction is durable; operations submitted together
-    are in one transaction; one that raises changes nothing and does not disturb the others of its group; while the store
-    is unreachable operations wait and are retried (they are idempotent by their keys), none is acknowledged.
+    are in one transaction; one that raises changes nothing and does not disturb the others of its group; while the
+    store is unreachable operations wait and are retried (they are idempotent by their keys), none is acknowledged.
     """
 
     def __init__(self, database: Database, namespace: str, writer: str, on_commit: Callable[[Committed], None]) -> None:

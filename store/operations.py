@@ -320,7 +320,8 @@ def answer(
         return AnswerResult(False)
     row["run_usage"] = (Usage.from_wire(row["run_usage"]) + got.usage).to_wire()
     _drop_reservation(tx, row, spent=tokens)
-    message, calls = None, ()
+    message: Message | None = None
+    calls: tuple[CallState, ...] = ()
     if failed:
         row["wait_error"] = got.error
     else:
@@ -341,7 +342,12 @@ def _drop_late(tx: Transaction, row: Row, tokens: int) -> None:
 
 
 def _append_answer(
-    tx: Transaction, row: Row, run_id: str, round_number: int, got: ModelAnswer, wanted: tuple[tuple[str, str, str], ...]
+    tx: Transaction,
+    row: Row,
+    run_id: str,
+    round_number: int,
+    got: ModelAnswer,
+    wanted: tuple[tuple[str, str, str], ...],
 ) -> tuple[Message, tuple[CallState, ...]]:  # fmt: skip
     calls = tuple(
         CallState(call_identifier(run_id, round_number, index), "requested", name, arguments, provider_id, index)
@@ -353,7 +359,7 @@ def _append_answer(
         tool_calls=tuple(ToolCall(call.call_id, call.tool, call.arguments, call.provider_id) for call in calls),
         run_id=run_id,
         round=round_number,
-        extra={**(got.extra or {}), "finish_reason": got.finish_reason},
+        extra={"finish_reason": got.finish_reason, **({"provider": got.extra} if got.extra else {})},
         created_at=tx.now,
     )
     seq = tx.append(row, message)

@@ -1,14 +1,14 @@
 """The tables. `namespace` is part of every key; times are integer microseconds UTC; `message` and `event` only grow.
 
-The journal writes them with Core statements (`operations.py`); these models are the schema and what tests and tools read.
+The journal writes them with Core statements (`operations.py`); these models are the schema and what tools read.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Index, Integer, LargeBinary, MetaData, Text
 from sqlalchemy import JSON as SqlJson
+from sqlalchemy import BigInteger, Index, Integer, LargeBinary, MetaData, Text
 from sqlmodel import Field, SQLModel
 
 SCHEMA_VERSION = 1

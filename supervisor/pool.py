@@ -21,9 +21,9 @@ def default_cap(cpus: float) -> int:
 def plan(demand: dict[str, dict[str, int]], starting: dict[str, int], wanted: dict[str, int], cap: int) -> Plan:
     """What to create and to retire on one node.
 
-    Frames are created for ready sessions only while all frames of their placement act: where one waits, its session can
-    leave it. Beside those, `wanted` standbys per placement are kept, as far as `cap` frames in all allow. A placement that
-    has ready sessions and no frame takes the place of another's standby.
+    Frames are created for ready sessions only while all frames of their placement act: where one waits, its session
+    can leave it. Beside those, `wanted` standbys per placement are kept, as far as `cap` frames in all allow. A
+    placement that has ready sessions and no frame takes the place of another's standby.
 
     Args:
         demand: as told by `Paging.demand`.

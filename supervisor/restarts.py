@@ -1,8 +1,8 @@
 """The restart decision: a pure function of the facts of a death.
 
-It follows OTP's supervisor (intensity within a period), with two additions. A death while the session only waited counts
-for nothing: it can't have been the session's fault. And progress counts: a session that dies again and again without
-an answer or a tool result in between is stuck, and is given up long before the intensity would say so.
+It follows OTP's supervisor (intensity within a period), with two additions. A death while the session only waited
+counts for nothing: it can't have been the session's fault. And progress counts: a session that dies again and again
+without an answer or a tool result in between is stuck, and is given up long before the intensity would say so.
 """
 
 from __future__ import annotations

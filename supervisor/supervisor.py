@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,10 +66,10 @@ class NodeHandle(Protocol):
 class Machinery(Protocol):
     """What a cluster must be able to do for its supervisor."""
 
-    async def node_services(self) -> list[NodeHandle]:
+    async def node_services(self) -> Sequence[NodeHandle]:
         """The node services that there should be, started where they don't run yet."""
 
-    async def frames(self) -> list[FrameHandle]:
+    async def frames(self) -> Sequence[FrameHandle]:
         """The frames that are alive, whoever created them."""
 
     async def create_frame(self, node: NodeHandle, placement: str) -> FrameHandle:
@@ -94,8 +95,8 @@ class _Node:
 class Supervisor:
     """One per cluster.
 
-    Guarantees: it acts only while it owns the store (generation and lease); a frame or node service that dies is replaced,
-    one that hangs is killed first; sessions are resumed only after the process that held them is known to be gone.
+    Guarantees: it acts only while it owns the store (generation and lease); a frame or node service that dies is
+    replaced, one that hangs is killed first; sessions are resumed only after their process is known to be gone.
     """
 
     def __init__(

@@ -1,1 +1,266 @@
-X = 1
+"""Helpers of the fault tests: a cluster on a store, an endpoint that counts, tools with side effects, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import psycopg
+from sqlalchemy import text
+
+from understudy import AgentSpec, Cluster, Session, tool
+from understudy.config import ModelProfile
+from understudy.events import Event, RunAccepted, RunFinished, RunStarted, SessionActivated, ToolFinished
+from understudy.store.engine import Database
+from understudy.testing.offline import OfflineServer
+
+PATIENCE = 60.0
+"""Seconds until a wait of these tests gives up: far more than anything takes, on a slow and busy machine too."""
+
+Value = TypeVar("Value")
+
+
+def wait_until(condition: Callable[[], Value], what: str, timeout: float = PATIENCE) -> Value:
+    """Poll until `condition` gives something true, and return it."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout:g} s (last: {value!r})")
+        time.sleep(0.02)
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to a process of the test's cluster."""
+    assert pid > 1
+    os.kill(pid, number)
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@contextlib.contextmanager
+def database(server: str) -> Iterator[str]:
+    """DSN of an empty database on a PostgreSQL server."""
+    name = f"understudy_{uuid.uuid4().hex[:12]}"
+    base, _, query = server.partition("?")
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    yield f"{base.rsplit('/', 1)[0]}/{name}" + (f"?{query}" if query else "")
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def tools_of(directory: Path) -> list[Any]:
+    """Two tools that append their argument to a file each time they begin: `act` (not repeatable) and `look` (rerun).
+
+    With a name that begins with `slow` they go on only when the file `go-NAME` exists. They travel by value.
+    """
+    folder = str(directory)
+
+    def perform(name: str) -> str:
+        import os
+        import time
+
+        with open(os.path.join(folder, "effects"), "a") as file:
+            file.write(f"{name}\n")
+        while name.startswith("slow") and not os.path.exists(os.path.join(folder, f"go-{name}")):
+            time.sleep(0.02)
+        return f"did {name}"
+
+    @tool
+    def act(name: str) -> str:
+        """Act on the world, once."""
+        return perform(name)
+
+    @tool(on_crash="rerun")
+    def look(name: str) -> str:
+        """Look at the world."""
+        return perform(name)
+
+    return [act, look]
+
+
+def call(name: str, **arguments: Any) -> str:
+    """An input that makes the offline model call a tool, then answer with its result."""
+    return f"{uuid.uuid4().hex[:8]}\ncall {name} {json.dumps(arguments)}"
+
+
+@dataclass
+class Stage:
+    """A test's own client, endpoint and directory on a cluster that others may share."""
+
+    dsn: str
+    cluster: Cluster
+    server: OfflineServer
+    directory: Path
+    profile: str
+    sessions: list[Session] = field(default_factory=list)
+
+    def spawn(self, name: str = "actor", **options: Any) -> Session:
+        """A session whose model is this stage's endpoint."""
+        options.setdefault("tools", tools_of(self.directory))
+        session = self.cluster.spawn(AgentSpec(name=name, model="m", profile=self.profile, **options))
+        self.sessions.append(session)
+        return session
+
+    def effects(self) -> list[str]:
+        """What the tools did, in order."""
+        path = self.directory / "effects"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def let_go(self, name: str) -> None:
+        """Let a slow tool end."""
+        (self.directory / f"go-{name}").touch()
+
+    def pids(self, *roles: str) -> list[int]:
+        """Processes of the cluster in these roles."""
+        return [service.pid for service in self.cluster.services() if service.role in roles]
+
+    def frames(self) -> list[int]:
+        """All frames, with a session or without."""
+        return self.pids("frame", "standby")
+
+    def settled(self, count: int = 2) -> list[int]:
+        """Wait until there are so many frames without a session, so that nothing starts in the middle of a test."""
+        return wait_until(lambda: (found := self.pids("standby"))[count - 1 :] and found, f"{count} standbys")
+
+    def generation(self) -> int:
+        """Of the supervisor that owns the store."""
+        return int(self.query("SELECT generation FROM owner")[0][0])
+
+    def query(self, statement: str, **parameters: Any) -> list[Any]:
+        """Rows straight from the store."""
+        store = Database(self.dsn)
+        try:
+            with store.read() as connection:
+                return list(connection.execute(text(statement), parameters))
+        finally:
+            store.close()
+
+    def check(self, *sessions: Session) -> None:
+        """What must hold for every session after its runs have ended, whatever happened to processes."""
+        for session in sessions or self.sessions:
+            for info in session.tree():
+                self._check_one(self.cluster.session(info.id))
+
+    def _check_one(self, session: Session) -> None:
+        messages, events = session.messages(), session.events()
+        assert sorted(entry.seq for entry in (*messages, *events)) == list(range(1, len(messages) + len(events) + 1))
+        asked = [call.call_id for message in messages for call in message.tool_calls]
+        assert sorted(message.tool_call_id or "" for message in messages if message.role == "tool") == sorted(asked)
+        assert sorted(event.call_id for event in of(events, ToolFinished)) == sorted(asked)
+        accepted = Counter(event.run_id for event in of(events, RunAccepted))
+        assert set(accepted.values()) <= {1}
+        assert Counter(event.run_id for event in of(events, RunFinished)) == accepted
+        started = Counter(event.run_id for event in of(events, RunStarted))
+        assert started == Counter(message.run_id for message in messages if message.role == "user" and not message.name)
+        assert started <= accepted
+        epochs = [event.epoch for event in of(events, SessionActivated)]
+        assert epochs == sorted(set(epochs))
+        for table in ("inbox", "reservation", "timer"):
+            left = self.query(f"SELECT count(*) FROM {table} WHERE session_id = :id", id=session.id)
+            assert left[0][0] == 0, f"{table} is not empty"
+
+
+Kind = TypeVar("Kind", bound=Event)
+
+
+def of(events: list[Event], kind: type[Kind]) -> list[Kind]:
+    """The events of one class."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+@contextlib.contextmanager
+def staged(dsn: str, directory: Path, **options: Any) -> Iterator[Stage]:
+    """A `Stage` on the cluster of this store; `latency` and other options go to the endpoint."""
+    directory.mkdir(exist_ok=True)
+    with OfflineServer(**options) as server:
+        profile = f"test-{uuid.uuid4().hex[:8]}"
+        with Cluster.connect(dsn, profiles=[ModelProfile(profile, "sk-of-the-tests", server.url)]) as cluster:
+            yield Stage(dsn, cluster, server, directory, profile)
+
+
+def driver(
+    directory: Path, source: str, *arguments: str, environment: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a driver script in a process and directory of its own."""
+    directory.mkdir(exist_ok=True)
+    script = directory / "driver.py"
+    script.write_text(source)
+    return subprocess.Popen(
+        [sys.executable, str(script), *arguments], cwd=directory, env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def output(process: subprocess.Popen[str], timeout: float = 2 * PATIENCE) -> Any:
+    """Wait for a driver and return the JSON of its last line."""
+    stdout, stderr = process.communicate(timeout=timeout)
+    assert process.returncode == 0, stderr[-3000:]
+    return json.loads(stdout.splitlines()[-1])
+
+
+class Head:
+    """A Ray head of its own, beside the one that the test session shares; every process of it can be killed at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._state = directory
+        self._temporary = tempfile.mkdtemp(prefix="ray-")  # short: it holds sockets
+        self.address = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a driver of this cluster needs."""
+        found = {"RAY_TMPDIR": self._temporary, "XDG_STATE_HOME": str(self._state)}
+        return {**found, "RAY_ADDRESS": self.address} if self.address else found
+
+    def start(self) -> None:
+        """Start it as `Cluster.connect` would."""
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        self.address = ""
+        done = subprocess.run(
+            [sys.executable, "-c", "from understudy.cluster.ray_edge import start_ray; print(start_ray())"],
+            env={**environment, **self.environment}, capture_output=True, text=True, cwd=self._state, check=True,
+        )  # fmt: skip
+        self.address = done.stdout.splitlines()[-1]
+
+    def processes(self) -> list[psutil.Process]:
+        """Ray's daemons and all that they started."""
+        found: dict[int, psutil.Process] = {}
+        for process in psutil.process_iter(["cmdline"]):
+            if self._temporary in " ".join(process.info["cmdline"] or ()):
+                found[process.pid] = process
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found.update({child.pid: child for child in process.children(recursive=True)})
+        found.pop(os.getpid(), None)
+        return list(found.values())
+
+    def kill(self) -> None:
+        """SIGKILL everything at once."""
+        processes = self.processes()
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        _, alive = psutil.wait_procs(processes, timeout=20)
+        assert not alive

@@ -1,1 +1,404 @@
-X = 1
+"""The kernel without Ray: a real node service on a real store, in-process frames, and deaths as SIGKILL makes them.
+
+What a process boundary does is done by hand: calls travel as JSON and run in tasks of the callee, a killed frame never
+runs another line that matters, and a killed node service never commits again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from understudy.actors.frame import Frame
+from understudy.actors.gateway import Gateway
+from understudy.actors.tools import ToolContext, describe, tool
+from understudy.cluster.node_service import NodeConfig, NodeService
+from understudy.cluster.requests import Requests
+from understudy.config import ModelProfile
+from understudy.testing.offline import OfflineServer
+
+LEASE = 3_600_000_000
+POLICY = {"max_restarts": 100, "period": 60, "stuck_after": 3, "backoff": 0.01, "backoff_max": 0.05}
+
+WORKER: ContextVar[Worker | None] = ContextVar("worker", default=None)
+BACKGROUND: ContextVar[bool] = ContextVar("background", default=False)
+
+
+def script(*replies: Any) -> str:
+    """Instructions that make the offline model give these replies: a text, a list of `(tool, arguments)`, or an object."""
+    elements = []
+    for reply in replies:
+        if isinstance(reply, str):
+            elements.append({"text": reply})
+        else:
+            elements.append(reply if isinstance(reply, dict) else {"tool_calls": [list(call) for call in reply]})
+    return f"offline-script: {json.dumps(elements)}"
+
+
+def spec(
+    instructions: str = "", tools: Iterable[Any] = (), *, agents: dict[str, Any] | None = None, **more: Any
+) -> dict:
+    """A compiled specification; `tools` are functions or names."""
+    described = [entry for item in tools for entry in describe(item, pickle=None)[0]]
+    fields: dict[str, Any] = dict(
+        name="agent", hash="hash", instructions=instructions, model="offline", profile="offline", tools=described,
+        agents=agents or {}, workspace=None, max_rounds=20, max_continuations=2, tool_timeout=30.0, parallel_tools=8,
+        max_depth=3, deadline=30.0, parameters={}, budget=None, metadata={}, restart=POLICY,
+    )  # fmt: skip
+    return {**fields, **more}
+
+
+async def never() -> Any:
+    """What a dead process answers."""
+    await asyncio.Event().wait()
+
+
+class Worker:
+    """A frame's process."""
+
+    def __init__(self, kernel: Kernel, frame_id: str) -> None:
+        self.kernel = kernel
+        self.dead = False
+        self.frame_id = frame_id
+        WORKER.set(self)
+        self.frame = Frame(Link(self), frame_id, "node1", "")
+        self.task = asyncio.get_running_loop().create_task(self.frame.run(), name=frame_id)
+
+
+class Link:
+    """The node service as a frame reaches it; each call makes a point before it and one when its reply arrives."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __getattr__(self, method: str) -> Any:
+        worker = self._worker
+
+        async def call(*arguments: Any) -> Any:
+            if method != "interrupted":  # made by a clock, not by the session's progress
+                await worker.kernel.point(f"before {method}", worker)
+            if worker.dead:
+                await never()
+            sent = json.loads(json.dumps(arguments))
+            result = await worker.kernel.remote(lambda life: getattr(life.service, method)(*sent))
+            if method != "interrupted":
+                await worker.kernel.point(f"reply to {method}", worker)
+            if worker.dead:
+                await never()
+            return result if isinstance(result, bytes) else json.loads(json.dumps(result))
+
+        return call
+
+
+class Life:
+    """One life of the node service."""
+
+    def __init__(self, kernel: Kernel, service: NodeService) -> None:
+        self.kernel = kernel
+        self.service = service
+        self.requests = Requests(service)
+        self.dead = False
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._submit_all = service.journal.submit_all
+        service.journal.submit_all = self._submit  # type: ignore[method-assign]
+
+    async def _submit(self, operations: list[Any]) -> list[Any]:
+        """The journal's `submit_all` with a point before each transaction and one after it."""
+        if BACKGROUND.get():
+            return await self._submit_all(operations)
+        await self.kernel.point("before the commit", None)
+        if self.dead:
+            await never()
+        results = await self._submit_all(operations)
+        await self.kernel.point("after the commit", None)
+        if self.dead:
+            await never()
+        return results
+
+    def kill(self) -> None:
+        """As SIGKILL: nothing of it runs on, and nothing is committed that was not at the disk already."""
+        self.dead = True
+        service = self.service
+
+        async def lost(_operations: list[Any]) -> list[Any]:
+            return await never()
+
+        service.journal.submit_all = lost  # type: ignore[method-assign]
+        while not service.journal._queue.empty():
+            service.journal._queue.get_nowait()
+        calls, service.calls._calls = list(service.calls._calls.values()), {}
+        tasks = [*self.tasks, *service._tasks, *service.projection._tasks, *(call.task for call in calls if call.task)]
+        for task in tasks:
+            task.cancel()
+
+    async def bury(self) -> None:
+        """Give back what the operating system would."""
+        service = self.service
+        if service.projection._stop_server is not None:
+            service.projection._stop_server()
+        await asyncio.to_thread(service.journal.close)
+        await service.gateway.close()
+
+
+class Kernel:
+    """A cluster in one process.
+
+    Attributes:
+        points: labels of what has happened so far: calls, commits, and what tools say.
+        on_point: called with the number and label of each point and the worker it belongs to, if it belongs to one.
+    """
+
+    def __init__(self, dsn: str, server: OfflineServer, directory: Path, namespace: str = "tests") -> None:
+        self.dsn = dsn
+        self.server = server
+        self.directory = directory
+        self.namespace = namespace
+        self.generation = 0
+        self.workers: dict[str, Worker] = {}
+        self.points: list[str] = []
+        self.on_point: Callable[[int, str, Worker | None], None] | None = None
+        self._life: Life | None = None
+        self._up = asyncio.Event()
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def service(self) -> NodeService:
+        """The node service that lives now."""
+        assert self._life is not None
+        return self._life.service
+
+    async def start(self, frames: int) -> None:
+        await self._boot()
+        self.generation = await self.ask("acquire", "tests", LEASE, "")
+        await self.service.take_up(self.generation, [], None)
+        for _ in range(frames):
+            self.add_frame()
+        while len(self.service.paging.slots) < frames:
+            await asyncio.sleep(0)
+
+    async def stop(self) -> None:
+        await self.quiet()
+        for worker in self.workers.values():
+            worker.dead = True
+            worker.task.cancel()
+        await asyncio.gather(*(worker.task for worker in self.workers.values()), return_exceptions=True)
+        assert self._life is not None
+        await self._life.service.close()
+
+    async def quiet(self) -> None:
+        """Wait until deaths are dealt with."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
+
+    async def _boot(self) -> None:
+        gateway = Gateway(backoff=0.001, backoff_max=0.002)
+        gateway.register(ModelProfile("offline", "key", self.server.url))
+        config = NodeConfig(self.dsn, self.namespace, "node1", "writer1", span_directory=str(self.directory))
+
+        async def prepared(_profile: str) -> None:
+            return None
+
+        service = NodeService(config, gateway, prepared)
+        BACKGROUND.set(True)
+        try:
+            await service.start()
+        finally:
+            BACKGROUND.set(False)
+        self._life = Life(self, service)
+        self._up.set()
+
+    # Calls.
+
+    async def remote(self, ask: Callable[[Life], Awaitable[Any]]) -> Any:
+        """A call of the node service that lives now, repeated by the next one if it dies meanwhile."""
+        while True:
+            await self._up.wait()
+            life = self._life
+            assert life is not None
+            task = asyncio.ensure_future(ask(life))
+            life.tasks.add(task)
+            task.add_done_callback(life.tasks.discard)
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                current = asyncio.current_task()
+                if not life.dead or current is None or current.cancelling():
+                    raise
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """A client's request."""
+        return await self.remote(lambda life: getattr(life.requests, method)(*arguments))
+
+    async def spawn(self, session_id: str, compiled: dict[str, Any]) -> bool:
+        session = {"session_id": session_id, "spec": compiled, "placement": "", "metadata": {}}
+        return await self.ask("spawn", session, {})
+
+    async def send(self, session_id: str, content: Any = "go", run_id: str = "r") -> bool:
+        return await self.ask("send", session_id, {"run_id": run_id, "content": content})
+
+    async def end(self, session_id: str, run_id: str = "r") -> dict[str, Any]:
+        """The run's row once it has ended."""
+        after = 0
+        while True:
+            row = await self.ask("read", "run", [session_id, run_id], {})
+            if row["finished_at"]:
+                return row
+            found = await self.ask("watch", f"{session_id}/{run_id}", {session_id: {"after": after}}, 30.0)
+            after = found["events"][-1]["seq"] if found["events"] else after
+
+    async def run(self, session_id: str, compiled: dict[str, Any], content: Any = "go") -> dict[str, Any]:
+        """A new session's first run, from its spawn to its end."""
+        await self.spawn(session_id, compiled)
+        await self.send(session_id, content)
+        return await self.end(session_id)
+
+    async def messages(self, session_id: str) -> list[dict[str, Any]]:
+        return await self.ask("read", "messages", [session_id], {})
+
+    async def transcript(self, session_id: str) -> list[tuple[Any, ...]]:
+        """What of a session must be the same after any death."""
+        return [
+            (m["role"], m["content"], m.get("tool_calls"), m.get("tool_call_id"), m["run_id"], m["round"])
+            for m in await self.messages(session_id)
+        ]
+
+    async def events(self, session_id: str) -> list[dict[str, Any]]:
+        return await self.ask("events", session_id, 0)
+
+    async def types(self, session_id: str) -> list[str]:
+        return [event["type"] for event in await self.events(session_id)]
+
+    async def info(self, session_id: str) -> dict[str, Any]:
+        return await self.ask("read", "info", [session_id], {})
+
+    async def until(self, session_id: str, event_type: str, count: int = 1) -> list[dict[str, Any]]:
+        """The session's events, once there are `count` of this type."""
+        after, found = 0, []
+        while sum(event["type"] == event_type for event in found) < count:
+            got = await self.ask("watch", f"{session_id}/until", {session_id: {"after": after}}, 30.0)
+            found += got["events"]
+            after = found[-1]["seq"] if found else 0
+        return found
+
+    # Deaths.
+
+    async def point(self, label: str, worker: Worker | None) -> None:
+        """Something happens; a test may let somebody die of it."""
+        self.points.append(label)
+        if self.on_point is not None:
+            self.on_point(len(self.points) - 1, label, worker)
+        if worker is not None and worker.dead:
+            await never()
+
+    def add_frame(self) -> Worker:
+        """Start a frame."""
+        worker = Worker(self, f"f{next(self._numbers)}")
+        self.workers[worker.frame_id] = worker
+        return worker
+
+    def holder(self, session_id: str) -> Worker | None:
+        """The frame's process that holds the session."""
+        slot = self.service.paging.holder(session_id)
+        return self.workers.get(slot.frame_id) if slot is not None else None
+
+    def kill(self, worker: Worker, *, replace: bool = True) -> None:
+        """Kill a frame as SIGKILL does; the node service hears of it as from the supervisor."""
+        if worker.dead:
+            return
+        worker.dead = True
+        worker.task.cancel()
+        del self.workers[worker.frame_id]
+        self._later(self.remote(lambda life: life.service.frame_died(worker.frame_id, "process_died")))
+        if replace:
+            self.add_frame()
+
+    def kill_node(self) -> None:
+        """Kill the node service; another one takes its place on the same store, as when Ray restarts it."""
+        life = self._life
+        assert life is not None
+        if life.dead:
+            return
+        self._up.clear()
+        life.kill()
+        self._later(self._reboot(life))
+
+    async def _reboot(self, life: Life) -> None:
+        await life.bury()
+        await self._boot()
+        await self.service.take_up(self.generation, list(self.workers), None)
+
+    def _later(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+@asynccontextmanager
+async def running(
+    dsn: str, directory: Path, *, frames: int = 2, server: OfflineServer | None = None, **options: Any
+) -> AsyncIterator[Kernel]:
+    """A kernel with its own offline model, unless one is given."""
+    made = server or OfflineServer(**options).start()
+    kernel = Kernel(dsn, made, directory)
+    try:
+        await kernel.start(frames)
+        try:
+            yield kernel
+        finally:
+            await kernel.stop()
+    finally:
+        if server is None:
+            made.stop()
+
+
+# Tools. Each leaves a line per execution in a file, so that a second one shows.
+
+
+async def effect(path: str, context: ToolContext) -> None:
+    """A side effect with a point before it and one after it; a dead process has none."""
+    worker = WORKER.get()
+    assert worker is not None
+    await worker.kernel.point("tool begins", worker)
+    if worker.dead:
+        await never()
+    with open(path, "a") as file:  # noqa: ASYNC230
+        file.write(f"{context.call_key}\n")
+    await worker.kernel.point("tool has had its effect", worker)
+
+
+@tool
+async def note(path: str, text: str, context: ToolContext) -> str:
+    """Leave a note; in doubt after a crash."""
+    await effect(path, context)
+    return f"noted {text}"
+
+
+@tool(on_crash="rerun")
+async def look(path: str, text: str, context: ToolContext) -> str:
+    """The same, marked as harmless to repeat."""
+    await effect(path, context)
+    return f"noted {text}"
+
+
+async def find_note(context: ToolContext) -> str:
+    """Find out whether the note was left."""
+    return f"found out about {context.call_id}"
+
+
+@tool(on_crash=find_note)
+async def careful(path: str, text: str, context: ToolContext) -> str:
+    """The same, with a way to find out."""
+    await effect(path, context)
+    return f"noted {text}"
+
+
+def notes(path: Path) -> list[str]:
+    """The calls that had their effect, in order."""
+    return path.read_text().splitlines() if path.exists() else []

@@ -1,5 +1,243 @@
-from tests.faults import X
+"""Fault tests: real processes, real signals, a real Ray cluster; one test per row of the table in the design."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from understudy import Cluster
+from understudy.events import (
+    ModelCallCompleted,
+    ModelCallReissued,
+    ModelCallStarted,
+    SessionActivated,
+    SessionCrashed,
+    ToolInDoubt,
+    ToolStarted,
+)
+
+from .faults import PATIENCE, Stage, call, database, driver, gone, kill, of, staged, wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+MAX_ACTORS = 4
 
 
-def test_x():
-    assert X == 1
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def dsn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A store for all tests of this module, once per backend."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path_factory.mktemp('store')}/store.db"
+        return
+    with database(request.getfixturevalue("postgres_server")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def services(ray_cluster: str, dsn: str) -> Iterator[str]:
+    """The services of that store, at most `MAX_ACTORS` frames; what a test kills must be replaced for the next one."""
+    with Cluster.connect(dsn, max_actors=MAX_ACTORS, standby=1) as cluster:
+        yield dsn
+        cluster.shutdown()
+
+
+@pytest.fixture
+def stage(services: str, tmp_path: Path) -> Iterator[Stage]:
+    """A client and an endpoint of the test's own."""
+    with staged(services, tmp_path / "stage") as found:
+        yield found
+
+
+def test_killed_before_its_batch_is_committed_takes_the_input_again(stage: Stage) -> None:
+    """An actor that dies between its activation and its first batch: the inbox row is still there."""
+    session = stage.spawn()
+    assert session.send("warm up").result(PATIENCE).ok
+    stage.settled(1)
+    frames = stage.frames()
+    for pid in frames:
+        kill(pid, signal.SIGSTOP)
+    try:
+        before = session.info().epoch
+        run = session.send("hello")
+        wait_until(lambda: session.info().epoch > before or session.info().actor_pid, "activation")
+        pid = session.info().actor_pid
+        assert pid in frames
+        kill(pid)
+        wait_until(lambda: gone(pid), "death")
+    finally:
+        for pid in frames:
+            if not gone(pid):
+                kill(pid, signal.SIGCONT)
+    assert run.result(PATIENCE).text == "offline: hello"
+    assert stage.server.stats.requests == 2
+    stage.check()
+
+
+def test_killed_during_its_model_call_is_billed_once(stage: Stage) -> None:
+    """The call belongs to the node service: it goes on without the actor, and the endpoint sees no second one."""
+    session = stage.spawn()
+    stage.server.hold()
+    run = session.send("hello")
+    stage.server.wait(lambda stats: stats.in_flight == 1)
+    pid = wait_until(lambda: session.info().actor_pid, "a frame")
+    kill(pid)
+    wait_until(lambda: of(session.events(), SessionCrashed), "the crash is noticed")
+    stage.server.release()
+    assert run.result(PATIENCE).text == "offline: hello"
+    events = session.events()
+    assert of(events, SessionCrashed)[0].waiting
+    assert len(of(events, ModelCallStarted)) == 1
+    assert not of(events, ModelCallReissued)
+    assert stage.server.stats.requests == 1
+    info = session.info()
+    assert info.tokens_redone == 0
+    assert info.tokens_used == stage.server.stats.prompt_tokens + stage.server.stats.completion_tokens
+    stage.check()
+
+
+def test_killed_with_a_rerun_tool_running_runs_it_again(stage: Stage) -> None:
+    """A tool marked `rerun` is executed by the next activation; the model is asked nothing twice."""
+    session = stage.spawn()
+    run = session.send(call("look", name="slow"))
+    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
+    kill(session.info().actor_pid or 0)
+    wait_until(lambda: stage.effects() == ["slow", "slow"], "the tool runs again")
+    stage.let_go("slow")
+    assert run.result(PATIENCE).text == "offline: did slow"
+    assert stage.server.stats.requests == 2
+    assert stage.server.stats.repeats == 0
+    assert [event.cause for event in of(session.events(), SessionActivated)] == ["ready", "resume"]
+    stage.check()
+
+
+def test_killed_with_a_tool_started_tells_the_model_so(stage: Stage) -> None:
+    """A tool that may not run twice had its effect once; its outcome is unknown and the model is told."""
+    session = stage.spawn()
+    run = session.send(call("act", name="slow"))
+    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
+    kill(session.info().actor_pid or 0)
+    result = run.result(PATIENCE)
+    assert "interrupted" in result.text
+    assert result.ok
+    assert stage.effects() == ["slow"]
+    events = session.events()
+    assert len(of(events, ToolStarted)) == 1
+    assert [event.policy for event in of(events, ToolInDoubt)] == ["report"]
+    assert stage.server.stats.requests == 2
+    stage.check()
+
+
+def test_killed_with_tools_requested_but_not_started_runs_them(stage: Stage) -> None:
+    """The answer is in the store; calls that were only asked for simply run, each once."""
+    session = stage.spawn(parallel_tools=1)
+    run = session.send(call("act", name="slow") + '\ncall act {"name": "second"}')
+    wait_until(lambda: stage.effects() == ["slow"], "the first tool runs")
+    kill(session.info().actor_pid or 0)
+    result = run.result(PATIENCE)
+    assert "interrupted" in result.text
+    assert "did second" in result.text
+    assert stage.effects() == ["slow", "second"]
+    stage.check()
+
+
+def test_node_service_killed_during_model_calls(stage: Stage) -> None:
+    """Its calls go out again as the next attempt, those of parked sessions too; their tokens count as redone."""
+    count = 2 * MAX_ACTORS
+    sessions = [stage.spawn(tools=()) for _ in range(count)]
+    stage.server.hold()
+    runs = [session.send(f"hello {number}") for number, session in enumerate(sessions)]
+    stage.server.wait(lambda stats: stats.in_flight == count)
+    [pid] = stage.pids("node")
+    kill(pid)
+    stage.server.wait(lambda stats: stats.requests == 2 * count and stats.in_flight == count, PATIENCE)
+    stage.server.release()
+    for number, run in enumerate(runs):
+        assert run.result(PATIENCE).text == f"offline: hello {number}"
+    for session in sessions:
+        events = session.events()
+        assert [event.attempt for event in of(events, ModelCallReissued)] == [2]
+        assert [(event.attempt, event.redone) for event in of(events, ModelCallCompleted)] == [(2, True)]
+        info = session.info()
+        assert info.tokens_redone == info.tokens_used > 0
+    assert stage.server.stats.requests == 2 * count
+    assert stage.pids("node") != [pid]
+    stage.check()
+
+
+def test_node_service_killed_while_tools_run(stage: Stage) -> None:
+    """Frames repeat their commits until the service is back: no tool runs twice, none is lost."""
+    session = stage.spawn()
+    run = session.send(call("act", name="slow"))
+    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
+    kill(stage.pids("node")[0])
+    stage.let_go("slow")
+    assert run.result(PATIENCE).text == "offline: did slow"
+    assert stage.effects() == ["slow"]
+    assert stage.server.stats.requests == 2
+    stage.check()
+
+
+def test_supervisor_killed_while_runs_are_under_way(stage: Stage) -> None:
+    """Runs go on without it; the next one takes the next generation and adopts the frames."""
+    session = stage.spawn()
+    run = session.send(call("act", name="slow"))
+    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
+    frame, generation = session.info().actor_pid, stage.generation()
+    [pid] = stage.pids("supervisor")
+    kill(pid)
+    stage.let_go("slow")
+    assert run.result(PATIENCE).text == "offline: did slow"
+    wait_until(lambda: stage.generation() == generation + 1, "the next generation")
+    assert stage.pids("supervisor") != [pid]
+    assert frame in stage.frames()
+    assert not of(session.events(), SessionCrashed)
+    assert session.send("again").result(PATIENCE).text == "offline: again"
+    stage.check()
+
+
+def test_frame_killed_while_there_is_no_supervisor(stage: Stage) -> None:
+    """The next supervisor finds out who died meanwhile and has the session resumed."""
+    session = stage.spawn()
+    run = session.send(call("act", name="slow"))
+    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
+    frame = session.info().actor_pid or 0
+    [supervisor] = stage.pids("supervisor")
+    kill(supervisor)
+    kill(frame)
+    assert "interrupted" in run.result(PATIENCE).text
+    assert stage.effects() == ["slow"]
+    assert stage.server.stats.requests == 2
+    stage.check()
+
+
+DRIVER = """
+import sys, time
+from understudy import AgentSpec, Cluster
+from understudy.config import ModelProfile
+
+dsn, url = sys.argv[1:]
+with Cluster.connect(dsn, profiles=[ModelProfile("of-the-driver", "sk-of-the-driver", url)]) as cluster:
+    session = cluster.spawn(AgentSpec(name="actor", model="m", profile="of-the-driver"), session_id="from-a-driver")
+    session.send("hello", run_id="the-run")
+    print("sent", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_driver_killed_and_attached_from_another_process(stage: Stage, tmp_path: Path) -> None:
+    """Runs do not need their driver: another process gets the result by the run's id, and no call is repeated."""
+    stage.server.hold()
+    with driver(tmp_path / "driver", DRIVER, stage.dsn, stage.server.url) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "sent\n"
+        stage.server.wait(lambda stats: stats.in_flight == 1, PATIENCE)
+        process.kill()
+    stage.server.release()
+    session = stage.cluster.session("from-a-driver")
+    assert session.run("the-run").result(PATIENCE).text == "offline: hello"
+    assert stage.server.stats.requests == 1
+    stage.check(session)

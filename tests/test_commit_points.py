@@ -1,0 +1,111 @@
+"""A death at every commit point, and between any two: the session's transcript is the same as without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.actors.window import INTERRUPTED
+
+from . import kernel as k
+
+ROUNDS = 3
+
+
+def compiled(tool: Any, path: Path) -> dict[str, Any]:
+    """Three rounds of tools, the last with two calls at once, then an answer."""
+    name = tool.__name__
+    calls = [[(name, {"path": str(path), "text": f"{number}"})] for number in range(ROUNDS)]
+    calls[-1].append((name, {"path": str(path), "text": "twin"}))
+    return k.spec(k.script(*calls, "all done"), [tool])
+
+
+async def clean_run(kernel: k.Kernel, tool: Any, path: Path) -> tuple[list[Any], int, list[str]]:
+    """The transcript, the number of model calls and the points of a run in which nobody dies."""
+    before, start = kernel.server.count, len(kernel.points)
+    await kernel.run("clean", compiled(tool, path))
+    expected = await kernel.transcript("clean")
+    assert [entry[0] for entry in expected] == ["user", *["assistant", "tool"] * 3, "tool", "assistant"]
+    return expected, kernel.server.count - before, kernel.points[start:]
+
+
+class Deaths:
+    """Lets `victim` die at point `at` of a run."""
+
+    def __init__(self, kernel: k.Kernel, session_id: str, at: int, victim: str) -> None:
+        self.kernel, self.session_id, self.at, self.victim = kernel, session_id, at, victim
+        self.start = len(kernel.points)
+        self.label = ""
+        kernel.on_point = self.on_point
+
+    def on_point(self, number: int, label: str, worker: k.Worker | None) -> None:
+        if number - self.start != self.at:
+            return
+        self.label = label
+        if self.victim == "node":
+            self.kernel.kill_node()
+            return
+        worker = worker or self.kernel.holder(self.session_id) or next(iter(self.kernel.workers.values()))
+        self.kernel.kill(worker)
+
+
+async def sweep(kernel: k.Kernel, tool: Any, directory: Path, victim: str) -> list[str]:
+    """One session per point, with a death there; returns what was not as in the clean run."""
+    expected, model_calls, points = await clean_run(kernel, tool, directory / "clean")
+    problems = []
+    for at in range(len(points) + 4):
+        session_id, path = f"s{at}", directory / f"notes-{at}"
+        before = kernel.server.count
+        deaths = Deaths(kernel, session_id, at, victim)
+        ended = await kernel.run(session_id, compiled(tool, path))
+        kernel.on_point = None
+        await kernel.quiet()
+        where = f"point {at} ({deaths.label})"
+        if ended["status"] != "completed":
+            problems.append(f"{where}: ended as {ended['status']}: {ended['error']}")
+        problems += [f"{where}: {text}" for text in await differences(kernel, tool, session_id, path, expected)]
+        repeated = kernel.server.count - before - model_calls
+        if repeated and victim == "frame":
+            problems.append(f"{where}: {repeated} model calls were paid twice")
+    return problems
+
+
+async def differences(kernel: k.Kernel, tool: Any, session_id: str, path: Path, expected: list[Any]) -> list[str]:
+    """How a session's transcript and effects differ from what they must be."""
+    found = await kernel.transcript(session_id)
+    effects = [line.partition("/")[2] for line in k.notes(path)]
+    interrupted = {entry[3] for entry in found if entry[1] == INTERRUPTED}
+    problems = []
+    wanted = [paths(entry, "clean", path.name) for entry in expected]
+    wanted = [(e[0], INTERRUPTED, *e[2:]) if e[3] in interrupted else e for e in wanted]
+    if tool is k.look and interrupted:
+        problems.append(f"harmless calls were not repeated: {sorted(interrupted)}")
+    if tool is k.note and len(set(effects)) != len(effects):
+        problems.append(f"effects happened twice: {effects}")
+    if found != wanted:
+        same = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), len(found))
+        problems.append(f"after {same} messages comes {found[same:]}, not {wanted[same:]}")
+    calls = {entry[3] for entry in expected if entry[0] == "tool"}
+    if calls - set(effects) - interrupted:
+        problems.append(f"calls never executed: {calls - set(effects) - interrupted}")
+    return problems
+
+
+def paths(entry: tuple[Any, ...], old: str, new: str) -> tuple[Any, ...]:
+    """The entry with the name of another session's file in its calls' arguments."""
+    calls = entry[2] and [[c, name, text.replace(f"/{old}", f"/{new}"), p] for c, name, text, p in entry[2]]
+    return (*entry[:2], calls, *entry[3:])
+
+
+@pytest.mark.parametrize("victim", ["frame", "node"])
+@pytest.mark.parametrize("tool", [k.look, k.note], ids=["rerun", "report"])
+async def test_a_death_anywhere_leaves_the_transcript_as_it_would_have_been(
+    tool: Any, victim: str, tmp_path: Path
+) -> None:
+    """Frame or node service killed at each call, commit and tool of a session: no message is lost or doubled, no started
+    call of a default tool runs twice, and a frame's death costs no model call."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path) as kernel:
+        problems = await sweep(kernel, tool, tmp_path, victim)
+    assert not problems, "\n".join(problems)
