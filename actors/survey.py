@@ -21,6 +21,7 @@ from typing import Any
 from understudy.errors import ToolError
 
 from .survey_report import render_report
+from .survey_report import survey_directly as survey_directly
 from .survey_rules import (
     BINARY,
     DEFINITIONS,

@@ -107,6 +107,9 @@ class Calls:
         try:
             # Shielded: a cancellation that comes now must not lose an answer that was paid for.
             await asyncio.shield(self._answered(call, answer))
+        except UnderstudyError as error:
+            log.error("the answer to %s can't be stored: %s", call.request_key, error)
+            await self._answered(call, ModelAnswer(error=error.to_wire(), started_at=answer.started_at))
         finally:
             self._calls.pop(call.request.wait_key, None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from understudy.actors.gateway import Gateway
@@ -66,6 +66,7 @@ class NodeService:
         self.demand_changed = asyncio.Event()
         self.holder = f"{config.writer}#{now()}"
         self._own: set[str] = set()
+        self._missed: set[str] = set()
         self._expected: dict[str, set[str]] = {}
         self._interrupts: dict[str, asyncio.Future[str]] = {}
         self._specs: dict[str, dict[str, Any]] = {}
@@ -114,9 +115,11 @@ class NodeService:
         try:
             result, work = await self._commit_step(slot, batch, following)
         finally:
-            self._own.discard(batch.session_id)
+            woken = self._disown(batch.session_id)
         if result is None:  # fenced, but the frame has other work
             return self.given(slot, work)
+        if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
+            result = replace(result, wait=None)
         if result.wait == "model" and request is not None:
             await self._start_call(batch, request, result, slot.placement)
         if call.get("leave"):
@@ -211,7 +214,7 @@ class NodeService:
             self._count_fenced(fenced)
             raise
         finally:
-            self._own.discard(batch.session_id)
+            self._disown(batch.session_id)
         ack: Ack = result.ack
         return ack.to_wire()
 
@@ -269,6 +272,13 @@ class NodeService:
             self.paging.add(Ready(other, slot.placement, "takeover"))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
         return slot
+
+    def _disown(self, session_id: str) -> bool:
+        """End a commit of our own for a session; True if the session was woken within it."""
+        self._own.discard(session_id)
+        woken = session_id in self._missed
+        self._missed.discard(session_id)
+        return woken
 
     def _release(self, slot: Slot) -> None:
         slot.session_id, slot.epoch, slot.wait = None, 0, None
@@ -366,7 +376,9 @@ class NodeService:
             if row["wait"] == "model":
                 self.calls.abort(session_id)
         for session_id, row in committed.woken.items():
-            if session_id not in self._own:
+            if session_id in self._own:  # whoever commits for it looks at this before it lets the session wait
+                self._missed.add(session_id)
+            else:
                 self._wake(row)
         self._dispatch()
 
@@ -396,7 +408,7 @@ class NodeService:
         try:
             result, current, work = await self.journal.submit(operation)
         finally:
-            self._own.discard(call.session_id)
+            self._disown(call.session_id)
         if spare is not None:
             if work is not None:
                 self.reply(spare, self.given(spare, work))
@@ -545,7 +557,7 @@ class NodeService:
             self._stale()
             verdict, work = None, None
         finally:
-            self._own.discard(session_id)
+            self._disown(session_id)
         if spare is not None:
             if work is not None:
                 self.reply(spare, self.given(spare, work))

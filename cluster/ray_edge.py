@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+if (Path.home() / ".ray" / "auth_token").exists():
+    # Ray turns token auth on for a head where this file exists, but not for a driver that has an address, and it reads
+    # the variable only once, before its first use in the process.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+
 import ray
 from ray.exceptions import (
     ActorDiedError,
@@ -32,7 +41,7 @@ from understudy.errors import ClusterError, ClusterUnreachable, UnderstudyError
 log = logging.getLogger(__name__)
 
 RAY_NAMESPACE = "understudy"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 CONNECT_SECONDS = 30.0
 
 
@@ -83,7 +92,9 @@ def quiet() -> None:
 
 def clean_environment() -> dict[str, str]:
     """The environment for daemons and services: no secrets, and nothing of the job that happens to start them."""
-    kept = {name: value for name, value in os.environ.items() if not is_secret_name(name)}
+    kept = {
+        name: value for name, value in os.environ.items() if not is_secret_name(name) or name.startswith("RAY_AUTH")
+    }
     for name in list(kept):
         if name.startswith(("RAY_JOB", "RAY_RUNTIME_ENV", "RAY_ADDRESS")) or name == "PYTHONPATH":
             del kept[name]
@@ -106,26 +117,50 @@ def _marker() -> Path:
 def start_ray() -> str:
     """Start a Ray head as a daemon, so that it outlives this process; returns its address.
 
+    Ray listens on the machine's own address even where loopback is asked for: keep its ports behind a firewall.
+
     Raises:
         ClusterUnreachable: it did not come up; the reason is Ray's own.
     """
-    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--port=0"]
-    command += ["--include-dashboard=false", "--disable-usage-stats", "--log-color=false"]
-    environment = {**clean_environment(), "RAY_SCHEDULER_EVENTS": "0"}
+    port = _free_port()
+    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head"]
+    command += [f"--port={port}", "--include-dashboard=false", "--disable-usage-stats", "--log-color=false"]
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=START_SECONDS, check=False
+            command, env=clean_environment(), capture_output=True, text=True, timeout=START_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         raise ClusterUnreachable(f"`ray start` did not finish within {START_SECONDS:.0f} s") from None
     if done.returncode != 0:
         raise ClusterUnreachable(f"`ray start` failed: {(done.stderr or done.stdout).strip()[-500:]}")
-    address = running_address()
-    if address is None:
-        raise ClusterUnreachable("`ray start` succeeded, but no cluster can be found")
-    session = os.path.basename(os.path.realpath("/tmp/ray/session_latest"))
+    address, session = _head_at(port)
     _marker().write_text(json.dumps({"address": address, "session": session}))
     return address
+
+
+def _start_once() -> str:
+    """Start Ray unless another process is just doing so."""
+    with (state_directory() / "ray.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return running_address() or start_ray()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _head_at(port: int) -> tuple[str, str]:
+    """Address and session name of the head that listens on `port`, as its raylet's command line has them."""
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        address = re.search(rf"gcs-address=(\S+:{port})(?:\s|$)", line)
+        session = re.search(r"session_[0-9_-]+", line)
+        if address and session:
+            return address.group(1), session.group()
+    raise ClusterUnreachable(f"`ray start` succeeded, but no raylet belongs to port {port}")
 
 
 def running_address() -> str | None:
@@ -140,8 +175,6 @@ def running_address() -> str | None:
 
 
 def _answers(address: str) -> bool:
-    import socket
-
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2):
         return True
@@ -157,10 +190,7 @@ def connect_ray(address: str | None) -> str:
     if ray.is_initialized():
         quiet()
         return str(ray.get_runtime_context().gcs_address)
-    target = address or running_address() or start_ray()
-    if (Path.home() / ".ray" / "auth_token").exists():
-        # A head started by hand turns token auth on when this file exists; a driver with an address does not by itself.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    target = address or running_address() or _start_once()
     try:
         ray.init(address=target, namespace=RAY_NAMESPACE, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:

@@ -15,6 +15,13 @@ Content = str | list[dict[str, Any]] | None
 """Text, or a list of typed parts as in the OpenAI protocol (`{"type": "text", "text": ...}`)."""
 
 
+def storable(text: str) -> str:
+    """The text as every store can keep it: NUL and unpaired surrogates, which PostgreSQL refuses, become U+FFFD."""
+    if "\x00" in text:
+        text = text.replace("\x00", "\ufffd")
+    return text.encode("utf-8", "replace").decode() if not text.isascii() else text
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one or more model calls. `estimated` when an endpoint did not say."""

@@ -131,8 +131,7 @@ def work(tx: Transaction, row: Row, after_seq: int) -> dict[str, Any]:
         .where(MESSAGE.c.namespace == tx.namespace, MESSAGE.c.session_id == session_id, MESSAGE.c.seq > after_seq)
         .order_by(MESSAGE.c.seq)
     )
-    found = [*tx.connection.execute(statement).mappings(), *tx.pending(MESSAGE, session_id)]
-    messages = [{**item["body"], "seq": item["seq"]} for item in found if item["seq"] > after_seq]
+    messages = [{**item["body"], "seq": item["seq"]} for item in tx.read(statement, session_id).mappings()]
     return {
         "v": 1,
         "session_id": session_id,
@@ -180,7 +179,7 @@ def open_calls(tx: Transaction, row: Row) -> list[CallState]:
         )
         .order_by(TOOL_CALL.c.index)
     )
-    stored = tx.connection.execute(statement).mappings()
+    stored = tx.read(statement, row["session_id"]).mappings()
     names = CallState.__slots__
     return [CallState(**{name: item[name] for name in names}) for item in stored if item["state"] != "done"]
 
@@ -229,6 +228,7 @@ def quarantine(tx: Transaction, row: Row, reason: str) -> None:
     tx.append(row, events.SessionQuarantined(reason=reason))
     error = {"code": "quarantined", "message": reason, "session_id": row["session_id"]}
     finish_run(tx, row, Finish("quarantined", text=last_text(tx, row), error=error))
+    row["epoch"] += 1  # whoever still holds it may write nothing more
     row["status"], row["active"], row["wait"] = "quarantined", 0, "idle"
 
 
@@ -245,7 +245,7 @@ def last_text(tx: Transaction, row: Row) -> str:
         .order_by(MESSAGE.c.seq.desc())
         .limit(1)
     )
-    body = tx.connection.execute(statement).scalar()
+    body = tx.read(statement, row["session_id"]).scalar()
     return Message.from_wire(body).text if body else ""
 
 
@@ -281,9 +281,6 @@ def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: st
 
 def specification(tx: Transaction, session_id: str) -> dict[str, Any]:
     """The session's specification."""
-    pending: dict[str, Any] | None = next((row["spec"] for row in tx.created() if row["session_id"] == session_id), None)
     statement = select(SESSION.c.spec).where(SESSION.c.namespace == tx.namespace, SESSION.c.session_id == session_id)
-    if pending is not None:
-        return pending
-    found: dict[str, Any] = tx.connection.execute(statement).scalar_one()
+    found: dict[str, Any] = tx.read(statement, session_id).scalar_one()
     return found

@@ -177,9 +177,12 @@ class Journal:
                 submitted.results = []
                 for operation in submitted.operations:
                     count += 1
+                    before = tx.writes
                     try:
                         submitted.results.append(operation(tx))
                     except UnderstudyError as error:
+                        if tx.writes != before:  # it changed something before it failed: none of this may be kept
+                            raise
                         submitted.results.append(error)
             tx.flush()
         self.writer_seq = tx.writer_seq

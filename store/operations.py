@@ -14,7 +14,7 @@ from sqlalchemy import delete, select, update
 from understudy import events
 from understudy.errors import Fenced, RunConflict, SessionClosed, SessionConflict, UnknownRun
 from understudy.identifiers import call_identifier, digest, tool_span_identifier, trace_identifier, wait_key
-from understudy.messages import Message, ToolCall, Usage
+from understudy.messages import Message, ToolCall, Usage, storable
 from understudy.records import Ack, Batch, CallState, Finish, ModelAnswer, Spawn
 
 from .transaction import RESERVATION, RUN, SESSION, TOOL_CALL, Row, Transaction
@@ -86,15 +86,13 @@ def accept(
     statement = select(RUN.c.digest).where(
         RUN.c.namespace == tx.namespace, RUN.c.session_id == session_id, RUN.c.run_id == run_id
     )
-    stored = row.get("new_runs", {}).get(run_id) or tx.connection.execute(statement).scalar()
+    stored = tx.read(statement, session_id).scalar()
     if stored is not None:
         if stored != fingerprint:
             raise RunConflict(f"run {run_id!r} exists with another input", session_id=session_id)
         return False
     if row["closed"] or row["status"] == "quarantined":
         raise SessionClosed(f"the session is {row['status'] if not row['closed'] else 'closed'}", session_id=session_id)
-    # Ten senders of one run_id may meet in one transaction, before the row below can be selected.
-    row.setdefault("new_runs", {})[run_id] = fingerprint
     trace_id = trace_id or trace_identifier(session_id, run_id)
     tx.insert(
         RUN,
@@ -210,12 +208,12 @@ def _set_call(tx: Transaction, row: Row, call: CallState) -> None:
 
 def _spawn(tx: Transaction, row: Row, spawn: Spawn) -> None:
     """Create a child with its task, or find the one that this call created before."""
-    created = create_session(
+    if tx.find(spawn.child_id) is not None:
+        return
+    create_session(
         tx, spawn.child_id, spawn.spec, spec_hash=spawn.spec["hash"], placement=row["placement"],
         node_id=row["node_id"], metadata=spawn.spec.get("metadata") or {}, parent=row, call_id=spawn.call_id,
     )  # fmt: skip
-    if not created:
-        return
     row["children_open"] += 1
     child_agent = spawn.spec["name"]
     tx.append(row, events.ChildSpawned(call_id=spawn.call_id, child_id=spawn.child_id, child_agent=child_agent))
@@ -267,7 +265,7 @@ def _drop_reservation(tx: Transaction, row: Row, *, release: bool = True, spent:
     if root["budget_tokens"] is None:
         return
     where = (RESERVATION.c.namespace == tx.namespace, RESERVATION.c.session_id == row["session_id"])
-    held = tx.connection.execute(select(RESERVATION.c.tokens).where(*where)).scalar()
+    held = tx.read(select(RESERVATION.c.tokens).where(*where), row["session_id"]).scalar()
     if held is not None:
         tx.connection.execute(delete(RESERVATION).where(*where))
     if release:
@@ -350,12 +348,19 @@ def _append_answer(
     wanted: tuple[tuple[str, str, str], ...],
 ) -> tuple[Message, tuple[CallState, ...]]:  # fmt: skip
     calls = tuple(
-        CallState(call_identifier(run_id, round_number, index), "requested", name, arguments, provider_id, index)
+        CallState(
+            call_identifier(run_id, round_number, index),
+            "requested",
+            storable(name),
+            storable(arguments),
+            storable(provider_id),
+            index,
+        )
         for index, (provider_id, name, arguments) in enumerate(wanted)
     )
     message = Message(
         role="assistant",
-        content=got.content,
+        content=storable(got.content) if got.content is not None else None,
         tool_calls=tuple(ToolCall(call.call_id, call.tool, call.arguments, call.provider_id) for call in calls),
         run_id=run_id,
         round=round_number,
@@ -384,7 +389,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish) -> None:
         error = {"code": "cancelled", "message": row["cancel_reason"] or "cancelled", "session_id": row["session_id"]}
     _drop_reservation(tx, row)
     tx.update_run(
-        row["session_id"], run_id, status=status, text=finish.text, output=finish.output, error=error,
+        row["session_id"], run_id, status=status, text=storable(finish.text), output=finish.output, error=error,
         rounds=row["round"], usage=row["run_usage"], started_at=row["run_started_at"], finished_at=tx.now,
     )  # fmt: skip
     tx.append(
@@ -433,8 +438,7 @@ def children(tx: Transaction, session_id: str) -> list[Row]:
     statement = select(SESSION.c.session_id).where(
         SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == session_id, SESSION.c.active == 1
     )
-    known = [row["session_id"] for row in tx.created() if row["parent_id"] == session_id]
-    ids = [*tx.connection.execute(statement).scalars(), *known]
+    ids = list(tx.read(statement).scalars())
     tx.load(ids)
     return [row for row in map(tx.session, ids) if row["active"]]
 
@@ -450,13 +454,10 @@ def request_cancel(tx: Transaction, row: Row, reason: str, run_id: str | None = 
     if row["cancel_reason"] is not None:
         return True
     tx.changed(row)
-    row["cancel_reason"] = reason
+    row["cancel_reason"] = reason = storable(reason)
     tx.append(row, events.CancelRequested(reason=reason))
-    tx.connection.execute(
-        update(RUN)
-        .where(RUN.c.namespace == tx.namespace, RUN.c.session_id == row["session_id"], RUN.c.run_id == row["run_id"])
-        .values(cancel_requested=reason)
-    )
+    where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row["session_id"], RUN.c.run_id == row["run_id"])
+    tx.read(update(RUN).where(*where).values(cancel_requested=reason), row["session_id"])
     tx.cancelled[row["session_id"]] = row
     for child in children(tx, row["session_id"]):
         request_cancel(tx, child, reason)

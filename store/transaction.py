@@ -90,6 +90,7 @@ class Transaction:
     Attributes:
         now: the commit's time, microseconds UTC; every row written carries it.
         generation: the owner's generation that this journal acts for; 0 before there is one.
+        writes: rises with every change, so that an operation which fails half-way is noticed.
         committed_events: the events in order, for the projection.
         woken: sessions whose wait ended here; they are ready for a frame.
         cancelled: sessions whose current run was asked to end here.
@@ -107,8 +108,10 @@ class Transaction:
         self.committed_events: list[Event] = []
         self.woken: dict[str, Row] = {}
         self.cancelled: dict[str, Row] = {}
+        self.writes = 0
         self._sessions: dict[str, Row] = {}
         self._dirty: dict[str, Row] = {}
+        self._unwritten: set[str] = set()
         self._created: list[Row] = []
         self._inserts: dict[Any, list[Row]] = {}
         self._call_updates: list[Row] = []
@@ -146,27 +149,29 @@ class Transaction:
 
     def changed(self, row: Row) -> None:
         """Note that `row` must be written back."""
+        self.writes += 1
         if row["session_id"] not in self._dirty:
+            self._unwritten.add(row["session_id"])
             self._dirty[row["session_id"]] = row
             row["version"] += 1
             row["updated_at"] = self.now
 
     def create(self, row: Row) -> Row:
         """Add a new session."""
+        self.writes += 1
         full = {column.name: _default(column) for column in SESSION.columns}
         full.update(row, namespace=self.namespace, created_at=self.now, updated_at=self.now)
         self._sessions[row["session_id"]] = full
         self._created.append(full)
         self._dirty[row["session_id"]] = full
+        self._unwritten.add(row["session_id"])
         return full
-
-    def created(self) -> list[Row]:
-        """The sessions that this transaction creates."""
-        return self._created
 
     def insert(self, table: Any, row: Row) -> None:
         """Add a row to any other table."""
+        self.writes += 1
         row["namespace"] = self.namespace
+        self._unwritten.add(row["session_id"])
         self._inserts.setdefault(table, []).append(row)
 
     def append(self, row: Row, entry: Message | Event) -> int:
@@ -203,19 +208,27 @@ class Transaction:
     def update_call(self, session_id: str, call_id: str, **state: Any) -> None:
         """Set a tool call's state; every field of `CALL_STATE` but the time must be given."""
         state["updated_at"] = self.now
+        self._unwritten.add(session_id)
         row = {f"b_{name}": state[name] for name in CALL_STATE}
         row.update(b_namespace=self.namespace, b_session_id=session_id, b_call_id=call_id)
         self._call_updates.append(row)
 
     def update_run(self, session_id: str, run_id: str, **end: Any) -> None:
         """Set how a run stands; every field of `RUN_END` must be given."""
+        self._unwritten.add(session_id)
         row = {f"b_{name}": end[name] for name in RUN_END}
         row.update(b_namespace=self.namespace, b_session_id=session_id, b_run_id=run_id)
         self._run_updates.append(row)
 
-    def pending(self, table: Any, session_id: str) -> list[Row]:
-        """Rows of a session that this transaction will insert: a SELECT can't see them yet."""
-        return [row for row in self._inserts.get(table, ()) if row["session_id"] == session_id]
+    def read(self, statement: Any, session_id: str | None = None) -> Any:
+        """Execute a SELECT that must see what this transaction has changed so far.
+
+        What earlier operations of the group changed is still in memory; it is written first if it concerns the
+        session (any session, if None is given).
+        """
+        if self._unwritten if session_id is None else session_id in self._unwritten:
+            self.flush()
+        return self.connection.execute(statement)
 
     def inbox(self, row: Row) -> tuple[Row, ...]:
         """What is in the session's inbox now, oldest first."""
@@ -226,12 +239,9 @@ class Transaction:
             .where(INBOX.c.namespace == self.namespace, INBOX.c.session_id == row["session_id"])
             .order_by(INBOX.c.item)
         )
-        taken = {item["b_item"] for item in self._inbox_deletes if item["b_session_id"] == row["session_id"]}
-        found = [*self.connection.execute(statement).mappings(), *self.pending(INBOX, row["session_id"])]
         return tuple(
             {"id": item["item"], "kind": item["kind"], "key": item["key"], "payload": item["payload"]}
-            for item in found
-            if item["item"] not in taken
+            for item in self.read(statement, row["session_id"]).mappings()
         )
 
     def put_inbox(self, row: Row, kind: str, key: str, payload: dict[str, Any]) -> None:
@@ -249,6 +259,7 @@ class Transaction:
         """Remove inbox rows that the batch takes care of."""
         for item in items:
             row["inbox_count"] -= 1
+            self._unwritten.add(row["session_id"])
             self._inbox_deletes.append(
                 {"b_namespace": self.namespace, "b_session_id": row["session_id"], "b_item": item}
             )
@@ -298,6 +309,8 @@ class Transaction:
             execute(UPDATE_CALL, self._call_updates)
         if self._run_updates:
             execute(UPDATE_RUN, self._run_updates)
+        self._created, self._dirty, self._unwritten = [], {}, set()
+        self._inbox_deletes, self._inserts, self._call_updates, self._run_updates = [], {}, [], []
 
     @staticmethod
     def _storable(row: Mapping[str, Any]) -> Row:

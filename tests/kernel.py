@@ -14,6 +14,9 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from sqlalchemy import event
 
 from understudy.actors.frame import Frame
 from understudy.actors.gateway import Gateway
@@ -139,11 +142,7 @@ class Life:
 
     async def bury(self) -> None:
         """Give back what the operating system would."""
-        service = self.service
-        if service.projection._stop_server is not None:
-            service.projection._stop_server()
-        await asyncio.to_thread(service.journal.close)
-        await service.gateway.close()
+        await asyncio.to_thread(self.service.journal.close)
 
 
 class Kernel:
@@ -163,6 +162,7 @@ class Kernel:
         self.workers: dict[str, Worker] = {}
         self.points: list[str] = []
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
+        self._gateway = Gateway(backoff=0.001, backoff_max=0.002)
         self._life: Life | None = None
         self._up = asyncio.Event()
         self._numbers = itertools.count()
@@ -198,17 +198,20 @@ class Kernel:
             await asyncio.gather(*self._tasks)
 
     async def _boot(self) -> None:
-        gateway = Gateway(backoff=0.001, backoff_max=0.002)
-        gateway.register(ModelProfile("offline", "key", self.server.url))
+        if not self._gateway.knows("offline"):
+            self._gateway.register(ModelProfile("offline", "key", self.server.url))
         config = NodeConfig(self.dsn, self.namespace, "node1", "writer1", span_directory=str(self.directory))
 
         async def prepared(_profile: str) -> None:
             return None
 
-        service = NodeService(config, gateway, prepared)
+        service = NodeService(config, self._gateway, prepared)
+        if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
+            event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
         BACKGROUND.set(True)
         try:
-            await service.start()
+            with patch("understudy.cluster.projection.serve_metrics", return_value=(0, None)):
+                await service.start()
         finally:
             BACKGROUND.set(False)
         self._life = Life(self, service)
@@ -338,6 +341,10 @@ class Kernel:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _without_waiting_for_the_disk(connection: Any, _record: Any) -> None:
+    connection.execute("PRAGMA synchronous=OFF")
 
 
 @asynccontextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,27 @@ def compiled(tool: Any, path: Path) -> dict[str, Any]:
     return k.spec(k.script(*calls, "all done"), [tool])
 
 
-async def clean_run(kernel: k.Kernel, tool: Any, path: Path) -> tuple[list[Any], int, list[str]]:
-    """The transcript, the number of model calls and the points of a run in which nobody dies."""
-    before, start = kernel.server.count, len(kernel.points)
+@dataclass
+class Clean:
+    """A run in which nobody dies: its transcript, what the model was asked, and its points."""
+
+    transcript: list[Any]
+    requests: list[str]
+    points: list[str]
+
+
+async def clean_run(kernel: k.Kernel, tool: Any, path: Path) -> Clean:
+    start = len(kernel.points)
     await kernel.run("clean", compiled(tool, path))
-    expected = await kernel.transcript("clean")
-    assert [entry[0] for entry in expected] == ["user", *["assistant", "tool"] * 3, "tool", "assistant"]
-    return expected, kernel.server.count - before, kernel.points[start:]
+    transcript = await kernel.transcript("clean")
+    assert [entry[0] for entry in transcript] == ["user", *["assistant", "tool"] * 3, "tool", "assistant"]
+    return Clean(transcript, asked(kernel, path), kernel.points[start:])
+
+
+def asked(kernel: k.Kernel, path: Path) -> list[str]:
+    """The messages of each model call of the session that works on this file."""
+    texts = [json.dumps(request.body["messages"]) for request in kernel.server.requests]
+    return [text.replace(f"/{path.name}", "/clean") for text in texts if f'/{path.name}\\"' in text]
 
 
 class Deaths:
@@ -53,11 +69,10 @@ class Deaths:
 
 async def sweep(kernel: k.Kernel, tool: Any, directory: Path, victim: str) -> list[str]:
     """One session per point, with a death there; returns what was not as in the clean run."""
-    expected, model_calls, points = await clean_run(kernel, tool, directory / "clean")
+    clean = await clean_run(kernel, tool, directory / "clean")
     problems = []
-    for at in range(len(points) + 4):
+    for at in range(len(clean.points) + 4):
         session_id, path = f"s{at}", directory / f"notes-{at}"
-        before = kernel.server.count
         deaths = Deaths(kernel, session_id, at, victim)
         ended = await kernel.run(session_id, compiled(tool, path))
         kernel.on_point = None
@@ -65,20 +80,19 @@ async def sweep(kernel: k.Kernel, tool: Any, directory: Path, victim: str) -> li
         where = f"point {at} ({deaths.label})"
         if ended["status"] != "completed":
             problems.append(f"{where}: ended as {ended['status']}: {ended['error']}")
-        problems += [f"{where}: {text}" for text in await differences(kernel, tool, session_id, path, expected)]
-        repeated = kernel.server.count - before - model_calls
-        if repeated and victim == "frame":
-            problems.append(f"{where}: {repeated} model calls were paid twice")
+        problems += [f"{where}: {text}" for text in await differences(kernel, tool, session_id, path, clean)]
+        if victim == "frame" and len(asked(kernel, path)) != len(clean.requests):
+            problems.append(f"{where}: {len(asked(kernel, path))} model calls instead of {len(clean.requests)}")
     return problems
 
 
-async def differences(kernel: k.Kernel, tool: Any, session_id: str, path: Path, expected: list[Any]) -> list[str]:
+async def differences(kernel: k.Kernel, tool: Any, session_id: str, path: Path, clean: Clean) -> list[str]:
     """How a session's transcript and effects differ from what they must be."""
     found = await kernel.transcript(session_id)
     effects = [line.partition("/")[2] for line in k.notes(path)]
     interrupted = {entry[3] for entry in found if entry[1] == INTERRUPTED}
     problems = []
-    wanted = [paths(entry, "clean", path.name) for entry in expected]
+    wanted = [paths(entry, "clean", path.name) for entry in clean.transcript]
     wanted = [(e[0], INTERRUPTED, *e[2:]) if e[3] in interrupted else e for e in wanted]
     if tool is k.look and interrupted:
         problems.append(f"harmless calls were not repeated: {sorted(interrupted)}")
@@ -87,7 +101,9 @@ async def differences(kernel: k.Kernel, tool: Any, session_id: str, path: Path, 
     if found != wanted:
         same = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), len(found))
         problems.append(f"after {same} messages comes {found[same:]}, not {wanted[same:]}")
-    calls = {entry[3] for entry in expected if entry[0] == "tool"}
+    if not interrupted and (strange := set(asked(kernel, path)) - set(clean.requests)):
+        problems.append(f"the model was asked {strange}")
+    calls = {entry[3] for entry in clean.transcript if entry[0] == "tool"}
     if calls - set(effects) - interrupted:
         problems.append(f"calls never executed: {calls - set(effects) - interrupted}")
     return problems

@@ -1,0 +1,225 @@
+"""What all scenarios share: a Ray head of their own, the endpoint, fresh services per scenario, rows of the report."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import ray
+from endpoint import Endpoint
+
+from understudy import Cluster
+from understudy.cluster import ray_edge
+from understudy.config import ModelProfile
+
+WAIT_SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A budget of the design: of the measured value, or of its ratio to the baseline."""
+
+    bound: float
+    of_ratio: bool = False
+    at_least: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the report.
+
+    Attributes:
+        baseline: measured in the same run, in the same unit; None where nothing compares.
+        against: what the baseline is.
+    """
+
+    scenario: str
+    measure: str
+    value: float
+    unit: str
+    baseline: float | None = None
+    against: str = ""
+    limit: Limit | None = None
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Value to baseline."""
+        return self.value / self.baseline if self.baseline else None
+
+    @property
+    def verdict(self) -> str:
+        """`ok` or `short`; empty without a budget."""
+        if self.limit is None:
+            return ""
+        measured = self.ratio if self.limit.of_ratio else self.value
+        if measured is None:
+            return "short"
+        kept = measured >= self.limit.bound if self.limit.at_least else measured <= self.limit.bound
+        return "ok" if kept else "short"
+
+    @property
+    def budget(self) -> str:
+        """The budget as text."""
+        if self.limit is None:
+            return ""
+        sign = "≥" if self.limit.at_least else "≤"
+        return f"{sign} {self.limit.bound:g} {'×' if self.limit.of_ratio else self.unit}".rstrip()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        names = ("scenario", "measure", "value", "unit", "baseline", "against", "ratio", "budget", "verdict", "note")
+        return {name: getattr(self, name) for name in names}
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one."""
+    return statistics.median(values)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` per cent of all don't exceed: of few values, the largest."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * int(share) // 100) - 1)]
+
+
+class Bench:
+    """One run of the benchmarks. As a context manager it starts all that is needed and stops it again.
+
+    Attributes:
+        quick: few repetitions, to see that everything works; numbers of such a run mean little.
+        full: the long scenarios too.
+        directory: of this run; removed at its end.
+    """
+
+    def __init__(self, *, quick: bool = False, full: bool = False) -> None:
+        self.quick = quick
+        self.full = full
+        self.directory = Path()
+        self._stack = ExitStack()
+        self._numbers = itertools.count(1)
+        self._endpoint: Endpoint | None = None
+        self._ray = False
+
+    def __enter__(self) -> Bench:
+        self.directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="understudy-benchmarks-")))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The model endpoint, started when first asked for."""
+        if self._endpoint is None:
+            self._endpoint = Endpoint()
+            self._stack.callback(self._endpoint.stop)
+        return self._endpoint
+
+    def some(self, usual: int, quick: int) -> int:
+        """How many repetitions."""
+        return quick if self.quick else usual
+
+    def say(self, text: str) -> None:
+        """Progress, on stderr."""
+        print(f"  {text}", file=sys.stderr, flush=True)
+
+    def start_ray(self) -> None:
+        """Start a Ray head for this run only, and connect to it. Nothing if that has happened."""
+        if self._ray:
+            return
+        state = str(self.directory / "state")
+        os.environ.update(XDG_STATE_HOME=state, RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
+        for name in ("RAY_ADDRESS", "UNDERSTUDY_STANDBY", "UNDERSTUDY_MAX_ACTORS", "UNDERSTUDY_NAMESPACE"):
+            os.environ.pop(name, None)
+        self._stack.callback(ray_edge.stop_ray)
+        self._stack.callback(ray.shutdown)
+        os.environ["RAY_ADDRESS"] = _own_address(ray_edge.start_ray(), state)
+        ray_edge.connect_ray(os.environ["RAY_ADDRESS"])
+        self._ray = True
+
+    @contextmanager
+    def cluster(self, *, standby: int = 1, max_actors: int | None = None) -> Iterator[Cluster]:
+        """Services of their own with an empty SQLite store; the defaults are those of `Cluster.connect`."""
+        self.start_ray()
+        number = next(self._numbers)
+        cluster = Cluster.connect(
+            f"sqlite:///{self.directory}/store-{number}.db",
+            namespace=f"bench-{number}",
+            model="offline-over-http",
+            standby=standby,
+            max_actors=max_actors,
+            profiles=[ModelProfile("benchmark", "no-secret", self.endpoint.url)],
+        )
+        try:
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+    def processes(self) -> dict[int, psutil.Process]:
+        """Every process that this run's Ray head started, by pid."""
+        return {process.pid: process for process in psutil.process_iter() if _state(process) == str(self.state)}
+
+    @property
+    def state(self) -> Path:
+        """What marks our processes: they all have this directory in their environment."""
+        return self.directory / "state"
+
+
+def _state(process: psutil.Process) -> str | None:
+    with suppress(psutil.Error, OSError):
+        return process.environ().get("XDG_STATE_HOME")
+    return None
+
+
+def _own_address(address: str, state: str) -> str:
+    """Check that the head just started is the one that was found, and that `stop_ray` will stop: others may start one
+    at the same moment, and Ray's own files name only the latest."""
+    port = address.rpartition(":")[2]
+    marker = Path(state) / "understudy" / "ray.json"
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            line = process.cmdline()
+            if line and "gcs_server" in line[0] and process.environ().get("XDG_STATE_HOME") == state:
+                session = json.loads(marker.read_text())["session"]
+                if f"--gcs_server_port={port}" in line and any(session in part for part in line):
+                    return address
+    marker.unlink(missing_ok=True)  # it names somebody else's
+    for process in psutil.process_iter():
+        if _state(process) == state and process.pid != os.getpid():
+            process.kill()
+    raise SystemExit("another Ray head was started at the same moment: run the benchmarks again")
+
+
+def received(messages: Sequence[Any]) -> int:
+    """When the endpoint received a session's first request: nanoseconds since 1970 UTC."""
+    return int(next(message.text for message in messages if message.role == "assistant"))
+
+
+def frames(cluster: Cluster, role: str | None = None) -> list[int]:
+    """Pids of session actors; `role` is `frame` (holds a session at work) or `standby`, None for both."""
+    roles = ("frame", "standby") if role is None else (role,)
+    return [service.pid for service in cluster.services() if service.role in roles]
+
+
+def until(condition: Callable[[], bool], what: str, pause: float = 0.05) -> None:
+    """Look until it holds. Raises `TimeoutError` naming `what` after three minutes."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {WAIT_SECONDS:.0f} s")
+        time.sleep(pause)

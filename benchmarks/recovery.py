@@ -1,0 +1,104 @@
+"""How long a session is without an actor when its actor is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import baseline
+from harness import Bench, Limit, Row, frames, median, percentile, until
+from workload import agent, answering, call
+
+from understudy import Cluster
+from understudy.cluster.client import Run, Session
+from understudy.events import SessionActivated
+
+
+def kill(bench: Bench) -> list[Row]:
+    """SIGKILL of a session actor that waits for a model, or is at work on a tool, with a standby at hand."""
+    # One second is enough to be killed and resumed in; what remains of it shows that the call was not made again.
+    waiting = agent("waiting", [{"text": "done", "delay": 1.0}])
+    acting = agent("acting", [call("linger", seconds=60.0), {"text": "done"}])
+    found: dict[str, list[float]] = {"waits": [], "acts": []}
+    restarts: list[float] = []
+    with bench.cluster() as cluster:
+        cluster.spawn(waiting).send("warm up").result(60, check=True)
+        repeats = bench.endpoint.stats()["repeats"]
+        kills = bench.some(40, 4)
+        for number in range(kills):
+            found["waits"].append(_kill(cluster, waiting, "model_call_started"))
+            found["acts"].append(_kill(cluster, acting, "tool_started"))
+            if number % max(1, kills // 5) == 0:
+                restarts.append(baseline.restart_seconds(1) * 1e3)
+        repeats = bench.endpoint.stats()["repeats"] - repeats
+    rows = []
+    for what, values in found.items():
+        text = f"SIGKILL while it {what}, to resumed"
+        rows += [
+            Row("kill", f"{text}, p50", median(values), "ms", median(restarts), "Ray's own restart", Limit(60)),
+            Row("kill", f"{text}, p99", percentile(values, 99), "ms", max(restarts), "the same, worst", Limit(250)),
+        ]
+    rows.append(Row("kill", "model calls repeated", repeats, "", limit=Limit(0), note=f"{2 * kills} kills"))
+    return rows
+
+
+def _kill(cluster: Cluster, spec: Any, moment: str) -> float:
+    """Milliseconds from the kill, at the moment of an event, to the commit of the activation that resumes."""
+    # One for the tools' placement and one for the default, which the supervisor keeps too.
+    until(lambda: len(frames(cluster, "standby")) >= 2, "a standby")
+    session = cluster.spawn(spec)
+    run = session.send("go")
+    _await(run, moment)
+    pid = session.info().actor_pid
+    assert pid is not None
+    killed = time.time_ns()
+    os.kill(pid, signal.SIGKILL)
+    run.result(120, check=True)
+    return (_resumed([session])[0] * 1_000 - killed) / 1e6
+
+
+def _await(run: Run, kind: str) -> None:
+    for event in run:
+        if event.type == kind:
+            return
+    raise RuntimeError(f"run {run.run_id} ended without {kind}")
+
+
+def _resumed(sessions: Iterable[Session]) -> list[int]:
+    """When each session was resumed, microseconds since 1970 UTC; those that were not (yet) are left out."""
+    events = [event for session in sessions for event in session.events()]
+    return [event.at for event in events if isinstance(event, SessionActivated) and event.cause == "resume"]
+
+
+def kill_many(bench: Bench) -> list[Row]:
+    """SIGKILL of many session actors at once, all waiting for a model, as many standbys at hand."""
+    count = bench.some(16, 4)
+    ours, bare = [], []
+    with bench.cluster(standby=count, max_actors=2 * count + 2) as cluster:
+        repeats = bench.endpoint.stats()["repeats"]
+        for _ in range(bench.some(3, 1)):
+            until(lambda: len(frames(cluster, "standby")) >= count, f"{count} standbys")
+            bench.say(f"{count} standbys are ready")
+            sessions = [cluster.spawn(answering(delay=600.0)) for _ in range(count)]
+            runs = [session.send(f"wait {index}") for index, session in enumerate(sessions)]
+            until(lambda: bench.endpoint.stats()["in_flight"] >= count, "the model calls")
+            until(lambda: len(frames(cluster, "standby")) >= count, f"{count} standbys")
+            pids = [session.info().actor_pid for session in sessions]
+            killed = time.time_ns()
+            for pid in pids:
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+            until(lambda s=sessions: len(_resumed(s)) >= count, "all running again", 0.5)  # type: ignore[misc]
+            ours.append((max(_resumed(sessions)) * 1_000 - killed) / 1e9)
+            for run in runs:
+                run.cancel()
+            bare.append(baseline.restart_seconds(count))
+        repeats = bench.endpoint.stats()["repeats"] - repeats
+    text = f"{count} actors killed at once, all running again"
+    return [
+        Row("kill16", text, median(ours), "s", median(bare), "Ray's own restart", Limit(0.3)),
+        Row("kill16", "model calls repeated", repeats, "", limit=Limit(0)),
+    ]

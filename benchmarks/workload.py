@@ -1,0 +1,54 @@
+"""What the measured agents do. Frames import this module for its tools, so it imports as little as they do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from understudy import AgentSpec, tool
+
+MODEL_CALLS, TOOL_CALLS = 4, 3
+
+
+@tool(on_crash="rerun")
+async def lookup(city: str) -> str:
+    """Look a city up.
+
+    Args:
+        city: its name.
+    """
+    return f"{city}: 7 degrees"
+
+
+@tool
+async def linger(seconds: float) -> str:
+    """Take some time. It is not `rerun`, so its start is an event.
+
+    Args:
+        seconds: how long.
+    """
+    await asyncio.sleep(seconds)
+    return "done"
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    """An element of a script: the model asks for one tool call."""
+    return {"tool_calls": [[name, arguments]]}
+
+
+def agent(name: str, script: list[dict[str, Any]], **fields: Any) -> AgentSpec:
+    """An agent whose model plays a script (`understudy.testing.policies.policy_from_script`)."""
+    fields.setdefault("tools", [lookup, linger])
+    return AgentSpec(name=name, instructions="offline-script: " + json.dumps(script), **fields)
+
+
+def typical(delay: float = 0.0) -> AgentSpec:
+    """Four model calls of `delay` seconds, and three calls of a tool that may be run again."""
+    script = [{**call("lookup", city="Oslo"), "delay": delay} for _ in range(TOOL_CALLS)]
+    return agent("typical", [*script, {"text": "done", "delay": delay}])
+
+
+def answering(delay: float = 0.0, **fields: Any) -> AgentSpec:
+    """One model call of `delay` seconds and no tools: it runs in frames of the default placement."""
+    return agent("answering", [{"text": "done", "delay": delay}], tools=[], **fields)
