@@ -196,14 +196,11 @@ class Activation:
         )
 
     async def _flush(self) -> None:
-        """Commit the draft and keep the frame. Callers that wait for the lock share one commit."""
+        """Commit the draft and keep the frame; it holds no messages then. Callers that wait for the lock share one."""
         async with self._commit_lock:
             if not self._draft:
                 return
-            batch = self._batch()
-            ack = await self._commit(batch)
-            absorb(self.window, batch, ack)
-            self.window.acknowledge(ack)
+            self.window.acknowledge(await self._commit(self._batch()))
 
     async def _commit(self, batch: Batch) -> Ack:
         call = {"frame": {"frame_id": self._frame_id}, "batch": batch.to_wire()}
@@ -439,22 +436,6 @@ def child_text(payload: dict[str, Any]) -> str:
     error = (payload["error"] or {}).get("message", "")
     said = f"\nIts last words: {payload['text']}" if payload["text"] else ""
     return f"the sub-agent ended as {payload['status']}: {error}{said}"
-
-
-def absorb(window: Window, batch: Batch, ack: Ack) -> None:
-    """Add a committed batch's messages to the window, with the `seq` they got."""
-    if ack.replayed:
-        # Its Ack was lost: where its entries went is known to the store only, and the next work brings them.
-        return
-    first = ack.first_seq
-    for offset, entry in enumerate(batch.entries):
-        if isinstance(entry, Message):
-            window.append(
-                Message(
-                    entry.role, entry.content, entry.tool_calls, entry.tool_call_id, entry.name, entry.run_id,
-                    entry.round, first + offset, 0, entry.extra,
-                )
-            )  # fmt: skip
 
 
 def _now() -> int:

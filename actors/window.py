@@ -43,7 +43,7 @@ class Window:
         for wire in work["messages"]:
             if wire["seq"] > self.known_seq:
                 self.messages.append(Message.from_wire(wire))
-                self.known_seq = wire["seq"]
+        self.known_seq = max(self.known_seq, work["seq"])
         self.epoch, self.batch_no = work["epoch"], work["batch_no"]
         self.calls = [CallState.from_wire(call) for call in work["calls"]]
         self.run_id, self.round, self.trace_id = work["run_id"], work["round"], work["trace_id"]
@@ -54,11 +54,6 @@ class Window:
     def acknowledge(self, ack: Ack) -> None:
         """Take in what a commit returned."""
         self.cancel, self.inbox, self.budget_left = ack.cancel, list(ack.inbox), ack.budget_left
-
-    def append(self, message: Message) -> None:
-        """Add a committed message."""
-        self.messages.append(message)
-        self.known_seq = message.seq
 
     def run_messages(self) -> list[Message]:
         """The messages of the current run, oldest first."""

@@ -15,8 +15,8 @@ from workload import MODEL_CALLS, typical
 
 from understudy import Cluster
 from understudy.cluster.client import Run
-from understudy.events import RunFinished
 from understudy.cluster.results import RunResult
+from understudy.events import RunFinished
 
 
 def density(bench: Bench) -> list[Row]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -142,13 +141,12 @@ class Bench:
         """Start a Ray head for this run only, and connect to it. Nothing if that has happened."""
         if self._ray:
             return
-        state = str(self.directory / "state")
-        os.environ.update(XDG_STATE_HOME=state, RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
+        os.environ.update(XDG_STATE_HOME=str(self.state), RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
         for name in ("RAY_ADDRESS", "UNDERSTUDY_STANDBY", "UNDERSTUDY_MAX_ACTORS", "UNDERSTUDY_NAMESPACE"):
             os.environ.pop(name, None)
         self._stack.callback(ray_edge.stop_ray)
         self._stack.callback(ray.shutdown)
-        os.environ["RAY_ADDRESS"] = _own_address(ray_edge.start_ray(), state)
+        os.environ["RAY_ADDRESS"] = ray_edge.start_ray()
         ray_edge.connect_ray(os.environ["RAY_ADDRESS"])
         self._ray = True
 
@@ -184,25 +182,6 @@ def _state(process: psutil.Process) -> str | None:
     with suppress(psutil.Error, OSError):
         return process.environ().get("XDG_STATE_HOME")
     return None
-
-
-def _own_address(address: str, state: str) -> str:
-    """Check that the head just started is the one that was found, and that `stop_ray` will stop: others may start one
-    at the same moment, and Ray's own files name only the latest."""
-    port = address.rpartition(":")[2]
-    marker = Path(state) / "understudy" / "ray.json"
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            line = process.cmdline()
-            if line and "gcs_server" in line[0] and process.environ().get("XDG_STATE_HOME") == state:
-                session = json.loads(marker.read_text())["session"]
-                if f"--gcs_server_port={port}" in line and any(session in part for part in line):
-                    return address
-    marker.unlink(missing_ok=True)  # it names somebody else's
-    for process in psutil.process_iter():
-        if _state(process) == state and process.pid != os.getpid():
-            process.kill()
-    raise SystemExit("another Ray head was started at the same moment: run the benchmarks again")
 
 
 def received(messages: Sequence[Any]) -> int:

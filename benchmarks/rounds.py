@@ -123,10 +123,15 @@ def cpu(bench: Bench) -> list[Row]:
         Row("cpu", "per session, all services and session actors", median(product), "ms", one,
             "CPU of one call in a bare actor", Limit(25), note)
     ]  # fmt: skip
-    for kind in ("node", "frame", "supervisor", "ray", "client", "endpoint"):
-        label = {"node": "node service", "frame": "session actors", "ray": "Ray's own daemons and idle workers"}
-        rows.append(Row("cpu", f"of which {label.get(kind, kind)}" if kind in ("node", "frame", "supervisor")
-                        else f"besides: {label.get(kind, kind)}", median([load.each(kind) for load in loads]), "ms"))  # fmt: skip
+    parts = {
+        "node": "of which the node service",
+        "frame": "of which session actors",
+        "supervisor": "of which the supervisor",
+        "ray": "besides: Ray's daemons and idle workers",
+        "client": "besides: the client",
+        "endpoint": "besides: the endpoint",
+    }
+    rows += [Row("cpu", text, median([load.each(kind) for load in loads]), "ms") for kind, text in parts.items()]
     return rows
 
 

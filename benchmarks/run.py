@@ -18,6 +18,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import understudy.cluster.ray_edge  # noqa: F401 - before Ray, which learns from it how to authenticate
+
+# isort: split
 import ray
 from commits import commits
 from creation import cold, memory, standby
@@ -89,9 +92,9 @@ def show(machine: dict[str, Any], rows: list[Row], failed: dict[str, str]) -> No
         f"Python {machine['python']}, Ray {machine['ray']}{', quick' if machine['quick'] else ''}"
     )
     table = Table(box=None, pad_edge=False)
-    for title, justify in (("", "left"), ("measure", "left"), ("value", "right"), ("baseline", "right"),
-                           ("ratio", "right"), ("against", "left"), ("budget", "right"), ("", "left"), ("", "left")):  # fmt: skip
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    right = {"value", "baseline", "ratio", "budget"}
+    for title in ("", "measure", "value", "baseline", "ratio", "against", "budget", "", ""):
+        table.add_column(title, justify="right" if title in right else "left")
     previous = ""
     for row in rows:
         table.add_row(

@@ -134,7 +134,8 @@ class NodeService:
         if result.wait is None:
             slot.wait = None
             return {"kind": "work", **await self._work(slot)}
-        slot.reply_echo = echo(batch, result.ack)
+        # Where a replayed batch's messages went, only the store knows: they are read from there when the wait ends.
+        slot.reply_echo = None if result.ack.replayed else echo(batch, result.ack)
         return await self._rest(slot, result.wait)
 
     async def _commit_step(
@@ -185,7 +186,7 @@ class NodeService:
             if attempt is None:
                 return {"kind": "work", **await self._work(slot)}
             self._call(request, attempt, slot.placement)
-        slot.reply_echo = []
+        slot.reply_echo = None
         return await self._rest(slot, "model")
 
     async def _start_call(
@@ -417,8 +418,7 @@ class NodeService:
         if not result.won or work is not None:
             return
         still = resident is not None and resident.resting and resident.session_id == call.session_id
-        if still and current is not None:
-            assert resident is not None
+        if resident is not None and still and current is not None and resident.reply_echo is not None:
             resident.resting = False
             self.reply(resident, self._answer_work(resident, result, current))
         else:
@@ -453,7 +453,7 @@ class NodeService:
     def _answer_work(self, slot: Slot, result: operations.AnswerResult, current: dict[str, Any]) -> dict[str, Any]:
         """The work of a frame that waited for this answer, without reading the store again."""
         assert slot.session_id is not None
-        messages = list(slot.reply_echo)
+        messages = list(slot.reply_echo or ())
         if result.message is not None:
             messages.append(result.message.to_wire())
         after = slot.known.get(slot.session_id, 0)
@@ -534,8 +534,9 @@ class NodeService:
             future.set_exception(Fenced("the activation is over", session_id=session_id))
             future.exception()
         spare = self.paging.frame_for(session_id, slot.placement) if self.generation else None
-        if spare is not None and spare.session_id is not None and spare.wait != "idle":
-            spare = None
+        waited = slot.resting and slot.wait is not None
+        if waited and spare is not None and spare.session_id is not None and spare.wait != "idle":
+            spare = None  # it would only wait there: no reason to take the frame of another that waits
         parked = (spare.session_id, spare.epoch) if spare is not None and spare.session_id is not None else None
         if spare is not None:
             spare.resting = False
@@ -653,7 +654,5 @@ def current_work(tx: Transaction, session_id: str, epoch: int, after_seq: int) -
 
 def echo(batch: Batch, ack: Ack) -> list[dict[str, Any]]:
     """The batch's own messages with the `seq` they got, for the frame to add to its window."""
-    if ack.replayed:
-        return []
     entries = enumerate(batch.entries)
     return [{**entry.to_wire(), "seq": ack.first_seq + offset} for offset, entry in entries if hasattr(entry, "role")]

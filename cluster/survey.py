@@ -71,7 +71,9 @@ class SurveyOutcome:
         report: as the last `merge_report` returned it, so that no model can have changed it; without one, the answer.
         status: how the lead's run ended.
         run: id of that run; `sessions`: ids of all sessions, the lead's first.
-        restore_ms: for each crash, from its detection until the session was activated again, milliseconds.
+        crashes: activations lost; one process may have held several sessions that waited.
+        restore_ms: for each crash in the middle of work, from its detection until the session was active again,
+            in milliseconds; waiting for a free or new actor is part of it.
         tokens_redone: tokens of model calls that were answered a second time.
         tool_calls_repeated: executions of tools whose result was already there. A read-only tool that was cut off
             before it had a result simply runs; that is not counted.

@@ -22,6 +22,7 @@ GLYPHS = {
     "running": "▶",
     "waiting_for_model": "…",
     "waiting_for_child": "⧗",
+    "waiting_for_timer": "⧗",
     "idle": "✓",
     "completed": "✓",
     "failed": "✗",
@@ -64,7 +65,7 @@ class SurveyView:
             stage = (_stage(info), info.restarts)
             if self._told.get(info.id) != stage:
                 self._told[info.id] = stage
-                crashed = f", {_times(info.restarts)} restored" if info.restarts else ""
+                crashed = f", restored {_times(info.restarts)}" if info.restarts else ""
                 name = " ".join(filter(None, [info.name, labels.get(info.id)]))
                 print(f"{name}: {stage[0]}{crashed}", file=sys.stderr, flush=True)
 
@@ -96,9 +97,13 @@ def render_tree(tree: list[SessionInfo], labels: dict[str, str]) -> Tree:
     root: Tree | None = None
     for info in tree:
         name = f"[bold]{escape(info.name)}[/bold] {escape(labels.get(info.id, ''))}".rstrip()
-        facts = [styled(info.status), f"round {info.round}" if info.round else "", escape(", ".join(set(info.tools)))]
+        facts = [
+            styled(info.status),
+            f"round {info.round}" if info.round else "",
+            escape(", ".join(sorted(set(info.tools)))),
+        ]
         facts.append(
-            f"[magenta]epoch {info.epoch}, {_times(info.restarts)} restored[/magenta]" if info.restarts else ""
+            f"[magenta]epoch {info.epoch}, restored {_times(info.restarts)}[/magenta]" if info.restarts else ""
         )
         facts.append(f"[dim]{info.tokens_used:,} tokens[/dim]" if info.tokens_used else "")
         text = f"{GLYPHS.get(info.status, '·')} {name}  {' · '.join(filter(None, facts))}"

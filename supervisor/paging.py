@@ -25,7 +25,8 @@ class Slot:
         resting: its `step` call is pending, so it can be given work.
         known: the sessions whose windows it caches, with the last `seq` it has of each.
         reply: the future that its pending call awaits.
-        reply_echo: messages of its last batch, with the `seq` they got, that its window does not have yet.
+        reply_echo: messages of its last batch, with the `seq` they got, that its window does not have yet; None if
+            they must be read from the store.
     """
 
     frame_id: str
@@ -39,7 +40,7 @@ class Slot:
     resting: bool = False
     known: OrderedDict[str, int] = field(default_factory=OrderedDict)
     reply: Any = None
-    reply_echo: list[dict[str, Any]] = field(default_factory=list)
+    reply_echo: list[dict[str, Any]] | None = None
 
     def remember(self, session_id: str, seq: int) -> None:
         """Note what the frame has of a session; it forgets the one it used longest ago, as the frame itself does."""

@@ -101,9 +101,9 @@ def tools_of(directory: Path) -> list[Any]:
     return [act, look]
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(tool_name: str, **arguments: Any) -> str:
     """An input that makes the offline model call a tool, then answer with its result."""
-    return f"{uuid.uuid4().hex[:8]}\ncall {name} {json.dumps(arguments)}"
+    return f"{uuid.uuid4().hex[:8]}\ncall {tool_name} {json.dumps(arguments)}"
 
 
 @dataclass
