@@ -280,18 +280,27 @@ def _names(language: str, data: bytes) -> list[str] | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(data, "<survey>", "exec", flags=ast.PyCF_ONLY_AST, dont_inherit=True)
-        tokens = list(tokenize.tokenize(io.BytesIO(data).readline))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    unseen = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.INDENT, tokenize.DEDENT)
-    kept = [token for token in tokens if token.type not in unseen]
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    except SyntaxError:
+        encoding = "latin-1"  # the compiler is less strict about the line that declares the encoding
+    # It also takes a lone carriage return for the end of a line: so does newline=None.
+    lines = io.StringIO(data.decode(encoding, errors="replace"), newline=None)
+    tokens = list(tokenize.generate_tokens(lines.readline))
     found = []
+    depth, before = 0, tokenize.NEWLINE
+    unseen = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING)
+    kept = [token for token in tokens if token.type not in unseen]
     for index, token in enumerate(kept):
-        starts = token.start[1] == 0 and (index == 0 or kept[index - 1].type == tokenize.NEWLINE)
-        if starts and token.string in ("def", "class", "async"):
-            keyword, name = token.string, kept[index + 1].string
-            if keyword == "async":
-                keyword, name = name, kept[index + 2].string
-            if keyword != "with" and keyword != "for" and not name.startswith("_"):
+        if token.type in (tokenize.INDENT, tokenize.DEDENT):
+            depth += 1 if token.type == tokenize.INDENT else -1
+            continue
+        if depth == 0 and before == tokenize.NEWLINE and token.string in ("def", "class", "async"):
+            words = [following.string for following in kept[index : index + 3]]
+            keyword, name = words[1:] if words[0] == "async" else words[:2]
+            if keyword in ("def", "class") and not name.startswith("_"):
                 found.append(name)
+        before = token.type
     return found

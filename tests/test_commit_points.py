@@ -74,7 +74,11 @@ async def sweep(kernel: k.Kernel, tool: Any, directory: Path, victim: str) -> li
     for at in range(len(clean.points) + 4):
         session_id, path = f"s{at}", directory / f"notes-{at}"
         deaths = Deaths(kernel, session_id, at, victim)
-        ended = await kernel.run(session_id, compiled(tool, path))
+        try:
+            ended = await kernel.run(session_id, compiled(tool, path))
+        except k.Stuck as stuck:
+            problems.append(f"point {at} ({deaths.label}): {stuck}")
+            break
         kernel.on_point = None
         await kernel.quiet()
         where = f"point {at} ({deaths.label})"

@@ -190,7 +190,7 @@ CONTENTS = st.builds(bytes.join, st.sampled_from([b"\n", b"\r\n", b""]), st.list
 NAMES = st.sampled_from(["a.py", "b.ts", "c.go", "d/e.rs", "d/f.java", "d/g/h.py", "i/j", "i/k.md"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=3000)
 @given(st.dictionaries(NAMES, CONTENTS, max_size=5))
 def test_tools_and_direct_counting_agree(files: dict[str, bytes]) -> None:
     """Whatever the files contain, both ways of counting come to the same report."""
