@@ -19,13 +19,11 @@ from understudy.events import SessionActivated
 
 def kill(bench: Bench) -> list[Row]:
     """SIGKILL of a session actor that waits for a model, or is at work on a tool, with a standby at hand."""
-    # One second is enough to be killed and resumed in; what remains of it shows that the call was not made again.
-    waiting = agent("waiting", [{"text": "done", "delay": 1.0}])
-    acting = agent("acting", [call("linger", seconds=60.0), {"text": "done"}])
+    waiting = agent("waiting", [{"text": "done", "delay": 600.0}])
+    acting = agent("acting", [call("linger", seconds=60.0), {"text": "done", "delay": 600.0}])
     found: dict[str, list[float]] = {"waits": [], "acts": []}
     restarts: list[float] = []
     with bench.cluster() as cluster:
-        cluster.spawn(waiting).send("warm up").result(60, check=True)
         repeats = bench.endpoint.stats()["repeats"]
         kills = bench.some(40, 4)
         for number in range(kills):
@@ -47,16 +45,18 @@ def kill(bench: Bench) -> list[Row]:
 
 def _kill(cluster: Cluster, spec: Any, moment: str) -> float:
     """Milliseconds from the kill, at the moment of an event, to the commit of the activation that resumes."""
-    # One for the tools' placement and one for the default, which the supervisor keeps too.
-    until(lambda: len(frames(cluster, "standby")) >= 2, "a standby")
     session = cluster.spawn(spec)
     run = session.send("go")
     _await(run, moment)
+    # One for the placement of the tools, and one for the default placement, which the supervisor keeps too.
+    until(lambda: len(frames(cluster, "standby")) >= 2, "a standby")
     pid = session.info().actor_pid
     assert pid is not None
     killed = time.time_ns()
     os.kill(pid, signal.SIGKILL)
-    run.result(120, check=True)
+    until(lambda: bool(_resumed([session])), "the session's resumption")
+    run.cancel()
+    run.result(60)
     return (_resumed([session])[0] * 1_000 - killed) / 1e6
 
 

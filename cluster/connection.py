@@ -17,7 +17,7 @@ from understudy.errors import ClusterUnreachable, UnderstudyError
 
 from .bootstrap import request as bootstrap_request
 from .follower import Follower
-from .ray_edge import ServiceGone, clean_environment, find_actor, settle, state_directory
+from .ray_edge import ServiceGone, clean_environment, find_actor, settle, state_directory, submitted
 from .results import ServiceInfo
 from .services import node_name, supervisor_handle
 
@@ -96,7 +96,7 @@ class Connection:
         pause = 0.02
         while True:
             try:
-                return await settle(call())
+                return await settle(submitted(call))
             except ServiceGone as error:
                 if time.monotonic() > deadline:
                     raise ClusterUnreachable(f"the services don't answer: {error.message}") from None

@@ -78,13 +78,12 @@ class Follower:
                 done, _ = await asyncio.wait({watch, changed}, return_when=asyncio.FIRST_COMPLETED)
                 if watch in done:
                     self._deliver(watch.result())
-                else:
-                    watch.add_done_callback(_forget)
             except UnderstudyError as error:
                 log.info("the watch is repeated: %s", error)
                 await asyncio.sleep(0.1)
             finally:
                 changed.cancel()
+                watch.cancel()  # the node service ends a watch that a newer one replaces
 
     def _wanted(self) -> dict[str, dict[str, Any]]:
         wanted: dict[str, dict[str, Any]] = {}
@@ -113,8 +112,3 @@ class Follower:
                 if event.session_id == subscription.session_id and event.seq > subscription.after:
                     subscription.after = event.seq
                     subscription.queue.put_nowait(("event", event))
-
-
-def _forget(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -16,7 +16,7 @@ from understudy.config import Settings, is_secret_name
 from understudy.errors import ClusterError
 from understudy.identifiers import new_identifier
 
-from .ray_edge import RAY_NAMESPACE, ServiceGone, kill_process, process_identity, settle
+from .ray_edge import RAY_NAMESPACE, ServiceGone, kill_process, process_identity, settle, submitted
 from .services import frame_name, node_name
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class RayNode:
         pause, waited = 0.02, 0.0
         while True:
             try:
-                return await settle(getattr(self.handle, method).remote(*arguments))
+                return await settle(submitted(lambda: getattr(self.handle, method).remote(*arguments)))
             except ServiceGone:
                 if waited > RETRY_SECONDS:
                     raise

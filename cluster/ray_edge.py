@@ -14,17 +14,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
-
-if (Path.home() / ".ray" / "auth_token").exists():
-    # Ray turns token auth on for a head where this file exists, but not for a driver that has an address, and it reads
-    # the variable only once, before its first use in the process.
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-
 import ray
 from ray.exceptions import (
     ActorDiedError,
@@ -66,6 +60,20 @@ async def settle(reference: Awaitable[Any]) -> Any:
     except (ActorDiedError, ActorUnavailableError, RayActorError) as error:
         raise ServiceGone(str(error).splitlines()[0][:300]) from None
     except RayError as error:
+        raise ServiceGone(f"{type(error).__name__}: {str(error).splitlines()[0][:300]}") from None
+
+
+def submitted(call: Callable[[], Any]) -> Any:
+    """Submit an actor call. Ray refuses some at once: those to an actor that its head no longer knows.
+
+    Raises:
+        ServiceGone: it was refused, or this process is no longer connected.
+    """
+    if not ray.is_initialized():  # a call now would start a Ray of its own
+        raise ServiceGone("this process is no longer connected to Ray")
+    try:
+        return call()
+    except (RayError, ValueError, RuntimeError) as error:
         raise ServiceGone(f"{type(error).__name__}: {str(error).splitlines()[0][:300]}") from None
 
 

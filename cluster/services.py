@@ -13,7 +13,7 @@ import ray
 
 from understudy.config import Settings
 
-from .ray_edge import RAY_NAMESPACE, ServiceGone, find_actor, kill_process, process_identity, settle
+from .ray_edge import RAY_NAMESPACE, ServiceGone, find_actor, kill_process, process_identity, settle, submitted
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class RemoteNode:
             pause = 0.02
             while True:
                 try:
-                    result = await settle(remote.remote(*arguments))
+                    result = await settle(submitted(lambda: remote.remote(*arguments)))
                     self.lost_since = None
                     return result
                 except ServiceGone as error:
