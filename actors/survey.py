@@ -118,7 +118,7 @@ def todos(path: str, context: ToolContext) -> str:
     """
     part = _Part(context.workspace, path)
     counts: Counter[str] = Counter()
-    quoted = []
+    quoted: list[dict[str, Any]] = []
     for file, _, data in part.texts():
         for match in MARKERS.finditer(data):
             counts[match[1].decode()] += 1

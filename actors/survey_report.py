@@ -196,7 +196,8 @@ def _count(root: Path, part: str, parts: set[str]) -> dict[str, Any]:
     shown = Workspace(str(root)).shown
     languages: dict[str, dict[str, int]] = {}
     public: dict[str, list[str]] = {}
-    sizes, marked = [], []
+    sizes: list[tuple[int, str]] = []
+    marked: list[dict[str, Any]] = []
     unparsable = too_large = 0
     for file in files[:MAX_FILES]:
         language, lines, searched = _contents(file)
@@ -288,7 +289,10 @@ def _names(language: str, data: bytes) -> list[str] | None:
         encoding = "latin-1"  # the compiler is less strict about the line that declares the encoding
     # It also takes a lone carriage return for the end of a line: so does newline=None.
     lines = io.StringIO(data.decode(encoding, errors="replace"), newline=None)
-    tokens = list(tokenize.generate_tokens(lines.readline))
+    try:
+        tokens = list(tokenize.generate_tokens(lines.readline))
+    except (SyntaxError, tokenize.TokenError):
+        return None
     found = []
     depth, before = 0, tokenize.NEWLINE
     unseen = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING)

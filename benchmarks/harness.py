@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import statistics
@@ -20,7 +21,7 @@ import ray
 from endpoint import Endpoint
 
 from understudy import Cluster
-from understudy.cluster import ray_edge
+from understudy.cluster import background, ray_edge
 from understudy.config import ModelProfile
 
 WAIT_SECONDS = 180.0
@@ -146,6 +147,7 @@ class Bench:
             os.environ.pop(name, None)
         self._stack.callback(ray_edge.stop_ray)
         self._stack.callback(ray.shutdown)
+        self._stack.callback(lambda: background.wait(_end_calls()))
         os.environ["RAY_ADDRESS"] = ray_edge.start_ray()
         ray_edge.connect_ray(os.environ["RAY_ADDRESS"])
         self._ray = True
@@ -178,9 +180,18 @@ class Bench:
         return self.directory / "state"
 
 
+async def _end_calls() -> None:
+    """A call repeated after `ray.shutdown` makes Ray end this process on the spot, with its head still running."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _state(process: psutil.Process) -> str | None:
     with suppress(psutil.Error, OSError):
-        return process.environ().get("XDG_STATE_HOME")
+        found: str | None = process.environ().get("XDG_STATE_HOME")
+        return found
     return None
 
 

@@ -75,11 +75,12 @@ def main() -> int:
                 traceback.print_exc()
                 failed[name] = f"{type(error).__name__}: {error}"
             bench.say(f"{time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}")
-    machine["load_after"] = os.getloadavg()
-    if options.json:
-        print(json.dumps({"machine": machine, "rows": [row.to_json() for row in rows], "failed": failed}, indent=1))
-    else:
-        show(machine, rows, failed)
+        machine["load_after"] = os.getloadavg()
+        if options.json:
+            print(json.dumps({"machine": machine, "rows": [row.to_json() for row in rows], "failed": failed}, indent=1))
+        else:
+            show(machine, rows, failed)
+        sys.stdout.flush()  # before Ray is stopped, whatever that leads to
     return 1 if failed else 0
 
 

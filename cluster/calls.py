@@ -74,6 +74,11 @@ class Calls:
             self._calls[key] = call
             call.task = asyncio.get_running_loop().create_task(self._run(call))
 
+    def forget(self, call: Call) -> None:
+        """The call's answer is committed: whoever comes to attach to it finds the answer in the store."""
+        if self._calls.get(call.request.wait_key) is call:
+            del self._calls[call.request.wait_key]
+
     def abort(self, session_id: str) -> None:
         """Close the connection of a session's call; what came so far is its answer."""
         call = self.of_session(session_id)
@@ -111,7 +116,7 @@ class Calls:
             log.error("the answer to %s can't be stored: %s", call.request_key, error)
             await self._answered(call, ModelAnswer(error=error.to_wire(), started_at=answer.started_at))
         finally:
-            self._calls.pop(call.request.wait_key, None)
+            self.forget(call)
 
     async def _ask(self, call: Call) -> ModelAnswer:
         profile = call.request.profile

@@ -33,6 +33,10 @@ log = logging.getLogger(__name__)
 
 EXIT = {"kind": "exit"}
 
+SWEEP_SECONDS = 5.0
+SWEEP_AGE = 3_000_000
+"""A session that has been ready for so long (microseconds) without anybody knowing is picked up by the sweep."""
+
 
 @dataclass(frozen=True)
 class NodeConfig:
@@ -72,6 +76,8 @@ class NodeService:
         self._specs: dict[str, dict[str, Any]] = {}
         self.placements: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._nodes: list[str] | None = None
+        self.swept = 0
 
     async def start(self) -> None:
         """Open the store, catch up the projection, start committing.
@@ -82,6 +88,7 @@ class NodeService:
         await asyncio.to_thread(self.database.prepare)
         self.journal.start()
         await self.projection.start()
+        self._spawn_task(self._sweeping())
 
     async def close(self) -> None:
         """Stop cleanly: what is unanswered stays a wait in the store."""
@@ -164,6 +171,9 @@ class NodeService:
     def given(self, slot: Slot, work: dict[str, Any] | None) -> dict[str, Any]:
         """Note that the frame holds the session of `work` from now on."""
         assert work is not None
+        for other in self.paging.slots.values():
+            if other is not slot and other.session_id == work["session_id"]:
+                self._release(other)  # fenced by this activation; its next call will tell it
         slot.session_id, slot.epoch, slot.wait, slot.resting = work["session_id"], work["epoch"], None, False
         slot.remember(work["session_id"], work["seq"])
         if slot.frame_id not in self.paging.slots:  # it died while its work was being committed
@@ -180,9 +190,13 @@ class NodeService:
         session_id, epoch = slot.session_id, slot.epoch
         assert session_id is not None
         if self.calls.find(request.wait_key) is None:
-            attempt = await self.journal.submit(
-                lambda tx: activation.reissue(tx, session_id, epoch, self.holder, request.model)
-            )
+            try:
+                attempt = await self.journal.submit(
+                    lambda tx: activation.reissue(tx, session_id, epoch, self.holder, request.model)
+                )
+            except Fenced:
+                self._release(slot)
+                raise
             if attempt is None:
                 return {"kind": "work", **await self._work(slot)}
             self._call(request, attempt, slot.placement)
@@ -266,9 +280,10 @@ class NodeService:
         if slot.reply is not None and not slot.reply.done():
             slot.reply.cancel()
         session_id, epoch = call.get("session_id"), call.get("epoch", 0)
-        if slot.session_id is not None and (slot.session_id, slot.epoch) != (session_id, epoch):
+        held, slot.session_id = slot.session_id, None
+        if held is not None and (held, slot.epoch) != (session_id, epoch) and self.paging.holder(held) is None:
             # It was given a session and never heard of it: its last call was cut off.
-            self.paging.add(Ready(slot.session_id, slot.placement, "takeover"))
+            self.paging.add(Ready(held, slot.placement, "takeover"))
         for other in self._expected.pop(slot.frame_id, set()) - {session_id}:
             self.paging.add(Ready(other, slot.placement, "takeover"))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
@@ -320,6 +335,13 @@ class NodeService:
         return operation
 
     async def _activate(self, slot: Slot, ready: Ready, parked: tuple[str, int] | None) -> None:
+        holder = self.paging.holder(ready.session_id)
+        if holder is not None:  # it was placed in the meantime
+            self.paging.rest(slot, None)
+            if holder.resting:
+                holder.resting = False
+                self._spawn_task(self._continue(holder))
+            return
         try:
             work = await self.journal.submit(self.activation(slot, ready, parked))
         except StaleGeneration:
@@ -342,7 +364,11 @@ class NodeService:
         session_id, epoch = slot.session_id, slot.epoch
         assert session_id is not None
         known = slot.known.get(session_id, 0)
-        work = await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, known))
+        try:
+            work = await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, known))
+        except Fenced:
+            self._release(slot)
+            raise
         slot.remember(session_id, work["seq"])
         return work
 
@@ -351,7 +377,6 @@ class NodeService:
         try:
             self.reply(slot, {"kind": "work", **await self._work(slot)})
         except UnderstudyError as error:
-            self._release(slot)
             if slot.reply is not None and not slot.reply.done():
                 slot.reply.set_exception(error)
 
@@ -398,7 +423,7 @@ class NodeService:
                 return result, None, None
             if resident is not None and resident.epoch == row["epoch"]:
                 return result, {**activation.current(tx, row), "seq": row["seq"], "batch_no": row["batch_no"]}, None
-            if spare is not None:
+            if spare is not None and row["frame_id"] is None:  # else its crash, committed just before, placed it
                 try:
                     return result, None, self.activation(spare, ready, None)(tx)
                 except UnderstudyError:
@@ -410,6 +435,7 @@ class NodeService:
             result, current, work = await self.journal.submit(operation)
         finally:
             self._disown(call.session_id)
+        self.calls.forget(call)
         if spare is not None:
             if work is not None:
                 self.reply(spare, self.given(spare, work))
@@ -475,6 +501,7 @@ class NodeService:
             nodes: whose sessions to take up; None for all.
         """
         self.journal.generation = generation
+        self._nodes = nodes
         rows = await self.reading.active(nodes)
         live = set(live_frames)
         for frame_id in [frame_id for frame_id in self.paging.slots if frame_id not in live]:
@@ -508,6 +535,37 @@ class NodeService:
         if row["wait"] is None or lost_call:
             self.paging.add(Ready(session_id, row["placement"], "takeover"))
         return 0
+
+    async def _sweeping(self) -> None:
+        """Compare what is in memory with the store, now and then: a wake-up that was lost must not last."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            if not self.generation:
+                continue
+            try:
+                for row in await self.reading.active(self._nodes):
+                    self._sweep(row)
+            except UnderstudyError as error:
+                log.warning("the sweep is put off: %s", error)
+            self._dispatch()
+
+    def _sweep(self, row: Row) -> None:
+        session_id = row["session_id"]
+        lost_call = row["wait"] == "model" and self.calls.of_session(session_id) is None
+        ready = row["wait"] is None or lost_call
+        placed = session_id in self.paging.ready or session_id in self._own
+        if not ready or placed or row["updated_at"] > now() - SWEEP_AGE:
+            return
+        holder = self.paging.holder(session_id)
+        if holder is None and row["frame_id"] not in self._expected:
+            self.paging.add(Ready(session_id, row["placement"], "takeover"))
+        elif holder is not None and holder.resting and holder.epoch == row["epoch"]:
+            holder.resting = False
+            self._spawn_task(self._continue(holder))
+        else:
+            return
+        self.swept += 1
+        log.warning("session %s was ready and nobody knew: picked up", session_id)
 
     async def frame_died(self, frame_id: str, cause: str) -> None:
         """A frame's process is known to be gone: resume what it held."""

@@ -69,6 +69,8 @@ class Requests:
             if not created or spare is None or session_id not in tx.woken:
                 return created, None
             woken = tx.woken[session_id]
+            if woken["frame_id"] is not None:
+                return created, None
             try:
                 return created, node.activation(spare, ready, None)(tx)
             except UnderstudyError:

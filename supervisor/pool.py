@@ -45,7 +45,8 @@ def plan(demand: dict[str, dict[str, int]], starting: dict[str, int], wanted: di
                 own = demand.get(placement, {})
                 frames = sum(own.get(kind, 0) for kind in ("acting", "waiting", "standby"))
                 victim = _spare(demand, retire, placement)
-                if frames or starting.get(placement, 0) or not own.get("ready") or victim is None:
+                arriving = starting.get(placement, 0) + create.get(placement, 0)
+                if frames or arriving or not own.get("ready") or victim is None:
                     break
                 retire[victim] = retire.get(victim, 0) + 1
                 total -= 1

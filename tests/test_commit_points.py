@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ async def clean_run(kernel: k.Kernel, tool: Any, path: Path) -> Clean:
 def asked(kernel: k.Kernel, path: Path) -> list[str]:
     """The messages of each model call of the session that works on this file."""
     texts = [json.dumps(request.body["messages"]) for request in kernel.server.requests]
-    return [text.replace(f"/{path.name}", "/clean") for text in texts if f'/{path.name}\\"' in text]
+    mine = [text.replace(f"/{path.name}", "/clean") for text in texts if f'/{path.name}\\"' in text]
+    return [re.sub(r"call_(\d)_\d+_\d", r"call_\1", text) for text in mine]  # made unique with a `seq`
 
 
 class Deaths:
@@ -106,7 +108,7 @@ async def differences(kernel: k.Kernel, tool: Any, session_id: str, path: Path, 
         same = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), len(found))
         problems.append(f"after {same} messages comes {found[same:]}, not {wanted[same:]}")
     if not interrupted and (strange := set(asked(kernel, path)) - set(clean.requests)):
-        problems.append(f"the model was asked {strange}")
+        problems.append(f"the model was asked something else: {[text[-400:] for text in strange]}")
     calls = {entry[3] for entry in clean.transcript if entry[0] == "tool"}
     if calls - set(effects) - interrupted:
         problems.append(f"calls never executed: {calls - set(effects) - interrupted}")

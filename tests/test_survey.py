@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from understudy.actors import survey, survey_report, survey_rules
@@ -190,7 +190,10 @@ CONTENTS = st.builds(bytes.join, st.sampled_from([b"\n", b"\r\n", b""]), st.list
 NAMES = st.sampled_from(["a.py", "b.ts", "c.go", "d/e.rs", "d/f.java", "d/g/h.py", "i/j", "i/k.md"])
 
 
-@settings(max_examples=3000)
+@example({"a.py": b"\rdef f(): pass"})
+@example({"a.py": b"\x0cdef f(): pass"})
+@example({"a.py": b"# coding: latin-1\xff\ndef f(): pass"})
+@settings(max_examples=60)
 @given(st.dictionaries(NAMES, CONTENTS, max_size=5))
 def test_tools_and_direct_counting_agree(files: dict[str, bytes]) -> None:
     """Whatever the files contain, both ways of counting come to the same report."""

@@ -1,0 +1,179 @@
+"""The feed: what a client follows has no gap and no repetition, whatever happens between its calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.cluster.feed import RING, Feed
+from understudy.events import Event, RunFinished, RunStarted
+
+
+class Log:
+    """The store's events, and a feed that learns of each when `publish` says so."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[Event]] = {}
+        self.unpublished: list[Event] = []
+        self.streams: dict[str, tuple[str, str]] = {}
+        self.reads = 0
+        self.feed = self.restarted()
+
+    def restarted(self) -> Feed:
+        """The feed of the next life of the node service: it remembers nothing."""
+        self.unpublished = []
+        self.feed = Feed(self.read, self.streams.get)
+        return self.feed
+
+    async def read(self, session_id: str, after: int) -> list[Event]:
+        self.reads += 1
+        await asyncio.sleep(0)
+        return [event for event in self.events.get(session_id, ()) if event.seq > after]
+
+    def commit(self, session_id: str, gap: int = 1, *, ends: bool = False) -> None:
+        """Commit an event, `gap` places after the last one: messages share the numbers."""
+        log = self.events.setdefault(session_id, [])
+        seq = (log[-1].seq if log else 0) + gap
+        event = RunFinished(session_id=session_id, seq=seq, status="completed") if ends else RunStarted(
+            session_id=session_id, seq=seq
+        )  # fmt: skip
+        log.append(event)
+        self.unpublished.append(event)
+
+    def publish(self) -> None:
+        events, self.unpublished = self.unpublished, []
+        if events:
+            self.feed.publish(events)
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("commit"), st.sampled_from("ab"), st.integers(1, 3)),
+        st.tuples(st.just("burst"), st.sampled_from("ab"), st.integers(RING - 2, RING + 40)),
+        st.tuples(st.just("publish")),
+        st.tuples(st.just("watch")),
+        st.tuples(st.just("restart")),
+        st.tuples(st.just("turn"), st.integers(1, 4)),
+    ),
+    max_size=25,
+)
+
+
+@given(actions)
+def test_no_gap_and_no_repetition(steps: list[tuple[Any, ...]]) -> None:
+    """Whatever the order of commits, their publication, calls and restarts: the client gets every event once, in order."""
+    asyncio.run(follow_through(steps))
+
+
+async def follow_through(steps: list[tuple[Any, ...]]) -> None:
+    log, got, after = Log(), {"a": [], "b": []}, {"a": 0, "b": 0}  # type: Log, dict[str, list[int]], dict[str, int]
+    pending: asyncio.Task[dict[str, Any]] | None = None
+
+    def take(found: dict[str, Any]) -> None:
+        for event in found["events"]:
+            got[event["session_id"]].append(event["seq"])
+            after[event["session_id"]] = event["seq"]
+
+    def watch(timeout: float) -> Any:
+        return log.feed.watch("client", {name: {"after": seq} for name, seq in after.items()}, timeout)
+
+    for kind, *arguments in steps:
+        if kind == "commit":
+            log.commit(*arguments)
+        elif kind == "burst":
+            for _ in range(arguments[1]):
+                log.commit(arguments[0])
+        elif kind == "publish":
+            log.publish()
+        elif kind == "restart":
+            if pending is not None:
+                pending.cancel()
+                pending = None
+            log.restarted()
+        elif kind == "watch" and pending is None:
+            pending = asyncio.create_task(watch(60))
+        elif kind == "turn":
+            for _ in range(arguments[0]):
+                await asyncio.sleep(0)
+        if pending is not None and pending.done():
+            take(pending.result())
+            pending = None
+    log.publish()
+    while {name: events[-1].seq for name, events in log.events.items()}.items() - after.items():
+        take(await (pending or watch(5)))
+        pending = None
+    if pending is not None:
+        pending.cancel()
+    assert got == {name: [event.seq for event in log.events.get(name, ())] for name in "ab"}
+
+
+async def test_a_pending_call_ends_with_the_next_event() -> None:
+    """A call without news waits, and a commit of another session does not end it."""
+    log = Log()
+    watching = asyncio.create_task(log.feed.watch("client", {"a": {"after": 0}}, 60))
+    await asyncio.sleep(0.01)
+    log.commit("b")
+    log.publish()
+    await asyncio.sleep(0.01)
+    assert not watching.done()
+    log.commit("a")
+    log.publish()
+    assert [event["seq"] for event in (await watching)["events"]] == [1]
+
+
+async def test_ends_tells_only_the_ends_of_runs() -> None:
+    """A client that only waits for results is not woken through with everything else."""
+    log = Log()
+    watching = asyncio.create_task(log.feed.watch("client", {"a": {"after": 0, "ends": True}}, 60))
+    await asyncio.sleep(0)
+    for ends in (False, False, True):
+        log.commit("a", ends=ends)
+        log.publish()
+        await asyncio.sleep(0)
+    assert [event["type"] for event in (await watching)["events"]] == ["run_finished"]
+
+
+async def test_a_newer_call_of_the_same_client_ends_the_older_one() -> None:
+    """One pending call per client; another client's call is left alone."""
+    log = Log()
+    old, other, new = [
+        asyncio.create_task(log.feed.watch(client, {"a": {"after": 0}}, 60)) for client in ("one", "two", "one")
+    ]
+    assert await old == {"events": [], "streams": {}}
+    log.commit("a")
+    log.publish()
+    assert (await other)["events"] == (await new)["events"] != []
+
+
+async def test_after_its_timeout_a_call_returns_nothing() -> None:
+    """No news is an answer too."""
+    assert await Log().feed.watch("client", {"a": {"after": 0}}, 0.01) == {"events": [], "streams": {}}
+
+
+async def test_recent_events_need_no_store() -> None:
+    """A client that keeps up is served from memory; one that lags behind the ring reads the store."""
+    log = Log()
+    for _ in range(RING + 10):
+        log.commit("a")
+        log.publish()
+    assert [e["seq"] for e in (await log.feed.watch("c", {"a": {"after": RING}}, 1))["events"]] == [*range(RING + 1, RING + 11)]
+    assert log.reads == 0
+    assert len((await log.feed.watch("c", {"a": {"after": 3}}, 1))["events"]) == RING + 7
+    assert log.reads == 1
+
+
+async def test_stream_pieces_join_to_the_text() -> None:
+    """Deltas carry the offset they begin at; a try that began again starts from 0 under a new key."""
+    log, have = Log(), ("", 0)
+    text = ""
+    for key, full in (("k/1", "he"), ("k/1", "hello"), ("k/2", "bye"), ("k/2", "bye now")):
+        log.streams["a"] = (key, full)
+        log.feed.delta("a")
+        found = await log.feed.watch("c", {"a": {"after": 0, "stream": have}}, 5)
+        [(new_key, offset, piece)] = found["streams"].values()
+        text = text[:offset] + piece if new_key == have[0] else piece
+        assert text == full
+        have = (new_key, len(text))

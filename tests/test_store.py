@@ -1,0 +1,719 @@
+"""The store: each operation's key and condition, on SQLite and PostgreSQL, one at a time and merged into groups."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import event, text
+
+from understudy.errors import (
+    Fenced,
+    RunConflict,
+    SessionClosed,
+    SessionConflict,
+    StaleGeneration,
+    StoreError,
+    StoreOwned,
+    StoreUnreachable,
+    StoreVersion,
+    UnderstudyError,
+    UnknownSession,
+)
+from understudy.events import ToolStarted
+from understudy.messages import Message, Usage
+from understudy.ports import Death, Verdict
+from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
+from understudy.store import activation, operations, queries
+from understudy.store.activation import FrameRef
+from understudy.store.engine import Database
+from understudy.store.journal import Journal
+
+MINUTE = 60_000_000
+FRAME = FrameRef("frame-1", 1, "node-1")
+
+
+def spec(name: str = "agent", **more: Any) -> dict[str, Any]:
+    return {"name": name, "hash": f"hash-{name}", "budget": None, **more}
+
+
+class Store:
+    """A journal on a store, and the operations as tests say them."""
+
+    def __init__(self, dsn: str, namespace: str = "tests", writer: str = "w") -> None:
+        self.namespace = namespace
+        self.database = Database(dsn)
+        self.commits: list[Any] = []
+        self.journal = Journal(self.database, namespace, writer, self.commits.append)
+
+    async def do(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return await self.journal.submit(lambda tx: operation(tx, *arguments, **options))
+
+    async def own(self, holder: str = "me") -> int:
+        self.journal.generation = await self.do(activation.acquire, holder, MINUTE, may_take=lambda _: False)
+        return self.journal.generation
+
+    async def create(self, session_id: str, compiled: dict[str, Any] | None = None) -> bool:
+        compiled = compiled or spec()
+        options = {"spec_hash": compiled["hash"], "placement": "", "node_id": "node-1", "metadata": {}}
+        return await self.do(operations.create_session, session_id, compiled, **options)
+
+    async def accept(self, session_id: str, run_id: str = "r", content: Any = "go") -> bool:
+        return await self.do(operations.accept, session_id, run_id, content)
+
+    async def activate(self, session_id: str, frame: FrameRef = FRAME) -> dict[str, Any]:
+        return await self.do(activation.activate, session_id, frame)
+
+    async def commit(self, session_id: str, epoch: int, number: int, **fields: Any) -> operations.CommitResult:
+        return await self.do(operations.commit, Batch(session_id, epoch, number, **fields), holder="h")
+
+    async def answer(self, session_id: str, round_number: int = 1, attempt: int = 1, **fields: Any) -> Any:
+        got = ModelAnswer(**{"content": "hi", "usage": Usage(10, 5), **fields})
+        return await self.do(operations.answer, session_id, "r", round_number, attempt, "m", got)
+
+    async def ask(self, session_id: str, epoch: int = 1, number: int = 1, round_number: int = 1, **fields: Any) -> Any:
+        """The batch that ends in a model call."""
+        fields = {"start_run": "r" if round_number == 1 else None, "wait": "model", "request_model": "m", **fields}
+        return await self.commit(session_id, epoch, number, request_round=round_number, **fields)
+
+    async def asking(self, session_id: str = "s", compiled: dict[str, Any] | None = None, tokens: int = 0) -> None:
+        """A session that waits for its first model call."""
+        if not self.journal.generation:
+            await self.own()
+        await self.create(session_id, compiled)
+        await self.accept(session_id)
+        await self.activate(session_id)
+        await self.ask(session_id, entries=(Message("user", "go", run_id="r"),), request_tokens=tokens)
+
+    def read(self, query: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        with self.database.read() as connection:
+            return query(connection, self.namespace, *arguments, **options)
+
+    def session(self, session_id: str = "s") -> dict[str, Any]:
+        statement = text("SELECT * FROM session WHERE namespace = :n AND session_id = :s")
+        with self.database.read() as connection:
+            row = connection.execute(statement, {"n": self.namespace, "s": session_id}).mappings().one()
+        return dict(row)
+
+    def log(self, session_id: str = "s") -> list[tuple[int, str]]:
+        """`(seq, role or type)` of all that the session's log holds, in order."""
+        messages = [(m["seq"], m["role"]) for m in self.read(queries.messages, session_id)]
+        return sorted(messages + [(e.seq, e.type) for e in self.read(queries.session_events, session_id)])
+
+    def dump(self) -> list[Any]:
+        """Every row of every table."""
+        tables = ("session", "run", "message", "event", "tool_call", "inbox", "reservation", "timer")
+        with self.database.read() as connection:
+            return [sorted(map(str, connection.execute(text(f"SELECT * FROM {table}")))) for table in tables]
+
+
+@asynccontextmanager
+async def opened(dsn: str, **options: Any) -> AsyncIterator[Store]:
+    made = Store(dsn, **options)
+    made.journal.start()
+    try:
+        yield made
+    finally:
+        await asyncio.to_thread(made.journal.close)
+
+
+@pytest.fixture
+async def db(store: str) -> AsyncIterator[Store]:
+    """A store that this test owns."""
+    async with opened(store) as made:
+        yield made
+
+
+# Sessions and inputs.
+
+
+async def test_spawn_is_get_or_create(db: Store) -> None:
+    """The same specification finds the session; another one is a conflict that changes nothing."""
+    assert [await db.create("s"), await db.create("s")] == [True, False]
+    before = db.dump()
+    with pytest.raises(SessionConflict):
+        await db.create("s", spec("other"))
+    assert db.dump() == before
+    assert db.log() == [(1, "session_created")]
+
+
+async def test_ten_at_once_create_one_session(db: Store) -> None:
+    """Spawning is idempotent within one group commit too."""
+    assert sorted(await asyncio.gather(*(db.create("s") for _ in range(10)))) == [False] * 9 + [True]
+
+
+async def test_accept_is_idempotent_by_run_id(db: Store) -> None:
+    """Ten senders of one run_id at once, and one after them, make one run with one inbox row."""
+    await db.create("s")
+    results = await asyncio.gather(*(db.accept("s") for _ in range(10)))
+    assert [sorted(results), await db.accept("s")] == [[False] * 9 + [True], False]
+    assert [event for _, event in db.log()] == ["session_created", "run_accepted"]
+    assert len(db.read(queries.runs, "s")) == db.session()["inbox_count"] == 1
+
+
+async def test_a_run_id_names_one_text(db: Store) -> None:
+    """Another text under the same run_id is refused, alone and in a group, and changes nothing."""
+    await db.create("s")
+    await db.accept("s", content="go")
+    before = db.dump()
+    with pytest.raises(RunConflict):
+        await db.accept("s", content="stop")
+    assert db.dump() == before
+    results = await asyncio.gather(db.accept("s", "n", "a"), db.accept("s", "n", "b"), return_exceptions=True)
+    assert [type(result) for result in results] == [bool, RunConflict]
+
+
+async def test_unknown_and_closed_sessions_accept_nothing(db: Store) -> None:
+    """Each refusal has its error; a run accepted before the close is still found."""
+    with pytest.raises(UnknownSession):
+        await db.accept("s")
+    await db.create("s")
+    await db.accept("s", "old")
+    await db.do(operations.close, "s", "enough")
+    with pytest.raises(SessionClosed):
+        await db.accept("s", "new")
+    assert await db.accept("s", "old") is False
+    assert db.read(queries.run_info, "s", "old")["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("content", ["a\0b", "\U0001f9d1‍\U0001f680 �", "x" * 10_000_000], ids=["nul", "emoji", "10MB"])
+async def test_any_content_comes_back_as_it_was(db: Store, content: str) -> None:
+    """NUL, characters beyond the basic plane and megabytes survive the inbox and the transcript."""
+    await db.own()
+    await db.create("s")
+    await db.accept("s", content=content)
+    work = await db.activate("s")
+    assert work["inbox"][0]["payload"]["content"] == content
+    parts = [{"type": "text", "text": content}]
+    await db.ask("s", entries=(Message("user", content, run_id="r"), Message("user", parts, run_id="r")))
+    assert [message["content"] for message in db.read(queries.messages, "s")] == [content, parts]
+
+
+# Batches.
+
+
+async def test_a_stale_epoch_is_fenced_and_writes_nothing(db: Store) -> None:
+    """After a newer activation, the older one's batch is refused."""
+    await db.own()
+    await db.create("s")
+    await db.accept("s")
+    assert [(await db.activate("s"))["epoch"], (await db.activate("s"))["epoch"]] == [1, 2]
+    before = db.dump()
+    with pytest.raises(Fenced):
+        await db.commit("s", 1, 1, entries=(Message("user", "ghost"),), start_run="r")
+    assert db.dump() == before
+
+
+async def test_a_replayed_batch_returns_a_fresh_ack_and_changes_nothing(db: Store) -> None:
+    """The replay is told so, with the inbox as it is now; a batch older than the last one is fenced."""
+    await db.own()
+    await db.create("s")
+    await db.accept("s")
+    await db.activate("s")
+    batch = {"entries": (Message("user", "go", run_id="r"),), "start_run": "r"}
+    first = (await db.commit("s", 1, 1, **batch)).ack
+    await db.accept("s", "later")
+    before = db.dump()
+    again = (await db.commit("s", 1, 1, **batch)).ack
+    assert (first.replayed, again.replayed) == (False, True)
+    assert [row["key"] for row in again.inbox] == ["later"]
+    assert db.dump() == before
+    await db.commit("s", 1, 2)
+    with pytest.raises(Fenced):
+        await db.commit("s", 1, 1, **batch)
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("accept"), st.integers(0, 3)),
+        st.tuples(st.just("activate")),
+        st.tuples(st.just("commit"), st.integers(0, 4)),
+        st.tuples(st.just("replay")),
+        st.tuples(st.just("ask")),
+        st.tuples(st.just("answer"), st.integers(0, 2)),
+        st.tuples(st.just("finish")),
+        st.tuples(st.just("cancel")),
+        st.tuples(st.just("together"), st.integers(2, 4)),
+    ),
+    max_size=30,
+)
+
+
+@given(steps)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_log_has_no_gaps(store: str, steps: list[tuple[Any, ...]]) -> None:
+    """Messages and events of a session share one sequence without gaps or repetitions, whatever was refused between."""
+    asyncio.run(check_log(store, steps))
+
+
+async def check_log(dsn: str, steps: list[tuple[Any, ...]]) -> None:
+    async with opened(dsn, namespace=f"n{uuid.uuid4().hex}") as db:
+        await db.own()
+        await db.create("s")
+        epoch, number, round_number, waiting = 0, 0, 0, []  # type: int, int, int, list[Any]
+
+        def operation(kind: str, *arguments: Any) -> Any:
+            nonlocal epoch, number, round_number
+            row = db.session()
+            epoch, number = row["epoch"], row["batch_no"]
+            start = None
+            if row["run_id"] is None and kind in ("commit", "ask"):
+                queued = [item["key"] for item in db.read(_inbox, "s")]
+                start = queued[0] if queued else None
+                if start is None and kind == "ask":
+                    kind = "activate"
+            if kind == "accept":
+                return db.accept("s", f"r{arguments[0]}", "go" if arguments[0] else str(len(waiting)))
+            if kind == "activate":
+                return db.activate("s")
+            if kind == "commit":
+                entries = [Message("user", "x"), ToolStarted(call_id="c", tool="t")] * arguments[0]
+                return db.commit("s", epoch, number + 1, entries=tuple(entries), start_run=start)
+            if kind == "replay":
+                return db.commit("s", epoch, number, entries=(Message("user", "again"),))
+            if kind == "ask":
+                round_number = row["round"] + 1
+                return db.commit(
+                    "s", epoch, number + 1, start_run=start, wait="model", request_round=round_number, request_model="m"
+                )
+            if kind == "answer":
+                calls = tuple((f"p{index}", "t", "{}") for index in range(arguments[0]))
+                got = ModelAnswer("hi", calls, usage=Usage(1, 1))
+                return db.do(operations.answer, "s", row["run_id"] or "r0", row["round"], 1, "m", got)
+            if kind == "finish":
+                return db.commit("s", epoch, number + 1, finish=Finish("completed", "x"), wait="idle")
+            return db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "why"))
+
+        for kind, *arguments in steps:
+            if kind == "together":
+                waiting = [operation("accept", index) for index in range(arguments[0])]
+                waiting += [operation("replay"), operation("cancel"), operation("activate")]
+            else:
+                waiting = [operation(kind, *arguments)]
+            for result in await asyncio.gather(*waiting, return_exceptions=True):
+                assert not isinstance(result, BaseException) or isinstance(result, UnderstudyError), result
+        assert [seq for seq, _ in db.log()] == list(range(1, db.session()["seq"] + 1))
+
+
+def _inbox(connection: Any, namespace: str, session_id: str) -> list[Any]:
+    statement = text("SELECT key FROM inbox WHERE namespace = :n AND session_id = :s ORDER BY item")
+    return list(connection.execute(statement, {"n": namespace, "s": session_id}).mappings())
+
+
+async def test_a_refused_operation_does_not_disturb_its_group(db: Store) -> None:
+    """Operations of one transaction: those refused have their error, the others are committed."""
+    await db.own()
+    await db.create("a")
+    await db.create("b")
+
+    def broken(_tx: Any) -> None:
+        raise UnderstudyError("refused")
+
+    results = await db.journal.submit_all(
+        [
+            lambda tx: operations.accept(tx, "a", "r", "go"),
+            broken,
+            lambda tx: operations.accept(tx, "missing", "r", "go"),
+            lambda tx: operations.accept(tx, "b", "r", "go"),
+        ]
+    )
+    assert [type(result) for result in results] == [bool, UnderstudyError, UnknownSession, bool]
+    assert (db.session("a")["inbox_count"], db.session("b")["inbox_count"]) == (1, 1)
+
+
+async def test_a_bug_in_one_operation_fails_that_one_only(db: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """An unexpected exception rolls its group back; the others are then committed without it."""
+    await db.create("s")
+
+    def bug(_tx: Any) -> None:
+        raise ZeroDivisionError
+
+    waiting = [db.accept("s", f"r{number}") for number in range(5)] + [db.journal.submit(bug)]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [bool] * 5 + [ZeroDivisionError]
+    assert db.session()["inbox_count"] == 5
+
+
+# Children.
+
+
+async def spawned(db: Store) -> None:
+    """A parent that waits for its one child `kid`, which has started its task."""
+    await db.asking()
+    await db.answer("s", tool_calls=(("p0", "spawn_agent", "{}"),))
+    spawn = Spawn("r/1/0", "kid", spec("kid"), "your task")
+    call = CallState("r/1/0", "started", child_id="kid", executions=1)
+    await db.commit("s", 1, 2, spawns=(spawn,), calls=(call,))
+    await db.activate("s")
+    await db.commit("s", 2, 1, spawns=(spawn,), wait="child")
+    await db.activate("kid", FrameRef("frame-2", 2, "node-1"))
+    await db.commit("kid", 1, 1, start_run="task")
+
+
+async def test_a_child_is_created_once_and_its_result_delivered_once(db: Store) -> None:
+    """A restored parent that spawns again finds its child; the child's end is one inbox row and wakes the parent."""
+    await spawned(db)
+    assert [kind for _, kind in db.log()].count("child_spawned") == 1
+    assert [kind for _, kind in db.log("kid")].count("run_accepted") == 1
+    assert (db.session()["wait"], db.session()["children_open"]) == ("child", 1)
+    finish = {"finish": Finish("completed", "done"), "wait": "idle"}
+    await db.commit("kid", 1, 2, **finish)
+    await db.commit("kid", 1, 2, **finish)
+    work = await db.activate("s")
+    assert [(item["kind"], item["key"], item["payload"]["text"]) for item in work["inbox"]] == [
+        ("child_result", "r/1/0", "done")
+    ]
+    assert (db.session()["wait"], db.session()["children_open"]) == (None, 0)
+    assert db.session("kid")["status"] == "completed"
+
+
+async def test_a_fenced_parent_cannot_spawn(db: Store) -> None:
+    """The spawn is part of the batch: no batch, no child."""
+    await spawned(db)
+    with pytest.raises(Fenced):
+        await db.commit("s", 1, 3, spawns=(Spawn("r/1/1", "ghost", spec("kid"), "x"),))
+    with pytest.raises(UnknownSession):
+        db.read(queries.session_info, "ghost")
+
+
+async def test_no_child_appears_behind_a_cancellation(db: Store) -> None:
+    """A cancel reaches the running children; a spawn committed after it creates none, and its Ack says why."""
+    await spawned(db)
+    await db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "stop"))
+    assert db.session("kid")["cancel_reason"] == "stop"
+    ack = (await db.commit("s", 2, 2, spawns=(Spawn("r/1/1", "late", spec("kid"), "x"),))).ack
+    assert ack.cancel == "stop"
+    with pytest.raises(UnknownSession):
+        db.read(queries.session_info, "late")
+
+
+async def test_a_quarantined_child_leaves_its_parent_a_result(db: Store) -> None:
+    """The parent always gets one, with how it ended."""
+    await spawned(db)
+
+    def decide(_death: Death) -> Verdict:
+        return Verdict("quarantine", reason="hopeless")
+
+    await db.do(activation.crash, "kid", 1, decide, cause="process_died", pid=2, policy={})
+    work = await db.activate("s")
+    [item] = work["inbox"]
+    assert (item["payload"]["status"], item["payload"]["error"]["message"]) == ("quarantined", "hopeless")
+    assert db.session("kid")["status"] == "quarantined"
+
+
+# Answers.
+
+
+async def test_the_first_answer_wins(db: Store) -> None:
+    """A late one, of whatever attempt, leaves an event and its tokens, and no message."""
+    await db.asking()
+    first, late = await db.answer("s", content="one"), await db.answer("s", attempt=2, content="two")
+    assert (first.won, late.won) == (True, False)
+    assert [m["content"] for m in db.read(queries.messages, "s")] == ["go", "one"]
+    row = db.session()
+    assert (row["tokens_used"], row["tokens_redone"]) == (30, 15)
+    assert [kind for _, kind in db.log()].count("model_call_completed") == 2
+
+
+async def test_two_answers_in_one_group(db: Store) -> None:
+    """The first one wins there too."""
+    await db.asking()
+    results = await asyncio.gather(db.answer("s", content="one"), db.answer("s", attempt=2, content="two"))
+    assert [result.won for result in results] == [True, False]
+
+
+async def test_an_answer_is_taken_whatever_the_epoch(db: Store) -> None:
+    """The call outlives the activation that asked."""
+    await db.asking()
+    await db.activate("s")
+    await db.activate("s")
+    assert (await db.answer("s")).won
+
+
+async def test_a_cancelled_run_keeps_the_text_of_a_late_answer_but_not_its_calls(db: Store) -> None:
+    """The tool calls would never be answered; text and usage were paid for."""
+    await db.asking()
+    await db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "stop"))
+    result = await db.answer("s", content="so far", tool_calls=(("p", "t", "{}"),))
+    assert (result.won, result.calls, result.message.content) == (True, (), "so far")
+    work = await db.activate("s")
+    assert (work["calls"], work["cancel"]) == ([], "stop")
+    await db.commit("s", 2, 1, finish=Finish("completed", "so far"), wait="idle")
+    run = db.read(queries.run_info, "s", "r")
+    assert (run["status"], run["text"]) == ("cancelled", "so far")
+
+
+async def test_a_final_commit_before_the_cancellation_wins(db: Store) -> None:
+    """A run that has ended cannot be cancelled."""
+    await db.asking()
+    await db.answer("s")
+    await db.commit("s", 1, 2, finish=Finish("completed", "hi"), wait="idle")
+    assert not await db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "stop"))
+    assert db.read(queries.run_info, "s", "r")["status"] == "completed"
+
+
+async def test_an_activation_in_the_answers_transaction_has_its_tool_calls(db: Store) -> None:
+    """What one transaction writes, another operation in it sees."""
+    await db.asking()
+    got = ModelAnswer(tool_calls=(("p", "t", "{}"),), usage=Usage(1, 1))
+    _, work = await db.journal.submit_all(
+        [
+            lambda tx: operations.answer(tx, "s", "r", 1, 1, "m", got),
+            lambda tx: activation.activate(tx, "s", FRAME),
+        ]
+    )
+    assert [message["role"] for message in work["messages"]] == ["user", "assistant"]
+    assert [(call["call_id"], call["tool"], call["state"]) for call in work["calls"]] == [("r/1/0", "t", "requested")]
+
+
+async def test_an_activation_after_a_commit_in_one_transaction_sees_its_results(db: Store) -> None:
+    """A call finished in the same group is not in doubt."""
+    await db.asking()
+    await db.answer("s", tool_calls=(("p", "t", "{}"),))
+    await db.commit("s", 1, 2, calls=(CallState("r/1/0", "started"),))
+    batch = Batch("s", 1, 3, calls=(CallState("r/1/0", "finished", executions=1, result={"content": "x"}),))
+    _, work = await db.journal.submit_all(
+        [lambda tx: operations.commit(tx, batch), lambda tx: activation.activate(tx, "s", FRAME)]
+    )
+    assert [(call["state"], call["result"]) for call in work["calls"]] == [("finished", {"content": "x"})]
+
+
+# Budgets.
+
+
+async def test_tokens_are_reserved_before_and_settled_after_a_call(db: Store) -> None:
+    """What is reserved is not left for others; what was not used comes back."""
+    await db.asking(compiled=spec(budget={"tokens": 100}), tokens=60)
+    assert (db.session()["budget_reserved"], db.session()["budget_spent"]) == (60, 0)
+    await db.answer("s")
+    row = db.session()
+    assert (row["budget_reserved"], row["budget_spent"]) == (0, 15)
+    result = await db.ask("s", number=2, round_number=2, request_tokens=90)
+    assert (result.wait, result.ack.budget_left) == (None, 85)
+    result = await db.ask("s", number=3, round_number=2, request_tokens=85)
+    assert (result.wait, result.ack.budget_left) == ("model", 0)
+
+
+async def test_a_tree_shares_its_roots_budget(db: Store) -> None:
+    """A child reserves from the root; a late answer is booked as spent."""
+    await db.asking(compiled=spec(budget={"tokens": 100}), tokens=40)
+    await db.answer("s", tool_calls=(("p0", "spawn_agent", "{}"),))
+    await db.commit("s", 1, 2, spawns=(Spawn("r/1/0", "kid", spec("kid"), "x"),), wait="child")
+    await db.activate("kid")
+    await db.commit(
+        "kid", 1, 1, start_run="task", wait="model", request_round=1, request_model="m", request_tokens=50
+    )
+    assert db.session()["budget_reserved"] == 50
+    got = ModelAnswer("x", usage=Usage(20, 10))
+    for attempt in (1, 2):
+        await db.do(operations.answer, "kid", "task", 1, attempt, "m", got)
+    row = db.session()
+    assert (row["budget_reserved"], row["budget_spent"]) == (0, 15 + 30 + 30)
+
+
+# Owners.
+
+
+async def test_ownership_is_exclusive_while_its_lease_runs(db: Store) -> None:
+    """Another holder is told who owns it and for how long; a dead owner's, or one given up, can be taken at once."""
+    assert await db.own("me") == 1
+    with pytest.raises(StoreOwned, match="owned by me") as refused:
+        await db.do(activation.acquire, "you", MINUTE, may_take=lambda _: False)
+    assert 50 < refused.value.details["seconds"] <= 60
+    await db.do(activation.renew, 1, "me", MINUTE)
+    assert await db.do(activation.acquire, "you", MINUTE, may_take=lambda holder: holder == "me") == 2
+    with pytest.raises(StaleGeneration):
+        await db.do(activation.renew, 1, "me", MINUTE)
+    await db.do(activation.renew, 2, "you", 0)
+    assert await db.do(activation.acquire, "me", MINUTE, may_take=lambda _: False) == 3
+
+
+async def test_a_stale_generation_activates_nothing(db: Store) -> None:
+    """Neither it nor one that never owned the store; nothing changes."""
+    await db.create("s")
+    await db.accept("s")
+    with pytest.raises(StaleGeneration):
+        await db.activate("s")
+    await db.own()
+    await db.do(activation.acquire, "you", MINUTE, may_take=lambda _: True)
+    before = db.dump()
+    with pytest.raises(StaleGeneration):
+        await db.activate("s")
+    assert db.dump() == before
+
+
+async def test_a_session_without_work_is_not_activated(db: Store) -> None:
+    """An idle one needs no frame."""
+    await db.own()
+    await db.create("s")
+    with pytest.raises(Fenced):
+        await db.activate("s")
+
+
+# Trouble.
+
+
+async def test_while_the_store_is_unreachable_nothing_is_acknowledged(db: Store) -> None:
+    """Commits wait, are repeated when the store is back, and happen once."""
+    await db.create("s")
+    failures = iter([True] * 3)
+    tried = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def fail(connection: Any, *_rest: Any) -> None:
+        if next(failures, False):
+            loop.call_soon_threadsafe(tried.set)
+            raise sqlite3.OperationalError("disk gone") if db.database.is_sqlite else gone()
+
+    def gone() -> Exception:
+        import psycopg
+
+        return psycopg.OperationalError("server gone")
+
+    event.listen(db.database.writer, "before_cursor_execute", _dbapi_failure(fail))
+    accepted = asyncio.create_task(db.accept("s"))
+    await tried.wait()
+    assert not accepted.done()
+    assert db.journal.unreachable_since is not None
+    assert await accepted is True
+    assert db.journal.unreachable_since is None
+    assert db.session()["inbox_count"] == 1
+
+
+def _dbapi_failure(fail: Callable[..., None]) -> Callable[..., None]:
+    """An event hook's error as the driver would raise it: wrapped by SQLAlchemy."""
+    from sqlalchemy.exc import OperationalError
+
+    def hook(connection: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
+        try:
+            fail(connection)
+        except Exception as error:
+            raise OperationalError(statement, parameters, error) from None
+
+    return hook
+
+
+def test_a_newer_schema_is_refused_untouched(store: str) -> None:
+    """A database of a newer version is left exactly as it is."""
+    database = Database(store)
+    database.prepare()
+    with database.writer.begin() as connection:
+        connection.execute(text("INSERT INTO schema_migration (version, applied_at) VALUES (99, 1)"))
+        connection.execute(text("DROP TABLE timer"))
+    with pytest.raises(StoreVersion, match="99"):
+        database.prepare()
+    with database.writer.begin() as connection, pytest.raises(Exception, match="timer"):
+        connection.execute(text("SELECT * FROM timer"))
+    database.close()
+
+
+def test_a_host_that_is_not_there() -> None:
+    """The message names the address and not the password."""
+    database = Database("postgresql://user:hunter22@127.0.0.1:9/db")
+    with pytest.raises(StoreUnreachable, match="127.0.0.1") as refused:
+        database.prepare()
+    assert "hunter22" not in str(refused.value)
+    database.close()
+
+
+def test_a_database_that_is_not_there(postgres: str) -> None:
+    """The message says so, without the password."""
+    base, _, query = postgres.partition("?")
+    dsn = f"{base}-missing" + (f"?{query}&password=hunter22" if query else "?password=hunter22")
+    database = Database(dsn)
+    with pytest.raises(StoreUnreachable, match="does not exist") as refused:
+        database.prepare()
+    assert "hunter22" not in str(refused.value)
+    database.close()
+
+
+def test_a_role_that_is_not_there(postgres: str) -> None:
+    """Wrong credentials are a clear error, without them."""
+    _, _, query = postgres.partition("?")
+    name = postgres.partition("?")[0].rsplit("/", 1)[1]
+    database = Database(f"postgresql://nobody:hunter22@/{name}" + (f"?{query}" if query else ""))
+    with pytest.raises(StoreUnreachable, match="nobody") as refused:
+        database.prepare()
+    assert "hunter22" not in str(refused.value)
+    database.close()
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    """It is refused and not overwritten."""
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes\n" * 200)
+    database = Database(f"sqlite:///{path}")
+    with pytest.raises(StoreError, match="not a database"):
+        database.prepare()
+    database.close()
+    assert path.read_text() == "my notes\n" * 200
+
+
+def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
+    """A path below a file can't be a database; the error says where."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises((StoreError, OSError)) as refused:
+        Database(f"sqlite:///{tmp_path}/file/store.db").prepare()
+    assert isinstance(refused.value, StoreError), f"an error of ours, not {refused.value!r}"
+
+
+BOOT = """
+import asyncio, sys
+from understudy.store import operations
+from understudy.store.engine import Database
+from understudy.store.journal import Journal
+
+async def main(dsn, name):
+    sys.stdin.readline()
+    journal = Journal(Database(dsn), "tests", name, lambda committed: None)
+    journal.start()
+    options = dict(spec_hash="h", placement="", node_id="n", metadata={})
+    for session_id in ("shared", name):
+        await journal.submit(lambda tx: operations.create_session(tx, session_id, {"name": "a"}, **options))
+    await journal.submit(lambda tx: operations.accept(tx, "shared", name, "go"))
+    journal.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_several_processes_may_boot_at_once(store: str) -> None:
+    """The first boot creates the schema once; nobody fails, and all their writes are there."""
+    names = [f"p{number}" for number in range(4)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", BOOT, store, name], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        for name in names
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    errors = [process.communicate()[1].decode() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, errors
+    database = Database(store)
+    with database.read() as connection:
+        found = {row["session_id"] for row in queries.session_list(connection, "tests")}
+        runs = {row["run_id"] for row in queries.runs(connection, "tests", "shared")}
+    database.close()
+    assert (found, runs) == ({"shared", *names}, set(names))
+
+
+async def test_events_are_stored_as_data(db: Store) -> None:
+    """An event comes back as it was committed, and its body is plain JSON."""
+    await db.asking()
+    await db.answer("s")
+    committed = [event for commit in db.commits for event in commit.events]
+    assert db.read(queries.writer_events, "w", 0, 1000) == committed
+    assert [event.writer_seq for event in committed] == list(range(1, len(committed) + 1))
+    json.dumps([event.to_wire() for event in committed])
