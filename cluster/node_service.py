@@ -71,6 +71,7 @@ class NodeService:
         self.holder = f"{config.writer}#{now()}"
         self._own: set[str] = set()
         self._missed: set[str] = set()
+        self._placing: set[str] = set()
         self._expected: dict[str, set[str]] = {}
         self._interrupts: dict[str, asyncio.Future[str]] = {}
         self._specs: dict[str, dict[str, Any]] = {}
@@ -151,8 +152,13 @@ class NodeService:
         """Commit the batch and, in the same transaction, activate the session that the frame turns to."""
         todo: list[Any] = [lambda tx: operations.commit(tx, batch, holder=self.holder)]
         if following is not None:
+            self._placing.add(following.session_id)
             todo.append(self.activation(slot, following, (batch.session_id, batch.epoch)))
-        result, *rest = await self.journal.submit_all(todo)
+        try:
+            result, *rest = await self.journal.submit_all(todo)
+        finally:
+            if following is not None:
+                self._placing.discard(following.session_id)
         work = rest[0] if rest else None
         if isinstance(work, StaleGeneration):
             self._stale()
@@ -342,6 +348,7 @@ class NodeService:
                 holder.resting = False
                 self._spawn_task(self._continue(holder))
             return
+        self._placing.add(ready.session_id)
         try:
             work = await self.journal.submit(self.activation(slot, ready, parked))
         except StaleGeneration:
@@ -354,6 +361,8 @@ class NodeService:
             self._dispatch()
         else:
             self.reply(slot, self.given(slot, work))
+        finally:
+            self._placing.discard(ready.session_id)
 
     def reply(self, slot: Slot, work: dict[str, Any]) -> None:
         if slot.reply is not None and not slot.reply.done():
@@ -553,7 +562,7 @@ class NodeService:
         session_id = row["session_id"]
         lost_call = row["wait"] == "model" and self.calls.of_session(session_id) is None
         ready = row["wait"] is None or lost_call
-        placed = session_id in self.paging.ready or session_id in self._own
+        placed = session_id in self.paging.ready or session_id in self._own | self._placing
         if not ready or placed or row["updated_at"] > now() - SWEEP_AGE:
             return
         holder = self.paging.holder(session_id)

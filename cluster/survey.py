@@ -57,7 +57,7 @@ tool returned, copied character for character: it carries a checksum."""
 OFFLINE_LINE = "\noffline-policy: understudy.testing.survey_policy:policy"
 
 # Deaths in a survey are somebody's experiment: it takes more of them than an agent usually should.
-RESTART = RestartPolicy(max_restarts=1_000, stuck_after=20)
+RESTART = RestartPolicy(max_restarts=1_000, stuck_after=20, backoff_max=1.0)
 
 OnUpdate = Callable[[list[SessionInfo], dict[str, str]], None]
 """Takes the tree, root first, and what each surveyor works on, by session id."""
@@ -231,6 +231,9 @@ class Count:
 class Chaos:
     """Kills session actors at random moments while their sessions work.
 
+    A session is hit at most once while it works on a round, and once while it waits for the model: faster than it gets
+    on, kills would only show that a process that is always killed does nothing.
+
     Attributes:
         left: kills still to do.
         nodes: ids of nodes whose processes may be killed: those of this machine.
@@ -241,6 +244,7 @@ class Chaos:
     random: random.Random
     nodes: set[str]
     killed: list[int] = field(default_factory=list)
+    _hit: set[tuple[str, int, str]] = field(default_factory=set)
     _due: float = 0.0
     _gap: float = 0.0
 
@@ -256,17 +260,18 @@ class Chaos:
         if self.left <= 0 or time.monotonic() < self._due:
             return
         victims = [
-            info.actor_pid
+            info
             for info in tree
             if info.status in ("running", "waiting_for_model")
             and info.node_id in self.nodes
-            and info.actor_pid is not None
             and info.actor_pid not in self.killed
+            and (info.id, info.round, info.status) not in self._hit
         ]
         self.random.shuffle(victims)
-        for pid in victims:
-            if kill_frame(pid):
-                self.killed.append(pid)
+        for info in victims:
+            if info.actor_pid is not None and kill_frame(info.actor_pid):
+                self.killed.append(info.actor_pid)
+                self._hit.add((info.id, info.round, info.status))
                 self.left -= 1
                 self._wait()
                 return

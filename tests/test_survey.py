@@ -406,6 +406,17 @@ def test_chaos_kills_each_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kills(0, 0) == []
 
 
+def test_chaos_lets_sessions_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that was killed is left alone, whatever process it has now, until its round or its status changed."""
+    monkeypatch.setattr(job, "KILL_GAP_SECONDS", 0.0)
+    monkeypatch.setattr(job, "kill_frame", lambda pid: True)
+    chaos = Chaos(99, random.Random(0), {"here"})
+    for pid, state in enumerate(["running", "running", "waiting_for_model", "waiting_for_model", "running"], start=10):
+        chaos.strike([info("a", actor_pid=pid, status=state, round=1)])
+    chaos.strike([info("a", actor_pid=20, round=2)])
+    assert chaos.killed == [10, 12, 20]
+
+
 def test_count_of_a_calm_session() -> None:
     """A session without crashes has no repeats and no losses."""
     count = Count()
