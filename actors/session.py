@@ -279,7 +279,8 @@ class Activation:
     async def _stop(self, pending: set[asyncio.Task[Any]]) -> None:
         for task in pending:
             task.cancel()
-        await asyncio.wait(pending, timeout=5.0)
+        if pending:
+            await asyncio.wait(pending, timeout=5.0)
 
     async def _run_tool(self, call: CallState, spec: dict[str, Any], limit: asyncio.Semaphore) -> Outcome:
         """Run one call under its `on_crash` rule and put its result into the draft."""
@@ -291,6 +292,8 @@ class Activation:
                     return outcome
             if spec["on_crash"] != "rerun":
                 await self._mark_started(call)
+                if self.window.cancel is not None:
+                    return Outcome("cancelled", "cancelled", 0, _now())
             return await self._execute(call, spec)
 
     async def _execute(self, call: CallState, spec: dict[str, Any]) -> Outcome:

@@ -34,6 +34,8 @@ class Call:
     length: int = 0
     restarts: int = 0
     task: asyncio.Task[None] | None = None
+    running: bool = False
+    aborted: bool = False
 
     @property
     def request_key(self) -> str:
@@ -83,7 +85,9 @@ class Calls:
         """Close the connection of a session's call; what came so far is its answer."""
         call = self.of_session(session_id)
         if call is not None and call.task is not None:
-            call.task.cancel()
+            call.aborted = True
+            if call.running:  # a task that is cancelled before it runs would never commit anything
+                call.task.cancel()
 
     async def close(self) -> None:
         """Abort everything without committing: a successor re-issues what is unanswered."""
@@ -95,8 +99,9 @@ class Calls:
 
     async def _run(self, call: Call) -> None:
         started = time.time_ns() // 1000
+        call.running = True
         try:
-            answer = await self._ask(call)
+            answer = await self._ask(call) if not call.aborted else _partial(call)
         except asyncio.CancelledError:
             if call.request.wait_key not in self._calls:
                 raise

@@ -72,8 +72,9 @@ class NodeService:
         self._own: set[str] = set()
         self._missed: set[str] = set()
         self._placing: set[str] = set()
+        self._cancelled: set[str] = set()
         self._expected: dict[str, set[str]] = {}
-        self._interrupts: dict[str, asyncio.Future[str]] = {}
+        self._interrupts: dict[tuple[str, int], asyncio.Future[str]] = {}
         self._specs: dict[str, dict[str, Any]] = {}
         self.placements: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -129,7 +130,12 @@ class NodeService:
         if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
             result = replace(result, wait=None)
         if result.wait == "model" and request is not None:
-            await self._start_call(batch, request, result, slot.placement)
+            started = await self._start_call(batch, request, result, slot.placement)
+            if not started:
+                result = replace(result, wait=None)
+            elif batch.session_id in self._cancelled:
+                self.calls.abort(batch.session_id)
+        self._cancelled.discard(batch.session_id)
         if call.get("leave"):
             self.paging.slots.pop(slot.frame_id, None)
             await self.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
@@ -156,6 +162,10 @@ class NodeService:
             todo.append(self.activation(slot, following, (batch.session_id, batch.epoch)))
         try:
             result, *rest = await self.journal.submit_all(todo)
+        except BaseException:
+            if following is not None:
+                self.paging.add(following)
+            raise
         finally:
             if following is not None:
                 self._placing.discard(following.session_id)
@@ -211,7 +221,8 @@ class NodeService:
 
     async def _start_call(
         self, batch: Batch, request: ModelRequest, result: operations.CommitResult, placement: str
-    ) -> None:
+    ) -> bool:
+        """Send the call out; False if the session does not wait for it any more."""
         attempt: int | None = result.attempt
         if result.holder != self.holder and self.calls.find(request.wait_key) is None:
             # The batch was committed by a service that died with the call: it goes out again, as the next attempt.
@@ -220,6 +231,7 @@ class NodeService:
             )
         if attempt is not None:
             self._call(request, attempt, placement)
+        return attempt is not None
 
     def _call(self, request: ModelRequest, attempt: int, placement: str) -> None:
         session_id, run_id, round_number = split_wait_key(request.wait_key)
@@ -245,9 +257,9 @@ class NodeService:
 
     async def interrupted(self, session_id: str, epoch: int) -> str:
         """See `understudy.ports.Node.interrupted`."""
-        future = self._interrupts.get(session_id)
+        future = self._interrupts.get((session_id, epoch))
         if future is None or future.done():
-            future = self._interrupts[session_id] = asyncio.get_running_loop().create_future()
+            future = self._interrupts[session_id, epoch] = asyncio.get_running_loop().create_future()
         work = await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, 1 << 62))
         if work["cancel"] is not None:
             return str(work["cancel"])
@@ -405,16 +417,20 @@ class NodeService:
         if committed.events:
             self.feed.publish(committed.events)
         for session_id, row in committed.cancelled.items():
-            future = self._interrupts.pop(session_id, None)
+            future = self._interrupts.pop((session_id, row["epoch"]), None)
             if future is not None and not future.done():
                 future.set_result(row["cancel_reason"] or "cancelled")
             if row["wait"] == "model":
                 self.calls.abort(session_id)
+                if session_id in self._own:  # its call goes out only after this commit is told
+                    self._cancelled.add(session_id)
         for session_id, row in committed.woken.items():
             if session_id in self._own:  # whoever commits for it looks at this before it lets the session wait
                 self._missed.add(session_id)
             else:
                 self._wake(row)
+        if committed.repeated:
+            self._spawn_task(self._sweep_all(0))
         self._dispatch()
 
     async def _answered(self, call: Call, answer: ModelAnswer) -> None:
@@ -453,7 +469,8 @@ class NodeService:
         if not result.won or work is not None:
             return
         still = resident is not None and resident.resting and resident.session_id == call.session_id
-        if resident is not None and still and current is not None and resident.reply_echo is not None:
+        fresh = resident is not None and resident.reply_echo is not None and not result.repeated
+        if resident is not None and still and current is not None and fresh:
             resident.resting = False
             self.reply(resident, self._answer_work(resident, result, current))
         else:
@@ -551,21 +568,27 @@ class NodeService:
             await asyncio.sleep(SWEEP_SECONDS)
             if not self.generation:
                 continue
-            try:
-                for row in await self.reading.active(self._nodes):
-                    self._sweep(row)
-            except UnderstudyError as error:
-                log.warning("the sweep is put off: %s", error)
-            self._dispatch()
+            await self._sweep_all(SWEEP_AGE)
 
-    def _sweep(self, row: Row) -> None:
+    async def _sweep_all(self, age: int) -> None:
+        try:
+            for row in await self.reading.active(self._nodes):
+                self._sweep(row, age)
+        except UnderstudyError as error:
+            log.warning("the sweep is put off: %s", error)
+        self._dispatch()
+
+    def _sweep(self, row: Row, age: int) -> None:
         session_id = row["session_id"]
         lost_call = row["wait"] == "model" and self.calls.of_session(session_id) is None
         ready = row["wait"] is None or lost_call
         placed = session_id in self.paging.ready or session_id in self._own | self._placing
-        if not ready or placed or row["updated_at"] > now() - SWEEP_AGE:
+        if not ready or placed or row["updated_at"] > now() - age:
             return
         holder = self.paging.holder(session_id)
+        if holder is not None and holder.epoch < row["epoch"]:
+            self._release(holder)
+            holder = None
         if holder is None and row["frame_id"] not in self._expected:
             self.paging.add(Ready(session_id, row["placement"], "takeover"))
         elif holder is not None and holder.resting and holder.epoch == row["epoch"]:
@@ -596,7 +619,7 @@ class NodeService:
     async def _crashed(self, slot: Slot, session_id: str, epoch: int, cause: str, since: int) -> None:
         """Decide about a death and, in the same transaction, give the session to a free frame if there is one."""
         spec = await self.specification(session_id)
-        future = self._interrupts.pop(session_id, None)
+        future = self._interrupts.pop((session_id, epoch), None)
         if future is not None and not future.done():
             future.set_exception(Fenced("the activation is over", session_id=session_id))
             future.exception()
@@ -625,14 +648,14 @@ class NodeService:
             self._stale()
             verdict, work = None, None
         finally:
-            self._disown(session_id)
+            woken = self._disown(session_id)
         if spare is not None:
             if work is not None:
                 self.reply(spare, self.given(spare, work))
             else:
                 self.give_back(spare)
         if verdict is not None and verdict.action == "resume" and work is None:
-            if verdict.delay:
+            if verdict.delay and not woken:
                 self._schedule(session_id, activation.RESUME_TIMER, now() + verdict.delay)
             else:
                 await self._requeue(session_id, slot.placement, since)
@@ -694,10 +717,11 @@ class NodeService:
             if count > 0 and idle and slot.placement == placement:
                 count -= 1
                 slot.resting = False
-                if slot.session_id is not None:
-                    session_id, epoch = slot.session_id, slot.epoch
-                    await self.journal.submit(lambda tx, s=session_id, e=epoch: activation.park(tx, s, e))  # type: ignore[misc]
                 self.paging.slots.pop(slot.frame_id, None)
+                session_id, epoch = slot.session_id, slot.epoch
+                self._release(slot)
+                if session_id is not None:
+                    await self.journal.submit(lambda tx, s=session_id, e=epoch: activation.park(tx, s, e))  # type: ignore[misc]
                 self.reply(slot, EXIT)
 
     def register(self, profile: ModelProfile) -> None:

@@ -14,7 +14,7 @@ from understudy.messages import Message
 from understudy.ports import Death, Decide, Verdict
 from understudy.records import CallState, Finish
 
-from .operations import budget_left, finish_run, request_key
+from .operations import budget_left, end_queued, finish_run, request_key
 from .transaction import MESSAGE, OWNER, SESSION, TIMER, TOOL_CALL, Row, Transaction
 
 RESUME_TIMER = "resume"
@@ -215,6 +215,7 @@ def crash(
         quarantine(tx, row, verdict.reason)
     elif verdict.delay and not waiting:
         row["wait"], row["wait_since"], row["status"] = "timer", tx.now, "waiting_for_timer"
+        _drop_timer(tx, session_id, RESUME_TIMER)  # one may be left of an earlier crash whose wait was cut short
         tx.insert(
             TIMER, {"session_id": session_id, "name": RESUME_TIMER, "due_at": tx.now + verdict.delay, "payload": None}
         )
@@ -228,6 +229,7 @@ def quarantine(tx: Transaction, row: Row, reason: str) -> None:
     tx.append(row, events.SessionQuarantined(reason=reason))
     error = {"code": "quarantined", "message": reason, "session_id": row["session_id"]}
     finish_run(tx, row, Finish("quarantined", text=last_text(tx, row), error=error))
+    end_queued(tx, row, "quarantined", reason)
     row["epoch"] += 1  # whoever still holds it may write nothing more
     row["status"], row["active"], row["wait"] = "quarantined", 0, "idle"
 
@@ -249,11 +251,14 @@ def last_text(tx: Transaction, row: Row) -> str:
     return Message.from_wire(body).text if body else ""
 
 
+def _drop_timer(tx: Transaction, session_id: str, name: str) -> None:
+    where = (TIMER.c.namespace == tx.namespace, TIMER.c.session_id == session_id, TIMER.c.name == name)
+    tx.read(delete(TIMER).where(*where), session_id)
+
+
 def fire(tx: Transaction, session_id: str, name: str) -> None:
     """A timer is due: the session that waits for it is ready."""
-    tx.connection.execute(
-        delete(TIMER).where(TIMER.c.namespace == tx.namespace, TIMER.c.session_id == session_id, TIMER.c.name == name)
-    )
+    _drop_timer(tx, session_id, name)
     row = tx.find(session_id)
     if row is not None and row["wait"] == "timer":
         tx.wake(row)
@@ -265,6 +270,9 @@ def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: st
     if row["epoch"] != epoch:
         raise Fenced(f"epoch {epoch} is fenced: the store has epoch {row['epoch']}", session_id=session_id)
     if row["wait"] != "model":
+        return None
+    if row["cancel_reason"] is not None:  # nothing is bought for a run that shall end
+        tx.wake(row)
         return None
     tx.changed(row)
     lost_key, since = request_key(row), row["wait_since"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event, func, select, text
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from understudy.config import check_store, redact
@@ -24,6 +24,12 @@ SCHEMA_LOCK = 0x756E6465  # any constant: PostgreSQL's advisory lock of the firs
 def now() -> int:
     """Microseconds since 1970 UTC."""
     return time.time_ns() // 1000
+
+
+class StoreRace(StoreError):
+    """Another process wrote the same key at the same time: looking again shows what it wrote."""
+
+    code = "store_race"
 
 
 class Database:
@@ -81,6 +87,8 @@ class Database:
             yield
         except OperationalError as error:
             raise StoreUnreachable(f"{redact(self.dsn)}: {_reason(error)}") from None
+        except IntegrityError as error:
+            raise StoreRace(f"{redact(self.dsn)}: {_reason(error)}") from None
         except DBAPIError as error:
             kind = StoreUnreachable if error.connection_invalidated else StoreError
             raise kind(f"{redact(self.dsn)}: {_reason(error)}") from None

@@ -20,12 +20,13 @@ from sqlalchemy import func, select
 from understudy.errors import StoreUnreachable, UnderstudyError
 from understudy.events import Event
 
-from .engine import Database, now
+from .engine import Database, StoreRace, now
 from .transaction import EVENT, Row, Transaction
 
 log = logging.getLogger(__name__)
 
 GROUP_LIMIT = 128
+RACE_TRIES = 3
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 Result = TypeVar("Result")
@@ -34,13 +35,18 @@ Operation = Callable[[Transaction], Any]
 
 @dataclass
 class Committed:
-    """What one group commit changed, told on the event loop before its callers continue."""
+    """What one group commit changed, told on the event loop before its callers continue.
+
+    Attributes:
+        repeated: an earlier try may have been committed unnoticed; what it changed is not told again.
+    """
 
     events: list[Event]
     woken: dict[str, Row]
     cancelled: dict[str, Row]
     operations: int
     seconds: float
+    repeated: bool = False
 
 
 @dataclass
@@ -145,7 +151,13 @@ class Journal:
                 with self.database.errors():
                     committed = self._transaction(group)
                 self.unreachable_since = None
+                committed.repeated = attempt > 0
                 return committed
+            except StoreRace:
+                attempt += 1
+                self._reload_writer_seq()
+                if len(group) > 1 or attempt > RACE_TRIES:
+                    raise
             except StoreUnreachable as error:
                 # Whether the transaction was committed is unknown: every operation's key makes a repetition harmless.
                 if self.unreachable_since is None:

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import delete, select, update
 
 from understudy import events
-from understudy.errors import Fenced, RunConflict, SessionClosed, SessionConflict, UnknownRun
+from understudy.errors import Fenced, RunConflict, SessionClosed, SessionConflict
 from understudy.identifiers import call_identifier, digest, tool_span_identifier, trace_identifier, wait_key
 from understudy.messages import Message, ToolCall, Usage, storable
 from understudy.records import Ack, Batch, CallState, Finish, ModelAnswer, Spawn
@@ -128,7 +128,10 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
     row["wait_error"] = None
     cancel = row["cancel_reason"]
     if batch.start_run is not None:
-        _start_run(tx, row, batch.start_run)
+        if not _start_run(tx, row, batch.start_run):
+            # The input was cancelled while a frame took it up: the batch is void, and the frame looks again.
+            row["wait"] = None
+            return CommitResult(_ack(tx, row, 0, replayed=True), None, 0, "")
         cancel = row["cancel_reason"]
     first_seq = row["seq"] + 1
     for entry in batch.entries:
@@ -182,10 +185,10 @@ def budget_left(tx: Transaction, row: Row) -> int | None:
     return left
 
 
-def _start_run(tx: Transaction, row: Row, run_id: str) -> None:
+def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
     item = next((item for item in tx.inbox(row) if item["kind"] == "input" and item["key"] == run_id), None)
     if item is None:
-        raise UnknownRun(f"run {run_id!r} is not in the inbox", session_id=row["session_id"])
+        return False
     payload = item["payload"]
     row.update(
         run_id=run_id, round=0, run_usage=None, run_started_at=tx.now, cancel_reason=None, active=1, status="running",
@@ -195,6 +198,7 @@ def _start_run(tx: Transaction, row: Row, run_id: str) -> None:
     end = dict.fromkeys(("text", "output", "error", "usage"))
     tx.update_run(row["session_id"], run_id, **end, status="running", rounds=0, started_at=tx.now, finished_at=0)
     tx.append(row, events.RunStarted(queued=tx.now - payload["accepted_at"]))
+    return True
 
 
 def _set_call(tx: Transaction, row: Row, call: CallState) -> None:
@@ -276,10 +280,16 @@ def _drop_reservation(tx: Transaction, row: Row, *, release: bool = True, spent:
 
 @dataclass(frozen=True)
 class AnswerResult:
-    """What became of an answer: the session's new message and open calls; `won` is False for a late one."""
+    """What became of an answer: the session's new message and open calls.
+
+    Attributes:
+        won: False for a late one, which changed nothing for the session.
+        repeated: it was committed before, by a transaction whose outcome was not known.
+    """
 
     won: bool
     message: Message | None = None
+    repeated: bool = False
     calls: tuple[CallState, ...] = ()
 
 
@@ -292,7 +302,10 @@ def answer(
     """
     row = tx.session(session_id)
     key = f"{wait_key(session_id, run_id, round_number)}/{attempt}"
-    won = row["wait"] == "model" and row["run_id"] == run_id and row["round"] == round_number
+    current = row["run_id"] == run_id and row["round"] == round_number
+    if current and row["wait"] is None and row["wait_holder"] == f"answered {attempt}":
+        return AnswerResult(True, repeated=True)
+    won = current and row["wait"] == "model"
     tokens = got.usage.total_tokens
     tx.changed(row)
     row["tokens_used"] += tokens
@@ -328,8 +341,9 @@ def answer(
         wanted = got.tool_calls if row["cancel_reason"] is None else ()
         message, calls = _append_answer(tx, row, run_id, round_number, got, wanted)
     tx.append(row, event)
+    row["wait_holder"] = f"answered {attempt}"
     tx.wake(row)
-    return AnswerResult(True, message, calls)
+    return AnswerResult(True, message, calls=calls)
 
 
 def _drop_late(tx: Transaction, row: Row, tokens: int) -> None:
@@ -400,20 +414,25 @@ def finish_run(tx: Transaction, row: Row, finish: Finish) -> None:
             error_message=(error or {}).get("message", "")[:500],
         ),
     )  # fmt: skip
-    if row["children_open"]:
-        for child in children(tx, row["session_id"]):
-            request_cancel(tx, child, "its parent's run ended")
-    if row["parent_id"] is not None and run_id == TASK:
+    is_task = row["parent_id"] is not None and run_id == TASK
+    if is_task:
         _deliver(tx, row, status, finish, error)
         row["closed"] = 1
         row["status"] = status if status in TERMINAL else "completed"
     else:
         row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
+    had_children = row["children_open"] > 0
     row.update(
         run_id=None, cancel_reason=None, children_open=0, run_usage=None, trace_id="", parent_span_id="", round=0,
         error=error if status in ("failed", "quarantined") else None, wait="idle", active=0, wait_error=None,
     )  # fmt: skip
-    if row["inbox_count"] > 0 and not row["closed"] and status != "quarantined":
+    if had_children:  # after the run is gone from the row, so that what they still deliver is dropped
+        for child in children(tx, row["session_id"]):
+            request_cancel(tx, child, "its parent's run ended")
+    tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] == "child_result"])
+    if row["closed"] or status == "quarantined":
+        end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
+    elif row["inbox_count"] > 0:
         tx.wake(row)
 
 
@@ -450,7 +469,10 @@ def request_cancel(tx: Transaction, row: Row, reason: str, run_id: str | None = 
     """
     queued = next((i for i in tx.inbox(row) if i["kind"] == "input" and i["key"] == (run_id or i["key"])), None)
     if row["run_id"] is None or (run_id is not None and run_id != row["run_id"]):
-        return _cancel_queued(tx, row, queued, reason) if queued else False
+        if queued is None:
+            return False
+        _end_queued_run(tx, row, queued, "cancelled", reason)
+        return True
     if row["cancel_reason"] is not None:
         return True
     tx.changed(row)
@@ -466,22 +488,33 @@ def request_cancel(tx: Transaction, row: Row, reason: str, run_id: str | None = 
     return True
 
 
-def _cancel_queued(tx: Transaction, row: Row, item: dict[str, Any], reason: str) -> bool:
-    error = {"code": "cancelled", "message": reason, "session_id": row["session_id"]}
-    tx.take_inbox(row, [item["id"]])
+def end_queued(tx: Transaction, row: Row, status: str, reason: str) -> None:
+    """End every run that has not begun."""
+    for item in tx.inbox(row):
+        if item["kind"] == "input":
+            _end_queued_run(tx, row, item, status, reason)
+
+
+def _end_queued_run(tx: Transaction, row: Row, item: dict[str, Any], status: str, reason: str) -> None:
+    error = {"code": status, "message": reason, "session_id": row["session_id"]}
     tx.changed(row)
+    tx.take_inbox(row, [item["id"]])
     tx.update_run(
-        row["session_id"], item["key"], status="cancelled", text="", output=None, error=error, rounds=0, usage=None,
+        row["session_id"], item["key"], status=status, text="", output=None, error=error, rounds=0, usage=None,
         started_at=0, finished_at=tx.now,
     )  # fmt: skip
-    trace_id = item["payload"]["trace_id"]
     tx.append(
-        row, events.RunFinished(run_id=item["key"], trace_id=trace_id, status="cancelled", error_code="cancelled")
-    )
+        row,
+        events.RunFinished(
+            run_id=item["key"], trace_id=item["payload"]["trace_id"], status=status, error_code=status,
+            error_message=reason[:500],
+        ),
+    )  # fmt: skip
     if row["parent_id"] is not None and item["key"] == TASK:
-        row["status"], row["closed"], row["active"], row["wait"] = "cancelled", 1, 0, "idle"
-        _deliver(tx, row, "cancelled", Finish("cancelled"), error)
-    return True
+        row["status"], row["closed"], row["active"], row["wait"] = status, 1, 0, "idle"
+        _deliver(tx, row, status, Finish(status), error)
+    elif row["run_id"] is None and row["inbox_count"] == 0 and row["status"] == "running":
+        row["status"], row["active"], row["wait"] = "idle", 0, "idle"
 
 
 def close(tx: Transaction, session_id: str, reason: str) -> bool:
@@ -492,8 +525,7 @@ def close(tx: Transaction, session_id: str, reason: str) -> bool:
     tx.changed(row)
     row["closed"] = 1
     tx.append(row, events.SessionClosed(reason=reason))
-    while row["run_id"] is None and row["inbox_count"] > 0 and request_cancel(tx, row, reason):
-        pass
+    end_queued(tx, row, "cancelled", reason)
     request_cancel(tx, row, reason)
     if row["run_id"] is None:
         row["status"], row["active"], row["wait"] = "completed", 0, "idle"

@@ -146,7 +146,17 @@ def runs(connection: Connection, namespace: str, session_id: str) -> list[Row]:
 
 def active_sessions(connection: Connection, namespace: str, nodes: Iterable[str] | None) -> list[Row]:
     """Sessions with work to do, for a node service that takes them up."""
-    names = ("session_id", "placement", "epoch", "frame_id", "actor_pid", "wait", "wait_holder", "node_id", "updated_at")
+    names = (
+        "session_id",
+        "placement",
+        "epoch",
+        "frame_id",
+        "actor_pid",
+        "wait",
+        "wait_holder",
+        "node_id",
+        "updated_at",
+    )
     statement = select(*(SESSION.c[name] for name in names)).where(
         SESSION.c.namespace == namespace, SESSION.c.active == 1
     )

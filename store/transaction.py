@@ -112,6 +112,7 @@ class Transaction:
         self._sessions: dict[str, Row] = {}
         self._dirty: dict[str, Row] = {}
         self._unwritten: set[str] = set()
+        self._written: dict[str, Row] = {}
         self._created: list[Row] = []
         self._inserts: dict[Any, list[Row]] = {}
         self._call_updates: list[Row] = []
@@ -150,8 +151,8 @@ class Transaction:
     def changed(self, row: Row) -> None:
         """Note that `row` must be written back."""
         self.writes += 1
+        self._unwritten.add(row["session_id"])
         if row["session_id"] not in self._dirty:
-            self._unwritten.add(row["session_id"])
             self._dirty[row["session_id"]] = row
             row["version"] += 1
             row["updated_at"] = self.now
@@ -226,7 +227,7 @@ class Transaction:
         What earlier operations of the group changed is still in memory; it is written first if it concerns the
         session (any session, if None is given).
         """
-        if self._unwritten if session_id is None else session_id in self._unwritten:
+        if session_id is None or session_id in self._unwritten:
             self.flush()
         return self.connection.execute(statement)
 
@@ -292,15 +293,13 @@ class Transaction:
         execute = self.connection.execute
         if self._created:
             execute(insert(SESSION), [self._storable(row) for row in self._created])
-        created = {row["session_id"] for row in self._created}
-        dirty = [row for key, row in sorted(self._dirty.items()) if key not in created]
-        if dirty:
-            parameters = [
-                {"b_namespace": self.namespace, "b_session_id": row["session_id"]}
-                | {f"b_{name}": row[name] for name in MUTABLE}
-                for row in dirty
-            ]
-            execute(UPDATE_SESSION, parameters)
+            self._written.update((row["session_id"], self._parameters(row)) for row in self._created)
+        # A row stays in hand after it was written: operations go on changing it without saying so again.
+        parameters = [self._parameters(row) for _, row in sorted(self._dirty.items())]
+        changed = [row for row in parameters if self._written.get(row["b_session_id"]) != row]
+        if changed:
+            execute(UPDATE_SESSION, changed)
+            self._written.update((row["b_session_id"], row) for row in changed)
         if self._inbox_deletes:
             execute(DELETE_INBOX, self._inbox_deletes)
         for table, rows in self._inserts.items():
@@ -309,8 +308,12 @@ class Transaction:
             execute(UPDATE_CALL, self._call_updates)
         if self._run_updates:
             execute(UPDATE_RUN, self._run_updates)
-        self._created, self._dirty, self._unwritten = [], {}, set()
+        self._created, self._unwritten = [], set()
         self._inbox_deletes, self._inserts, self._call_updates, self._run_updates = [], {}, [], []
+
+    def _parameters(self, row: Row) -> Row:
+        values = {f"b_{name}": row[name] for name in MUTABLE}
+        return {"b_namespace": self.namespace, "b_session_id": row["session_id"], **values}
 
     @staticmethod
     def _storable(row: Mapping[str, Any]) -> Row:

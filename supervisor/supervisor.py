@@ -269,8 +269,8 @@ class Supervisor:
         if generation != self.generation or self._frames.pop(frame.frame_id, None) is None:
             return
         node = self._nodes.get(frame.node_id) or next(iter(self._nodes.values()))
-        if cause == "exit":
-            await self.machinery.kill(frame.node_id, frame.pid, frame)
+        # Also where Ray reported a death: a loop that failed leaves a process, and a session is resumed only after it.
+        await self.machinery.kill(frame.node_id, frame.pid, frame)
         await node.handle.call("frame_died", frame.frame_id, cause)
 
     async def _watch_node(self, node: _Node, generation: int) -> None:

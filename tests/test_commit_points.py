@@ -14,13 +14,13 @@ from understudy.actors.window import INTERRUPTED
 
 from . import kernel as k
 
-ROUNDS = 3
+TOOL_ROUNDS = 2
 
 
 def compiled(tool: Any, path: Path) -> dict[str, Any]:
-    """Three rounds of tools, the last with two calls at once, then an answer."""
+    """Two rounds of tools, the second with two calls at once, then a third with the answer."""
     name = tool.__name__
-    calls = [[(name, {"path": str(path), "text": f"{number}"})] for number in range(ROUNDS)]
+    calls = [[(name, {"path": str(path), "text": f"{number}"})] for number in range(TOOL_ROUNDS)]
     calls[-1].append((name, {"path": str(path), "text": "twin"}))
     return k.spec(k.script(*calls, "all done"), [tool])
 
@@ -38,7 +38,7 @@ async def clean_run(kernel: k.Kernel, tool: Any, path: Path) -> Clean:
     start = len(kernel.points)
     await kernel.run("clean", compiled(tool, path))
     transcript = await kernel.transcript("clean")
-    assert [entry[0] for entry in transcript] == ["user", *["assistant", "tool"] * 3, "tool", "assistant"]
+    assert [entry[0] for entry in transcript] == ["user", *["assistant", "tool"] * TOOL_ROUNDS, "tool", "assistant"]
     return Clean(transcript, asked(kernel, path), kernel.points[start:])
 
 

