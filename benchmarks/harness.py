@@ -145,7 +145,7 @@ class Bench:
         os.environ.update(XDG_STATE_HOME=str(self.state), RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
         for name in ("RAY_ADDRESS", "UNDERSTUDY_STANDBY", "UNDERSTUDY_MAX_ACTORS", "UNDERSTUDY_NAMESPACE"):
             os.environ.pop(name, None)
-        self._stack.callback(ray_edge.stop_ray)
+        self._stack.callback(self._stop_ray)
         self._stack.callback(ray.shutdown)
         self._stack.callback(lambda: background.wait(_end_calls()))
         os.environ["RAY_ADDRESS"] = ray_edge.start_ray()
@@ -170,6 +170,18 @@ class Bench:
         finally:
             cluster.shutdown()
 
+    def _stop_ray(self) -> None:
+        ray_edge.stop_ray()
+        # What an interrupt during `ray start` leaves behind has not been noted anywhere.
+        while found := [process for pid, process in self.processes().items() if pid not in self._own()]:
+            for process in found:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(found, timeout=5)
+
+    def _own(self) -> set[int]:
+        return {os.getpid()} | ({self._endpoint.pid} if self._endpoint else set())
+
     def processes(self) -> dict[int, psutil.Process]:
         """Every process that this run's Ray head started, by pid."""
         return {process.pid: process for process in psutil.process_iter() if _state(process) == str(self.state)}
@@ -190,6 +202,8 @@ async def _end_calls() -> None:
 
 def _state(process: psutil.Process) -> str | None:
     with suppress(psutil.Error, OSError):
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
         found: str | None = process.environ().get("XDG_STATE_HOME")
         return found
     return None

@@ -223,6 +223,8 @@ class SupervisorActor:
         self._machinery = RayMachinery(settings, span_directory, NodeActor, FrameActor)
         self.supervisor = Supervisor(self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors)
         self._run: asyncio.Task[None] | None = None
+        # Ray restarts this process, but only a call makes it work: the first is its own.
+        ray.get_runtime_context().current_actor.start.remote()
 
     async def start(self) -> int:
         """Begin to supervise; returns the pid."""

@@ -43,7 +43,7 @@ class Database:
         self.dsn = check_store(dsn)
         self.is_sqlite = self.dsn.startswith("sqlite")
         if self.is_sqlite:
-            Path(self.dsn.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+            self._make_directory(Path(self.dsn.removeprefix("sqlite:///")).parent)
             options = {"connect_args": {"timeout": BUSY_SECONDS, "check_same_thread": False}, "poolclass": QueuePool}
             self.writer = create_engine(self.dsn, pool_size=1, **options)
             self.reader = create_engine(self.dsn, pool_size=2, **options)
@@ -54,6 +54,12 @@ class Database:
             arguments = {"connect_timeout": CONNECT_SECONDS, "application_name": "understudy"}
             self.writer = create_engine(dsn, pool_size=1, max_overflow=1, connect_args=arguments)
             self.reader = create_engine(dsn, pool_size=2, max_overflow=1, connect_args=arguments)
+
+    def _make_directory(self, path: Path) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnreachable(f"{self.dsn}: {path} can't be created: {error.strerror}") from None
 
     def prepare(self) -> None:
         """Create or check the schema. Safe when several processes boot at once.

@@ -117,10 +117,11 @@ class Stage:
     profile: str
     sessions: list[Session] = field(default_factory=list)
 
-    def spawn(self, name: str = "actor", **options: Any) -> Session:
+    def spawn(self, *, session_id: str | None = None, **options: Any) -> Session:
         """A session whose model is this stage's endpoint."""
         options.setdefault("tools", tools_of(self.directory))
-        session = self.cluster.spawn(AgentSpec(name=name, model="m", profile=self.profile, **options))
+        spec = AgentSpec(name="actor", model="m", profile=self.profile, **options)
+        session = self.cluster.spawn(spec, session_id=session_id)
         self.sessions.append(session)
         return session
 

@@ -26,7 +26,7 @@ from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
 from understudy.testing.offline import OfflineServer
 
-STUCK_SECONDS = 15.0
+STUCK_SECONDS = 8.0
 LEASE = 3_600_000_000
 POLICY = {"max_restarts": 100, "period": 60, "stuck_after": 3, "backoff": 0.01, "backoff_max": 0.05}
 
@@ -252,24 +252,29 @@ class Kernel:
         return await self.ask("send", session_id, {"run_id": run_id, "content": content})
 
     async def end(self, session_id: str, run_id: str = "r") -> dict[str, Any]:
-        """The run's row once it has ended. Raises `Stuck` when it does not."""
-        after = 0
-        try:
-            async with asyncio.timeout(STUCK_SECONDS):
-                while True:
-                    row = await self.ask("read", "run", [session_id, run_id], {})
-                    if row["finished_at"]:
-                        return row
-                    found = await self.ask("watch", f"{session_id}/{run_id}", {session_id: {"after": after}}, 30.0)
-                    after = found["events"][-1]["seq"] if found["events"] else after
-        except TimeoutError:
-            pass
+        """The run's row once it has ended.
+
+        Raises:
+            Stuck: it does not end, and nothing else happens either.
+        """
+        after, points = 0, -1
+        while True:
+            row = await self.ask("read", "run", [session_id, run_id], {})
+            if row["finished_at"]:
+                return row
+            follow = {session_id: {"after": after}}
+            found = await self.ask("watch", f"{session_id}/{run_id}", follow, STUCK_SECONDS)
+            if not found["events"] and len(self.points) == points:
+                raise Stuck(await self._situation(session_id))
+            after, points = found["events"][-1]["seq"] if found["events"] else after, len(self.points)
+
+    async def _situation(self, session_id: str) -> str:
         info, paging = await self.info(session_id), self.service.paging
         slots = [(s.frame_id, s.session_id, s.epoch, s.wait, s.resting) for s in paging.slots.values()]
         names = ("epoch", "status", "active", "wait", "frame_id", "round")
         facts = {name: info[name] for name in names}
         types = (await self.types(session_id))[-4:]
-        raise Stuck(f"the run does not end: {facts}, ready {list(paging.ready)}, slots {slots}, last events {types}")
+        return f"the run does not end: {facts}, ready {list(paging.ready)}, slots {slots}, last events {types}"
 
     async def run(self, session_id: str, compiled: dict[str, Any], content: Any = "go") -> dict[str, Any]:
         """A new session's first run, from its spawn to its end."""

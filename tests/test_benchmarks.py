@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,27 @@ import pytest
 RUN = Path(__file__).resolve().parent.parent / "benchmarks" / "run.py"
 
 
-def started(tmp_path: Path) -> subprocess.Popen[str]:
-    """`run.py --json --quick --only round`, with a directory of its own for what it leaves behind."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+MARK = "BENCHMARK_TEST"
+
+
+def started(mark: str) -> subprocess.Popen[str]:
+    """`run.py --json --quick --only round`; whatever it starts has `mark` in its environment."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "XDG_STATE_HOME")}
     return subprocess.Popen(
         [sys.executable, RUN, "--json", "--quick", "--only", "round"],
-        cwd=tmp_path,
-        env={**environment, "TMPDIR": str(tmp_path)},
+        env={**environment, MARK: mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def left_behind(tmp_path: Path) -> list[psutil.Process]:
-    """Processes that were started with `tmp_path` as the place of their state."""
+def marked(mark: str) -> list[psutil.Process]:
+    """Live processes that `started` led to."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("XDG_STATE_HOME", "").startswith(str(tmp_path)):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.Error, OSError):
             continue
@@ -40,10 +43,12 @@ def left_behind(tmp_path: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.ray
-def test_the_command_measures_beside_a_baseline_and_leaves_nothing_running(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_the_command_measures_beside_a_baseline_and_leaves_nothing_running() -> None:
     """stdout is one JSON document with machine, load and rows; each row has a baseline and a ratio."""
-    process = started(tmp_path)
-    output, progress = process.communicate(timeout=110)
+    mark = uuid.uuid4().hex
+    process = started(mark)
+    output, progress = process.communicate(timeout=280)
     assert process.returncode == 0, progress
     report: dict[str, Any] = json.loads(output)
     assert report["machine"]["cores"] >= 1
@@ -54,19 +59,21 @@ def test_the_command_measures_beside_a_baseline_and_leaves_nothing_running(tmp_p
         assert row["ratio"] == pytest.approx(row["value"] / row["baseline"])
     [judged] = [row for row in report["rows"] if row["budget"]]
     assert (judged["budget"], judged["verdict"]) in [("≤ 6 ms", "ok"), ("≤ 6 ms", "short")]
-    assert not left_behind(tmp_path)
+    assert not marked(mark)
 
 
 @pytest.mark.ray
-def test_an_interrupted_run_stops_its_ray_head(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_an_interrupted_run_stops_its_ray_head() -> None:
     """Ctrl-C in the middle of a scenario leaves no process behind."""
-    process = started(tmp_path)
+    mark = uuid.uuid4().hex
+    process = started(mark)
     try:
-        while not any("raylet" in " ".join(other.cmdline()[:1]) for other in left_behind(tmp_path)):
+        while not any("raylet" in " ".join(other.cmdline()[:1]) for other in marked(mark)):
             assert process.poll() is None, process.communicate()[1]
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=100)
+        process.communicate(timeout=280)
     finally:
         process.kill()
     assert process.returncode != 0
-    assert not left_behind(tmp_path)
+    assert not marked(mark)

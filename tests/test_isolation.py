@@ -1,0 +1,219 @@
+"""Isolation: jobs that share a cluster and a store share neither code nor credentials; two clusters don't share a store."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from understudy import Cluster
+from understudy.events import SessionCreated
+from understudy.testing.offline import OfflineServer
+
+from .faults import PATIENCE, Head, Stage, call, driver, gone, kill, of, output, staged, wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+TOOLS = """
+import os
+from understudy import tool
+
+@tool
+def whoami() -> str:
+    "Say whose code this is."
+    return "the code of JOB"
+
+@tool
+def environment() -> dict[str, str]:
+    "Show the environment of the tool's process."
+    return dict(os.environ)
+"""
+
+JOB = """
+import json, os, sys
+import mytools
+from understudy import AgentSpec, Cluster, tool
+
+@tool
+def local() -> str:
+    "A tool defined in the driver itself."
+    return "local to " + mytools.whoami()
+
+name = sys.argv[1]
+with Cluster.connect() as cluster:
+    spec = AgentSpec(name=name, model="m", tools=[mytools.whoami, mytools.environment, local])
+    session = cluster.spawn(spec, session_id=name)
+    asks = ["call whoami {}", "call environment {}", "call local {}"]
+    runs = [session.send(ask, run_id=f"run-{number}") for number, ask in enumerate(asks)]
+    print(json.dumps([run.result(120, check=True).text for run in runs]))
+"""
+
+
+def job(directory: Path, name: str, dsn: str, key: str, url: str) -> subprocess.Popen[str]:
+    """Start a driver with its own directory, code, key and endpoint."""
+    directory.mkdir(exist_ok=True)
+    (directory / "mytools.py").write_text(TOOLS.replace("JOB", name))
+    environment = {"UNDERSTUDY_STORE": dsn, "OPENAI_API_KEY": key, "OPENAI_BASE_URL": url}
+    return driver(directory, JOB, name, environment=environment)
+
+
+def keys_seen(server: OfflineServer) -> set[str]:
+    """What an endpoint was authorized with."""
+    return {request.headers["authorization"] for request in server.requests}
+
+
+def holding(directory: Path, secret: str) -> list[Path]:
+    """The files below a directory that hold a text."""
+    found = []
+    for path in directory.rglob("*"):
+        if path.is_file() and not path.is_symlink() and secret.encode() in path.read_bytes():
+            found.append(path)
+    return found
+
+
+def test_two_jobs_on_one_cluster(ray_cluster: str, store: str, tmp_path: Path) -> None:
+    """Each sees its own code and its endpoint gets its own key; neither key shows anywhere else; run twice, work once."""
+    secrets = {"red": "sk-red-5f0c1b7d9a", "blue": "sk-blue-83e6a4c2f1"}
+    with OfflineServer() as red, OfflineServer() as blue:
+        servers = {"red": red, "blue": blue}
+        jobs = [job(tmp_path / name, name, store, secrets[name], servers[name].url) for name in secrets]
+        results = {name: output(process) for name, process in zip(secrets, jobs, strict=True)}
+        for name, (whose, environment, local) in results.items():
+            assert whose == f"offline: the code of {name}"
+            assert local == f"offline: local to the code of {name}"
+            assert keys_seen(servers[name]) == {f"Bearer {secrets[name]}"}
+            for hidden in (*secrets.values(), store, "OPENAI_API_KEY", "UNDERSTUDY_STORE"):
+                assert hidden not in environment
+        with Cluster.connect(store) as cluster:
+            again = output(job(tmp_path / "red", "red", store, secrets["red"], red.url))
+            assert again == results["red"]
+            assert red.stats.requests == 6
+            session = cluster.session("red")
+            assert len(session.runs()) == 3
+            assert len(of(session.events(), SessionCreated)) == 1
+            for service in cluster.services():
+                process = psutil.Process(service.pid)
+                if service.role in ("supervisor", "node"):
+                    _check_service(process, secrets, tmp_path)
+            _check_nothing_kept(store, secrets, tmp_path)
+            cluster.shutdown()
+
+
+def _check_service(process: psutil.Process, secrets: dict[str, str], directory: Path) -> None:
+    """A service has nothing of any job: not its environment, its directory, its code."""
+    environment = json.dumps(process.environ())
+    for hidden in (*secrets.values(), *(str(directory / name) for name in secrets), "OPENAI_"):
+        assert hidden not in environment
+    assert not any(process.cwd().startswith(str(directory / name)) for name in secrets)
+    opened = {entry.path for entry in process.memory_maps()} | {entry.path for entry in process.open_files()}
+    assert not any(path.startswith(str(directory / name)) for path in opened for name in secrets)
+
+
+def _check_nothing_kept(store: str, secrets: dict[str, str], directory: Path) -> None:
+    """No key is in the store, in Ray's logs or in our own files."""
+    if store.startswith("sqlite"):
+        kept = [path for path in directory.iterdir() if path.name.startswith("store.db")]
+        content = b"".join(path.read_bytes() for path in kept)
+    else:
+        content = b"".join(table_rows(store))
+    assert b"the code of red" in content
+    import os
+
+    import ray
+
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path())  # type: ignore[attr-defined]
+    for secret in secrets.values():
+        assert secret.encode() not in content
+        assert not holding(logs, secret)
+        assert not holding(Path(os.environ["XDG_STATE_HOME"]), secret)
+
+
+def table_rows(dsn: str) -> Iterator[bytes]:
+    """Everything that a PostgreSQL database holds, as text."""
+    import psycopg
+
+    with psycopg.connect(dsn) as connection:
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+        for (name,) in tables:
+            for row in connection.execute(f'SELECT t::text FROM "{name}" t'):
+                yield row[0].encode()
+
+
+OTHER_CLUSTER = """
+import json, sys
+from understudy import Cluster
+from understudy.config import ModelProfile
+from understudy.errors import UnderstudyError
+
+dsn, profile, url, timeout, *runs = sys.argv[1:]
+try:
+    cluster = Cluster.connect(dsn, profiles=[ModelProfile(profile, "sk-of-the-tests", url)], timeout=float(timeout))
+except UnderstudyError as error:
+    print(json.dumps([error.code, str(error)]))
+else:
+    print(json.dumps([cluster.session(name).run("run").result(120).text for name in runs]))
+    if not runs:
+        cluster.shutdown()
+    cluster.close()
+"""
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[Head]:
+    """A second Ray cluster."""
+    found = Head(tmp_path)
+    found.start()
+    try:
+        yield found
+    finally:
+        found.kill()
+
+
+def test_two_clusters_on_one_store(ray_cluster: str, store: str, head: Head, tmp_path: Path) -> None:
+    """The second is told `store_owned`; when the first stands still it takes over after the lease, and when the first
+    goes on it is fenced: nothing is done twice."""
+    with staged(store, tmp_path / "stage") as stage:
+        code, message = _other(head, stage, tmp_path, "5")
+        assert code == "store_owned"
+        assert "UNDERSTUDY_NAMESPACE" in message
+        acting, asking = stage.spawn(session_id="acting"), stage.spawn(session_id="asking")
+        stage_run = acting.send(call("act", name="slow"), run_id="run")
+        wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
+        stage.server.hold()
+        asking.send("hello", run_id="run")
+        stage.server.wait(lambda stats: stats.in_flight == 1)
+        first = stage.pids("supervisor", "node", "frame", "standby")
+        for pid in first:
+            kill(pid, signal.SIGSTOP)
+        try:
+            taking = _start_other(head, stage, tmp_path, "60", "acting", "asking")
+            stage.server.wait(lambda stats: stats.requests >= 3, PATIENCE)
+            stage.server.release()
+            interrupted, answered = output(taking)
+        finally:
+            for pid in first:
+                kill(pid, signal.SIGCONT)
+        assert "interrupted" in interrupted
+        assert answered == "offline: hello"
+        stage.let_go("slow")
+        assert stage_run.result(PATIENCE).text == interrupted
+        assert _other(head, stage, tmp_path, "60") == []
+        assert asking.send("again").result(PATIENCE).text == "offline: again"
+        assert stage.effects() == ["slow"]
+        stage.check()
+        stage.cluster.shutdown()
+
+
+def _start_other(head: Head, stage: Stage, directory: Path, timeout: str, *runs: str) -> subprocess.Popen[str]:
+    arguments = (stage.dsn, stage.profile, stage.server.url, timeout, *runs)
+    return driver(directory / "other", OTHER_CLUSTER, *arguments, environment=head.environment)
+
+
+def _other(head: Head, stage: Stage, directory: Path, timeout: str) -> list[str]:
+    answer: list[str] = output(_start_other(head, stage, directory, timeout))
+    return answer
