@@ -46,7 +46,7 @@ def kill(bench: Bench) -> list[Row]:
 def _kill(cluster: Cluster, spec: Any, moment: str) -> float:
     """Milliseconds from the kill, at the moment of an event, to the commit of the activation that resumes."""
     session = cluster.spawn(spec)
-    run = session.send("go")
+    run = session.send(session.id)  # the endpoint knows a repeated call by its messages, so no two are alike
     _await(run, moment)
     # One for the placement of the tools, and one for the default placement, which the supervisor keeps too.
     until(lambda: len(frames(cluster, "standby")) >= 2, "a standby")
@@ -83,7 +83,7 @@ def kill_many(bench: Bench) -> list[Row]:
             until(lambda: len(frames(cluster, "standby")) >= count, f"{count} standbys")
             bench.say(f"{count} standbys are ready")
             sessions = [cluster.spawn(answering(delay=600.0)) for _ in range(count)]
-            runs = [session.send(f"wait {index}") for index, session in enumerate(sessions)]
+            runs = [session.send(session.id) for session in sessions]
             until(lambda: bench.endpoint.stats()["in_flight"] >= count, "the model calls")
             until(lambda: len(frames(cluster, "standby")) >= count, f"{count} standbys")
             pids = [session.info().actor_pid for session in sessions]

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 EXIT = {"kind": "exit"}
 
+DEMAND_PAUSE = 0.1
 SWEEP_SECONDS = 5.0
 SWEEP_AGE = 3_000_000
 """A session that has been ready for so long (microseconds) without anybody knowing is picked up by the sweep."""
@@ -702,6 +703,7 @@ class NodeService:
         if timeout > 0:
             try:
                 await asyncio.wait_for(self.demand_changed.wait(), timeout)
+                await asyncio.sleep(DEMAND_PAUSE)  # what changes within the next moments is told together
             except TimeoutError:
                 pass
         self.demand_changed.clear()

@@ -120,13 +120,18 @@ class Paging:
 
     def pairs(self) -> list[tuple[Slot, Ready]]:
         """Match ready sessions with resting frames; both are taken."""
-        found = []
+        found: list[tuple[Slot, Ready]] = []
+        resting = sum(slot.resting for slot in self.slots.values())
+        if not resting:
+            return found
         for ready in list(self.ready.values()):
             slot = self.frame_for(ready.session_id, ready.placement)
             if slot is not None:
                 slot.resting = False
                 del self.ready[ready.session_id]
                 found.append((slot, ready))
+                if len(found) == resting:
+                    break
         return found
 
     def demand(self) -> dict[str, dict[str, int]]:

@@ -186,7 +186,7 @@ class Supervisor:
         if placement not in self._wanted:
             self._wanted[placement] = self.standby
             for node in self._nodes.values():
-                self._spawn(self._balance(node))
+                self._spawn(self._balance_now(node))
 
     async def register(self, profile: Any) -> None:
         """Learn a model profile and tell the node services. Its credentials stay in their memory."""
@@ -294,14 +294,13 @@ class Supervisor:
         """Keep a node's pool in step with its demand."""
         while generation == self.generation:
             try:
-                await node.handle.call("demand", DEMAND_SECONDS, generation)
-                await self._balance(node)
+                demand = await node.handle.call("demand", DEMAND_SECONDS, generation)
+                await self._balance(node, demand)
             except UnderstudyError as error:
                 log.warning("demand of node %s unknown: %s", node.handle.node_id[:8], error)
                 await asyncio.sleep(0.5)
 
-    async def _balance(self, node: _Node) -> None:
-        demand = await node.handle.call("demand", 0.0, self.generation)
+    async def _balance(self, node: _Node, demand: dict[str, Any]) -> None:
         cap = self.max_actors or default_cap(self.machinery.cpus(node.handle.node_id))
         known = {frame_id for row in demand.values() for frame_id in row.pop("frames", ())}
         arriving: dict[str, int] = dict(node.starting)
@@ -315,6 +314,9 @@ class Supervisor:
                 self._spawn(self._create_frame(node, placement, self.generation))
         for placement, count in decided.retire.items():
             await node.handle.call("retire", placement, count)
+
+    async def _balance_now(self, node: _Node) -> None:
+        await self._balance(node, await node.handle.call("demand", 0.0, self.generation))
 
     async def _create_frame(self, node: _Node, placement: str, generation: int) -> None:
         try:

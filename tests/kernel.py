@@ -35,7 +35,7 @@ BACKGROUND: ContextVar[bool] = ContextVar("background", default=False)
 
 
 def script(*replies: Any) -> str:
-    """Instructions that make the offline model give these replies: a text, a list of `(tool, arguments)`, or an object."""
+    """Instructions for the offline model to give these replies: a text, a list of `(tool, arguments)`, or an object."""
     elements = []
     for reply in replies:
         if isinstance(reply, str):
@@ -186,7 +186,7 @@ class Kernel:
         for _ in range(frames):
             self.add_frame()
         while len(self.service.paging.slots) < frames:
-            await asyncio.sleep(0)
+            await self.service.demand(1.0)
 
     async def stop(self) -> None:
         await self.quiet()
@@ -283,7 +283,8 @@ class Kernel:
         return await self.end(session_id)
 
     async def messages(self, session_id: str) -> list[dict[str, Any]]:
-        return await self.ask("read", "messages", [session_id], {})
+        found: list[dict[str, Any]] = await self.ask("read", "messages", [session_id], {})
+        return found
 
     async def transcript(self, session_id: str) -> list[tuple[Any, ...]]:
         """What of a session must be the same after any death."""
@@ -293,17 +294,19 @@ class Kernel:
         ]
 
     async def events(self, session_id: str) -> list[dict[str, Any]]:
-        return await self.ask("events", session_id, 0)
+        found: list[dict[str, Any]] = await self.ask("events", session_id, 0)
+        return found
 
     async def types(self, session_id: str) -> list[str]:
         return [event["type"] for event in await self.events(session_id)]
 
     async def info(self, session_id: str) -> dict[str, Any]:
-        return await self.ask("read", "info", [session_id], {})
+        found: dict[str, Any] = await self.ask("read", "info", [session_id], {})
+        return found
 
     async def until(self, session_id: str, event_type: str, count: int = 1) -> list[dict[str, Any]]:
         """The session's events, once there are `count` of this type."""
-        after, found = 0, []
+        after, found = 0, list[dict[str, Any]]()
         while sum(event["type"] == event_type for event in found) < count:
             got = await self.ask("watch", f"{session_id}/until", {session_id: {"after": after}}, 30.0)
             found += got["events"]

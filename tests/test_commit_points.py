@@ -126,8 +126,8 @@ def paths(entry: tuple[Any, ...], old: str, new: str) -> tuple[Any, ...]:
 async def test_a_death_anywhere_leaves_the_transcript_as_it_would_have_been(
     tool: Any, victim: str, tmp_path: Path
 ) -> None:
-    """Frame or node service killed at each call, commit and tool of a session: no message is lost or doubled, no started
-    call of a default tool runs twice, and a frame's death costs no model call."""
+    """Frame or node service killed at each call, commit and tool of a session: no message is lost or doubled, no
+    started call of a default tool runs twice, and a frame's death costs no model call."""
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path) as kernel:
         problems = await sweep(kernel, tool, tmp_path, victim)
     assert not problems, "\n".join(problems)

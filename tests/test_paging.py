@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -24,7 +25,9 @@ def paging(*slots: Slot) -> Paging:
 
 
 def frame(name: str, session_id: str | None = None, wait: str | None = None, **more: object) -> Slot:
-    return Slot(name, 1, "n", "", session_id=session_id, wait=wait, resting=wait is not None or session_id is None, **more)  # type: ignore[arg-type]
+    return Slot(
+        name, 1, "n", "", session_id=session_id, wait=wait, resting=wait is not None or session_id is None, **more
+    )  # type: ignore[arg-type]
 
 
 def matches(made: Paging) -> dict[str, str]:
@@ -158,6 +161,7 @@ class Matching(RuleBasedStateMachine):
 
 
 TestMatching = Matching.TestCase
+TestMatching.settings = settings(max_examples=50, stateful_step_count=30)
 
 
 @pytest.mark.parametrize("kills", [0, 40], ids=["calm", "kills"])

@@ -511,9 +511,7 @@ async def test_a_tree_shares_its_roots_budget(db: Store) -> None:
     await db.answer("s", tool_calls=(("p0", "spawn_agent", "{}"),))
     await db.commit("s", 1, 2, spawns=(Spawn("r/1/0", "kid", spec("kid"), "x"),), wait="child")
     await db.activate("kid")
-    await db.commit(
-        "kid", 1, 1, start_run="task", wait="model", request_round=1, request_model="m", request_tokens=50
-    )
+    await db.commit("kid", 1, 1, start_run="task", wait="model", request_round=1, request_model="m", request_tokens=50)
     assert db.session()["budget_reserved"] == 50
     got = ModelAnswer("x", usage=Usage(20, 10))
     for attempt in (1, 2):
@@ -621,7 +619,7 @@ def test_a_newer_schema_is_refused_untouched(store: str) -> None:
 def test_a_host_that_is_not_there() -> None:
     """The message names the address and not the password."""
     database = Database("postgresql://user:hunter22@127.0.0.1:9/db")
-    with pytest.raises(StoreUnreachable, match="127.0.0.1") as refused:
+    with pytest.raises(StoreUnreachable, match=r"127\.0\.0\.1") as refused:
         database.prepare()
     assert "hunter22" not in str(refused.value)
     database.close()
