@@ -171,20 +171,29 @@ class Bench:
             cluster.shutdown()
 
     def _stop_ray(self) -> None:
+        known = self.processes()
         ray_edge.stop_ray()
-        # What an interrupt during `ray start` leaves behind has not been noted anywhere.
-        while found := [process for pid, process in self.processes().items() if pid not in self._own()]:
+        # Ray's agents rename themselves, so `stop_ray` can't tell whose they are; and what an interrupt during
+        # `ray start` leaves behind has not been noted anywhere.
+        while found := [process for process in {**known, **self.processes()}.values() if process.is_running()]:
             for process in found:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(found, timeout=5)
-
-    def _own(self) -> set[int]:
-        return {os.getpid()} | ({self._endpoint.pid} if self._endpoint else set())
+            _, alive = psutil.wait_procs(found, timeout=5)
+            known = {process.pid: process for process in alive if process.status() != psutil.STATUS_ZOMBIE}
 
     def processes(self) -> dict[int, psutil.Process]:
-        """Every process that this run's Ray head started, by pid."""
-        return {process.pid: process for process in psutil.process_iter() if _state(process) == str(self.state)}
+        """Every process that this run's Ray head started, by pid; not this one, and not the endpoint."""
+        mark = f"XDG_STATE_HOME={self.state}".encode()
+        found: dict[int, psutil.Process] = {}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                # Not psutil's `environ`: it stops at the gap that Ray's process titles tear into the block.
+                if mark in Path(f"/proc/{process.pid}/environ").read_bytes():
+                    found.update({child.pid: child for child in [process, *process.children(recursive=True)]})
+        for pid in (os.getpid(), self._endpoint.pid if self._endpoint else 0):
+            found.pop(pid, None)
+        return found
 
     @property
     def state(self) -> Path:
@@ -198,15 +207,6 @@ async def _end_calls() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _state(process: psutil.Process) -> str | None:
-    with suppress(psutil.Error, OSError):
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        found: str | None = process.environ().get("XDG_STATE_HOME")
-        return found
-    return None
 
 
 def received(messages: Sequence[Any]) -> int:

@@ -94,9 +94,9 @@ def _cpu(bench: Bench, cluster: Cluster) -> dict[tuple[str, int], float]:
     kinds = {service.pid: service.role.replace("standby", "frame") for service in cluster.services()}
     kinds.update({bench.endpoint.pid: "endpoint", os.getpid(): "client"})
     found = {}
-    for pid, process in {**bench.processes(), os.getpid(): psutil.Process()}.items():
+    for pid in {*bench.processes(), *kinds}:
         try:
-            times = process.cpu_times()
+            times = psutil.Process(pid).cpu_times()
         except psutil.NoSuchProcess:
             continue
         found[(kinds.get(pid, "ray"), pid)] = times.user + times.system

@@ -114,8 +114,12 @@ class NodeActor:
             self._guard = asyncio.get_running_loop().create_task(self._guarding())
 
     async def _guarding(self) -> None:
+        ticked = time.monotonic()
         while True:
             await asyncio.sleep(1.0)
+            ticked, before = time.monotonic(), ticked
+            if ticked - before > 3.0:  # this process stood still itself: what it did not hear tells nothing
+                self._heard = ticked
             silent = time.monotonic() - self._heard
             if silent > SUPERVISOR_SILENCE and self._supervisor_pid and self._supervisor_node == self._node_id:
                 log.warning("the supervisor (pid %d) is silent for %.0f s: killed", self._supervisor_pid, silent)

@@ -176,9 +176,9 @@ class Supervisor:
     async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
         """Place a new session, or find it: `{"created", "node_id"}`. Raises `SessionConflict`."""
         await self.ready(30.0)
-        self.want(session["placement"])
         node = self._place()
         created = await node.handle.call("request", "spawn", session, blobs)
+        self.want(session["placement"])  # after the store has what its frames need
         return {"created": created, "node_id": node.handle.node_id}
 
     def want(self, placement: str) -> None:

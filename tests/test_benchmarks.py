@@ -30,13 +30,14 @@ def started(mark: str) -> subprocess.Popen[str]:
     )
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Live processes that `started` led to."""
+def marked(mark: str) -> list[str]:
+    """Live processes that `started` led to. Read raw: psutil loses what follows the titles that Ray's processes set."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+            if f"{MARK}={mark}".encode() in environment and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()).strip())
         except (psutil.Error, OSError):
             continue
     return found
@@ -69,7 +70,7 @@ def test_an_interrupted_run_stops_its_ray_head() -> None:
     mark = uuid.uuid4().hex
     process = started(mark)
     try:
-        while not any("raylet" in " ".join(other.cmdline()[:1]) for other in marked(mark)):
+        while not any("/raylet/raylet" in line for line in marked(mark)):
             assert process.poll() is None, process.communicate()[1]
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=280)

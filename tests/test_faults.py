@@ -27,7 +27,6 @@ from understudy.events import (
     ToolInDoubt,
     ToolStarted,
 )
-
 from understudy.testing.offline import OfflineServer, Reply, default_policy
 
 from .faults import PATIENCE, Head, Stage, call, database, driver, gone, kill, of, output, staged, wait_until

@@ -15,7 +15,7 @@ from understudy import Cluster
 from understudy.events import SessionCreated
 from understudy.testing.offline import OfflineServer
 
-from .faults import PATIENCE, Head, Stage, call, driver, gone, kill, of, output, staged, wait_until
+from .faults import PATIENCE, Head, Stage, call, driver, kill, of, output, staged, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
