@@ -48,6 +48,7 @@ class Frame:
         self._windows: OrderedDict[str, Window] = OrderedDict()
         self._tools: dict[str, LoadedTool] = {}
         self._home = (os.getcwd(), dict(os.environ))
+        self._soiled = False
 
     async def run(self) -> None:
         """Work until the node service says `exit`, or this process must not be used any more."""
@@ -97,6 +98,7 @@ class Frame:
 
     async def _load(self, spec: dict[str, Any]) -> LoadedTool:
         """The tool of a specification, loaded once per process."""
+        self._soiled = self._soiled or "builtin" not in spec["source"]
         key = repr((spec["name"], spec["source"], spec["parameters"]))
         if key not in self._tools:
             blobs: dict[str, bytes] = {}
@@ -107,7 +109,10 @@ class Frame:
         return self._tools[key]
 
     def _clean(self) -> None:
-        """Undo what the last session's tools did to this process: directory and environment."""
+        """Undo what the last session's tools did to this process: directory and environment. Ours do nothing."""
+        if not self._soiled:
+            return
+        self._soiled = False
         directory, environment = self._home
         if os.getcwd() != directory:
             os.chdir(directory)

@@ -219,7 +219,11 @@ def driver(
 
 def output(process: subprocess.Popen[str], timeout: float = 2 * PATIENCE) -> Any:
     """Wait for a driver and return the JSON of its last line."""
-    stdout, stderr = process.communicate(timeout=timeout)
+    with process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
     assert process.returncode == 0, stderr[-3000:]
     return json.loads(stdout.splitlines()[-1])
 

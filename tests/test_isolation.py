@@ -1,14 +1,16 @@
-"""Isolation: jobs that share a cluster and a store share neither code nor credentials; two clusters don't share a store."""
+"""Isolation: jobs that share a cluster share neither code nor credentials; two clusters don't share a store."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import psycopg
 import pytest
 
 from understudy import Cluster
@@ -77,7 +79,7 @@ def holding(directory: Path, secret: str) -> list[Path]:
 
 
 def test_two_jobs_on_one_cluster(ray_cluster: str, store: str, tmp_path: Path) -> None:
-    """Each sees its own code and its endpoint gets its own key; neither key shows anywhere else; run twice, work once."""
+    """Each sees its own code, its endpoint its own key; neither key shows anywhere else; run twice, work once."""
     secrets = {"red": "sk-red-5f0c1b7d9a", "blue": "sk-blue-83e6a4c2f1"}
     with OfflineServer() as red, OfflineServer() as blue:
         servers = {"red": red, "blue": blue}
@@ -122,9 +124,7 @@ def _check_nothing_kept(store: str, secrets: dict[str, str], directory: Path) ->
     else:
         content = b"".join(table_rows(store))
     assert b"the code of red" in content
-    import os
-
-    import ray
+    import ray  # not at the top: our package must be imported before it, to set what Ray reads only once
 
     logs = Path(ray._private.worker._global_node.get_logs_dir_path())  # type: ignore[attr-defined]
     for secret in secrets.values():
@@ -135,8 +135,6 @@ def _check_nothing_kept(store: str, secrets: dict[str, str], directory: Path) ->
 
 def table_rows(dsn: str) -> Iterator[bytes]:
     """Everything that a PostgreSQL database holds, as text."""
-    import psycopg
-
     with psycopg.connect(dsn) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
         for (name,) in tables:
