@@ -162,7 +162,8 @@ class NodeService:
             self._placing.add(following.session_id)
             todo.append(self.activation(slot, following, (batch.session_id, batch.epoch)))
         try:
-            result, *rest = await self.journal.submit_all(todo)
+            touches = (batch.session_id,) if following is None else (batch.session_id, following.session_id)
+            result, *rest = await self.journal.submit_all(todo, *touches)
         except BaseException:
             if following is not None:
                 self.paging.add(following)
@@ -243,7 +244,9 @@ class NodeService:
         batch = Batch.from_wire(call["batch"])
         self._own.add(batch.session_id)
         try:
-            result = await self.journal.submit(lambda tx: operations.commit(tx, batch, holder=self.holder))
+            result = await self.journal.submit(
+                lambda tx: operations.commit(tx, batch, holder=self.holder), batch.session_id
+            )
         except Fenced as fenced:
             self._count_fenced(fenced)
             raise
@@ -363,7 +366,7 @@ class NodeService:
             return
         self._placing.add(ready.session_id)
         try:
-            work = await self.journal.submit(self.activation(slot, ready, parked))
+            work = await self.journal.submit(self.activation(slot, ready, parked), ready.session_id)
         except StaleGeneration:
             self._stale()
             self.paging.add(ready)
@@ -387,7 +390,7 @@ class NodeService:
         assert session_id is not None
         known = slot.known.get(session_id, 0)
         try:
-            work = await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, known))
+            work = await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, known), session_id)
         except Fenced:
             self._release(slot)
             raise
@@ -458,7 +461,7 @@ class NodeService:
 
         self._own.add(call.session_id)
         try:
-            result, current, work = await self.journal.submit(operation)
+            result, current, work = await self.journal.submit(operation, call.session_id)
         finally:
             self._disown(call.session_id)
         self.calls.forget(call)
@@ -644,7 +647,7 @@ class NodeService:
 
         self._own.add(session_id)
         try:
-            verdict, work = await self.journal.submit(operation)
+            verdict, work = await self.journal.submit(operation, session_id)
         except StaleGeneration:
             self._stale()
             verdict, work = None, None

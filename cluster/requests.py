@@ -46,7 +46,7 @@ class Requests:
             return created
 
         node.placements[session["session_id"]] = session["placement"]
-        return await node.journal.submit(operation)
+        return await node.journal.submit(operation, session["session_id"])
 
     async def send(self, session_id: str, run: dict[str, Any]) -> bool:
         """Accept an input; True when it is new. It is durable when this returns.
@@ -78,7 +78,7 @@ class Requests:
                 return created, None
 
         try:
-            created, work = await node.journal.submit(operation)
+            created, work = await node.journal.submit(operation, session_id)
         except UnderstudyError:
             node.give_back(spare)
             raise

@@ -15,7 +15,7 @@ from understudy.ports import Death, Decide, Verdict
 from understudy.records import CallState, Finish
 
 from .operations import budget_left, end_queued, finish_run, request_key
-from .transaction import MESSAGE, OWNER, SESSION, TIMER, TOOL_CALL, Row, Transaction
+from .transaction import MESSAGE, OWNER, SESSION, TIMER, Row, Transaction
 
 RESUME_TIMER = "resume"
 
@@ -126,12 +126,6 @@ def park(tx: Transaction, session_id: str, epoch: int) -> None:
 def work(tx: Transaction, row: Row, after_seq: int) -> dict[str, Any]:
     """All that an activation must know, messages after `after_seq` only: earlier ones never change."""
     session_id = row["session_id"]
-    statement = (
-        select(MESSAGE.c.seq, MESSAGE.c.body)
-        .where(MESSAGE.c.namespace == tx.namespace, MESSAGE.c.session_id == session_id, MESSAGE.c.seq > after_seq)
-        .order_by(MESSAGE.c.seq)
-    )
-    messages = [{**item["body"], "seq": item["seq"]} for item in tx.read(statement, session_id).mappings()]
     return {
         "v": 1,
         "session_id": session_id,
@@ -139,7 +133,7 @@ def work(tx: Transaction, row: Row, after_seq: int) -> dict[str, Any]:
         "batch_no": row["batch_no"],
         "after_seq": after_seq,
         "seq": row["seq"],
-        "messages": messages,
+        "messages": tx.messages(session_id, after_seq),
         "calls": [call.to_wire() for call in open_calls(tx, row)],
         **current(tx, row),
     }
@@ -167,21 +161,11 @@ def current(tx: Transaction, row: Row) -> dict[str, Any]:
 
 def open_calls(tx: Transaction, row: Row) -> list[CallState]:
     """Tool calls of the current round whose results are not messages yet."""
-    if row["run_id"] is None:
+    if row["run_id"] is None or row["calls_open"] == 0:
         return []
-    statement = (
-        select(TOOL_CALL)
-        .where(
-            TOOL_CALL.c.namespace == tx.namespace,
-            TOOL_CALL.c.session_id == row["session_id"],
-            TOOL_CALL.c.run_id == row["run_id"],
-            TOOL_CALL.c.round == row["round"],
-        )
-        .order_by(TOOL_CALL.c.index)
-    )
-    stored = tx.read(statement, row["session_id"]).mappings()
     names = CallState.__slots__
-    return [CallState(**{name: item[name] for name in names}) for item in stored if item["state"] != "done"]
+    found = tx.calls(row["session_id"], row["run_id"], row["round"])
+    return [CallState(**{name: item[name] for name in names}) for item in found if item["state"] != "done"]
 
 
 def crash(

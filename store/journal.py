@@ -52,6 +52,7 @@ class Committed:
 @dataclass
 class _Submitted:
     operations: list[Operation]
+    touches: tuple[str, ...]
     future: asyncio.Future[list[Any]]
     results: list[Any] = field(default_factory=list)
 
@@ -87,17 +88,21 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="understudy-journal", daemon=True)
         self._thread.start()
 
-    async def submit(self, operation: Callable[[Transaction], Result]) -> Result:
-        """Apply one operation and return its result once it is durable."""
-        [result] = await self.submit_all([operation])
+    async def submit(self, operation: Callable[[Transaction], Result], *touches: str) -> Result:
+        """Apply one operation and return its result once it is durable.
+
+        Args:
+            touches: ids of the sessions it is known to need: one SELECT reads those of a whole group.
+        """
+        [result] = await self.submit_all([operation], *touches)
         if isinstance(result, BaseException):
             raise result
         return result  # type: ignore[no-any-return]
 
-    async def submit_all(self, operations: list[Operation]) -> list[Any]:
+    async def submit_all(self, operations: list[Operation], *touches: str) -> list[Any]:
         """Apply operations in one transaction, in order; an operation that was refused has its error as its result."""
         assert self._loop is not None
-        submitted = _Submitted(operations, self._loop.create_future())
+        submitted = _Submitted(operations, touches, self._loop.create_future())
         self._queue.put(submitted)
         return await submitted.future
 
@@ -184,6 +189,7 @@ class Journal:
                 writer_seq=self.writer_seq,
                 generation=self.generation,
             )
+            tx.load(session_id for submitted in group for session_id in submitted.touches)
             count = 0
             for submitted in group:
                 submitted.results = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 
 from understudy import events
 from understudy.errors import Fenced, RunConflict, SessionClosed, SessionConflict
@@ -21,6 +21,10 @@ from .transaction import RESERVATION, RUN, SESSION, TOOL_CALL, Row, Transaction
 
 TASK = "task"
 """Run id of a child's one task, given by its parent."""
+
+SELECT_DIGEST = select(RUN.c.digest).where(
+    RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
+)
 
 TERMINAL = ("completed", "failed", "cancelled", "quarantined")
 
@@ -83,10 +87,8 @@ def accept(
     """
     row = tx.session(session_id)
     fingerprint = digest(repr(content))
-    statement = select(RUN.c.digest).where(
-        RUN.c.namespace == tx.namespace, RUN.c.session_id == session_id, RUN.c.run_id == run_id
-    )
-    stored = tx.read(statement, session_id).scalar()
+    key = {"ns": tx.namespace, "session": session_id, "run": run_id}
+    stored = tx.read(SELECT_DIGEST, session_id, key).scalar()
     if stored is not None:
         if stored != fingerprint:
             raise RunConflict(f"run {run_id!r} exists with another input", session_id=session_id)
@@ -192,7 +194,7 @@ def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
     payload = item["payload"]
     row.update(
         run_id=run_id, round=0, run_usage=None, run_started_at=tx.now, cancel_reason=None, active=1, status="running",
-        trace_id=payload["trace_id"], parent_span_id=payload["parent_span_id"], children_open=0,
+        trace_id=payload["trace_id"], parent_span_id=payload["parent_span_id"], children_open=0, calls_open=0,
     )  # fmt: skip
     tx.take_inbox(row, [item["id"]])
     end = dict.fromkeys(("text", "output", "error", "usage"))
@@ -204,6 +206,8 @@ def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
 def _set_call(tx: Transaction, row: Row, call: CallState) -> None:
     if call.state in ("finished", "done"):
         row["progress"] += 1
+    if call.state == "done":
+        row["calls_open"] -= 1
     tx.update_call(
         row["session_id"], call.call_id, state=call.state, epoch=row["epoch"], executions=call.executions,
         result=call.result if call.state == "finished" else None, child_id=call.child_id,
@@ -382,6 +386,7 @@ def _append_answer(
         created_at=tx.now,
     )
     seq = tx.append(row, message)
+    row["calls_open"] = len(calls)
     for call in calls:
         tx.insert(
             TOOL_CALL,
@@ -423,8 +428,8 @@ def finish_run(tx: Transaction, row: Row, finish: Finish) -> None:
         row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
     had_children = row["children_open"] > 0
     row.update(
-        run_id=None, cancel_reason=None, children_open=0, run_usage=None, trace_id="", parent_span_id="", round=0,
-        error=error if status in ("failed", "quarantined") else None, wait="idle", active=0, wait_error=None,
+        run_id=None, cancel_reason=None, children_open=0, calls_open=0, run_usage=None, trace_id="", parent_span_id="",
+        round=0, error=error if status in ("failed", "quarantined") else None, wait="idle", active=0, wait_error=None,
     )  # fmt: skip
     if had_children:  # after the run is gone from the row, so that what they still deliver is dropped
         for child in children(tx, row["session_id"]):

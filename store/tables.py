@@ -99,6 +99,7 @@ class Session(Table, table=True):
     inbox_seq: int = number_column()
     inbox_count: int = number_column()
     children_open: int = number_column()
+    calls_open: int = number_column()
 
     run_id: str | None = text_column()
     round: int = number_column()

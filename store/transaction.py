@@ -50,11 +50,21 @@ SESSION_COLUMNS = [column for column in SESSION.columns if column.name not in ("
 SELECT_SESSIONS = select(*SESSION_COLUMNS).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(bindparam("ids", expanding=True))
 )
-UPDATE_SESSION = (
-    update(SESSION)
-    .where(SESSION.c.namespace == bindparam("b_namespace"), SESSION.c.session_id == bindparam("b_session_id"))
-    .values({name: bindparam(f"b_{name}") for name in MUTABLE})
-)
+# What hardly any commit changes: where it did not, a shorter statement writes the row.
+SELDOM = (
+    "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
+    "progress_at_death", "restarts", "tokens_redone", "budget_tokens", "budget_reserved", "budget_spent",
+)  # fmt: skip
+OFTEN = [name for name in MUTABLE if name not in SELDOM]
+
+
+def _update_session(names: Iterable[str]) -> Any:
+    key = (SESSION.c.namespace == bindparam("b_namespace"), SESSION.c.session_id == bindparam("b_session_id"))
+    return update(SESSION).where(*key).values({name: bindparam(f"b_{name}") for name in names})
+
+
+UPDATE_SESSION = _update_session(MUTABLE)
+UPDATE_SESSION_OFTEN = _update_session(OFTEN)
 CALL_STATE = ("state", "epoch", "executions", "result", "child_id", "updated_at")
 UPDATE_CALL = (
     update(TOOL_CALL)
@@ -75,6 +85,27 @@ UPDATE_RUN = (
     )
     .values({name: bindparam(f"b_{name}") for name in RUN_END})
 )
+SELECT_INBOX = (
+    select(INBOX.c.item, INBOX.c.kind, INBOX.c.key, INBOX.c.payload)
+    .where(INBOX.c.namespace == bindparam("ns"), INBOX.c.session_id == bindparam("session"))
+    .order_by(INBOX.c.item)
+)
+SELECT_MESSAGES = (
+    select(MESSAGE.c.seq, MESSAGE.c.body)
+    .where(
+        MESSAGE.c.namespace == bindparam("ns"),
+        MESSAGE.c.session_id == bindparam("session"),
+        MESSAGE.c.seq > bindparam("after"),
+    )
+    .order_by(MESSAGE.c.seq)
+)
+SELECT_CALLS = select(TOOL_CALL).where(
+    TOOL_CALL.c.namespace == bindparam("ns"),
+    TOOL_CALL.c.session_id == bindparam("session"),
+    TOOL_CALL.c.run_id == bindparam("run"),
+    TOOL_CALL.c.round == bindparam("round"),
+)
+SELECT_OWNER = select(OWNER.c.generation).where(OWNER.c.namespace == bindparam("ns"))
 DELETE_INBOX = delete(INBOX).where(
     INBOX.c.namespace == bindparam("b_namespace"),
     INBOX.c.session_id == bindparam("b_session_id"),
@@ -109,7 +140,8 @@ class Transaction:
         self.woken: dict[str, Row] = {}
         self.cancelled: dict[str, Row] = {}
         self.writes = 0
-        self._sessions: dict[str, Row] = {}
+        self._sessions: dict[str, Row | None] = {}
+        self._seldom: dict[str, tuple[Any, ...]] = {}
         self._dirty: dict[str, Row] = {}
         self._unwritten: set[str] = set()
         self._written: dict[str, Row] = {}
@@ -118,7 +150,7 @@ class Transaction:
         self._call_updates: list[Row] = []
         self._inbox_deletes: list[Row] = []
         self._run_updates: list[Row] = []
-        self._owner: Row | None = None
+        self._owner: int | None = None
 
     def load(self, session_ids: Iterable[str]) -> None:
         """Lock and read sessions, always in the same order, so that two journals can't deadlock on them."""
@@ -129,7 +161,10 @@ class Transaction:
         if self.connection.dialect.name != "sqlite":
             statement = statement.order_by(SESSION.c.session_id).with_for_update()
         for row in self.connection.execute(statement, {"ns": self.namespace, "ids": wanted}).mappings():
-            self._sessions[row["session_id"]] = dict(row)
+            self._sessions[row["session_id"]] = found = dict(row)
+            self._seldom[row["session_id"]] = tuple(found[name] for name in SELDOM)
+        for session_id in wanted:
+            self._sessions.setdefault(session_id, None)
 
     def find(self, session_id: str) -> Row | None:
         """The session's row, or None."""
@@ -221,7 +256,7 @@ class Transaction:
         row.update(b_namespace=self.namespace, b_session_id=session_id, b_run_id=run_id)
         self._run_updates.append(row)
 
-    def read(self, statement: Any, session_id: str | None = None) -> Any:
+    def read(self, statement: Any, session_id: str | None = None, parameters: Row | None = None) -> Any:
         """Execute a SELECT that must see what this transaction has changed so far.
 
         What earlier operations of the group changed is still in memory; it is written first if it concerns the
@@ -229,21 +264,43 @@ class Transaction:
         """
         if session_id is None or session_id in self._unwritten:
             self.flush()
-        return self.connection.execute(statement)
+        return self.connection.execute(statement, parameters)
 
     def inbox(self, row: Row) -> tuple[Row, ...]:
         """What is in the session's inbox now, oldest first."""
         if row["inbox_count"] <= 0:
             return ()
-        statement = (
-            select(INBOX)
-            .where(INBOX.c.namespace == self.namespace, INBOX.c.session_id == row["session_id"])
-            .order_by(INBOX.c.item)
-        )
+        key = {"ns": self.namespace, "session": row["session_id"]}
+        stored = self.connection.execute(SELECT_INBOX, key).mappings()
+        taken = {item["b_item"] for item in self._inbox_deletes if item["b_session_id"] == row["session_id"]}
         return tuple(
             {"id": item["item"], "kind": item["kind"], "key": item["key"], "payload": item["payload"]}
-            for item in self.read(statement, row["session_id"]).mappings()
+            for item in [*stored, *self._pending(INBOX, row["session_id"])]
+            if item["item"] not in taken
         )
+
+    def messages(self, session_id: str, after: int) -> list[Row]:
+        """The session's messages after a `seq`, in wire form, those of this transaction included."""
+        key = {"ns": self.namespace, "session": session_id, "after": after}
+        stored = self.connection.execute(SELECT_MESSAGES, key).mappings()
+        pending = [item for item in self._pending(MESSAGE, session_id) if item["seq"] > after]
+        return [{**item["body"], "seq": item["seq"]} for item in [*stored, *pending]]
+
+    def calls(self, session_id: str, run_id: str, round_number: int) -> list[Row]:
+        """The tool calls of a round as they are now, in order."""
+        key = {"ns": self.namespace, "session": session_id, "run": run_id, "round": round_number}
+        found = {item["call_id"]: dict(item) for item in self.connection.execute(SELECT_CALLS, key).mappings()}
+        for item in self._pending(TOOL_CALL, session_id):
+            if (item["run_id"], item["round"]) == (run_id, round_number):
+                found[item["call_id"]] = {"result": None, "child_id": None, **item}
+        for change in self._call_updates:
+            if change["b_session_id"] == session_id and change["b_call_id"] in found:
+                found[change["b_call_id"]].update({name: change[f"b_{name}"] for name in CALL_STATE})
+        return sorted(found.values(), key=lambda item: int(item["index"]))
+
+    def _pending(self, table: Any, session_id: str) -> list[Row]:
+        """Rows that are not written yet, where writing them first would cost every activation a round trip."""
+        return [row for row in self._inserts.get(table, ()) if row["session_id"] == session_id]
 
     def put_inbox(self, row: Row, kind: str, key: str, payload: dict[str, Any]) -> None:
         """Put something into a session's inbox."""
@@ -280,13 +337,9 @@ class Transaction:
             StaleGeneration: another one does, or none ever did.
         """
         if self._owner is None:
-            statement = select(OWNER).where(OWNER.c.namespace == self.namespace)
-            found = self.connection.execute(statement).mappings().first()
-            self._owner = dict(found) if found else {"generation": 0}
-        if not self.generation or self._owner["generation"] != self.generation:
-            raise StaleGeneration(
-                f"generation {self.generation} no longer owns the store: {self._owner['generation']} does"
-            )
+            self._owner = self.connection.execute(SELECT_OWNER, {"ns": self.namespace}).scalar() or 0
+        if not self.generation or self._owner != self.generation:
+            raise StaleGeneration(f"generation {self.generation} no longer owns the store: {self._owner} does")
 
     def flush(self) -> None:
         """Write everything back, a statement per table."""
@@ -295,11 +348,19 @@ class Transaction:
             execute(insert(SESSION), [self._storable(row) for row in self._created])
             self._written.update((row["session_id"], self._parameters(row)) for row in self._created)
         # A row stays in hand after it was written: operations go on changing it without saying so again.
-        parameters = [self._parameters(row) for _, row in sorted(self._dirty.items())]
-        changed = [row for row in parameters if self._written.get(row["b_session_id"]) != row]
-        if changed:
-            execute(UPDATE_SESSION, changed)
-            self._written.update((row["b_session_id"], row) for row in changed)
+        often, all_columns = [], []
+        for session_id, row in sorted(self._dirty.items()):
+            values = self._parameters(row)
+            if self._written.get(session_id) == values:
+                continue
+            self._written[session_id] = values
+            seldom = tuple(row[name] for name in SELDOM)
+            (often if self._seldom.get(session_id) == seldom else all_columns).append(values)
+            self._seldom[session_id] = seldom
+        if often:
+            execute(UPDATE_SESSION_OFTEN, often)
+        if all_columns:
+            execute(UPDATE_SESSION, all_columns)
         if self._inbox_deletes:
             execute(DELETE_INBOX, self._inbox_deletes)
         for table, rows in self._inserts.items():
