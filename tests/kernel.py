@@ -116,14 +116,14 @@ class Life:
         self._submit_all = service.journal.submit_all
         service.journal.submit_all = self._submit  # type: ignore[method-assign]
 
-    async def _submit(self, operations: list[Any]) -> list[Any]:
+    async def _submit(self, operations: list[Any], *touches: str) -> list[Any]:
         """The journal's `submit_all` with a point before each transaction and one after it."""
         if BACKGROUND.get():
-            return await self._submit_all(operations)
+            return await self._submit_all(operations, *touches)
         await self.kernel.point("before the commit", None)
         if self.dead:
             await never()
-        results = await self._submit_all(operations)
+        results = await self._submit_all(operations, *touches)
         await self.kernel.point("after the commit", None)
         if self.dead:
             await never()
@@ -134,7 +134,7 @@ class Life:
         self.dead = True
         service = self.service
 
-        async def lost(_operations: list[Any]) -> list[Any]:
+        async def lost(_operations: list[Any], *_touches: str) -> list[Any]:
             return await never()
 
         service.journal.submit_all = lost  # type: ignore[method-assign]
