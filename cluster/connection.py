@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from understudy.config import ModelProfile, Settings
-from understudy.errors import ClusterUnreachable, UnderstudyError
+from understudy.errors import ClusterUnreachable, StoreError, UnderstudyError
 
 from .bootstrap import request as bootstrap_request
 from .follower import Follower
@@ -42,12 +42,24 @@ class Connection:
         """Connect to the services, starting what does not run."""
         self._profiles = profiles
         self._supervisor = supervisor_handle(self.settings)
-        if self._supervisor is None:
+        started = self._supervisor is None
+        if started:
             await asyncio.to_thread(self._bootstrap, timeout)
             self._supervisor = supervisor_handle(self.settings)
         if self._supervisor is None:
             raise ClusterUnreachable("the supervisor was started but can't be found")
-        await self._attach(timeout)
+        try:
+            await self._attach(timeout)
+        except StoreError:
+            if started:  # a mistyped store must not leave services behind that try it for ever
+                await self._discard()
+            raise
+
+    async def _discard(self) -> None:
+        handles = [find_actor(node_name(self.settings, node["NodeID"])) for node in ray.nodes()]
+        for handle in [self._supervisor, *handles]:
+            if handle is not None:
+                ray.kill(handle)
 
     async def open_existing(self) -> None:
         """Find the running supervisor, whatever state it is in; nothing is started."""

@@ -131,6 +131,8 @@ def start_ray() -> str:
         ClusterUnreachable: it did not come up; the reason is Ray's own.
     """
     port = _free_port()
+    # Before the start: whatever interrupts it, `understudy down` knows what to end.
+    _marker().write_text(json.dumps({"port": port}))
     command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head"]
     command += [f"--port={port}", "--include-dashboard=false", "--disable-usage-stats", "--log-color=false"]
     try:
@@ -141,9 +143,7 @@ def start_ray() -> str:
         raise ClusterUnreachable(f"`ray start` did not finish within {START_SECONDS:.0f} s") from None
     if done.returncode != 0:
         raise ClusterUnreachable(f"`ray start` failed: {(done.stderr or done.stdout).strip()[-500:]}")
-    address, session = _head_at(port)
-    _marker().write_text(json.dumps({"address": address, "session": session}))
-    return address
+    return _head_at(port)
 
 
 def _start_once() -> str:
@@ -160,14 +160,12 @@ def _free_port() -> int:
         return port
 
 
-def _head_at(port: int) -> tuple[str, str]:
-    """Address and session name of the head that listens on `port`, as its raylet's command line has them."""
+def _head_at(port: int) -> str:
+    """Address of the head that listens on `port`, as its raylet's command line has it."""
     for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or ())
-        address = re.search(rf"gcs-address=(\S+:{port})(?:\s|$)", line)
-        session = re.search(r"session_[0-9_-]+", line)
-        if address and session:
-            return address.group(1), session.group()
+        address = re.search(rf"gcs-address=(\S+:{port})(?:\s|$)", " ".join(process.info["cmdline"] or ()))
+        if address:
+            return address.group(1)
     raise ClusterUnreachable(f"`ray start` succeeded, but no raylet belongs to port {port}")
 
 
@@ -199,6 +197,8 @@ def connect_ray(address: str | None) -> str:
         quiet()
         return str(ray.get_runtime_context().gcs_address)
     target = address or running_address() or _start_once()
+    if re.fullmatch(r"[^/]+:\d+", target) and not _answers(target):
+        raise ClusterUnreachable(f"nobody listens at {target}")
     try:
         ray.init(address=target, namespace=RAY_NAMESPACE, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
@@ -213,12 +213,14 @@ def stop_ray() -> int:
     marker = _marker()
     if not marker.exists():
         return 0
-    session = json.loads(marker.read_text())["session"]
-    found = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if session in line and process.pid != os.getpid():
-            found.append(process)
+    port = json.loads(marker.read_text())["port"]
+    found: set[psutil.Process] = set()
+    # The head's processes name its address, or its session; agents rename themselves, but have one of these as parent.
+    for pattern in (rf"address=\S+:{port}(?:\s|$)|[-_]port={port}(?:\s|$)", "|".join(_sessions_of(port)) or "$^"):
+        for process in psutil.process_iter(["cmdline"]):
+            if process.pid != os.getpid() and re.search(pattern, " ".join(process.info["cmdline"] or ())):
+                found |= {process, *_descendants(process)}
+    found = {process for process in found if process.pid not in _own_line()}
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGTERM)
@@ -229,6 +231,24 @@ def stop_ray() -> int:
     psutil.wait_procs(alive, timeout=5)
     marker.unlink(missing_ok=True)
     return len(found)
+
+
+def _sessions_of(port: int) -> set[str]:
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    return {
+        name for line in lines if f":{port} " in f"{line} " for name in re.findall(r"session_[0-9]{4}[0-9_-]+", line)
+    }
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return list(process.children(recursive=True))
+    return []
+
+
+def _own_line() -> set[int]:
+    """This process and those it was started by: never to be ended."""
+    return {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
 
 
 def find_actor(name: str) -> Any | None:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -15,11 +15,15 @@ from understudy.config import Settings
 
 from .ray_edge import RAY_NAMESPACE, ServiceGone, find_actor, kill_process, process_identity, settle, submitted
 
+if TYPE_CHECKING:  # the frame's process imports this module and must stay light
+    from .node_service import NodeService
+
 log = logging.getLogger(__name__)
 
 CALLS_AT_ONCE = 20_000
 """Pending calls per service: beyond it Ray lets calls wait silently, so it is set above what admission lets in."""
 
+SUPERVISOR_NUDGE = 3.0
 SUPERVISOR_SILENCE = 12.0
 ORPHAN_SECONDS = 300.0
 FRAME_MEMORY = 64 * 1024 * 1024
@@ -54,54 +58,55 @@ class NodeActor:
         self._supervisor_node = ""
         self._heard = time.monotonic()
         self._node_id = node_id
+        self._settings = settings
         self._guard: asyncio.Task[None] | None = None
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
-        node = await self._host.node()
+        node = await self._node()
         return await node.step(call)
 
     async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
-        node = await self._host.node()
+        node = await self._node()
         return await node.commit(call)
 
     async def reload(self, session_id: str, epoch: int) -> dict[str, Any]:
-        return await (await self._host.node()).reload(session_id, epoch)
+        return await (await self._node()).reload(session_id, epoch)
 
     async def interrupted(self, session_id: str, epoch: int) -> str:
-        return await (await self._host.node()).interrupted(session_id, epoch)
+        return await (await self._node()).interrupted(session_id, epoch)
 
     async def specification(self, session_id: str) -> dict[str, Any]:
-        return await (await self._host.node()).specification(session_id)
+        return await (await self._node()).specification(session_id)
 
     async def blob(self, digest: str) -> bytes:
-        return await (await self._host.node()).blob(digest)
+        return await (await self._node()).blob(digest)
 
     async def request(self, method: str, *arguments: Any) -> Any:
         """A client's request (`Requests`)."""
-        await self._host.node()
+        await self._node()
         return await getattr(self._host.requests, method)(*arguments)
 
     async def acquire(self, holder: str, lease: int, dead_holder: str) -> int:
-        await self._host.node()
+        await self._node()
         return await self._host.requests.acquire(holder, lease, dead_holder)
 
     async def take_up(self, generation: int, frames: list[str], nodes: list[str] | None) -> dict[str, Any]:
-        return await (await self._host.node()).take_up(generation, frames, nodes)
+        return await (await self._node()).take_up(generation, frames, nodes)
 
     async def frame_died(self, frame_id: str, cause: str) -> None:
-        await (await self._host.node()).frame_died(frame_id, cause)
+        await (await self._node()).frame_died(frame_id, cause)
 
     async def retire(self, placement: str, count: int) -> None:
-        await (await self._host.node()).retire(placement, count)
+        await (await self._node()).retire(placement, count)
 
     async def register(self, profile: Any) -> None:
-        (await self._host.node()).register(profile)
+        (await self._node()).register(profile)
 
     async def profiles(self) -> list[Any]:
         return self._host.known_profiles()
 
     async def demand(self, timeout: float, generation: int) -> dict[str, Any]:
-        node = await self._host.node()
+        node = await self._node()
         if node.generation == 0 and generation:
             log.warning("generation %d has lost the store", generation)
         return await node.demand(timeout)
@@ -110,8 +115,12 @@ class NodeActor:
         """Learn who supervises, to replace it when it hangs: Ray does not see a stopped process for over a minute."""
         self._supervisor_pid, self._supervisor_node = pid, node_id
         self._heard = time.monotonic()
+
+    async def _node(self) -> NodeService:
+        """The service; the guard runs from its first call on."""
         if self._guard is None:
             self._guard = asyncio.get_running_loop().create_task(self._guarding())
+        return await self._host.node()
 
     async def _guarding(self) -> None:
         ticked = time.monotonic()
@@ -120,11 +129,22 @@ class NodeActor:
             ticked, before = time.monotonic(), ticked
             if ticked - before > 3.0:  # this process stood still itself: what it did not hear tells nothing
                 self._heard = ticked
-            silent = time.monotonic() - self._heard
+            silent = ticked - self._heard
+            if silent > SUPERVISOR_NUDGE:
+                self._nudge_supervisor()
             if silent > SUPERVISOR_SILENCE and self._supervisor_pid and self._supervisor_node == self._node_id:
                 log.warning("the supervisor (pid %d) is silent for %.0f s: killed", self._supervisor_pid, silent)
                 await asyncio.to_thread(kill_process, self._supervisor_pid)
                 self._supervisor_pid = 0
+
+    def _nudge_supervisor(self) -> None:
+        """A supervisor that Ray restarted works only once it is called, and its own first call can get lost."""
+        try:
+            handle = find_actor(supervisor_name(self._settings))
+            if handle is not None:
+                handle.start.remote()
+        except Exception as error:
+            log.info("the supervisor can't be called: %s", error)
 
     async def pid(self) -> int:
         return os.getpid()
