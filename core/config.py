@@ -84,7 +84,7 @@ class Settings:
     store: str
     model: str
     namespace: str = "default"
-    standby: int = 1
+    standby: int = 2
     max_actors: int | None = None
     metrics_port: int = 0
     otlp_endpoint: str | None = None
@@ -111,7 +111,7 @@ class Settings:
                 return default
             return int(text)
 
-        standby = number("UNDERSTUDY_STANDBY", 1, 0, 64)
+        standby = number("UNDERSTUDY_STANDBY", 2, 0, 64)
         max_actors = number("UNDERSTUDY_MAX_ACTORS", None, 1, MAX_ACTORS_LIMIT)
         metrics_port = number("UNDERSTUDY_METRICS_PORT", 0, 0, 65535)
         namespace = env.get("UNDERSTUDY_NAMESPACE") or "default"
@@ -131,7 +131,7 @@ class Settings:
             store=check_store(dsn),
             model=env.get("UNDERSTUDY_MODEL") or ("gpt-4o-mini" if env.get("OPENAI_API_KEY") else OFFLINE_MODEL),
             namespace=namespace,
-            standby=standby if standby is not None else 1,
+            standby=standby if standby is not None else 2,
             max_actors=max_actors,
             metrics_port=metrics_port or 0,
             otlp_endpoint=env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
