@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from typing import Any
 
-from understudy.config import is_secret_name
+from understudy.config import has_credentials, is_secret_name
 from understudy.errors import Fenced, UnderstudyError
 from understudy.ports import Node
 
@@ -36,10 +36,8 @@ class Frame:
         last_beat: monotonic time when the event loop was last seen turning; a probe on another thread reads it.
     """
 
-    def __init__(
-        self, node: Node, frame_id: str, node_id: str, placement: str, *, kept_environment: tuple[str, ...] = ()
-    ) -> None:
-        scrub_environment(kept_environment)
+    def __init__(self, node: Node, frame_id: str, node_id: str, placement: str) -> None:
+        scrub_environment()
         self.node = node
         self.frame_id = frame_id
         self.identity = {"frame_id": frame_id, "pid": os.getpid(), "node_id": node_id, "placement": placement}
@@ -142,13 +140,13 @@ def _has_stuck_tool() -> bool:
     return any(thread.name.startswith(THREAD_PREFIX) and thread.is_alive() for thread in threading.enumerate())
 
 
-def scrub_environment(kept: tuple[str, ...] = ()) -> None:
-    """Take secrets out of this process's environment; `kept` names those that the job gave its tools explicitly.
+def scrub_environment() -> None:
+    """Take secrets out of this process's environment.
 
     `/proc/PID/environ` still shows the first state to processes of the same user: the sandbox is the boundary.
     """
-    for name in list(os.environ):
-        if is_secret_name(name) and name not in kept:
+    for name, value in list(os.environ.items()):
+        if is_secret_name(name) or has_credentials(value):
             del os.environ[name]
 
 

@@ -143,7 +143,7 @@ class Activation:
             del window.messages[-len(drafted) :]
         tokens = 0
         if window.budget_left is not None:
-            tokens = estimate_tokens(request.messages) + request.parameters["max_completion_tokens"]
+            tokens = estimate_tokens([*request.messages, *request.tools]) + request.parameters["max_completion_tokens"]
             if tokens > window.budget_left or request.parameters["max_completion_tokens"] < MINIMAL_REPLY_TOKENS:
                 return self._finish("budget_exceeded", window.reply())
         step = self._step(wait="model", round_number=window.round + 1, tokens=tokens)
@@ -344,10 +344,27 @@ class Activation:
         if policy == "rerun":
             return None
         if policy == "reconcile":
-            loaded = await self._load(spec)
-            if loaded.reconcile is not None:
-                return await _reconcile(loaded, self._context(call))
+            timeout = spec["timeout"] or self.window.spec["tool_timeout"]
+            self.tool_deadline = max(self.tool_deadline or 0.0, time.monotonic() + timeout)
+            return await self._reconcile(spec, self._context(call), timeout)
         return Outcome("interrupted", INTERRUPTED, 0, _now())
+
+    async def _reconcile(self, spec: dict[str, Any], context: ToolContext, timeout: float) -> Outcome:
+        """Ask the tool's own function what became of the call; whatever goes wrong with that is told to the model."""
+        started = _now()
+        try:
+            function = (await self._load(spec)).reconcile
+            if function is None:
+                return Outcome("interrupted", INTERRUPTED, 0, started)
+            async with asyncio.timeout(timeout):
+                found = await asyncio.to_thread(function, context)
+                if asyncio.iscoroutine(found):
+                    found = await found
+        except Exception as error:
+            text = presentable(f"{INTERRUPTED}; finding out failed: {type(error).__name__}: {error}")
+            return Outcome("interrupted", text, _now() - started, started)
+        text = found if isinstance(found, str) else json.dumps(found, default=str)
+        return Outcome("ok", presentable(text), _now() - started, started)
 
     def _record(self, call: CallState, outcome: Outcome, *, executions: int) -> None:
         """Put a call's one result into the draft; it becomes a message when the round is complete."""
@@ -376,13 +393,15 @@ class Activation:
         if call.state == "started":
             return
         problem, task, agent = read_spawn(call.arguments, window.spec["agents"])
-        if problem is None and window.depth >= window.spec["max_depth"]:
-            problem = f"no sub-agent may be created at depth {window.depth}: the limit is {window.spec['max_depth']}."
+        if problem is None and window.spec["max_depth"] < 1:
+            problem = f"no sub-agent may be created at depth {window.depth}: that is as deep as this tree may grow."
         if problem is not None:
             self._record(call, Outcome("invalid", problem, 0, _now()), executions=0)
             return
         child = child_identifier(window.session_id, call.call_id)
-        compiled = window.spec["agents"][agent] if agent else {**window.spec, "budget": None}
+        template = window.spec["agents"][agent] if agent else {**window.spec, "budget": None}
+        depth = min(template["max_depth"], window.spec["max_depth"] - 1)
+        compiled = {**template, "max_depth": depth}
         self._draft.spawns.append(Spawn(call.call_id, child, compiled, task))
         self._draft.calls[call.call_id] = CallState(call.call_id, "started", child_id=child, executions=1)
 
@@ -399,18 +418,6 @@ class Activation:
             self._draft.inbox_done.append(item["id"])
             found = Outcome(outcome, child_text(payload), max(0, _now() - started), started)
             self._record(call, found, executions=1)
-
-
-async def _reconcile(tool: LoadedTool, context: ToolContext) -> Outcome:
-    started = _now()
-    try:
-        found = tool.reconcile(context)  # type: ignore[misc]
-        if asyncio.iscoroutine(found):
-            found = await found
-    except Exception as error:
-        return Outcome("interrupted", f"{INTERRUPTED}; finding out failed: {error}", _now() - started, started)
-    text = found if isinstance(found, str) else json.dumps(found, default=str)
-    return Outcome("ok", presentable(text), _now() - started, started)
 
 
 def read_spawn(arguments: str, agents: dict[str, Any]) -> tuple[str | None, str, str | None]:

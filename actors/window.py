@@ -91,9 +91,13 @@ class Window:
         spec = self.spec
         parameters = dict(spec["parameters"])
         messages = to_protocol(spec["instructions"], self.messages)
+        tools = [
+            {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
+            for tool in spec["tools"]
+        ]
         if self.budget_left is not None:
             cap = parameters.get("max_completion_tokens") or parameters.get("max_tokens") or OUTPUT_TOKENS
-            room = max(1, self.budget_left - estimate_tokens(messages))
+            room = max(1, self.budget_left - estimate_tokens([*messages, *tools]))
             parameters.pop("max_tokens", None)
             parameters["max_completion_tokens"] = min(cap, room)
         assert self.run_id is not None
@@ -102,10 +106,7 @@ class Window:
             profile=spec["profile"],
             model=spec["model"],
             messages=messages,
-            tools=[
-                {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
-                for tool in spec["tools"]
-            ],
+            tools=tools,
             parameters=parameters,
             deadline=spec["deadline"],
         )

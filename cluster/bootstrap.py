@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
 from understudy.errors import UnderstudyError
@@ -29,8 +30,14 @@ def main() -> int:
     settings = Settings(**given["settings"])
     try:
         connect_ray(arguments.address)
+        # A SQLite file is on one node: elsewhere the same path would be another, empty store.
+        bound = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         handle = SupervisorActor.options(  # type: ignore[attr-defined]
-            name=supervisor_name(settings), namespace=RAY_NAMESPACE, lifetime="detached", get_if_exists=True
+            name=supervisor_name(settings),
+            namespace=RAY_NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy=bound if settings.store.startswith("sqlite") else "DEFAULT",
         ).remote(settings, given["span_directory"])
         pid = ray.get(handle.start.remote(), timeout=60)
     except UnderstudyError as error:

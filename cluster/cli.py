@@ -158,7 +158,7 @@ def ps(
     json: Json = False,
 ) -> int:
     """List sessions and the processes of the cluster."""
-    with connected(store) as cluster:
+    with connected(store, start=False) as cluster:
         sessions = cluster.sessions(live_only=not all, limit=limit)
         services = cluster.services()
     if json:
@@ -172,7 +172,7 @@ def ps(
 @command
 def tree(session: SessionId, store: Store = None, json: Json = False) -> int:
     """Show a session and all below it."""
-    with connected(store) as cluster:
+    with connected(store, start=False) as cluster:
         found = cluster.session(session).tree()
     rendering.print_json(rendering.plain(found)) if json else rendering.print_tree(found)
     return 0
@@ -182,7 +182,7 @@ def tree(session: SessionId, store: Store = None, json: Json = False) -> int:
 @command
 def show(session: SessionId, store: Store = None, json: Json = False) -> int:
     """Show a session: its state, its runs, its messages."""
-    with connected(store) as cluster:
+    with connected(store, start=False) as cluster:
         handle = cluster.session(session)
         info, runs, messages = handle.info(), handle.runs(), handle.messages()
     if json:
@@ -202,7 +202,7 @@ def events(
     json: Json = False,
 ) -> int:
     """Print a session's event log."""
-    with connected(store) as cluster:
+    with connected(store, start=False) as cluster:
         found = cluster.session(session).events(after)
     rendering.print_json([event.to_wire() for event in found]) if json else rendering.print_events(found)
     return 0
@@ -218,7 +218,7 @@ def cancel(
     json: Json = False,
 ) -> int:
     """Ask a session's run to end, and all that it spawned."""
-    with connected(store) as cluster:
+    with connected(store, start=False) as cluster:
         handle = cluster.session(session)
         done = handle.run(run_id).cancel(reason) if run_id else handle.cancel(reason)
     if json:
@@ -232,7 +232,7 @@ def cancel(
 @command
 def close(session: SessionId, store: Store = None, json: Json = False) -> int:
     """Close a session: it takes no more input, and what runs is cancelled."""
-    with connected(store) as cluster:
+    with connected(store, start=False) as cluster:
         done = cluster.session(session).close("closed from the command line")
     rendering.print_json({"closed": done}) if json else print("closed" if done else "it was closed already")
     return 0

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from understudy.config import OFFLINE_MODEL, ModelProfile, Settings, model_profile_from_environment
-from understudy.errors import DeadlineExceeded, InvalidInput, RunFailed
+from understudy.config import ModelProfile, Settings, model_profile_from_environment
+from understudy.errors import DeadlineExceeded, InvalidConfiguration, InvalidInput, RunFailed
 from understudy.events import Event, ModelCallCompleted, RunFinished, StreamRestarted, TextDelta
 from understudy.identifiers import check_identifier, digest, new_identifier
 from understudy.messages import Message
@@ -30,7 +30,7 @@ class Cluster:
     Closing ends the connection only: runs go on, and another process can attach to them by their ids.
     """
 
-    def __init__(self, connection: Connection, settings: Settings, profile: str, by_value: bool) -> None:
+    def __init__(self, connection: Connection, settings: Settings, profile: str | None, by_value: bool) -> None:
         self._connection = connection
         self._settings = settings
         self._profile = profile
@@ -49,6 +49,7 @@ class Cluster:
         max_actors: int | None = None,
         profiles: Iterable[ModelProfile] = (),
         code_by_value: bool = True,
+        start: bool = True,
         timeout: float = 60.0,
     ) -> Cluster:
         """Connect; start Ray as a daemon if none runs, and the services if they don't.
@@ -59,6 +60,7 @@ class Cluster:
             namespace, model, standby, max_actors: instead of the `UNDERSTUDY_…` variables.
             profiles: endpoints and credentials by name, for specs that name one; the first is the default.
             code_by_value: let tools defined in `__main__` travel by value.
+            start: start what does not run; if False, raise `ClusterUnreachable` instead.
             timeout: seconds until the services must answer.
 
         Raises:
@@ -69,14 +71,16 @@ class Cluster:
         given: dict[str, Any] = {"namespace": namespace, "model": model, "standby": standby, "max_actors": max_actors}
         settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
         check_identifier(settings.namespace, "namespace")
+        if not 0 <= settings.standby <= 64 or (settings.max_actors is not None and settings.max_actors < 1):
+            raise InvalidConfiguration("standby must be 0 to 64, and max_actors at least 1")
         known = list(profiles)
         own = model_profile_from_environment()
-        if own is not None and settings.model != OFFLINE_MODEL:
+        if own is not None:
             known.append(own)
         # Here, not on the background loop: Ray sets its signal handlers only from the main thread.
-        connection = Connection(settings, connect_ray(address))
-        background.wait(connection.open(known, timeout))
-        default = known[0].name if known else OFFLINE_MODEL
+        connection = Connection(settings, connect_ray(address, start=start))
+        background.wait(connection.open(known, timeout, start=start))
+        default = known[0].name if known else None
         return cls(connection, settings, default, code_by_value)
 
     def spawn(self, spec: AgentSpec, *, session_id: str | None = None) -> Session:
@@ -89,8 +93,7 @@ class Cluster:
         if not isinstance(spec, AgentSpec):
             raise InvalidInput(f"spawn takes an AgentSpec, not {type(spec).__name__}")
         identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
-        profile = OFFLINE_MODEL if (spec.model or self._settings.model) == OFFLINE_MODEL else self._profile
-        compiled = compile_spec(spec, model=self._settings.model, profile=profile, by_value=self._by_value)
+        compiled = compile_spec(spec, model=self._settings.model, profile=self._profile, by_value=self._by_value)
         blobs = dict(compiled.blobs)
         placement = ""
         if compiled.uses_own_code:
@@ -293,8 +296,10 @@ class Run:
     async def _ended(self) -> None:
         async with self._connection.follower.follow(self.session_id, ends=True) as subscription:
             while True:
-                _, event = await subscription.queue.get()
-                if event.run_id == self.run_id:
+                kind, news = await subscription.queue.get()
+                if kind == "error":
+                    raise news
+                if news.run_id == self.run_id:
                     return
 
     async def _events(self) -> AsyncIterator[Event]:
@@ -303,6 +308,8 @@ class Run:
         async with self._connection.follower.follow(self.session_id, stream=True) as subscription:
             while True:
                 kind, *news = await subscription.queue.get()
+                if kind == "error":
+                    raise news[0]
                 if kind == "text":
                     for delta in self._deltas(keys, *news):
                         yield delta

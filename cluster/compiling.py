@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from understudy.actors.tools import describe
-from understudy.config import is_secret_name
-from understudy.errors import InvalidSpec
+from understudy.config import OFFLINE_MODEL, has_credentials, is_secret_name
+from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMissing
 from understudy.identifiers import digest
 from understudy.spec import AgentSpec
 
@@ -31,12 +31,20 @@ class Compiled:
         self.uses_own_code = uses_own_code
 
 
-def compile_spec(spec: AgentSpec, *, model: str, profile: str, by_value: bool = True) -> Compiled:
+def compile_spec(spec: AgentSpec, *, model: str, profile: str | None, by_value: bool = True) -> Compiled:
     """Resolve a specification's defaults, tools and sub-agents.
+
+    Args:
+        model, profile: where the spec names none; `profile` is None when no credentials are known.
 
     Raises:
         InvalidSpec: a tool is unknown, is not allowed, or can't travel.
+        ModelProfileMissing: the model needs credentials, and there are none.
     """
+    model = spec.model or model
+    chosen = spec.profile or (OFFLINE_MODEL if model == OFFLINE_MODEL else profile)
+    if chosen is None:
+        raise ModelProfileMissing(f"agent {spec.name!r} uses model {model!r}, and no key is set")
     tools: list[dict[str, Any]] = []
     blobs: dict[str, bytes] = {}
     for item in spec.tools:
@@ -47,7 +55,9 @@ def compile_spec(spec: AgentSpec, *, model: str, profile: str, by_value: bool = 
     agents: dict[str, Any] = {}
     own_code = any(_is_own(tool["source"]) for tool in tools)
     for agent in spec.agents:
-        child = compile_spec(agent, model=spec.model or model, profile=spec.profile or profile, by_value=by_value)
+        if agent.budget is not None:
+            raise InvalidSpec(f"agents: the budget of {agent.name!r} belongs to the root, for the whole tree.")
+        child = compile_spec(agent, model=model, profile=spec.profile or profile, by_value=by_value)
         if agent.name in agents:
             raise InvalidSpec(f"agents has two entries named {agent.name!r}.")
         agents[agent.name] = child.spec
@@ -57,8 +67,8 @@ def compile_spec(spec: AgentSpec, *, model: str, profile: str, by_value: bool = 
         "v": 1,
         "name": spec.name,
         "instructions": spec.instructions,
-        "model": spec.model or model,
-        "profile": spec.profile or profile,
+        "model": model,
+        "profile": chosen,
         "tools": tools,
         "agents": agents,
         "workspace": os.path.abspath(spec.workspace) if spec.workspace is not None else None,
@@ -107,7 +117,10 @@ def driver_placement(runtime_env: dict[str, Any]) -> dict[str, Any]:
     """The code that this driver's tools need: its script's directory, or its job's runtime environment."""
     kept = {name: value for name, value in runtime_env.items() if not name.startswith("_") and value}
     if "env_vars" in kept:
-        kept["env_vars"] = {name: value for name, value in kept["env_vars"].items() if not is_secret_name(name)}
+        variables = {name: value for name, value in kept["env_vars"].items() if not is_secret_name(name)}
+        kept["env_vars"] = {name: value for name, value in variables.items() if not has_credentials(value)}
+    if has_credentials(json.dumps(kept, default=str)):
+        raise InvalidConfiguration("the job's runtime_env has credentials in a URL, which would be stored")
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
     path = os.path.dirname(os.path.abspath(script)) if script else os.getcwd()

@@ -12,18 +12,19 @@ from typing import Any
 
 import ray
 
-from understudy.config import ModelProfile, Settings
+from understudy.config import ModelProfile, Settings, redact
 from understudy.errors import ClusterUnreachable, StoreError, UnderstudyError
 
 from .bootstrap import request as bootstrap_request
 from .follower import Follower
-from .ray_edge import ServiceGone, clean_environment, find_actor, settle, state_directory, submitted
+from .ray_edge import RAY_NAMESPACE, ServiceGone, clean_environment, find_actor, settle, state_directory, submitted
 from .results import ServiceInfo
 from .services import node_name, supervisor_handle
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 60.0
+STOP_SECONDS = 30.0
 
 
 class Connection:
@@ -38,11 +39,13 @@ class Connection:
         self._generation = 0
         self.follower = Follower(self.request)
 
-    async def open(self, profiles: list[ModelProfile], timeout: float) -> None:
-        """Connect to the services, starting what does not run."""
+    async def open(self, profiles: list[ModelProfile], timeout: float, *, start: bool = True) -> None:
+        """Connect to the services; unless `start` is False, start what does not run."""
         self._profiles = profiles
         self._supervisor = supervisor_handle(self.settings)
         started = self._supervisor is None
+        if started and not start:
+            raise ClusterUnreachable(f"no services of {redact(self.settings.store)} run")
         if started:
             await asyncio.to_thread(self._bootstrap, timeout)
             self._supervisor = supervisor_handle(self.settings)
@@ -87,7 +90,12 @@ class Connection:
 
     async def _attach(self, timeout: float) -> None:
         """Wait until the services work, and give them this client's credentials."""
-        directory = await self._supervise("ready", timeout)
+        try:
+            directory = await asyncio.wait_for(self._supervise("ready", timeout), timeout + 5)
+        except TimeoutError:
+            raise ClusterUnreachable(
+                f"the supervisor gives no answer within {timeout:.0f} s; has Ray room for it (`ray status`)?"
+            ) from None
         self._generation = directory["generation"]
         node_id = directory["nodes"][0]["node_id"]
         self._node = find_actor(node_name(self.settings, node_id))
@@ -129,7 +137,8 @@ class Connection:
         directory = await self._supervise("ready", 30.0)
         address = self._address
         found = [ServiceInfo("supervisor", directory["pid"], directory["node_id"], address)]
-        found += [ServiceInfo("node", node["pid"], node["node_id"], address) for node in directory["nodes"]]
+        metrics = await self._retry(lambda: self._node.metrics_address.remote())
+        found += [ServiceInfo("node", node["pid"], node["node_id"], metrics) for node in directory["nodes"]]
         busy = {row["actor_pid"] for row in await self.request("read", "sessions", [], {"live_only": True})}
         for frame in directory["frames"]:
             role = "frame" if frame["pid"] in busy else "standby"
@@ -144,7 +153,12 @@ class Connection:
         """End the services."""
         await self.close()
         try:
-            await settle(self._supervisor.stop.remote())
-        except ServiceGone as error:
-            log.info("the supervisor is gone already: %s", error)
-        ray.kill(self._supervisor)
+            await asyncio.wait_for(settle(self._supervisor.stop.remote()), STOP_SECONDS)
+        except (TimeoutError, UnderstudyError) as error:
+            log.info("the services did not stop by themselves: %s", error)
+        prefixes = tuple(f"{kind}/{self.settings.instance}" for kind in ("supervisor", "frame", "node"))
+        for actor in ray.util.list_named_actors(all_namespaces=True):
+            if actor["namespace"] == RAY_NAMESPACE and actor["name"].startswith(prefixes):
+                handle = find_actor(actor["name"])
+                if handle is not None:
+                    ray.kill(handle)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
+from sqlalchemy import inspect
 
 from understudy.config import OFFLINE_MODEL, Settings, model_profile_from_environment, redact
 from understudy.errors import UnderstudyError
@@ -83,6 +84,8 @@ def _store(settings: Settings) -> str:
     database = Database(settings.store)
     try:
         with database.read() as connection:
+            if not inspect(connection).has_table("schema_migration"):
+                return f"{redact(settings.store)}: reachable, tables will be created"
             owner = queries.owner(connection, settings.namespace)
             live = len(queries.active_sessions(connection, settings.namespace, None))
     finally:

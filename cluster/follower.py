@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.errors import UnderstudyError
+from understudy.errors import ClusterUnreachable
 from understudy.events import Event
 from understudy.identifiers import new_identifier
-
-log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 20.0
 GATHER_SECONDS = 0.004
@@ -62,8 +59,13 @@ class Follower:
         finally:
             self._subscriptions.discard(subscription)
 
+    def _fail(self, error: Exception) -> None:
+        for subscription in self._subscriptions:
+            subscription.queue.put_nowait(("error", error))
+
     async def close(self) -> None:
-        """Stop following."""
+        """Stop following; whoever still waits gets `ClusterUnreachable`."""
+        self._fail(ClusterUnreachable("the connection was closed"))
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -78,9 +80,11 @@ class Follower:
                 done, _ = await asyncio.wait({watch, changed}, return_when=asyncio.FIRST_COMPLETED)
                 if watch in done:
                     self._deliver(watch.result())
-            except UnderstudyError as error:
-                log.info("the watch is repeated: %s", error)
-                await asyncio.sleep(0.1)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # the request was repeated for long enough before it failed
+                self._fail(error)
+                return
             finally:
                 changed.cancel()
                 watch.cancel()  # the node service ends a watch that a newer one replaces
@@ -94,7 +98,10 @@ class Follower:
             row["after"] = min(row["after"], subscription.after)
             row["ends"] = row["ends"] and subscription.ends
             if subscription.stream is not None:
-                row["stream"] = subscription.stream
+                other = row["stream"] or subscription.stream
+                same = other[0] == subscription.stream[0]
+                # Followers that are not at the same place get the text from where the slowest is.
+                row["stream"] = (other[0], min(other[1], subscription.stream[1])) if same else ("", 0)
         return wanted
 
     def _deliver(self, found: dict[str, Any]) -> None:
@@ -104,10 +111,11 @@ class Follower:
             news = streams.get(subscription.session_id)
             if news is not None and subscription.stream is not None:
                 key, offset, text = news
-                if (key, offset) == subscription.stream or subscription.stream[0] != key:
-                    previous = subscription.stream
-                    subscription.stream = (key, offset + len(text))
-                    subscription.queue.put_nowait(("text", previous, key, offset, text))
+                have = subscription.stream[1] if subscription.stream[0] == key else 0
+                if offset <= have:
+                    previous, text = subscription.stream, text[have - offset :]
+                    subscription.stream = (key, have + len(text))
+                    subscription.queue.put_nowait(("text", previous, key, have, text))
             for event in events:
                 if event.session_id == subscription.session_id and event.seq > subscription.after:
                     subscription.after = event.seq

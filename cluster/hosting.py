@@ -17,20 +17,23 @@ from .node_service import NodeConfig, NodeService
 from .ray_edge import clean_environment
 from .requests import Requests
 
-OFFLINE_LATENCY = "UNDERSTUDY_OFFLINE_LATENCY"
-
 
 class NodeHost:
     """Starts the service on its first call, once, and says how it is."""
 
     def __init__(self, settings: Settings, node_id: str, span_directory: str) -> None:
+        os.umask(0o077)  # the store and the spans hold whole conversations
+        if settings.otlp_endpoint:
+            os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", settings.otlp_endpoint)
+        self._latency = settings.offline_latency
         single = settings.store.startswith("sqlite")
         # One writer per log: with SQLite the one service may move to another node and goes on with the same log.
         writer = "node" if single else f"node-{node_id[:12]}"
         config = NodeConfig(settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory)
+        self._config = config
         self._gateway = Gateway()
-        self._service = NodeService(config, self._gateway, self._prepare_profile)
-        self.requests = Requests(self._service)
+        self._service: NodeService | None = None
+        self._requests: Requests | None = None
         self._starting = asyncio.Lock()
         self._started = False
         self._last_beat = time.monotonic()
@@ -41,11 +44,25 @@ class NodeHost:
         """The started service. Raises what kept it from starting; the next call tries again."""
         if not self._started:
             async with self._starting:
+                if self._service is None:
+                    self._service = NodeService(self._config, self._gateway, self._prepare_profile)
+                    self._requests = Requests(self._service)
                 if not self._started:
                     await self._service.start()
                     self._beating = asyncio.get_running_loop().create_task(self._beat())
                     self._started = True
+        assert self._service is not None
         return self._service
+
+    async def requests(self) -> Requests:
+        """What clients may ask, of the started service."""
+        await self.node()
+        assert self._requests is not None
+        return self._requests
+
+    def metrics_address(self) -> str:
+        """Where Prometheus finds this node's metrics."""
+        return f"http://{self._service.projection.address}/metrics" if self._service and self._started else ""
 
     def known_profiles(self) -> list[ModelProfile]:
         """Credentials given to this service, for a supervisor that has lost its own copy."""
@@ -54,7 +71,7 @@ class NodeHost:
     def health(self) -> dict[str, float]:
         """Seconds since the event loop and the journal's thread turned."""
         now = time.monotonic()
-        if not self._started:
+        if not self._started or self._service is None:
             return {"silent": 0.0, "journal": 0.0}
         return {"silent": now - self._last_beat, "journal": now - self._service.journal.last_beat}
 
@@ -63,7 +80,7 @@ class NodeHost:
         if self._offline is not None:
             self._offline.kill()
             self._offline.wait()
-        if self._started:
+        if self._started and self._service is not None:
             await self._service.close()
 
     async def _beat(self) -> None:
@@ -83,7 +100,7 @@ class NodeHost:
 
     def _start_offline(self) -> str:
         command = [sys.executable, "-m", "understudy.testing", "--port", "0", "--parent-death"]
-        command += ["--latency", os.environ.get(OFFLINE_LATENCY, "0.05")]
+        command += ["--latency", str(self._latency)]
         self._offline = subprocess.Popen(
             command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=clean_environment()
         )

@@ -12,7 +12,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from understudy.config import Settings, is_secret_name
+from understudy.config import Settings
 from understudy.errors import ClusterError
 from understudy.identifiers import new_identifier
 
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 60.0
 CREATE_SECONDS = 120.0
+ADOPT_SECONDS = 10.0
+KILL_TRIES = 6
 
 
 class RayNode:
@@ -79,7 +81,7 @@ class RayFrame:
 
 
 class RayMachinery:
-    """The supervisor's hands. Nodes: all that are alive for PostgreSQL, the one of the store's file for SQLite."""
+    """The supervisor's hands. The one node service runs beside the supervisor."""
 
     def __init__(self, settings: Settings, span_directory: str, node_class: Any, frame_class: Any) -> None:
         self._settings = settings
@@ -107,11 +109,8 @@ class RayMachinery:
         return found
 
     def _node_ids(self) -> list[str]:
-        own = ray.get_runtime_context().get_node_id()
-        if self._settings.store.startswith("sqlite"):
-            return [own]
-        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        return sorted(alive, key=lambda node_id: node_id != own)
+        # One for the whole cluster: wake-ups, cancels and feeds don't cross node services yet.
+        return [ray.get_runtime_context().get_node_id()]
 
     async def frames(self) -> list[RayFrame]:
         """The frames that answer, whoever created them; those that don't are killed."""
@@ -126,7 +125,7 @@ class RayMachinery:
         try:
             handle = ray.get_actor(name, namespace=RAY_NAMESPACE)
             frame = RayFrame(handle, frame_id, node_id, "" if placement == "-" else placement)
-            frame.pid = await asyncio.wait_for(settle(handle.start.remote()), 4.0)
+            frame.pid = await asyncio.wait_for(settle(handle.start.remote()), ADOPT_SECONDS)
             return frame
         except TimeoutError:
             log.warning("frame %s does not answer: killed", frame_id)
@@ -154,7 +153,6 @@ class RayMachinery:
             node.node_id,
             placement,
             definition.get("code_path") or [],
-            tuple(name for name in (runtime_env or {}).get("env_vars", ()) if not is_secret_name(name)),
         )
         frame = RayFrame(handle, frame_id, node.node_id, placement)
         try:
@@ -167,7 +165,10 @@ class RayMachinery:
     async def kill(self, node_id: str, pid: int, handle: Any) -> None:
         """Make sure that a process is gone: by its pid where it runs on this node, else through Ray."""
         if node_id == ray.get_runtime_context().get_node_id() and pid > 1:
-            await asyncio.to_thread(kill_process, pid)
+            for _ in range(KILL_TRIES):
+                if await asyncio.to_thread(kill_process, pid):
+                    return
+            log.error("process %d can't be killed", pid)
         elif isinstance(handle, RayFrame):
             ray.kill(handle.handle)
         else:

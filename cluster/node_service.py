@@ -182,7 +182,7 @@ class NodeService:
             self._release(slot)
             if work is None:
                 raise result
-            self._count_fenced(result)
+            self.projection.metrics.count_fenced()
             return None, work
         return result, work
 
@@ -247,8 +247,8 @@ class NodeService:
             result = await self.journal.submit(
                 lambda tx: operations.commit(tx, batch, holder=self.holder), batch.session_id
             )
-        except Fenced as fenced:
-            self._count_fenced(fenced)
+        except Fenced:
+            self.projection.metrics.count_fenced()
             raise
         finally:
             self._disown(batch.session_id)
@@ -687,9 +687,6 @@ class NodeService:
         if self.journal.generation:
             log.warning("generation %d lost the store", self.journal.generation)
         self.journal.generation = 0
-
-    def _count_fenced(self, _error: BaseException) -> None:
-        self.projection.metrics.count_fenced()
 
     def _spawn_task(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -36,7 +36,7 @@ class Projection:
     def __init__(self, node: NodeService) -> None:
         self._node = node
         self.metrics = Metrics()
-        self.port = 0
+        self.address = ""
         self._stop_server: Callable[[], None] | None = None
         self._spans: SpanExport | None = None
         self._tasks: list[asyncio.Task[Any]] = []
@@ -52,7 +52,11 @@ class Projection:
             self.metrics.apply(found)
         self._checkpointed = self.metrics.writer_seq
         self._gauges()
-        self.port, self._stop_server = serve_metrics(self.metrics.registry, config.metrics_port)
+        # A port that was asked for is meant for a Prometheus elsewhere; a free one stays on this machine.
+        host = "0.0.0.0" if config.metrics_port else "127.0.0.1"
+        port, self._stop_server = serve_metrics(self.metrics.registry, config.metrics_port, host)
+        self.address = f"{host}:{port}"
+        log.info("metrics at http://%s/metrics", self.address)
         sink = span_sink(Path(config.span_directory), config.writer)
         self._spans = SpanExport(self, sink, SPAN_SINK)
         loop = asyncio.get_running_loop()

@@ -114,7 +114,7 @@ def state_directory() -> Path:
     """Where Understudy keeps its own small files: spans, and what it started."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     path = Path(base) / "understudy"
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
     return path
 
 
@@ -187,8 +187,8 @@ def _answers(address: str) -> bool:
     return False
 
 
-def connect_ray(address: str | None) -> str:
-    """Connect this process to Ray, starting one if none runs; returns the address.
+def connect_ray(address: str | None, *, start: bool = True) -> str:
+    """Connect this process to Ray, starting one if none runs (unless `start` is False); returns the address.
 
     Raises:
         ClusterUnreachable: no cluster answers at the address.
@@ -196,7 +196,11 @@ def connect_ray(address: str | None) -> str:
     if ray.is_initialized():
         quiet()
         return str(ray.get_runtime_context().gcs_address)
-    target = address or running_address() or _start_once()
+    target = address or running_address()
+    if target is None:
+        if not start:
+            raise ClusterUnreachable("no Ray cluster runs on this machine")
+        target = _start_once()
     if re.fullmatch(r"[^/]+:\d+", target) and not _answers(target):
         raise ClusterUnreachable(f"nobody listens at {target}")
     try:
@@ -218,7 +222,8 @@ def stop_ray() -> int:
     # The head's processes name its address, or its session; agents rename themselves, but have one of these as parent.
     for pattern in (rf"address=\S+:{port}(?:\s|$)|[-_]port={port}(?:\s|$)", "|".join(_sessions_of(port)) or "$^"):
         for process in psutil.process_iter(["cmdline"]):
-            if process.pid != os.getpid() and re.search(pattern, " ".join(process.info["cmdline"] or ())):
+            line = " ".join(process.info["cmdline"] or ())
+            if re.search(pattern, line) and ("ray." in line or "/ray/" in line or line.startswith("ray::")):
                 found |= {process, *_descendants(process)}
     found = {process for process in found if process.pid not in _own_line()}
     for process in found:
@@ -269,7 +274,15 @@ def process_identity(pid: int) -> str:
 
 
 def kill_process(pid: int, timeout: float = 5.0) -> bool:
-    """SIGKILL a process of this machine and wait until it is gone; True if it is."""
+    """SIGKILL a Ray worker of this machine and wait until it is gone; True if it is.
+
+    A pid that belongs to something else by now is left alone: the worker is gone.
+    """
+    try:
+        if not psutil.Process(pid).cmdline()[:1][0].startswith("ray::"):
+            return True
+    except (psutil.NoSuchProcess, IndexError):
+        return True
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + timeout

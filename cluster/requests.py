@@ -21,7 +21,6 @@ READS: dict[str, Callable[..., Any]] = {
     "messages": queries.messages,
     "run": queries.run_info,
     "runs": queries.runs,
-    "counts": queries.counts,
     "owner": queries.owner,
 }
 
@@ -124,15 +123,6 @@ class Requests:
     async def renew(self, generation: int, holder: str, lease: int) -> None:
         """See `activation.renew`."""
         await self._node.journal.submit(lambda tx: activation.renew(tx, generation, holder, lease))
-
-    async def put_blobs(self, blobs: dict[str, bytes]) -> None:
-        """Keep code by its hash."""
-
-        def operation(tx: Transaction) -> None:
-            for digest, data in blobs.items():
-                put_blob(tx, digest, data)
-
-        await self._node.journal.submit(operation)
 
 
 def put_blob(tx: Transaction, digest: str, data: bytes) -> None:

@@ -50,7 +50,7 @@ class SessionInfo:
 
     Attributes:
         name: the agent's.
-        status: one of the session statuses; see docs/guarantees.md.
+        status: one of the session statuses; see `SESSION_STATUSES` in `understudy.records`.
         epoch: number of its latest activation.
         actor_pid: the process that holds it; None while it is passive.
         restarts: crashes it came back from.
@@ -99,7 +99,12 @@ class SessionInfo:
 
 @dataclass(frozen=True)
 class ServiceInfo:
-    """A process of the cluster. `role`: `supervisor`, `node`, `frame` or `standby`."""
+    """A process of the cluster.
+
+    Attributes:
+        role: `supervisor`, `node`, `frame` or `standby`.
+        address: of Ray; of a node service, the URL of its metrics.
+    """
 
     role: str
     pid: int

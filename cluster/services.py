@@ -84,11 +84,11 @@ class NodeActor:
     async def request(self, method: str, *arguments: Any) -> Any:
         """A client's request (`Requests`)."""
         await self._node()
-        return await getattr(self._host.requests, method)(*arguments)
+        return await getattr(await self._host.requests(), method)(*arguments)
 
     async def acquire(self, holder: str, lease: int, dead_holder: str) -> int:
         await self._node()
-        return await self._host.requests.acquire(holder, lease, dead_holder)
+        return await (await self._host.requests()).acquire(holder, lease, dead_holder)
 
     async def take_up(self, generation: int, frames: list[str], nodes: list[str] | None) -> dict[str, Any]:
         return await (await self._node()).take_up(generation, frames, nodes)
@@ -105,11 +105,10 @@ class NodeActor:
     async def profiles(self) -> list[Any]:
         return self._host.known_profiles()
 
-    async def demand(self, timeout: float, generation: int) -> dict[str, Any]:
+    async def demand(self, timeout: float) -> dict[str, Any]:
         node = await self._node()
-        if node.generation == 0 and generation:
-            log.warning("generation %d has lost the store", generation)
-        return await node.demand(timeout)
+        demand = await node.demand(timeout)
+        return {"generation": node.generation, "demand": demand}
 
     async def watched_by(self, pid: int, node_id: str) -> None:
         """Learn who supervises, to replace it when it hangs: Ray does not see a stopped process for over a minute."""
@@ -148,6 +147,10 @@ class NodeActor:
 
     async def pid(self) -> int:
         return os.getpid()
+
+    async def metrics_address(self) -> str:
+        """Where Prometheus finds this node's metrics."""
+        return self._host.metrics_address()
 
     async def watch(self) -> None:
         """Pending for ever: its failure tells of this process's death."""
@@ -197,13 +200,11 @@ class RemoteNode:
 class FrameActor:
     """A session actor. Its process holds one session at a time."""
 
-    def __init__(
-        self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str], kept: tuple[str, ...]
-    ) -> None:
+    def __init__(self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str]) -> None:
         from understudy.actors.frame import Frame
 
         sys.path[:0] = [path for path in code_path if path not in sys.path]
-        self._frame = Frame(RemoteNode(node), frame_id, node_id, placement, kept_environment=kept)
+        self._frame = Frame(RemoteNode(node), frame_id, node_id, placement)
         self._run: asyncio.Task[None] | None = None
         self._probed = time.monotonic()
 
@@ -264,11 +265,6 @@ class SupervisorActor:
     async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
         await self.start()
         return await self.supervisor.spawn(session, blobs)
-
-    async def want(self, placement: str) -> None:
-        await self.start()
-        await self.supervisor.ready(30.0)
-        self.supervisor.want(placement)
 
     async def register(self, profile: Any) -> None:
         await self.start()

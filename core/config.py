@@ -14,8 +14,13 @@ from .identifiers import check_identifier, digest
 OFFLINE_MODEL = "offline"
 """Name of the deterministic model that needs no key and no network."""
 
-SECRET_NAME = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSW|CREDENTIAL|_DSN$|^UNDERSTUDY_STORE$|^PGPASS)")
+SECRET_NAME = re.compile(
+    r"(?i)(KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTHORIZATION|HEADERS|(^|_)TOKENS?($|_)|(^|_)PAT$|_DSN$"
+    r"|^UNDERSTUDY_STORE$|^PGPASS)"
+)
 """Environment variables whose values must never reach tools, logs, events or the store."""
+
+CREDENTIALS_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 
 MAX_ACTORS_LIMIT = 1024
 
@@ -23,6 +28,11 @@ MAX_ACTORS_LIMIT = 1024
 def is_secret_name(name: str) -> bool:
     """Whether an environment variable of this name is treated as a secret."""
     return bool(SECRET_NAME.search(name))
+
+
+def has_credentials(value: str) -> bool:
+    """Whether a value is, or contains, a URL with a password."""
+    return bool(CREDENTIALS_IN_URL.search(value))
 
 
 def default_store() -> str:
@@ -41,6 +51,11 @@ def check_store(dsn: str) -> str:
     scheme = scheme.split("+", 1)[0]
     if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
         return f"sqlite:///{Path(rest[1:]).expanduser().absolute()}"
+    port = re.search(r"@[^/@:]+:([^/?@]*)", dsn)
+    if port and not port.group(1).isdecimal():
+        raise InvalidConfiguration(
+            f"UNDERSTUDY_STORE={redact(dsn)!r}: the port must be a number", details={"setting": "UNDERSTUDY_STORE"}
+        )
     if scheme in ("postgresql", "postgres") and separator:
         return "postgresql://" + rest
     raise InvalidConfiguration(
@@ -88,6 +103,7 @@ class Settings:
     max_actors: int | None = None
     metrics_port: int = 0
     otlp_endpoint: str | None = None
+    offline_latency: float = 0.05
 
     def __repr__(self) -> str:
         return f"Settings(store={redact(self.store)!r}, model={self.model!r}, namespace={self.namespace!r})"
@@ -114,6 +130,11 @@ class Settings:
         standby = number("UNDERSTUDY_STANDBY", 2, 0, 64)
         max_actors = number("UNDERSTUDY_MAX_ACTORS", None, 1, MAX_ACTORS_LIMIT)
         metrics_port = number("UNDERSTUDY_METRICS_PORT", 0, 0, 65535)
+        try:
+            latency = float(env.get("UNDERSTUDY_OFFLINE_LATENCY") or 0.05)
+        except ValueError:
+            latency = 0.05
+            problems.append(f"UNDERSTUDY_OFFLINE_LATENCY={env['UNDERSTUDY_OFFLINE_LATENCY']!r} must be seconds")
         namespace = env.get("UNDERSTUDY_NAMESPACE") or "default"
         dsn = store or env.get("UNDERSTUDY_STORE") or default_store()
         checks: list[Callable[[], str]] = [
@@ -135,6 +156,7 @@ class Settings:
             max_actors=max_actors,
             metrics_port=metrics_port or 0,
             otlp_endpoint=env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
+            offline_latency=latency,
         )
 
     @property

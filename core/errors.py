@@ -202,18 +202,6 @@ class ToolError(UnderstudyError):
     code = "tool_error"
 
 
-class InvalidToolArguments(ToolError):
-    """The model's arguments don't fit the tool's schema."""
-
-    code = "invalid_tool_arguments"
-
-
-class ToolTimeout(ToolError):
-    """A tool outlived its timeout."""
-
-    code = "tool_timeout"
-
-
 class WorkspaceViolation(ToolError):
     """A path leads outside the workspace."""
 

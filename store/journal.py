@@ -82,6 +82,8 @@ class Journal:
 
     def start(self) -> None:
         """Prepare the schema and start the thread. Must be called on the event loop that will await results."""
+        if self._thread is not None:
+            return
         self.database.prepare()
         self._reload_writer_seq()
         self._loop = asyncio.get_running_loop()
@@ -218,7 +220,10 @@ class Journal:
 
         def deliver() -> None:
             if committed is not None:
-                self._on_commit(committed)
+                try:
+                    self._on_commit(committed)
+                except Exception:  # what is committed must be acknowledged, whatever the projection makes of it
+                    log.exception("a commit could not be told")
             for submitted in group:
                 if submitted.future.done():  # its caller gave up; the commit stands
                     continue

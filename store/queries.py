@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
 from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import ENVELOPE, Event
@@ -197,9 +197,3 @@ def owner(connection: Connection, namespace: str) -> Row | None:
     """Who owns the namespace."""
     row = connection.execute(select(OWNER).where(OWNER.c.namespace == namespace)).mappings().first()
     return dict(row) if row else None
-
-
-def counts(connection: Connection, namespace: str) -> dict[str, int]:
-    """Sessions by status."""
-    statement = select(SESSION.c.status, func.count()).where(SESSION.c.namespace == namespace)
-    return {status: count for status, count in connection.execute(statement.group_by(SESSION.c.status))}

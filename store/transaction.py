@@ -348,7 +348,8 @@ class Transaction:
             execute(insert(SESSION), [self._storable(row) for row in self._created])
             self._written.update((row["session_id"], self._parameters(row)) for row in self._created)
         # A row stays in hand after it was written: operations go on changing it without saying so again.
-        often, all_columns = [], []
+        often: list[Row] = []
+        all_columns: list[Row] = []
         for session_id, row in sorted(self._dirty.items()):
             values = self._parameters(row)
             if self._written.get(session_id) == values:

@@ -139,6 +139,9 @@ class Supervisor:
             except UnderstudyError as error:
                 log.warning("can't supervise yet: %s", error)
                 self.problem = error
+            except Exception as error:
+                log.exception("can't supervise yet")
+                self.problem = UnderstudyError(f"{type(error).__name__}: {error}")
             self.state = "waiting"
             self._ready.clear()
             await asyncio.sleep(1.0)
@@ -195,13 +198,17 @@ class Supervisor:
             await node.handle.call("register", profile)
 
     async def stop(self) -> None:
-        """Give the store up; nothing is killed."""
-        self._stopped = True
+        """Give the store up, as far as it can be reached within 5 s; nothing is killed."""
+        self._stopped, self.state = True, "stopped"
+        self._ready.clear()
         for task in self._tasks:
             task.cancel()
-        if self.generation:
-            node = next(iter(self._nodes.values()))
-            await node.handle.call("request", "renew", self.generation, self.holder, 0)
+        for node in list(self._nodes.values())[:1]:
+            try:
+                given_up = node.handle.call("request", "renew", self.generation, self.holder, 0)
+                await asyncio.wait_for(given_up, 5.0)
+            except Exception as error:
+                log.warning("the store could not be given up: %s", error)
 
     def _place(self) -> _Node:
         """The node for a new session: the one with the fewest frames."""
@@ -249,6 +256,8 @@ class Supervisor:
         lease = int(LEASE_SECONDS * 1e6)
         while not self._stopped:
             await asyncio.sleep(RENEW_SECONDS)
+            if self.state == "stopped":
+                return
             node = next(iter(self._nodes.values()))
             try:
                 await node.handle.call("request", "renew", self.generation, self.holder, lease)
@@ -286,7 +295,7 @@ class Supervisor:
                 return
             try:
                 await self._take_up(node)
-            except UnderstudyError as error:
+            except Exception as error:
                 log.warning("node service %s is not back yet: %s", node.handle.node_id[:8], error)
                 await asyncio.sleep(0.5)
 
@@ -294,9 +303,11 @@ class Supervisor:
         """Keep a node's pool in step with its demand."""
         while generation == self.generation:
             try:
-                demand = await node.handle.call("demand", DEMAND_SECONDS, generation)
-                await self._balance(node, demand)
-            except UnderstudyError as error:
+                served = await node.handle.call("demand", DEMAND_SECONDS)
+                if served["generation"] != generation and generation == self.generation:
+                    await self._take_up(node)  # it was restarted, and its watch did not notice
+                await self._balance(node, served["demand"])
+            except Exception as error:
                 log.warning("demand of node %s unknown: %s", node.handle.node_id[:8], error)
                 await asyncio.sleep(0.5)
 
@@ -311,14 +322,14 @@ class Supervisor:
         for placement, count in decided.create.items():
             for _ in range(count):
                 node.starting[placement] = node.starting.get(placement, 0) + 1
-                self._spawn(self._create_frame(node, placement, self.generation))
+                self._spawn(self._create_frame(node, placement))
         for placement, count in decided.retire.items():
             await node.handle.call("retire", placement, count)
 
     async def _balance_now(self, node: _Node) -> None:
-        await self._balance(node, await node.handle.call("demand", 0.0, self.generation))
+        await self._balance(node, (await node.handle.call("demand", 0.0))["demand"])
 
-    async def _create_frame(self, node: _Node, placement: str, generation: int) -> None:
+    async def _create_frame(self, node: _Node, placement: str) -> None:
         try:
             frame = await self.machinery.create_frame(node.handle, placement)
             self._frames[frame.frame_id] = frame
@@ -330,7 +341,7 @@ class Supervisor:
             return
         finally:
             node.starting[placement] -= 1
-        self._spawn(self._watch_frame(frame, generation))
+        self._spawn(self._watch_frame(frame, self.generation))
 
     async def _probing(self, generation: int) -> None:
         """Find what hangs: a process that does not answer, or one that answers but does not progress."""

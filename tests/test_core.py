@@ -246,7 +246,7 @@ def test_settings_have_defaults_that_need_nothing() -> None:
     """With an empty environment the store is a file of the user and the model is the offline one."""
     settings = Settings.from_environment({})
     assert settings.store.startswith("sqlite:////")
-    assert (settings.model, settings.namespace, settings.standby) == ("offline", "default", 1)
+    assert (settings.model, settings.namespace, settings.standby) == ("offline", "default", 2)
     assert model_profile_from_environment({}) is None
 
 

@@ -172,11 +172,11 @@ def head(tmp_path: Path) -> Iterator[Head]:
         found.kill()
 
 
-def test_two_clusters_on_one_store(ray_cluster: str, store: str, head: Head, tmp_path: Path) -> None:
+def test_two_clusters_on_one_store(ray_cluster: str, postgres: str, head: Head, tmp_path: Path) -> None:
     """The second is told `store_owned`; when the first stands still it takes over after the lease, and when the first
     goes on it is fenced: nothing is done twice."""
-    with staged(store, tmp_path / "stage") as stage:
-        code, message = _other(head, stage, tmp_path, "5")
+    with staged(postgres, tmp_path / "stage") as stage:
+        code, message = _other(head, stage, tmp_path, "15")
         assert code == "store_owned"
         assert "UNDERSTUDY_NAMESPACE" in message
         acting, asking = stage.spawn(session_id="acting"), stage.spawn(session_id="asking")
