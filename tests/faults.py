@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -271,3 +272,8 @@ class Head:
                 process.kill()
         _, alive = psutil.wait_procs(processes, timeout=20)
         assert not alive
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.kill()
+        shutil.rmtree(self._temporary, ignore_errors=True)

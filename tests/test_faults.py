@@ -359,7 +359,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     try:
         yield found
     finally:
-        found.kill()
+        found.close()
 
 
 COLD = """

@@ -169,7 +169,7 @@ def head(tmp_path: Path) -> Iterator[Head]:
     try:
         yield found
     finally:
-        found.kill()
+        found.close()
 
 
 def test_two_clusters_on_one_store(ray_cluster: str, postgres: str, head: Head, tmp_path: Path) -> None:
