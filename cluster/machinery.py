@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 60.0
 CREATE_SECONDS = 120.0
 ADOPT_SECONDS = 10.0
+REPEAT_SECONDS = 30.0
 KILL_TRIES = 6
 
 
@@ -40,7 +41,12 @@ class RayNode:
         pause, waited = 0.02, 0.0
         while True:
             try:
-                return await settle(submitted(lambda: getattr(self.handle, method).remote(*arguments)))
+                reference = submitted(lambda: getattr(self.handle, method).remote(*arguments))
+                return await asyncio.wait_for(settle(reference), REPEAT_SECONDS)
+            except TimeoutError:  # it may have got lost with a service that was killed
+                waited += REPEAT_SECONDS
+                if waited > RETRY_SECONDS:
+                    raise ServiceGone(f"no answer to {method} within {waited:.0f} s") from None
             except ServiceGone:
                 if waited > RETRY_SECONDS:
                     raise

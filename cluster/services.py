@@ -26,6 +26,9 @@ CALLS_AT_ONCE = 20_000
 SUPERVISOR_NUDGE = 3.0
 SUPERVISOR_SILENCE = 12.0
 ORPHAN_SECONDS = 300.0
+REPEAT_SECONDS = 15.0
+"""A frame repeats a call that has no answer for so long: it may have got lost with a service, and repeating is free."""
+
 FRAME_MEMORY = 64 * 1024 * 1024
 CPU_SLIVER = 0.01
 """Frames and services ask for a sliver of CPU, never zero: the autoscaler reaps nodes whose actors ask for nothing."""
@@ -180,9 +183,13 @@ class RemoteNode:
             pause = 0.02
             while True:
                 try:
-                    result = await settle(submitted(lambda: remote.remote(*arguments)))
+                    # A call that was pending when the service was killed is now and then not reported for minutes.
+                    reference = submitted(lambda: remote.remote(*arguments))
+                    result = await asyncio.wait_for(settle(reference), REPEAT_SECONDS)
                     self.lost_since = None
                     return result
+                except TimeoutError:
+                    continue
                 except ServiceGone as error:
                     self.lost_since = self.lost_since or time.monotonic()
                     if time.monotonic() - self.lost_since > ORPHAN_SECONDS:
