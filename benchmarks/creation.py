@@ -67,7 +67,7 @@ def _frame_seconds(node_id: str) -> float:
     began = time.perf_counter()
     actor = FrameActor.options(  # type: ignore[attr-defined]
         name=f"benchmark/{frame_id}", namespace=RAY_NAMESPACE, lifetime="detached"
-    ).remote(node, frame_id, node_id, "", [], ())
+    ).remote(node, frame_id, node_id, "", [])
     try:
         ray.get(actor.probe.remote())
         return time.perf_counter() - began

@@ -23,7 +23,7 @@ def plan(demand: dict[str, dict[str, int]], starting: dict[str, int], wanted: di
 
     Frames are created for ready sessions only while all frames of their placement act: where one waits, its session
     can leave it. Beside those, `wanted` standbys per placement are kept, as far as `cap` frames in all allow. A
-    placement that has ready sessions and no frame takes the place of another's standby.
+    placement that has ready sessions and no frame for them takes the place of another's standby.
 
     Args:
         demand: as told by `Paging.demand`.
@@ -34,19 +34,19 @@ def plan(demand: dict[str, dict[str, int]], starting: dict[str, int], wanted: di
     total = sum(row["acting"] + row["waiting"] + row["standby"] for row in demand.values()) + sum(starting.values())
     create: dict[str, int] = {}
     retire: dict[str, int] = {}
+    urgent: dict[str, int] = {}
     needs: dict[str, int] = {}
     for placement in demand.keys() | wanted.keys():
         row = demand.get(placement, {"ready": 0, "acting": 0, "waiting": 0, "standby": 0})
         idle = row["standby"] + starting.get(placement, 0)
-        needs[placement] = max(0, row["ready"] - row["waiting"] - idle) + max(0, wanted.get(placement, 0) - idle)
+        urgent[placement] = max(0, row["ready"] - row["waiting"] - idle)
+        needs[placement] = urgent[placement] + max(0, wanted.get(placement, 0) - idle)
     for placement in sorted(needs, key=lambda name: -demand.get(name, {}).get("ready", 0)):
         while needs[placement] > 0:
             if total >= cap:
-                own = demand.get(placement, {})
-                frames = sum(own.get(kind, 0) for kind in ("acting", "waiting", "standby"))
+                # Another's standby makes room for sessions that are ready, never for a mere standby.
                 victim = _spare(demand, retire, placement)
-                arriving = starting.get(placement, 0) + create.get(placement, 0)
-                if frames or arriving or not own.get("ready") or victim is None:
+                if create.get(placement, 0) >= urgent[placement] or victim is None:
                     break
                 retire[victim] = retire.get(victim, 0) + 1
                 total -= 1

@@ -312,7 +312,7 @@ class Supervisor:
                 await asyncio.sleep(0.5)
 
     async def _balance(self, node: _Node, demand: dict[str, Any]) -> None:
-        cap = self.max_actors or default_cap(self.machinery.cpus(node.handle.node_id))
+        cap = self.max_actors or default_cap(self.machinery.cpus(node.handle.node_id)) + self.standby
         known = {frame_id for row in demand.values() for frame_id in row.pop("frames", ())}
         arriving: dict[str, int] = dict(node.starting)
         for frame in self._frames.values():  # alive, but has not called in yet

@@ -63,10 +63,10 @@ def test_another_placements_standby_makes_room() -> None:
     assert (decided.create, decided.retire) == ({"gpu": 1}, {"": 1})
 
 
-def test_nobody_retires_for_a_placement_that_has_a_frame() -> None:
-    """Its sessions take turns on the frames they have."""
+def test_an_idle_standby_makes_room_for_sessions_that_are_ready_elsewhere() -> None:
+    """Ready sessions must not take turns on one frame while another placement's frame does nothing."""
     decided = plan({"": row(acting=2, standby=1), "gpu": row(ready=3, acting=1)}, {}, {"": 1, "gpu": 1}, 4)
-    assert (decided.create, decided.retire) == ({}, {})
+    assert (decided.create, decided.retire) == ({"gpu": 1}, {"": 1})
 
 
 def test_the_default_cap() -> None:
