@@ -15,6 +15,7 @@ from typing import Any
 
 from understudy.config import is_secret_name
 from understudy.errors import ToolError, UnderstudyError
+from understudy.messages import storable
 
 from .tools import LoadedTool, ToolContext
 
@@ -88,7 +89,7 @@ def presentable(text: str) -> str:
     """`text` as a message may hold it: secrets replaced, storable as UTF-8 everywhere, not too long."""
     for secret in _secrets():
         text = text.replace(secret, "***")
-    text = text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    text = storable(text)
     if len(text) <= MAX_RESULT_CHARACTERS:
         return text
     note = f"\n[… {len(text)} characters in all; the middle is left out …]\n"

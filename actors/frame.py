@@ -15,6 +15,7 @@ from typing import Any
 from understudy.config import has_credentials, is_secret_name
 from understudy.errors import Fenced, UnderstudyError
 from understudy.ports import Node
+from understudy.records import CACHED_WINDOWS
 
 from .execution import THREAD_PREFIX
 from .session import Activation
@@ -22,9 +23,6 @@ from .tools import LoadedTool, load
 from .window import Window
 
 log = logging.getLogger(__name__)
-
-CACHED_WINDOWS = 64
-"""Windows a frame keeps of sessions that left it; the node service counts in the same way."""
 
 BEAT_SECONDS = 0.5
 

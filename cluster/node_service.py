@@ -361,8 +361,7 @@ class NodeService:
         if holder is not None:  # it was placed in the meantime
             self.paging.rest(slot, None)
             if holder.resting:
-                holder.resting = False
-                self._spawn_task(self._continue(holder))
+                self._resume(holder)
             return
         self._placing.add(ready.session_id)
         try:
@@ -405,12 +404,20 @@ class NodeService:
             if slot.reply is not None and not slot.reply.done():
                 slot.reply.set_exception(error)
 
+    def _resume(self, slot: Slot) -> None:
+        """Let a resting frame go on with the session it holds."""
+        slot.resting = False
+        self._spawn_task(self._continue(slot))
+
+    def _is_ready(self, row: Row) -> bool:
+        """Whether an active session has something to do: it waits for nothing, or for a call that is lost."""
+        return row["wait"] is None or (row["wait"] == "model" and self.calls.of_session(row["session_id"]) is None)
+
     def _wake(self, row: Row, cause: str = "ready", down_since: int = 0) -> None:
         """A session is ready: its own frame goes on, or it queues for one."""
         slot = self.paging.holder(row["session_id"])
         if slot is not None and slot.resting and slot.epoch == row["epoch"]:
-            slot.resting = False
-            self._spawn_task(self._continue(slot))
+            self._resume(slot)
         elif slot is None or slot.epoch != row["epoch"]:
             self.paging.add(Ready(row["session_id"], row["placement"], cause, down_since))
 
@@ -465,11 +472,7 @@ class NodeService:
         finally:
             self._disown(call.session_id)
         self.calls.forget(call)
-        if spare is not None:
-            if work is not None:
-                self.reply(spare, self.given(spare, work))
-            else:
-                self.give_back(spare)
+        self.hand_over(spare, work)
         if not result.won or work is not None:
             return
         still = resident is not None and resident.resting and resident.session_id == call.session_id
@@ -487,8 +490,7 @@ class NodeService:
         if slot is None:
             self.paging.add(Ready(call.session_id, call.placement))
         elif slot.resting:
-            slot.resting = False
-            self._spawn_task(self._continue(slot))
+            self._resume(slot)
 
     def take_spare(self, session_id: str, placement: str) -> Slot | None:
         """Reserve a frame without a session for this one; None while others queue for frames."""
@@ -500,9 +502,11 @@ class NodeService:
         slot.resting = False
         return slot
 
-    def give_back(self, slot: Slot | None) -> None:
-        """A reserved frame was not needed."""
-        if slot is not None:
+    def hand_over(self, slot: Slot | None, work: dict[str, Any] | None) -> None:
+        """Give a reserved frame its work; without any it was not needed and is free again."""
+        if slot is not None and work is not None:
+            self.reply(slot, self.given(slot, work))
+        elif slot is not None:
             self.paging.rest(slot, None)
             self._dispatch()
 
@@ -561,8 +565,7 @@ class NodeService:
             slot = Slot(frame_id, row["actor_pid"] or 0, row["node_id"], row["placement"])
             await self._crashed(slot, session_id, row["epoch"], "process_died", now())
             return 1
-        lost_call = row["wait"] == "model" and self.calls.of_session(session_id) is None
-        if row["wait"] is None or lost_call:
+        if self._is_ready(row):
             self.paging.add(Ready(session_id, row["placement"], "takeover"))
         return 0
 
@@ -584,10 +587,8 @@ class NodeService:
 
     def _sweep(self, row: Row, age: int) -> None:
         session_id = row["session_id"]
-        lost_call = row["wait"] == "model" and self.calls.of_session(session_id) is None
-        ready = row["wait"] is None or lost_call
         placed = session_id in self.paging.ready or session_id in self._own | self._placing
-        if not ready or placed or row["updated_at"] > now() - age:
+        if not self._is_ready(row) or placed or row["updated_at"] > now() - age:
             return
         holder = self.paging.holder(session_id)
         if holder is not None and holder.epoch < row["epoch"]:
@@ -596,8 +597,7 @@ class NodeService:
         if holder is None and row["frame_id"] not in self._expected:
             self.paging.add(Ready(session_id, row["placement"], "takeover"))
         elif holder is not None and holder.resting and holder.epoch == row["epoch"]:
-            holder.resting = False
-            self._spawn_task(self._continue(holder))
+            self._resume(holder)
         else:
             return
         self.swept += 1
@@ -653,11 +653,7 @@ class NodeService:
             verdict, work = None, None
         finally:
             woken = self._disown(session_id)
-        if spare is not None:
-            if work is not None:
-                self.reply(spare, self.given(spare, work))
-            else:
-                self.give_back(spare)
+        self.hand_over(spare, work)
         if verdict is not None and verdict.action == "resume" and work is None:
             if verdict.delay and not woken:
                 self._schedule(session_id, activation.RESUME_TIMER, now() + verdict.delay)
@@ -667,8 +663,7 @@ class NodeService:
 
     async def _requeue(self, session_id: str, placement: str, since: int) -> None:
         row = await self.reading.session(session_id)
-        lost_call = row["wait"] == "model" and self.calls.of_session(session_id) is None
-        if row["active"] and (row["wait"] is None or lost_call):
+        if row["active"] and self._is_ready(row):
             self.paging.add(Ready(session_id, placement, "resume", since))
 
     def _fail_reply(self, slot: Slot) -> None:

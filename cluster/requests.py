@@ -79,12 +79,9 @@ class Requests:
         try:
             created, work = await node.journal.submit(operation, session_id)
         except UnderstudyError:
-            node.give_back(spare)
+            node.hand_over(spare, None)
             raise
-        if work is not None and spare is not None:
-            node.reply(spare, node.given(spare, work))
-        else:
-            node.give_back(spare)
+        node.hand_over(spare, work)
         return created
 
     async def cancel(self, session_id: str, run_id: str | None, reason: str) -> bool:

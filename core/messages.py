@@ -16,7 +16,7 @@ Content = str | list[dict[str, Any]] | None
 
 
 def storable(text: str) -> str:
-    """The text as every store can keep it: NUL and unpaired surrogates, which PostgreSQL refuses, become U+FFFD."""
+    """The text as every store can keep it: NUL becomes U+FFFD, an unpaired surrogate `?`."""
     if "\x00" in text:
         text = text.replace("\x00", "\ufffd")
     return text.encode("utf-8", "replace").decode() if not text.isascii() else text

@@ -12,6 +12,9 @@ from typing import Any
 from .events import Event
 from .messages import WIRE_VERSION, Message, ToolCall, Usage
 
+CACHED_WINDOWS = 64
+"""Windows that a frame keeps of sessions that left it; the node service counts them in the same way."""
+
 LEASE_SECONDS = 10.0
 """How long after sending a commit an activation may start a tool on the strength of its Ack."""
 

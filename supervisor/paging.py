@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-CACHED_WINDOWS = 64
+from understudy.records import CACHED_WINDOWS
 
 PARKING_ORDER = {"idle": 0, "timer": 1, "child": 2, "model": 3}
 """Who leaves first: those whose wait is likely to be the longest."""

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from understudy.supervisor.paging import CACHED_WINDOWS, Paging, Ready, Slot
+from understudy.records import CACHED_WINDOWS
+from understudy.supervisor.paging import Paging, Ready, Slot
 
 from . import kernel as k
 
