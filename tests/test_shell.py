@@ -29,15 +29,19 @@ def context_of(workspace: str | None) -> ToolContext:
 
 
 class Announced:
-    """Processes that a command announces by writing their ids into a pipe in its workspace."""
+    """Processes that a command announces through a pipe in its workspace; it goes on once they are known."""
 
     def __init__(self, folder: Path) -> None:
         self.pipe = folder / "announced"
+        self.known = folder / "known"
         os.mkfifo(self.pipe)
+        os.mkfifo(self.known)
 
     def wait(self) -> list[int]:
         """Handles of the announced processes; blocks until there are some."""
-        return [os.pidfd_open(int(pid)) for pid in self.pipe.read_text().split()]
+        handles = [os.pidfd_open(int(pid)) for pid in self.pipe.read_text().split()]
+        self.known.write_text("\n")
+        return handles
 
 
 def assert_gone(handles: list[int]) -> None:
@@ -50,7 +54,7 @@ def assert_gone(handles: list[int]) -> None:
         os.close(handle)
 
 
-ANNOUNCE = 'sleep 1000 & (trap "" TERM; sleep 1000; sleep 1000) & echo $$ $(jobs -p) > announced; '
+ANNOUNCE = 'sleep 1000 & (trap "" TERM; sleep 1000; sleep 1000) & echo $$ $(jobs -p) > announced; read _ < known; '
 
 
 class TestResult:
@@ -203,7 +207,7 @@ asyncio.run(bash({ANNOUNCE + "wait"!r}, context))
         """A daemon with the command's output open is out of reach, and not waited for."""
         monkeypatch.setattr(shell, "DRAIN_SECONDS", 0.05)
         announced = Announced(tmp_path)
-        command = asyncio.create_task(bash("setsid sh -c 'echo $$ > announced; exec sleep 1000' & wait $!", context, 1))
+        command = asyncio.create_task(bash("setsid sh -c 'echo $$ > announced; read _ < known; exec sleep 1000' & wait $!", context, 1))
         (handle,) = await asyncio.to_thread(announced.wait)
         assert "timed out" in await command
         signal.pidfd_send_signal(handle, signal.SIGKILL)
