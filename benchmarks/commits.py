@@ -78,7 +78,7 @@ async def _measure(dsn: str, number: int, directory: Path | None) -> tuple[float
             rates[sessions] = number // sessions // 2 * sessions * 2 / (time.perf_counter() - began)
         return (median(plain) if plain else 0.0), rates
     finally:
-        await asyncio.to_thread(journal.close)
+        await journal.close()
 
 
 class _Worker:

@@ -73,7 +73,7 @@ class NodeHost:
         now = time.monotonic()
         if not self._started or self._service is None:
             return {"silent": 0.0, "journal": 0.0}
-        return {"silent": now - self._last_beat, "journal": now - self._service.journal.last_beat}
+        return {"silent": now - self._last_beat, "journal": self._service.journal.silence()}
 
     async def close(self) -> None:
         """Stop the service and the offline model."""

@@ -99,7 +99,7 @@ class NodeService:
         for task in self._tasks:
             task.cancel()
         await self.projection.close()
-        await asyncio.to_thread(self.journal.close)
+        await self.journal.close()
         await self.gateway.close()
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,9 @@ from .tables import SCHEMA_VERSION, SchemaMigration, metadata
 
 CONNECT_SECONDS = 5
 BUSY_SECONDS = 20
+COMMIT_BUSY_SECONDS = 0.25
+"""The journal commits on the event loop (SQLite), so it does not wait long for another process's lock: it comes back."""
+
 SCHEMA_LOCK = 0x756E6465  # any constant: PostgreSQL's advisory lock of the first boot
 
 
@@ -33,7 +36,7 @@ class StoreRace(StoreError):
 
 
 class Database:
-    """One store: an engine for the one writing thread, and one for readers.
+    """One store: an engine for the one writer, and one for readers.
 
     SQLite runs in WAL mode with `synchronous=FULL`: an acknowledged commit survives a power cut, and readers never wait
     for the writer. PostgreSQL gets a small pool: a node holds at most five connections.
@@ -44,11 +47,12 @@ class Database:
         self.is_sqlite = self.dsn.startswith("sqlite")
         if self.is_sqlite:
             self._make_directory(Path(self.dsn.removeprefix("sqlite:///")).parent)
+            self._patience = float(BUSY_SECONDS)
             options = {"connect_args": {"timeout": BUSY_SECONDS, "check_same_thread": False}, "poolclass": QueuePool}
             self.writer = create_engine(self.dsn, pool_size=1, **options)
             self.reader = create_engine(self.dsn, pool_size=2, **options)
-            _tune_sqlite(self.writer, "BEGIN IMMEDIATE")
-            _tune_sqlite(self.reader, "BEGIN")
+            _tune_sqlite(self.writer, "BEGIN IMMEDIATE", lambda: self._patience)
+            _tune_sqlite(self.reader, "BEGIN", lambda: BUSY_SECONDS)
         else:
             dsn = "postgresql+psycopg://" + self.dsn.split("://", 1)[1]
             arguments = {"connect_timeout": CONNECT_SECONDS, "application_name": "understudy"}
@@ -79,6 +83,9 @@ class Database:
             if version is None:
                 metadata.create_all(connection)
                 connection.execute(table.insert().values(version=SCHEMA_VERSION, applied_at=now()))
+        if self.is_sqlite:
+            self._patience = COMMIT_BUSY_SECONDS
+            self.writer.dispose()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -112,11 +119,12 @@ def _reason(error: DBAPIError) -> str:
     return f"{type(error.orig).__name__}: {redact(lines[0]) if lines else 'no reason given'}"
 
 
-def _tune_sqlite(engine: Engine, begin: str) -> None:
+def _tune_sqlite(engine: Engine, begin: str, patience: Callable[[], float]) -> None:
     @event.listens_for(engine, "connect")
     def _connect(connection, _record) -> None:  # type: ignore[no-untyped-def]
         connection.isolation_level = None  # we say BEGIN ourselves: the driver would defer the lock
         connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA busy_timeout={int(patience() * 1000)}")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA wal_autocheckpoint=2000")
         connection.execute("PRAGMA cache_size=-16000")

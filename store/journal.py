@@ -1,7 +1,11 @@
-"""The journal: one thread that merges the operations of many sessions into one transaction after another.
+"""The journal: merges the operations of many sessions into one transaction after another.
 
 A caller submits an operation (a function of a `Transaction`) and awaits its result, which arrives after the commit.
 What has arrived meanwhile makes up the next group, so the cost of a durable commit is shared, and nobody polls.
+
+PostgreSQL is waited for in a thread. SQLite works on the event loop itself: it computes rather than waits, and a thread
+would have to win the interpreter's lock back after every single row, from a loop that is busy; measured, that made a
+commit five times as long. For this the loop stands still during a commit (a few milliseconds).
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -28,6 +33,10 @@ log = logging.getLogger(__name__)
 GROUP_LIMIT = 128
 RACE_TRIES = 3
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+LONGEST_PAUSE = 0.01
+"""On the event loop, commits take turns with everything else: the next one begins as long after the last as that took,
+so that under load more operations share it; but no later than this (seconds)."""
 
 Result = TypeVar("Result")
 Operation = Callable[[Transaction], Any]
@@ -71,24 +80,29 @@ class Journal:
         self.writer = writer
         self.generation = 0
         self.writer_seq = 0
-        self.last_beat = time.monotonic()
         self.unreachable_since: float | None = None
         self._on_commit = on_commit
-        self._queue: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
+        self._submitted: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
+        self._groups: deque[list[_Submitted]] = deque()
+        self._tries = 0
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn: asyncio.TimerHandle | None = None
+        self._next_turn = 0.0
         self._closing = threading.Event()
+        self._last_beat = time.monotonic()
         self._last_now = 0
 
     def start(self) -> None:
-        """Prepare the schema and start the thread. Must be called on the event loop that will await results."""
-        if self._thread is not None:
+        """Prepare the schema and begin to commit. Must be called on the event loop that will await results."""
+        if self._loop is not None:
             return
         self.database.prepare()
         self._reload_writer_seq()
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="understudy-journal", daemon=True)
-        self._thread.start()
+        if not self.database.is_sqlite:
+            self._thread = threading.Thread(target=self._run, name="understudy-journal", daemon=True)
+            self._thread.start()
 
     async def submit(self, operation: Callable[[Transaction], Result], *touches: str) -> Result:
         """Apply one operation and return its result once it is durable.
@@ -105,79 +119,112 @@ class Journal:
         """Apply operations in one transaction, in order; an operation that was refused has its error as its result."""
         assert self._loop is not None
         submitted = _Submitted(operations, touches, self._loop.create_future())
-        self._queue.put(submitted)
+        self._submitted.put(submitted)
+        if self._thread is None and self._turn is None:
+            self._turn = self._loop.call_at(self._next_turn, self._take_turn)
         return await submitted.future
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Commit what was submitted and stop."""
         self._closing.set()
-        self._queue.put(None)
         if self._thread is not None:
-            self._thread.join(10)
+            self._submitted.put(None)
+            await asyncio.to_thread(self._thread.join, 10)
+        elif self._turn is not None:
+            self._turn.cancel()
+            self._take_turn()
         self.database.close()
 
+    def silence(self) -> float:
+        """Seconds since the journal's thread was last seen at work; 0 on the event loop, whose own silence tells."""
+        return time.monotonic() - self._last_beat if self._thread is not None else 0.0
+
+    def _take_turn(self) -> None:
+        """Commit what there is, on the event loop."""
+        assert self._loop is not None
+        self._gather()
+        began = self._loop.time()
+        pause = self._work_off()
+        ended = self._loop.time()
+        self._next_turn = ended + (pause or min(ended - began, LONGEST_PAUSE))
+        pending = self._groups or not self._submitted.empty()
+        self._turn = self._loop.call_at(self._next_turn, self._take_turn) if pending else None
+
     def _run(self) -> None:
-        while not self._closing.is_set() or not self._queue.empty():
-            self.last_beat = time.monotonic()
+        """Commit what there is, in a thread."""
+        while not self._closing.is_set() or self._groups or not self._submitted.empty():
+            self._last_beat = time.monotonic()
             try:
-                first = self._queue.get(timeout=1.0)
+                first = self._submitted.get(timeout=1.0)
             except queue.Empty:
                 continue
-            group = [] if first is None else [first]
-            while len(group) < GROUP_LIMIT:
-                try:
-                    more = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                if more is not None:
-                    group.append(more)
-            if group:
-                self._commit(group)
+            self._gather(first)
+            while pause := self._work_off():
+                self._last_beat = time.monotonic()
+                self._closing.wait(pause)
 
-    def _commit(self, group: list[_Submitted]) -> None:
-        started = time.perf_counter()
-        try:
-            committed = self._attempt(group)
-        except Exception as error:
-            if len(group) > 1:  # one of them is at fault: each on its own
-                log.warning("a group of %d failed (%s): committing one by one", len(group), error)
-                for submitted in group:
-                    self._commit([submitted])
-                return
-            log.exception("an operation failed")
-            self._tell(group, None, error)
-            return
-        if committed is not None:
-            committed.seconds = time.perf_counter() - started
-            self._tell(group, committed, None)
+    def _gather(self, first: _Submitted | None = None) -> None:
+        """Make the next group of what was submitted."""
+        group = [first] if first is not None else []
+        while len(group) < GROUP_LIMIT and not self._submitted.empty():
+            more = self._submitted.get_nowait()
+            if more is not None:
+                group.append(more)
+        if group:
+            self._groups.append(group)
 
-    def _attempt(self, group: list[_Submitted]) -> Committed | None:
-        attempt = 0
-        while True:
+    def _work_off(self) -> float:
+        """Commit the groups; returns the seconds until another try if the store can't be reached, else 0."""
+        while self._groups:
+            group = self._groups[0]
+            started = time.perf_counter()
             try:
-                with self.database.errors():
-                    committed = self._transaction(group)
-                self.unreachable_since = None
-                committed.repeated = attempt > 0
-                return committed
-            except StoreRace:
-                attempt += 1
-                self._reload_writer_seq()
-                if len(group) > 1 or attempt > RACE_TRIES:
-                    raise
+                committed = self._attempt(group)
             except StoreUnreachable as error:
                 # Whether the transaction was committed is unknown: every operation's key makes a repetition harmless.
-                if self.unreachable_since is None:
-                    self.unreachable_since = time.monotonic()
-                    log.warning("store unreachable, retrying: %s", error)
-                if self._closing.wait(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]):
-                    raise
-                attempt += 1
-                self.last_beat = time.monotonic()
-                try:
-                    self._reload_writer_seq()
-                except UnderstudyError:
-                    continue
+                if not self._closing.is_set():
+                    return self._pause_for(error)
+                self._tell(self._groups.popleft(), None, error)
+            except StoreRace as error:
+                self._tries += 1
+                if len(group) > 1:
+                    self._split(error)
+                elif self._tries > RACE_TRIES:
+                    self._tell(self._groups.popleft(), None, error)
+            except Exception as error:
+                if len(group) > 1:
+                    self._split(error)
+                else:
+                    log.exception("an operation failed")
+                    self._tell(self._groups.popleft(), None, error)
+                    self._tries = 0
+            else:
+                committed.seconds = time.perf_counter() - started
+                committed.repeated = self._tries > 0
+                self._tries = 0
+                self._tell(self._groups.popleft(), committed, None)
+        return 0.0
+
+    def _attempt(self, group: list[_Submitted]) -> Committed:
+        if self._tries:  # the last try may have been committed unnoticed
+            self._reload_writer_seq()
+        with self.database.errors():
+            committed = self._transaction(group)
+        self.unreachable_since = None
+        return committed
+
+    def _pause_for(self, error: StoreUnreachable) -> float:
+        if self.unreachable_since is None:
+            self.unreachable_since = time.monotonic()
+            log.warning("store unreachable, retrying: %s", error)
+        self._tries += 1
+        return RETRY_SECONDS[min(self._tries, len(RETRY_SECONDS)) - 1]
+
+    def _split(self, error: Exception) -> None:
+        """One operation of a group is at fault: each on its own."""
+        group = self._groups.popleft()
+        log.warning("a group of %d failed (%s): committing one by one", len(group), error)
+        self._groups.extendleft([submitted] for submitted in reversed(group))
 
     def _transaction(self, group: list[_Submitted]) -> Committed:
         # Strictly rising: two commits never share a time, whatever the clock does.
@@ -232,6 +279,9 @@ class Journal:
                 else:
                     submitted.future.set_result(submitted.results)
 
+        if self._thread is None:
+            deliver()
+            return
         try:
             self._loop.call_soon_threadsafe(deliver)
         except RuntimeError:

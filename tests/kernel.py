@@ -138,8 +138,8 @@ class Life:
             return await never()
 
         service.journal.submit_all = lost  # type: ignore[method-assign]
-        while not service.journal._queue.empty():
-            service.journal._queue.get_nowait()
+        while not service.journal._submitted.empty():
+            service.journal._submitted.get_nowait()
         calls, service.calls._calls = list(service.calls._calls.values()), {}
         tasks = [*self.tasks, *service._tasks, *service.projection._tasks, *(call.task for call in calls if call.task)]
         for task in tasks:
@@ -147,7 +147,7 @@ class Life:
 
     async def bury(self) -> None:
         """Give back what the operating system would."""
-        await asyncio.to_thread(self.service.journal.close)
+        await self.service.journal.close()
 
 
 class Kernel:

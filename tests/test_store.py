@@ -125,7 +125,7 @@ async def opened(dsn: str, **options: Any) -> AsyncIterator[Store]:
     try:
         yield made
     finally:
-        await asyncio.to_thread(made.journal.close)
+        await made.journal.close()
 
 
 @pytest.fixture
@@ -681,7 +681,7 @@ async def main(dsn, name):
     for session_id in ("shared", name):
         await journal.submit(lambda tx: operations.create_session(tx, session_id, {"name": "a"}, **options))
     await journal.submit(lambda tx: operations.accept(tx, "shared", name, "go"))
-    journal.close()
+    await journal.close()
 
 asyncio.run(main(*sys.argv[1:]))
 """
