@@ -69,7 +69,7 @@ class Frame:
         if window is None or window.epoch != work["epoch"]:
             self._clean()
         if window is None:
-            window = Window(session_id, await self.node.specification(session_id))
+            window = Window(session_id, work.get("spec") or await self.node.specification(session_id))
             self._windows[session_id] = window
             while len(self._windows) > CACHED_WINDOWS:
                 self._windows.popitem(last=False)

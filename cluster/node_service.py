@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +34,11 @@ log = logging.getLogger(__name__)
 
 EXIT = {"kind": "exit"}
 
-DEMAND_PAUSE = 0.1
+DEMAND_PAUSE = 0.05
+BUSY_DEMAND_PAUSE = 0.5
+"""Seconds until a change of demand is told: the first one at once or nearly so, under constant change now and then."""
+
+KNOWN_SPECIFICATIONS = 10_000
 SWEEP_SECONDS = 5.0
 SWEEP_AGE = 3_000_000
 """A session that has been ready for so long (microseconds) without anybody knowing is picked up by the sweep."""
@@ -69,6 +74,7 @@ class NodeService:
         self.feed = Feed(self.reading.events, self.calls.stream)
         self.projection = Projection(self)
         self.demand_changed = asyncio.Event()
+        self._demand_told = 0.0
         self.holder = f"{config.writer}#{now()}"
         self._own: set[str] = set()
         self._missed: set[str] = set()
@@ -271,11 +277,16 @@ class NodeService:
 
     async def specification(self, session_id: str) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""
+        if session_id in self._specs:
+            return self._specs[session_id]
+        return await self.journal.submit(lambda tx: self._specification(tx, session_id))
+
+    def _specification(self, tx: Transaction, session_id: str) -> dict[str, Any]:
+        """It never changes, so it is read once."""
         if session_id not in self._specs:
-            if len(self._specs) > 10_000:
+            if len(self._specs) > KNOWN_SPECIFICATIONS:
                 self._specs.clear()
-            spec = await self.journal.submit(lambda tx: activation.specification(tx, session_id))
-            self._specs[session_id] = spec
+            self._specs[session_id] = activation.specification(tx, session_id)
         return self._specs[session_id]
 
     async def placement(self, session_id: str) -> str:
@@ -345,14 +356,17 @@ class NodeService:
         self, slot: Slot, ready: Ready, parked: tuple[str, int] | None
     ) -> Callable[[Transaction], dict[str, Any]]:
         frame = FrameRef(slot.frame_id, slot.pid, slot.node_id)
-        known = slot.known.get(ready.session_id, 0)
+        known = slot.known.get(ready.session_id)
 
         def operation(tx: Transaction) -> dict[str, Any]:
             tx.woken.pop(ready.session_id, None)
-            return activation.activate(
-                tx, ready.session_id, frame, after_seq=known, cause=ready.cause, down_since=ready.down_since,
+            work = activation.activate(
+                tx, ready.session_id, frame, after_seq=known or 0, cause=ready.cause, down_since=ready.down_since,
                 parked=parked,
             )  # fmt: skip
+            if known is None:  # the frame would ask for it
+                work["spec"] = self._specification(tx, ready.session_id)
+            return work
 
         return operation
 
@@ -696,11 +710,13 @@ class NodeService:
     async def demand(self, timeout: float) -> dict[str, dict[str, Any]]:
         """`Paging.demand` with the ids of the frames that called in, as soon as it changes or after `timeout`."""
         if timeout > 0:
+            busy = time.monotonic() - self._demand_told < 1.0
             try:
                 await asyncio.wait_for(self.demand_changed.wait(), timeout)
-                await asyncio.sleep(DEMAND_PAUSE)  # what changes within the next moments is told together
+                await asyncio.sleep(BUSY_DEMAND_PAUSE if busy else DEMAND_PAUSE)
             except TimeoutError:
                 pass
+            self._demand_told = time.monotonic()
         self.demand_changed.clear()
         found: dict[str, dict[str, Any]] = {name: dict(row) for name, row in self.paging.demand().items()}
         for name, row in found.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 5.0
 REPLAY_LIMIT = 5_000
 SPAN_SINK = "spans"
+RECENT_EVENTS = 10_000
 
 
 class Projection:
@@ -41,6 +43,7 @@ class Projection:
         self._spans: SpanExport | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         self._checkpointed = 0
+        self._recent: deque[Event] = deque(maxlen=RECENT_EVENTS)
 
     async def start(self) -> None:
         """Restore the totals: the last checkpoint, then every event after it."""
@@ -78,6 +81,9 @@ class Projection:
         self.metrics.observe_commit(committed.seconds, committed.operations)
         if committed.events:
             self.metrics.apply(committed.events)
+            if committed.repeated:  # some of them may have been committed, and told, by an earlier try
+                self._recent.clear()
+            self._recent.extend(committed.events)
             if self._spans is not None:
                 self._spans.notify()
 
@@ -105,7 +111,9 @@ class Projection:
     # The event log, as the span exporter reads it.
 
     async def read_events(self, after: int, limit: int) -> list[Event]:
-        """Events of this node's journal after `after`, in its order."""
+        """Events of this node's journal after `after`, in its order; from memory, unless it is behind."""
+        if self._recent and self._recent[0].writer_seq <= after + 1:
+            return [event for event in self._recent if event.writer_seq > after][:limit]
         found: list[Event] = await self._node.reading.query(
             queries.writer_events, self._node.config.writer, after, limit
         )

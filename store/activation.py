@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import bindparam, delete, insert, select, update
 
 from understudy import events
 from understudy.errors import Fenced, StaleGeneration, StoreOwned
@@ -18,6 +18,10 @@ from .operations import budget_left, end_queued, finish_run, request_key
 from .transaction import MESSAGE, OWNER, SESSION, TIMER, Row, Transaction
 
 RESUME_TIMER = "resume"
+
+SELECT_SPECIFICATION = select(SESSION.c.spec).where(
+    SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")
+)
 
 
 @dataclass(frozen=True)
@@ -273,6 +277,5 @@ def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: st
 
 def specification(tx: Transaction, session_id: str) -> dict[str, Any]:
     """The session's specification."""
-    statement = select(SESSION.c.spec).where(SESSION.c.namespace == tx.namespace, SESSION.c.session_id == session_id)
-    found: dict[str, Any] = tx.read(statement, session_id).scalar_one()
+    found: dict[str, Any] = tx.read_one(SELECT_SPECIFICATION, session_id, session=session_id)
     return found

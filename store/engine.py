@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, func, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
@@ -14,12 +15,13 @@ from sqlalchemy.pool import QueuePool
 from understudy.config import check_store, redact
 from understudy.errors import StoreError, StoreUnreachable, StoreVersion
 
+from .prepared import Statements
 from .tables import SCHEMA_VERSION, SchemaMigration, metadata
 
 CONNECT_SECONDS = 5
 BUSY_SECONDS = 20
 COMMIT_BUSY_SECONDS = 0.25
-"""The journal commits on the event loop (SQLite), so it does not wait long for another process's lock: it comes back."""
+"""The journal commits on the event loop (SQLite), so it waits for another process's lock not for long, but again."""
 
 SCHEMA_LOCK = 0x756E6465  # any constant: PostgreSQL's advisory lock of the first boot
 
@@ -58,6 +60,9 @@ class Database:
             arguments = {"connect_timeout": CONNECT_SECONDS, "application_name": "understudy"}
             self.writer = create_engine(dsn, pool_size=1, max_overflow=1, connect_args=arguments)
             self.reader = create_engine(dsn, pool_size=2, max_overflow=1, connect_args=arguments)
+
+        self.statements = Statements(self.writer.dialect)
+        self._driver: Any = self.writer.dialect.loaded_dbapi
 
     def _make_directory(self, path: Path) -> None:
         try:
@@ -99,14 +104,21 @@ class Database:
         try:
             yield
         except OperationalError as error:
-            raise StoreUnreachable(f"{redact(self.dsn)}: {_reason(error)}") from None
+            raise StoreUnreachable(f"{redact(self.dsn)}: {_reason(error.orig)}") from None
         except IntegrityError as error:
-            raise StoreRace(f"{redact(self.dsn)}: {_reason(error)}") from None
+            raise StoreRace(f"{redact(self.dsn)}: {_reason(error.orig)}") from None
         except DBAPIError as error:
             kind = StoreUnreachable if error.connection_invalidated else StoreError
-            raise kind(f"{redact(self.dsn)}: {_reason(error)}") from None
+            raise kind(f"{redact(self.dsn)}: {_reason(error.orig)}") from None
         except SQLAlchemyError as error:
             raise StoreError(f"{redact(self.dsn)}: {type(error).__name__}") from None
+        except self._driver.Error as error:  # of a prepared statement, which goes past SQLAlchemy
+            kind = StoreError
+            if isinstance(error, (self._driver.OperationalError, self._driver.InterfaceError)):
+                kind = StoreUnreachable
+            elif isinstance(error, self._driver.IntegrityError):
+                kind = StoreRace
+            raise kind(f"{redact(self.dsn)}: {_reason(error)}") from None
 
     def close(self) -> None:
         """Give all connections back."""
@@ -114,9 +126,9 @@ class Database:
         self.reader.dispose()
 
 
-def _reason(error: DBAPIError) -> str:
-    lines = str(error.orig).strip().splitlines()
-    return f"{type(error.orig).__name__}: {redact(lines[0]) if lines else 'no reason given'}"
+def _reason(error: BaseException | None) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {redact(lines[0]) if lines else 'no reason given'}"
 
 
 def _tune_sqlite(engine: Engine, begin: str, patience: Callable[[], float]) -> None:

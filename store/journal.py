@@ -232,6 +232,7 @@ class Journal:
         with self.database.writer.begin() as connection:
             tx = Transaction(
                 connection,
+                self.database.statements,
                 self.namespace,
                 now=self._last_now,
                 writer=self.writer,

@@ -87,8 +87,7 @@ def accept(
     """
     row = tx.session(session_id)
     fingerprint = digest(repr(content))
-    key = {"ns": tx.namespace, "session": session_id, "run": run_id}
-    stored = tx.read(SELECT_DIGEST, session_id, key).scalar()
+    stored = tx.read_one(SELECT_DIGEST, session_id, session=session_id, run=run_id)
     if stored is not None:
         if stored != fingerprint:
             raise RunConflict(f"run {run_id!r} exists with another input", session_id=session_id)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, Event
 from understudy.messages import WIRE_VERSION, Message
 
 from . import tables
-
-Row = dict[str, Any]
+from .prepared import Row, Statements, cursor_of, defaults
 
 
 def table_of(model: type) -> Any:
@@ -47,9 +47,17 @@ MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED
 # The specification is large and fixed: it is read once, not in every round.
 SESSION_COLUMNS = [column for column in SESSION.columns if column.name not in ("spec", "metadata_json")]
 
-SELECT_SESSIONS = select(*SESSION_COLUMNS).where(
-    SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(bindparam("ids", expanding=True))
-)
+NEW_SESSION = defaults(SESSION)
+
+
+@cache
+def _select_sessions(count: int, lock: bool) -> Any:
+    """Reads so many sessions; locked in the order of their ids, so that two journals can't deadlock on them."""
+    ids = [bindparam(f"id{number}") for number in range(count)]
+    found = select(*SESSION_COLUMNS).where(SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(ids))
+    return found.order_by(SESSION.c.session_id).with_for_update() if lock else found
+
+
 # What hardly any commit changes: where it did not, a shorter statement writes the row.
 SELDOM = (
     "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
@@ -128,9 +136,19 @@ class Transaction:
     """
 
     def __init__(
-        self, connection: Connection, namespace: str, *, now: int, writer: str, writer_seq: int, generation: int
+        self,
+        connection: Connection,
+        statements: Statements,
+        namespace: str,
+        *,
+        now: int,
+        writer: str,
+        writer_seq: int,
+        generation: int,
     ) -> None:
         self.connection = connection
+        self._statements = statements
+        self._cursor = cursor_of(connection)
         self.namespace = namespace
         self.now = now
         self.writer = writer
@@ -144,7 +162,7 @@ class Transaction:
         self._seldom: dict[str, tuple[Any, ...]] = {}
         self._dirty: dict[str, Row] = {}
         self._unwritten: set[str] = set()
-        self._written: dict[str, Row] = {}
+        self._written: dict[str, tuple[Any, ...]] = {}
         self._created: list[Row] = []
         self._inserts: dict[Any, list[Row]] = {}
         self._call_updates: list[Row] = []
@@ -157,12 +175,13 @@ class Transaction:
         wanted = sorted(set(session_ids) - self._sessions.keys())
         if not wanted:
             return
-        statement = SELECT_SESSIONS
-        if self.connection.dialect.name != "sqlite":
-            statement = statement.order_by(SESSION.c.session_id).with_for_update()
-        for row in self.connection.execute(statement, {"ns": self.namespace, "ids": wanted}).mappings():
-            self._sessions[row["session_id"]] = found = dict(row)
-            self._seldom[row["session_id"]] = tuple(found[name] for name in SELDOM)
+        # The last id is repeated up to the next power of two, so that there are few statements to prepare.
+        count = 1 << (len(wanted) - 1).bit_length()
+        ids = {f"id{number}": wanted[min(number, len(wanted) - 1)] for number in range(count)}
+        statement = _select_sessions(count, self.connection.dialect.name != "sqlite")
+        for row in self._select(statement, ns=self.namespace, **ids):
+            self._sessions[row["session_id"]] = row
+            self._seldom[row["session_id"]] = tuple([row[name] for name in SELDOM])
         for session_id in wanted:
             self._sessions.setdefault(session_id, None)
 
@@ -195,8 +214,7 @@ class Transaction:
     def create(self, row: Row) -> Row:
         """Add a new session."""
         self.writes += 1
-        full = {column.name: _default(column) for column in SESSION.columns}
-        full.update(row, namespace=self.namespace, created_at=self.now, updated_at=self.now)
+        full = {**NEW_SESSION, **row, "namespace": self.namespace, "created_at": self.now, "updated_at": self.now}
         self._sessions[row["session_id"]] = full
         self._created.append(full)
         self._dirty[row["session_id"]] = full
@@ -266,12 +284,20 @@ class Transaction:
             self.flush()
         return self.connection.execute(statement, parameters)
 
+    def read_one(self, statement: Any, session_id: str, **values: Any) -> Any:
+        """The one value of a SELECT that is a constant of its module, and concerns one session only."""
+        if session_id in self._unwritten:
+            self.flush()
+        return self._statements.of(statement).scalar(self._cursor, {"ns": self.namespace, **values})
+
+    def _select(self, statement: Any, **values: Any) -> list[Row]:
+        return self._statements.of(statement).rows(self._cursor, values)
+
     def inbox(self, row: Row) -> tuple[Row, ...]:
         """What is in the session's inbox now, oldest first."""
         if row["inbox_count"] <= 0:
             return ()
-        key = {"ns": self.namespace, "session": row["session_id"]}
-        stored = self.connection.execute(SELECT_INBOX, key).mappings()
+        stored = self._select(SELECT_INBOX, ns=self.namespace, session=row["session_id"])
         taken = {item["b_item"] for item in self._inbox_deletes if item["b_session_id"] == row["session_id"]}
         return tuple(
             {"id": item["item"], "kind": item["kind"], "key": item["key"], "payload": item["payload"]}
@@ -281,15 +307,14 @@ class Transaction:
 
     def messages(self, session_id: str, after: int) -> list[Row]:
         """The session's messages after a `seq`, in wire form, those of this transaction included."""
-        key = {"ns": self.namespace, "session": session_id, "after": after}
-        stored = self.connection.execute(SELECT_MESSAGES, key).mappings()
+        stored = self._select(SELECT_MESSAGES, ns=self.namespace, session=session_id, after=after)
         pending = [item for item in self._pending(MESSAGE, session_id) if item["seq"] > after]
         return [{**item["body"], "seq": item["seq"]} for item in [*stored, *pending]]
 
     def calls(self, session_id: str, run_id: str, round_number: int) -> list[Row]:
         """The tool calls of a round as they are now, in order."""
         key = {"ns": self.namespace, "session": session_id, "run": run_id, "round": round_number}
-        found = {item["call_id"]: dict(item) for item in self.connection.execute(SELECT_CALLS, key).mappings()}
+        found = {item["call_id"]: item for item in self._select(SELECT_CALLS, **key)}
         for item in self._pending(TOOL_CALL, session_id):
             if (item["run_id"], item["round"]) == (run_id, round_number):
                 found[item["call_id"]] = {"result": None, "child_id": None, **item}
@@ -337,50 +362,44 @@ class Transaction:
             StaleGeneration: another one does, or none ever did.
         """
         if self._owner is None:
-            self._owner = self.connection.execute(SELECT_OWNER, {"ns": self.namespace}).scalar() or 0
+            self._owner = self._statements.of(SELECT_OWNER).scalar(self._cursor, {"ns": self.namespace}) or 0
         if not self.generation or self._owner != self.generation:
             raise StaleGeneration(f"generation {self.generation} no longer owns the store: {self._owner} does")
 
     def flush(self) -> None:
         """Write everything back, a statement per table."""
-        execute = self.connection.execute
         if self._created:
-            execute(insert(SESSION), [self._storable(row) for row in self._created])
-            self._written.update((row["session_id"], self._parameters(row)) for row in self._created)
+            self._statements.insert(self._cursor, SESSION, self._created)
+            self._written.update((row["session_id"], _mutable(row)) for row in self._created)
         # A row stays in hand after it was written: operations go on changing it without saying so again.
         often: list[Row] = []
         all_columns: list[Row] = []
         for session_id, row in sorted(self._dirty.items()):
-            values = self._parameters(row)
+            values = _mutable(row)
             if self._written.get(session_id) == values:
                 continue
             self._written[session_id] = values
-            seldom = tuple(row[name] for name in SELDOM)
-            (often if self._seldom.get(session_id) == seldom else all_columns).append(values)
+            seldom = tuple([row[name] for name in SELDOM])
+            (often if self._seldom.get(session_id) == seldom else all_columns).append(self._parameters(row))
             self._seldom[session_id] = seldom
-        if often:
-            execute(UPDATE_SESSION_OFTEN, often)
-        if all_columns:
-            execute(UPDATE_SESSION, all_columns)
-        if self._inbox_deletes:
-            execute(DELETE_INBOX, self._inbox_deletes)
+        self._write(UPDATE_SESSION_OFTEN, often)
+        self._write(UPDATE_SESSION, all_columns)
+        self._write(DELETE_INBOX, self._inbox_deletes)
         for table, rows in self._inserts.items():
-            execute(insert(table), rows)
-        if self._call_updates:
-            execute(UPDATE_CALL, self._call_updates)
-        if self._run_updates:
-            execute(UPDATE_RUN, self._run_updates)
+            self._statements.insert(self._cursor, table, rows)
+        self._write(UPDATE_CALL, self._call_updates)
+        self._write(UPDATE_RUN, self._run_updates)
         self._created, self._unwritten = [], set()
         self._inbox_deletes, self._inserts, self._call_updates, self._run_updates = [], {}, [], []
+
+    def _write(self, statement: Any, rows: list[Row]) -> None:
+        if rows:
+            self._statements.of(statement).write(self._cursor, rows)
 
     def _parameters(self, row: Row) -> Row:
         values = {f"b_{name}": row[name] for name in MUTABLE}
         return {"b_namespace": self.namespace, "b_session_id": row["session_id"], **values}
 
-    @staticmethod
-    def _storable(row: Mapping[str, Any]) -> Row:
-        return {column.name: row[column.name] for column in SESSION.columns}
 
-
-def _default(column: Any) -> Any:
-    return column.default.arg if column.default is not None else None
+def _mutable(row: Row) -> tuple[Any, ...]:
+    return tuple([row[name] for name in MUTABLE])

@@ -8,15 +8,16 @@ import sqlite3
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import event, text
+from sqlalchemy import text
 
 from understudy.errors import (
     Fenced,
@@ -565,42 +566,32 @@ async def test_a_session_without_work_is_not_activated(db: Store) -> None:
 async def test_while_the_store_is_unreachable_nothing_is_acknowledged(db: Store) -> None:
     """Commits wait, are repeated when the store is back, and happen once."""
     await db.create("s")
-    failures = iter([1, 2, 3])
-    tried = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def fail(connection: Any, *_rest: Any) -> None:
-        if attempt := next(failures, 0):
-            if attempt > 1:  # by then the first failure has been noted
-                loop.call_soon_threadsafe(tried.set)
-            raise sqlite3.OperationalError("disk gone") if db.database.is_sqlite else gone()
-
-    def gone() -> Exception:
-        import psycopg
-
-        return psycopg.OperationalError("server gone")
-
-    event.listen(db.database.writer, "before_cursor_execute", _dbapi_failure(fail))
-    accepted = asyncio.create_task(db.accept("s"))
-    await tried.wait()
-    assert not accepted.done()
-    assert db.journal.unreachable_since is not None
+    with outage(db.database):
+        accepted = asyncio.create_task(db.accept("s"))
+        while db.journal.unreachable_since is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not accepted.done()
     assert await accepted is True
     assert db.journal.unreachable_since is None
     assert db.session()["inbox_count"] == 1
 
 
-def _dbapi_failure(fail: Callable[..., None]) -> Callable[..., None]:
-    """An event hook's error as the driver would raise it: wrapped by SQLAlchemy."""
-    from sqlalchemy.exc import OperationalError
-
-    def hook(connection: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
-        try:
-            fail(connection)
-        except Exception as error:
-            raise OperationalError(statement, parameters, error) from None
-
-    return hook
+@contextmanager
+def outage(database: Database) -> Iterator[None]:
+    """Another process has the write lock (SQLite); all connections are cut and none is let in (PostgreSQL)."""
+    if database.is_sqlite:
+        other = sqlite3.connect(database.dsn.removeprefix("sqlite:///"), isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.close()
+        return
+    name = str(database.writer.url.database)
+    server = database.writer.url.set(drivername="postgresql", database="postgres")
+    with psycopg.connect(server.render_as_string(hide_password=False), autocommit=True) as admin:
+        admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        yield
+        admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
 
 
 def test_a_newer_schema_is_refused_untouched(store: str) -> None:
