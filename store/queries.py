@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import ENVELOPE, Event
@@ -23,6 +23,9 @@ INFO = (
     "error", "run_id", "round", "closed", "active", "wait", "wait_attempt", "placement",
 )  # fmt: skip
 INFO_COLUMNS = [SESSION.c[name] for name in INFO]
+SELECT_RUN = select(RUN).where(
+    RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
+)
 
 
 def event_from_row(row: Any) -> Event:
@@ -127,8 +130,8 @@ def writer_events(connection: Connection, namespace: str, writer: str, after: in
 
 def run_info(connection: Connection, namespace: str, session_id: str, run_id: str) -> Row:
     """One run. Raises `UnknownSession` or `UnknownRun`."""
-    statement = select(RUN).where(RUN.c.namespace == namespace, RUN.c.session_id == session_id, RUN.c.run_id == run_id)
-    row = connection.execute(statement).mappings().first()
+    key = {"ns": namespace, "session": session_id, "run": run_id}
+    row = connection.execute(SELECT_RUN, key).mappings().first()
     if row is None:
         session_info(connection, namespace, session_id)
         raise UnknownRun(f"the session has no run {run_id!r}", session_id=session_id)
