@@ -125,6 +125,7 @@ class Transaction:
         committed_events: the events in order, for the projection.
         woken: sessions whose wait ended here; they are ready for a frame.
         cancelled: sessions whose current run was asked to end here.
+        written: every session that was changed, as it is now, and its `seq` before.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Transaction:
         self.committed_events: list[Event] = []
         self.woken: dict[str, Row] = {}
         self.cancelled: dict[str, Row] = {}
+        self.written: dict[str, tuple[int, Row]] = {}
         self.writes = 0
         self._sessions: dict[str, Row | None] = {}
         self._seldom: dict[str, tuple[Any, ...]] = {}
@@ -189,6 +191,7 @@ class Transaction:
         self._unwritten.add(row["session_id"])
         if row["session_id"] not in self._dirty:
             self._dirty[row["session_id"]] = row
+            self.written[row["session_id"]] = (row["seq"], row)
             row["version"] += 1
             row["updated_at"] = self.now
 
@@ -200,6 +203,7 @@ class Transaction:
         self._sessions[row["session_id"]] = full
         self._created.append(full)
         self._dirty[row["session_id"]] = full
+        self.written[row["session_id"]] = (0, full)
         self._unwritten.add(row["session_id"])
         return full
 

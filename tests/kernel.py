@@ -182,7 +182,7 @@ class Kernel:
     async def start(self, frames: int) -> None:
         await self._boot()
         self.generation = await self.ask("acquire", "tests", LEASE, "")
-        await self.service.take_up(self.generation, [], None)
+        await self.service.take_up(self.generation, [], ["node1"])
         for _ in range(frames):
             self.add_frame()
         while len(self.service.paging.slots) < frames:
@@ -358,7 +358,7 @@ class Kernel:
     async def _reboot(self, life: Life) -> None:
         await life.bury()
         await self._boot()
-        await self.service.take_up(self.generation, list(self.workers), None)
+        await self.service.take_up(self.generation, list(self.workers), ["node1"])
 
     def _later(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -207,7 +207,9 @@ asyncio.run(bash({ANNOUNCE + "wait"!r}, context))
         """A daemon with the command's output open is out of reach, and not waited for."""
         monkeypatch.setattr(shell, "DRAIN_SECONDS", 0.05)
         announced = Announced(tmp_path)
-        command = asyncio.create_task(bash("setsid sh -c 'echo $$ > announced; read _ < known; exec sleep 1000' & wait $!", context, 1))
+        command = asyncio.create_task(
+            bash("setsid sh -c 'echo $$ > announced; read _ < known; exec sleep 1000' & wait $!", context, 1)
+        )
         (handle,) = await asyncio.to_thread(announced.wait)
         assert "timed out" in await command
         signal.pidfd_send_signal(handle, signal.SIGKILL)
