@@ -452,6 +452,11 @@ class NodeService:
         """Whether the session is at home on another node that has a service."""
         return row["node_id"] != self.config.node_id and row["node_id"] in self._nodes
 
+    def take_in(self, row: Row) -> None:
+        """Make this node the home of a session that is being written, if its home is gone."""
+        if self._nodes and row["node_id"] not in self._nodes:
+            row["node_id"] = self.config.node_id
+
     def _by_home(self, committed: Committed) -> dict[str, list[str]]:
         """What was written of sessions at home elsewhere: their own services must hear of it."""
         found: dict[str, list[str]] = {}

@@ -66,6 +66,8 @@ class Requests:
                 tx, session_id, run["run_id"], run["content"], trace_id=run.get("trace_id", ""),
                 parent_span_id=run.get("parent_span_id", ""),
             )  # fmt: skip
+            if created:
+                node.take_in(tx.session(session_id))
             if not created or spare is None or session_id not in tx.woken:
                 return created, None
             woken = tx.woken[session_id]
