@@ -14,7 +14,7 @@ from .ray_edge import ServiceGone, find_actor, settle, submitted
 from .services import node_name
 
 RETRY_SECONDS = 60.0
-REPEAT_SECONDS = 15.0
+REPEAT_SECONDS = 5.0
 """A request without an answer for so long is repeated: its service may be cut off, and repeating is free."""
 
 LEARN_SECONDS = 1.0
