@@ -81,15 +81,17 @@ class NodeDirectory:
             self.settle(session_id, homes[session_id][0])
         return homes
 
+    async def home(self, session_id: str) -> str:
+        """The node that looks after the session, as far as is known: it may have moved."""
+        known = self._homes.get(session_id)
+        return known if known in self._handles else (await self.homes([session_id]))[session_id][0]
+
     async def _choose(self, session_id: str | None, attempt: int) -> str:
         """The session's home, and every other time another node."""
         nodes = list(self._handles)
         if session_id is None or len(nodes) == 1 or attempt % 2:
             return nodes[attempt % len(nodes)]
-        home = self._homes.get(session_id)
-        if home not in nodes:
-            home = (await self.homes([session_id]))[session_id][0]
-        return home
+        return await self.home(session_id)
 
     async def request(self, session_id: str | None, method: str, *arguments: Any) -> Any:
         """A request (`Requests`) of a session's home, or of any node; repeated, elsewhere too, until it is answered.
@@ -109,8 +111,7 @@ class NodeDirectory:
             except ServiceGone as error:
                 if time.monotonic() > deadline:
                     raise ClusterUnreachable(f"the services don't answer: {error.message}") from None
-                if session_id is not None:
-                    self._homes.pop(session_id, None)
+            self._homes.pop(session_id or "", None)
             await asyncio.sleep(pause)
             pause = min(0.5, pause * 2)
             await self.learn()

@@ -63,7 +63,7 @@ class Follower:
         self, session_id: str, *, after: int = 0, ends: bool = False, stream: bool = False
     ) -> AsyncIterator[Subscription]:
         """Subscribe to a session's events (or only to the ends of its runs), and to its streamed text."""
-        node_id, _ = (await self._nodes.homes([session_id]))[session_id]
+        node_id = await self._nodes.home(session_id)
         subscription = Subscription(session_id, node_id, after, ends, ("", 0) if stream else None)
         self._subscriptions.add(subscription)
         self._attend(node_id)

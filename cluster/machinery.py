@@ -15,7 +15,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
 from understudy.errors import ClusterError, UnderstudyError
-from understudy.identifiers import new_identifier
 
 from .ray_edge import RAY_NAMESPACE, ServiceGone, kill_process, process_identity, settle, submitted
 from .services import frame_name, node_name
@@ -148,12 +147,11 @@ class RayMachinery:
             pass
         return None
 
-    async def create_frame(self, node: Any, placement: str) -> RayFrame:
+    async def create_frame(self, node: Any, frame_id: str, placement: str) -> RayFrame:
         """Start a frame on a node, in the environment that the placement asks for."""
         definition: dict[str, Any] = {}
         if placement:
             definition = json.loads(await node.call("blob", placement))
-        frame_id = new_identifier()[-12:]
         runtime_env = definition.get("runtime_env") or None
         handle = self._frame_class.options(
             name=frame_name(self._settings, frame_id, node.node_id, placement),

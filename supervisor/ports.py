@@ -49,7 +49,7 @@ class Machinery(Protocol):
     async def frames(self, node_id: str) -> Sequence[FrameHandle]:
         """The frames of a node that are alive, whoever created them."""
 
-    async def create_frame(self, node: NodeHandle, placement: str) -> FrameHandle:
+    async def create_frame(self, node: NodeHandle, frame_id: str, placement: str) -> FrameHandle:
         """Start a frame; returns when it is ready."""
 
     async def kill(self, node_id: str, pid: int, handle: Any) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.errors import StaleGeneration, StoreOwned, UnderstudyError
+from understudy.identifiers import new_identifier
 
 from .pool import default_cap, plan
 from .ports import FrameHandle, Machinery, NodeHandle
@@ -36,8 +38,10 @@ DEMAND_SECONDS = 5.0
 
 @dataclass
 class _Node:
+    """A node that has a service. `starting` has the placements of the frames that are being created, by their ids."""
+
     handle: NodeHandle
-    starting: dict[str, int] = field(default_factory=dict)
+    starting: dict[str, str] = field(default_factory=dict)
     failures: int = 0
     heard: float = field(default_factory=time.monotonic)
 
@@ -223,7 +227,8 @@ class Supervisor:
             self.profiles.setdefault(profile.name, profile)
         for profile in self.profiles.values():
             await node.handle.call("register", profile)
-        found = await node.handle.call("take_up", self.generation, list(self._frames), list(self._nodes))
+        alive = [*self._frames, *(frame_id for other in self._nodes.values() for frame_id in other.starting)]
+        found = await node.handle.call("take_up", self.generation, alive, list(self._nodes))
         node.heard = time.monotonic()
         log.info("node %s: %s", node.handle.node_id[:8], found)
 
@@ -344,24 +349,25 @@ class Supervisor:
     async def _balance(self, node: _Node, demand: dict[str, Any]) -> None:
         cap = self.max_actors or default_cap(self.machinery.cpus(node.handle.node_id)) + self.standby
         known = {frame_id for row in demand.values() for frame_id in row.pop("frames", ())}
-        arriving: dict[str, int] = dict(node.starting)
+        arriving = Counter(placement for frame_id, placement in node.starting.items() if frame_id not in known)
         for frame in self._frames.values():  # alive, but has not called in yet
             if frame.node_id == node.handle.node_id and frame.frame_id not in known:
-                arriving[frame.placement] = arriving.get(frame.placement, 0) + 1
+                arriving[frame.placement] += 1
         decided = plan(demand, arriving, self._wanted, cap)
         for placement, count in decided.create.items():
             for _ in range(count):
-                node.starting[placement] = node.starting.get(placement, 0) + 1
-                self._spawn(self._create_frame(node, placement))
+                frame_id = new_identifier()[-12:]
+                node.starting[frame_id] = placement
+                self._spawn(self._create_frame(node, frame_id, placement))
         for placement, count in decided.retire.items():
             await node.handle.call("retire", placement, count)
 
     async def _balance_now(self, node: _Node) -> None:
         await self._balance(node, (await node.handle.call("demand", 0.0))["demand"])
 
-    async def _create_frame(self, node: _Node, placement: str) -> None:
+    async def _create_frame(self, node: _Node, frame_id: str, placement: str) -> None:
         try:
-            frame = await self.machinery.create_frame(node.handle, placement)
+            frame = await self.machinery.create_frame(node.handle, frame_id, placement)
             node.failures = 0
         except Exception as error:
             node.failures += 1
@@ -369,7 +375,7 @@ class Supervisor:
             await asyncio.sleep(min(10.0, 0.5 * 2**node.failures))
             return
         finally:
-            node.starting[placement] -= 1
+            del node.starting[frame_id]
         self._frames[frame.frame_id] = frame
         self._spawn(self._watch_frame(frame, self._term))
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ from understudy import Cluster, Session
 from understudy.cluster import background, ray_edge
 from understudy.events import ModelCallReissued, SessionActivated, TextDelta, ToolInDoubt
 
-from .faults import PATIENCE, Stage, call, database, of, staged, wait_until
+from .faults import PATIENCE, Stage, call, database, gone, of, staged, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -176,6 +177,21 @@ def test_a_node_service_killed_alone_comes_back(stage: Stage, second: list[Secon
     stage.check()
 
 
+def test_a_stopped_frame_is_killed_through_its_node(stage: Stage, second: list[SecondNode]) -> None:
+    """Given a tool on the second node, when its frame is stopped, then that is killed and the session resumed."""
+    _, there = homes(stage, second)
+    [session] = at(stage, there, 1)
+    run = session.send(call("act", name="slow"))
+    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
+    pid = session.info().actor_pid or 0
+    psutil.Process(pid).suspend()
+    assert "interrupted" in run.result(PATIENCE).text
+    assert gone(pid)
+    assert set(places(session)) == {there}
+    assert stage.effects() == ["slow"]
+    stage.check()
+
+
 def test_a_node_is_cut_off_and_comes_back(stage: Stage, second: list[SecondNode]) -> None:
     """Given all processes of a node are stopped, then the other has its sessions within 15 s; continued, it is fenced.
 
@@ -194,7 +210,6 @@ def test_a_node_is_cut_off_and_comes_back(stage: Stage, second: list[SecondNode]
     try:
         assert moved(acting, here) - stopped < LOST
         assert moved(calling, here) - stopped < LOST
-        print("TOOK", moved(calling, here) - stopped)
     finally:
         second[-1].signal(signal.SIGCONT)
     stage.let_go("slow")
@@ -205,7 +220,6 @@ def test_a_node_is_cut_off_and_comes_back(stage: Stage, second: list[SecondNode]
     assert [event.policy for event in of(acting.events(), ToolInDoubt)] == ["report"]
     assert stage.server.stats.requests == before + 3  # a call, the same again, and the round after the tool
     wait_until(lambda: len(node_pids(stage.cluster)) == 2, "the node has a service again")
-    print("BACK", time.time_ns() - stopped)
     assert [places(session)[-1] for session in (acting, calling)] == [here, here]
     [session] = at(stage, there, 1)
     assert session.send("hello").result(PATIENCE).text == "offline: hello"
@@ -226,14 +240,16 @@ def test_a_node_is_lost_and_another_joins(stage: Stage, second: list[SecondNode]
     before = stage.server.stats.requests
     stage.server.hold()
     runs = [session.send("hello") for session in (*mine, calling)]
+    followed = ThreadPoolExecutor(1).submit(list, runs[-1])
     stage.server.wait(lambda stats: stats.in_flight == 2)
     killed = time.time_ns()
     second[-1].kill()
     assert moved(acting, here) - killed < LOST
     assert moved(calling, here) - killed < LOST
-    print("TOOK", moved(calling, here) - killed)
     stage.server.release()
     assert [run.result(PATIENCE).text for run in runs] == ["offline: hello"] * 2
+    seqs = [event.seq for event in calling.events() if event.run_id == runs[-1].run_id]
+    assert [event.seq for event in followed.result(PATIENCE) if event.seq] == seqs
     assert "interrupted" in tool.result(PATIENCE).text
     assert stage.effects() == ["slow"]
     assert [event.policy for event in of(acting.events(), ToolInDoubt)] == ["report"]
