@@ -30,14 +30,16 @@ def main() -> int:
     settings = Settings(**given["settings"])
     try:
         connect_ray(arguments.address)
-        # A SQLite file is on one node: elsewhere the same path would be another, empty store.
-        bound = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        # A SQLite file is on one node: elsewhere the same path would be another, empty store. With PostgreSQL any node
+        # will do; this one is the head's where a job's driver or the user's own program starts the services.
+        own = ray.get_runtime_context().get_node_id()
+        bound = NodeAffinitySchedulingStrategy(own, soft=not settings.store.startswith("sqlite"))
         handle = SupervisorActor.options(  # type: ignore[attr-defined]
             name=supervisor_name(settings),
             namespace=RAY_NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
-            scheduling_strategy=bound if settings.store.startswith("sqlite") else "DEFAULT",
+            scheduling_strategy=bound,
         ).remote(settings, given["span_directory"])
         pid = ray.get(handle.start.remote(), timeout=60)
     except UnderstudyError as error:

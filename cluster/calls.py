@@ -84,7 +84,7 @@ class Calls:
     def abort(self, session_id: str) -> None:
         """Close the connection of a session's call; what came so far is its answer."""
         call = self.of_session(session_id)
-        if call is not None and call.task is not None:
+        if call is not None and call.task is not None and not call.aborted:
             call.aborted = True
             if call.running:  # a task that is cancelled before it runs would never commit anything
                 call.task.cancel()

@@ -140,7 +140,7 @@ class Cluster:
         self.close()
 
     def _read(self, what: str, *arguments: Any, **options: Any) -> Any:
-        return background.wait(self._connection.request("read", what, list(arguments), options))
+        return background.wait(self._connection.read(what, *arguments, **options))
 
 
 class Session:
@@ -271,7 +271,7 @@ class Run:
             await asyncio.wrap_future(background.submit(events.aclose()))  # type: ignore[attr-defined]
 
     async def _row(self) -> dict[str, Any]:
-        row: dict[str, Any] = await self._connection.request("read", "run", [self.session_id, self.run_id], {})
+        row: dict[str, Any] = await self._connection.read("run", self.session_id, self.run_id)
         return row
 
     async def _result(self, timeout: float | None, check: bool) -> RunResult:
@@ -345,7 +345,7 @@ class Run:
         """The part of an answer that was committed before it was streamed to here."""
         wait_key = event.request_key.rpartition("/")[0]
         told = keys.pop(wait_key, 0)
-        wires = await self._connection.request("read", "messages", [self.session_id, event.seq - 2, 1], {})
+        wires = await self._connection.read("messages", self.session_id, event.seq - 2, 1)
         message = Message.from_wire(wires[0]) if wires else None
         if message is not None and message.seq == event.seq - 1 and message.text[told:]:
             rest = message.text[told:]

@@ -16,6 +16,7 @@ from understudy.config import ModelProfile, Settings, redact
 from understudy.errors import ClusterUnreachable, StoreError, UnderstudyError
 
 from .bootstrap import request as bootstrap_request
+from .directory import RETRY_SECONDS, NodeDirectory
 from .follower import Follower
 from .ray_edge import RAY_NAMESPACE, ServiceGone, clean_environment, find_actor, settle, state_directory, submitted
 from .results import ServiceInfo
@@ -23,21 +24,19 @@ from .services import node_name, supervisor_handle
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 60.0
 STOP_SECONDS = 30.0
 
 
 class Connection:
-    """Handles of the supervisor and the node services. Lives on the client's loop."""
+    """The supervisor's handle, the node services, and what is followed there. Lives on the client's loop."""
 
     def __init__(self, settings: Settings, address: str) -> None:
         self.settings = settings
         self._address = address
         self._supervisor: Any = None
-        self._node: Any = None
         self._profiles: list[ModelProfile] = []
-        self._generation = 0
-        self.follower = Follower(self.request)
+        self.nodes = NodeDirectory(settings, lambda: self._supervise("ready", RETRY_SECONDS))
+        self.follower = Follower(self.nodes)
 
     async def open(self, profiles: list[ModelProfile], timeout: float, *, start: bool = True) -> None:
         """Connect to the services; unless `start` is False, start what does not run."""
@@ -96,20 +95,20 @@ class Connection:
             raise ClusterUnreachable(
                 f"the supervisor gives no answer within {timeout:.0f} s; has Ray room for it (`ray status`)?"
             ) from None
-        self._generation = directory["generation"]
-        node_id = directory["nodes"][0]["node_id"]
-        self._node = find_actor(node_name(self.settings, node_id))
-        if self._node is None:
-            raise ClusterUnreachable("the node service can't be found")
+        await self.nodes.update(directory)
         for profile in self._profiles:
             await self._supervise("register", profile)
 
     async def _supervise(self, method: str, *arguments: Any) -> Any:
         return await self._retry(lambda: getattr(self._supervisor, method).remote(*arguments))
 
-    async def request(self, method: str, *arguments: Any) -> Any:
-        """Ask the node service; repeated until it is back, since every request is idempotent."""
-        return await self._retry(lambda: self._node.request.remote(method, *arguments))
+    async def request(self, method: str, session_id: str, *arguments: Any) -> Any:
+        """A request of a session's node service; see `NodeDirectory.request`."""
+        return await self.nodes.request(session_id, method, session_id, *arguments)
+
+    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
+        """One of `READS`, at the node service of the session that the first argument names, if there is one."""
+        return await self.nodes.request(arguments[0] if arguments else None, "read", what, list(arguments), options)
 
     async def _retry(self, call: Any) -> Any:
         deadline = time.monotonic() + RETRY_SECONDS
@@ -126,6 +125,7 @@ class Connection:
     async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
         """Place a session."""
         found: dict[str, Any] = await self._supervise("spawn", session, blobs)
+        self.nodes.settle(session["session_id"], found["node_id"])
         return found
 
     def runtime_env(self) -> dict[str, Any]:
@@ -137,13 +137,19 @@ class Connection:
         directory = await self._supervise("ready", 30.0)
         address = self._address
         found = [ServiceInfo("supervisor", directory["pid"], directory["node_id"], address)]
-        metrics = await self._retry(lambda: self._node.metrics_address.remote())
-        found += [ServiceInfo("node", node["pid"], node["node_id"], metrics) for node in directory["nodes"]]
-        busy = {row["actor_pid"] for row in await self.request("read", "sessions", [], {"live_only": True})}
+        for node in directory["nodes"]:
+            found.append(ServiceInfo("node", node["pid"], node["node_id"], await self._metrics(node["node_id"])))
+        busy = {(row["node_id"], row["actor_pid"]) for row in await self.read("sessions", live_only=True)}
         for frame in directory["frames"]:
-            role = "frame" if frame["pid"] in busy else "standby"
+            role = "frame" if (frame["node_id"], frame["pid"]) in busy else "standby"
             found.append(ServiceInfo(role, frame["pid"], frame["node_id"], address))
         return found
+
+    async def _metrics(self, node_id: str) -> str:
+        try:
+            return str(await self.nodes.call(node_id, "metrics_address"))
+        except (TimeoutError, ServiceGone):
+            return ""  # it is just being restarted
 
     async def close(self) -> None:
         """Let go of everything here."""

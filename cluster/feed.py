@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,10 @@ ReadStream = Callable[[str], tuple[str, str] | None]
 
 @dataclass
 class _Recent:
-    """The latest events of a session: all those after `complete_from`."""
+    """The latest events of a session: all those after `complete_from`, up to `complete_to` in the session's log."""
 
     complete_from: int
+    complete_to: int = -1
     events: deque[Event] = field(default_factory=deque)
 
 
@@ -47,18 +48,33 @@ class Feed:
         self._watchers: set[_Watcher] = set()
         self._clients: dict[str, _Watcher] = {}
 
-    def publish(self, events: list[Event]) -> None:
-        """Take in committed events, in order."""
+    def publish(self, events: list[Event], written: dict[str, tuple[int, int]]) -> None:
+        """Take in what one transaction committed.
+
+        Args:
+            events: in order.
+            written: the `seq` of every session that it changed, before and after.
+        """
+        for session_id, (before, after) in written.items():
+            recent = self._recent.get(session_id)
+            if recent is None or recent.complete_to != before:  # new here, or somebody else wrote in between
+                recent = self._recent[session_id] = _Recent(before)
+            recent.complete_to = after
+            self._recent.move_to_end(session_id)
+        while len(self._recent) > max(SESSIONS, len(written)):
+            self._recent.popitem(last=False)
         for event in events:
-            recent = self._recent.get(event.session_id)
-            if recent is None:
-                recent = self._recent[event.session_id] = _Recent(event.seq - 1)
-                if len(self._recent) > SESSIONS:
-                    self._recent.popitem(last=False)
+            recent = self._recent[event.session_id]
             recent.events.append(event)
             if len(recent.events) > RING:
                 recent.complete_from = recent.events.popleft().seq
         self._notify({event.session_id for event in events})
+
+    def forget(self, session_ids: Iterable[str]) -> None:
+        """Somebody else wrote to these sessions: the store knows what is new."""
+        for session_id in session_ids:
+            self._recent.pop(session_id, None)
+        self._notify(set(session_ids))
 
     def delta(self, session_id: str) -> None:
         """A streamed answer has grown."""

@@ -1,21 +1,31 @@
-"""Following runs: one pending watch per client and node service, however many runs are followed."""
+"""Following runs: one pending watch per client and node service, however many runs are followed.
+
+Each session is followed at its home. When that changes it is followed at the next one: every call says what the client
+has, so nothing is missing and nothing comes twice.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.errors import ClusterUnreachable
+from understudy.errors import ClusterUnreachable, UnderstudyError
 from understudy.events import Event
 from understudy.identifiers import new_identifier
 
+from .directory import REPEAT_SECONDS, RETRY_SECONDS, NodeDirectory
+from .ray_edge import ServiceGone
+
+log = logging.getLogger(__name__)
+
 WATCH_SECONDS = 20.0
 GATHER_SECONDS = 0.004
-
-Request = Callable[..., Awaitable[Any]]
+PAUSE_SECONDS = 0.2
 
 
 @dataclass(eq=False)
@@ -25,73 +35,125 @@ class Subscription:
     Attributes:
         after: `seq` of the last event it has.
         stream: `(key, offset)` of the streamed text it has; None to get none.
+        node_id: where it is followed.
+        seen: the session's `seq` and `after` when they were last compared.
     """
 
     session_id: str
+    node_id: str
     after: int
     ends: bool
     stream: tuple[str, int] | None
+    seen: tuple[int, int] = (-1, -1)
     queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
 
 class Follower:
-    """Multiplexes subscriptions onto one `watch` call. Lives on the client's loop."""
+    """Multiplexes subscriptions onto one `watch` call per node. Lives on the client's loop."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self, nodes: NodeDirectory) -> None:
+        self._nodes = nodes
         self._client_id = new_identifier()
         self._subscriptions: set[Subscription] = set()
-        self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._changed: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @contextlib.asynccontextmanager
     async def follow(
         self, session_id: str, *, after: int = 0, ends: bool = False, stream: bool = False
     ) -> AsyncIterator[Subscription]:
         """Subscribe to a session's events (or only to the ends of its runs), and to its streamed text."""
-        subscription = Subscription(session_id, after, ends, ("", 0) if stream else None)
+        node_id = await self._nodes.home(session_id)
+        subscription = Subscription(session_id, node_id, after, ends, ("", 0) if stream else None)
         self._subscriptions.add(subscription)
-        self._changed.set()
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._watching())
+        self._attend(node_id)
         try:
             yield subscription
         finally:
             self._subscriptions.discard(subscription)
 
-    def _fail(self, error: Exception) -> None:
-        for subscription in self._subscriptions:
-            subscription.queue.put_nowait(("error", error))
+    def _attend(self, node_id: str) -> None:
+        """See to it that a watch at this node asks for all that is followed there now."""
+        self._changed.setdefault(node_id, asyncio.Event()).set()
+        task = self._tasks.get(node_id)
+        if task is None or task.done():
+            self._tasks[node_id] = asyncio.get_running_loop().create_task(self._watching(node_id))
+
+    def _at(self, node_id: str) -> list[Subscription]:
+        return [subscription for subscription in self._subscriptions if subscription.node_id == node_id]
 
     async def close(self) -> None:
         """Stop following; whoever still waits gets `ClusterUnreachable`."""
-        self._fail(ClusterUnreachable("the connection was closed"))
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _watching(self) -> None:
-        while self._subscriptions:
-            await asyncio.sleep(GATHER_SECONDS)
-            self._changed.clear()
-            watch = asyncio.ensure_future(self._request("watch", self._client_id, self._wanted(), WATCH_SECONDS))
-            changed = asyncio.ensure_future(self._changed.wait())
-            try:
-                done, _ = await asyncio.wait({watch, changed}, return_when=asyncio.FIRST_COMPLETED)
-                if watch in done:
-                    self._deliver(watch.result())
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:  # the request was repeated for long enough before it failed
-                self._fail(error)
-                return
-            finally:
-                changed.cancel()
-                watch.cancel()  # the node service ends a watch that a newer one replaces
-
-    def _wanted(self) -> dict[str, dict[str, Any]]:
-        wanted: dict[str, dict[str, Any]] = {}
         for subscription in self._subscriptions:
+            subscription.queue.put_nowait(("error", ClusterUnreachable("the connection was closed")))
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _watching(self, node_id: str) -> None:
+        answered = time.monotonic()
+        while self._at(node_id):
+            try:
+                if await self._watch(node_id):
+                    answered = time.monotonic()
+            except (TimeoutError, ServiceGone) as error:
+                if time.monotonic() - answered > RETRY_SECONDS + WATCH_SECONDS:
+                    self._fail(node_id, ClusterUnreachable(f"the services don't answer: {error}"))
+                    return
+                await asyncio.sleep(PAUSE_SECONDS)
+                await self._nodes.learn()
+                await self._compare(node_id)
+            except Exception as error:
+                self._fail(node_id, error)
+                return
+
+    def _fail(self, node_id: str, error: Exception) -> None:
+        for subscription in self._at(node_id):
+            subscription.queue.put_nowait(("error", error))
+
+    async def _watch(self, node_id: str) -> bool:
+        """One call, until there is news or somebody wants to follow something else; True if it was answered."""
+        await asyncio.sleep(GATHER_SECONDS)
+        self._changed[node_id].clear()
+        request = ("watch", self._client_id, self._wanted(node_id), WATCH_SECONDS)
+        call = self._nodes.call(node_id, "request", *request, timeout=WATCH_SECONDS + REPEAT_SECONDS)
+        watch = asyncio.ensure_future(call)
+        changed = asyncio.ensure_future(self._changed[node_id].wait())
+        try:
+            done, _ = await asyncio.wait({watch, changed}, return_when=asyncio.FIRST_COMPLETED)
+            if watch not in done:
+                return False
+            if not self._deliver(watch.result()):
+                await self._compare(node_id)
+            return True
+        finally:
+            changed.cancel()
+            watch.cancel()  # the node service ends a watch that a newer one replaces
+
+    async def _compare(self, node_id: str) -> None:
+        """Compare what is followed at a node with the store: follow elsewhere what has moved, fetch what was not told.
+
+        Only a notice between node services that got lost leaves something untold.
+        """
+        here = self._at(node_id)
+        try:
+            homes = await self._nodes.homes(sorted({subscription.session_id for subscription in here}))
+            for subscription in here:
+                session_id, before = subscription.session_id, subscription.seen
+                home, seq = homes[session_id]
+                subscription.seen = (seq, subscription.after)
+                if home != node_id:
+                    subscription.node_id = home
+                    self._attend(home)
+                elif before[0] not in (-1, seq) and before[1] == subscription.after:
+                    events = await self._nodes.request(session_id, "events", session_id, subscription.after)
+                    self._deliver({"events": events, "streams": {}})
+        except UnderstudyError as error:
+            log.info("what is followed at node %s can't be compared: %s", node_id[:8], error)
+
+    def _wanted(self, node_id: str) -> dict[str, dict[str, Any]]:
+        wanted: dict[str, dict[str, Any]] = {}
+        for subscription in self._at(node_id):
             row = wanted.setdefault(
                 subscription.session_id, {"after": subscription.after, "ends": subscription.ends, "stream": None}
             )
@@ -104,7 +166,8 @@ class Follower:
                 row["stream"] = (other[0], min(other[1], subscription.stream[1])) if same else ("", 0)
         return wanted
 
-    def _deliver(self, found: dict[str, Any]) -> None:
+    def _deliver(self, found: dict[str, Any]) -> bool:
+        """Give every subscription what is new for it; True if there was anything."""
         streams = found["streams"]
         events = [Event.from_wire(wire) for wire in found["events"]]
         for subscription in self._subscriptions:
@@ -119,4 +182,6 @@ class Follower:
             for event in events:
                 if event.session_id == subscription.session_id and event.seq > subscription.after:
                     subscription.after = event.seq
-                    subscription.queue.put_nowait(("event", event))
+                    if not subscription.ends or event.type == "run_finished":
+                        subscription.queue.put_nowait(("event", event))
+        return bool(streams or events)

@@ -13,7 +13,7 @@ from typing import Any
 from understudy.actors.gateway import Gateway
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
 
-from .node_service import NodeConfig, NodeService
+from .node_service import NodeConfig, NodeService, Tell
 from .ray_edge import clean_environment
 from .requests import Requests
 
@@ -21,7 +21,7 @@ from .requests import Requests
 class NodeHost:
     """Starts the service on its first call, once, and says how it is."""
 
-    def __init__(self, settings: Settings, node_id: str, span_directory: str) -> None:
+    def __init__(self, settings: Settings, node_id: str, span_directory: str, tell: Tell) -> None:
         os.umask(0o077)  # the store and the spans hold whole conversations
         if settings.otlp_endpoint:
             os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", settings.otlp_endpoint)
@@ -31,6 +31,7 @@ class NodeHost:
         writer = "node" if single else f"node-{node_id[:12]}"
         config = NodeConfig(settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory)
         self._config = config
+        self._tell = tell
         self._gateway = Gateway()
         self._service: NodeService | None = None
         self._requests: Requests | None = None
@@ -45,7 +46,7 @@ class NodeHost:
         if not self._started:
             async with self._starting:
                 if self._service is None:
-                    self._service = NodeService(self._config, self._gateway, self._prepare_profile)
+                    self._service = NodeService(self._config, self._gateway, self._prepare_profile, self._tell)
                     self._requests = Requests(self._service)
                 if not self._started:
                     await self._service.start()

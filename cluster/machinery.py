@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -13,8 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
-from understudy.errors import ClusterError
-from understudy.identifiers import new_identifier
+from understudy.errors import ClusterError, UnderstudyError
 
 from .ray_edge import RAY_NAMESPACE, ServiceGone, kill_process, process_identity, settle, submitted
 from .services import frame_name, node_name
@@ -26,6 +26,7 @@ CREATE_SECONDS = 120.0
 ADOPT_SECONDS = 10.0
 REPEAT_SECONDS = 30.0
 KILL_TRIES = 6
+KILL_SECONDS = 6.0
 
 
 class RayNode:
@@ -87,7 +88,7 @@ class RayFrame:
 
 
 class RayMachinery:
-    """The supervisor's hands. The one node service runs beside the supervisor."""
+    """The supervisor's hands (`understudy.supervisor.ports.Machinery`)."""
 
     def __init__(self, settings: Settings, span_directory: str, node_class: Any, frame_class: Any) -> None:
         self._settings = settings
@@ -96,34 +97,40 @@ class RayMachinery:
         self._frame_class = frame_class
         self._nodes: dict[str, RayNode] = {}
 
-    async def node_services(self) -> list[RayNode]:
-        """Get or create the node services, and wait until they answer."""
-        found = []
-        for node_id in self._node_ids():
-            handle = self._node_class.options(
-                name=node_name(self._settings, node_id),
-                namespace=RAY_NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            ).remote(self._settings, node_id, self._span_directory)
-            node = RayNode(handle, node_id)
-            node.pid = await node.call("pid")
-            await node.call("watched_by", os.getpid(), ray.get_runtime_context().get_node_id())
-            self._nodes[node_id] = node
-            found.append(node)
-        return found
+    async def node_ids(self) -> list[str]:
+        """This node; with PostgreSQL, then all others that are alive and have CPUs to offer.
 
-    def _node_ids(self) -> list[str]:
-        # One for the whole cluster: wake-ups, cancels and feeds don't cross node services yet.
-        return [ray.get_runtime_context().get_node_id()]
+        A SQLite file has one writer, and is where it is.
+        """
+        own = str(ray.get_runtime_context().get_node_id())
+        if self._settings.store.startswith("sqlite"):
+            return [own]
+        nodes = await asyncio.to_thread(ray.nodes)
+        alive = {node["NodeID"] for node in nodes if node["Alive"] and node["Resources"].get("CPU")}
+        return [own, *sorted(alive - {own})]
 
-    async def frames(self) -> list[RayFrame]:
-        """The frames that answer, whoever created them; those that don't are killed."""
+    async def node_service(self, node_id: str) -> RayNode:
+        """Get or create the service of a node, and wait until it answers."""
+        handle = self._node_class.options(
+            name=node_name(self._settings, node_id),
+            namespace=RAY_NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        ).remote(self._settings, node_id, self._span_directory)
+        node = RayNode(handle, node_id)
+        node.pid = await node.call("pid")
+        await node.call("watched_by", os.getpid(), ray.get_runtime_context().get_node_id())
+        self._nodes[node_id] = node
+        return node
+
+    async def frames(self, node_id: str | None = None) -> list[RayFrame]:
+        """The frames (of one node, or all) that answer, whoever created them; those that don't are killed."""
         prefix = f"frame/{self._settings.instance}/"
         listed = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
         names = [a["name"] for a in listed if a["namespace"] == RAY_NAMESPACE and a["name"].startswith(prefix)]
-        found = await asyncio.gather(*(self._adopt(name) for name in names))
+        wanted = [name for name in names if node_id in (None, name.split("/")[3])]
+        found = await asyncio.gather(*(self._adopt(name) for name in wanted))
         return [frame for frame in found if frame is not None]
 
     async def _adopt(self, name: str) -> RayFrame | None:
@@ -140,19 +147,18 @@ class RayMachinery:
             pass
         return None
 
-    async def create_frame(self, node: Any, placement: str) -> RayFrame:
+    async def create_frame(self, node: Any, frame_id: str, placement: str) -> RayFrame:
         """Start a frame on a node, in the environment that the placement asks for."""
         definition: dict[str, Any] = {}
         if placement:
             definition = json.loads(await node.call("blob", placement))
-        frame_id = new_identifier()[-12:]
         runtime_env = definition.get("runtime_env") or None
         handle = self._frame_class.options(
             name=frame_name(self._settings, frame_id, node.node_id, placement),
             namespace=RAY_NAMESPACE,
             lifetime="detached",
             runtime_env=runtime_env,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=True),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         ).remote(
             node.handle,
             frame_id,
@@ -169,16 +175,30 @@ class RayMachinery:
         return frame
 
     async def kill(self, node_id: str, pid: int, handle: Any) -> None:
-        """Make sure that a process is gone: by its pid where it runs on this node, else through Ray."""
+        """Make sure that a process is gone: by its pid, on another node through its service, else through Ray."""
         if node_id == ray.get_runtime_context().get_node_id() and pid > 1:
             for _ in range(KILL_TRIES):
                 if await asyncio.to_thread(kill_process, pid):
                     return
             log.error("process %d can't be killed", pid)
-        elif isinstance(handle, RayFrame):
-            ray.kill(handle.handle)
-        else:
+        elif isinstance(handle, RayNode):
             ray.kill(handle.handle, no_restart=False)
+        elif not await self._kill_there(self._nodes.get(node_id), pid):
+            ray.kill(handle.handle)
+
+    async def _kill_there(self, node: RayNode | None, pid: int) -> bool:
+        if node is None or pid <= 1:
+            return False
+        try:
+            return bool(await asyncio.wait_for(node.call("kill_process", pid), KILL_SECONDS))
+        except (TimeoutError, UnderstudyError):
+            return False
+
+    def abandon(self, node: Any, frames: Sequence[Any]) -> None:
+        """Have the processes of a lost node ended as far as they can still be reached; waits for nothing."""
+        self._nodes.pop(node.node_id, None)
+        for actor in (node, *frames):
+            ray.kill(actor.handle)
 
     def cpus(self, node_id: str) -> float:
         """CPUs that Ray counts on a node."""

@@ -1,7 +1,8 @@
 """The node service: journal, gateway and ready queue of a node, joined by `step`. A plain class.
 
 Frames call in (`step`, `commit`), clients call in (`spawn`, `send`), the supervisor calls in (`take_up`).
-The service itself calls nobody but the model endpoints, so it needs no Ray and its tests need none either.
+The service itself calls nobody but the model endpoints and, through a port, the services of other nodes, so it needs no
+Ray and its tests need none either.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +45,14 @@ SWEEP_AGE = 3_000_000
 """A session that has been ready for so long (microseconds) without anybody knowing is picked up by the sweep."""
 
 
+Tell = Callable[[str, list[str]], Awaitable[None]]
+"""Tells the service of a node which of its sessions were written by another (`NodeService.notice`). May get lost."""
+
+
+async def alone(_node_id: str, _session_ids: list[str]) -> None:
+    """The `Tell` of a service that is the only one."""
+
+
 @dataclass(frozen=True)
 class NodeConfig:
     """What a node service is started with."""
@@ -63,8 +72,11 @@ class NodeService:
     session is given to one frame at a time, under a new epoch each time.
     """
 
-    def __init__(self, config: NodeConfig, gateway: Gateway, prepare_profile: Callable[[str], Any]) -> None:
+    def __init__(
+        self, config: NodeConfig, gateway: Gateway, prepare_profile: Callable[[str], Any], tell: Tell = alone
+    ) -> None:
         self.config = config
+        self._tell = tell
         self.database = Database(config.store)
         self.journal = Journal(self.database, config.namespace, config.writer, self._committed)
         self.gateway = gateway
@@ -85,7 +97,7 @@ class NodeService:
         self._specs: dict[str, dict[str, Any]] = {}
         self.placements: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._nodes: list[str] | None = None
+        self._nodes: list[str] = []
         self.swept = 0
 
     async def start(self) -> None:
@@ -359,6 +371,8 @@ class NodeService:
         known = slot.known.get(ready.session_id)
 
         def operation(tx: Transaction) -> dict[str, Any]:
+            if self.elsewhere(tx.session(ready.session_id)):
+                raise Fenced("another node looks after the session", session_id=ready.session_id)
             tx.woken.pop(ready.session_id, None)
             work = activation.activate(
                 tx, ready.session_id, frame, after_seq=known or 0, cause=ready.cause, down_since=ready.down_since,
@@ -432,16 +446,55 @@ class NodeService:
         slot = self.paging.holder(row["session_id"])
         if slot is not None and slot.resting and slot.epoch == row["epoch"]:
             self._resume(slot)
-        elif slot is None or slot.epoch != row["epoch"]:
+        elif slot is None or slot.epoch < row["epoch"]:
             self.paging.add(Ready(row["session_id"], row["placement"], cause, down_since))
 
     # Commits and answers.
 
     def _committed(self, committed: Committed) -> None:
         self.projection.apply(committed)
-        if committed.events:
-            self.feed.publish(committed.events)
-        for session_id, row in committed.cancelled.items():
+        written = {session_id: (before, row["seq"]) for session_id, (before, row) in committed.written.items()}
+        self.feed.publish(committed.events, written)
+        for node_id, session_ids in self._by_home(committed).items():
+            self._spawn_task(self._tell(node_id, session_ids))
+        self._act(committed.cancelled, committed.woken)
+        if committed.repeated:
+            self._spawn_task(self._sweep_all(0))
+        self._dispatch()
+
+    def elsewhere(self, row: Row) -> bool:
+        """Whether the session is at home on another node that has a service."""
+        return row["node_id"] != self.config.node_id and row["node_id"] in self._nodes
+
+    def take_in(self, row: Row) -> None:
+        """Make this node the home of a session that is being written, if its home is gone."""
+        if self._nodes and row["node_id"] not in self._nodes:
+            row["node_id"] = self.config.node_id
+
+    def _by_home(self, committed: Committed) -> dict[str, list[str]]:
+        """What was written of sessions at home elsewhere: their own services must hear of it."""
+        found: dict[str, list[str]] = {}
+        for session_id, (_, row) in committed.written.items():
+            if self.elsewhere(row):
+                found.setdefault(row["node_id"], []).append(session_id)
+        return found
+
+    async def notice(self, session_ids: list[str]) -> None:
+        """Another node service wrote to sessions at home here: act as if it had been this one.
+
+        A notice that gets lost costs time only: the sweep finds what it would have told.
+        """
+        self.feed.forget(session_ids)
+        told = set(session_ids)
+        rows = [row for row in await self.reading.active([self.config.node_id]) if row["session_id"] in told]
+        # One that is being placed is left alone: its frame learns the rest with the answer to its first commit.
+        ready = [row for row in rows if self._is_ready(row) and row["session_id"] not in self._placing]
+        self._act(_cancelled(rows), {row["session_id"]: row for row in ready})
+        self._dispatch()
+
+    def _act(self, cancelled: dict[str, Row], woken: dict[str, Row]) -> None:
+        """Interrupt what was cancelled, and let what was woken go on."""
+        for session_id, row in cancelled.items():
             future = self._interrupts.pop((session_id, row["epoch"]), None)
             if future is not None and not future.done():
                 future.set_result(row["cancel_reason"] or "cancelled")
@@ -449,14 +502,11 @@ class NodeService:
                 self.calls.abort(session_id)
                 if session_id in self._own:  # its call goes out only after this commit is told
                     self._cancelled.add(session_id)
-        for session_id, row in committed.woken.items():
+        for session_id, row in woken.items():
             if session_id in self._own:  # whoever commits for it looks at this before it lets the session wait
                 self._missed.add(session_id)
-            else:
+            elif not self.elsewhere(row):
                 self._wake(row)
-        if committed.repeated:
-            self._spawn_task(self._sweep_all(0))
-        self._dispatch()
 
     async def _answered(self, call: Call, answer: ModelAnswer) -> None:
         """Commit an answer where it arrives, and give it to the frame that waits for it, or to a free one."""
@@ -541,16 +591,23 @@ class NodeService:
 
     # What the supervisor calls.
 
-    async def take_up(self, generation: int, live_frames: list[str], nodes: list[str] | None) -> dict[str, Any]:
-        """Act for this generation: resume what no live frame holds. Harmless when repeated.
+    async def take_up(self, generation: int, live_frames: list[str], nodes: list[str]) -> dict[str, Any]:
+        """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
 
         Args:
             live_frames: frames known to be alive; sessions of others are treated as crashed.
-            nodes: whose sessions to take up; None for all.
+            nodes: those that have a node service, this one included; sessions of others get a new home (`adopt`).
+
+        Raises:
+            StaleGeneration: another supervisor owns the store, or this node is not one of `nodes` any more.
         """
+        home = self.config.node_id
+        if home not in nodes:
+            raise StaleGeneration(f"node {home[:8]} was given up")
         self.journal.generation = generation
         self._nodes = nodes
-        rows = await self.reading.active(nodes)
+        adopted = await self.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
+        rows = await self.reading.active([home])
         live = set(live_frames)
         for frame_id in [frame_id for frame_id in self.paging.slots if frame_id not in live]:
             slot = self.paging.slots.pop(frame_id)
@@ -558,11 +615,13 @@ class NodeService:
         resumed = 0
         for row in rows:
             resumed += await self._take_up_session(row, live)
+        waiting = {row["session_id"] for row in rows if row["wait"] == "timer"}
         for timer in await self.reading.timers():
-            self._schedule(timer["session_id"], timer["name"], timer["due_at"])
+            if timer["session_id"] in waiting:
+                self._schedule(timer["session_id"], timer["name"], timer["due_at"])
         self._dispatch()
         self.demand_changed.set()
-        return {"active": len(rows), "resumed": resumed}
+        return {"active": len(rows), "resumed": resumed, "adopted": adopted}
 
     async def _take_up_session(self, row: Row, live: set[str]) -> int:
         session_id, frame_id = row["session_id"], row["frame_id"]
@@ -593,7 +652,9 @@ class NodeService:
 
     async def _sweep_all(self, age: int) -> None:
         try:
-            for row in await self.reading.active(self._nodes):
+            rows = await self.reading.active([self.config.node_id])
+            self._act(_cancelled(rows), {})
+            for row in rows:
                 self._sweep(row, age)
         except UnderstudyError as error:
             log.warning("the sweep is put off: %s", error)
@@ -652,6 +713,8 @@ class NodeService:
         ready = Ready(session_id, slot.placement, "resume", since)
 
         def operation(tx: Transaction) -> tuple[Any, dict[str, Any] | None]:
+            if self.elsewhere(tx.session(session_id)):
+                return None, None  # its new home has dealt with this death
             verdict = activation.crash(tx, session_id, epoch, decide, cause=cause, pid=slot.pid, policy=spec["restart"])
             if verdict is None or verdict.action != "resume" or spare is None:
                 return verdict, None
@@ -740,6 +803,10 @@ class NodeService:
     def register(self, profile: ModelProfile) -> None:
         """Learn credentials. They stay in memory."""
         self.gateway.register(profile)
+
+
+def _cancelled(rows: list[Row]) -> dict[str, Row]:
+    return {row["session_id"]: row for row in rows if row["cancel_reason"] is not None}
 
 
 def split_wait_key(key: str) -> tuple[str, str, int]:

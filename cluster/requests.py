@@ -22,6 +22,7 @@ READS: dict[str, Callable[..., Any]] = {
     "run": queries.run_info,
     "runs": queries.runs,
     "owner": queries.owner,
+    "homes": queries.homes,
 }
 
 
@@ -31,18 +32,18 @@ class Requests:
     def __init__(self, node: NodeService) -> None:
         self._node = node
 
-    async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> bool:
-        """Get or create a session; True when it was created. Raises `SessionConflict`."""
+    async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
+        """Get or create a session: `{"created", "node_id"}`, the node that looks after it. Raises `SessionConflict`."""
         node = self._node
 
-        def operation(tx: Transaction) -> bool:
+        def operation(tx: Transaction) -> dict[str, Any]:
             for digest, data in blobs.items():
                 put_blob(tx, digest, data)
             created = operations.create_session(
                 tx, session["session_id"], session["spec"], spec_hash=session["spec"]["hash"],
                 placement=session["placement"], node_id=node.config.node_id, metadata=session["metadata"],
             )  # fmt: skip
-            return created
+            return {"created": created, "node_id": tx.session(session["session_id"])["node_id"]}
 
         node.placements[session["session_id"]] = session["placement"]
         return await node.journal.submit(operation, session["session_id"])
@@ -65,6 +66,8 @@ class Requests:
                 tx, session_id, run["run_id"], run["content"], trace_id=run.get("trace_id", ""),
                 parent_span_id=run.get("parent_span_id", ""),
             )  # fmt: skip
+            if created:
+                node.take_in(tx.session(session_id))
             if not created or spare is None or session_id not in tx.woken:
                 return created, None
             woken = tx.woken[session_id]

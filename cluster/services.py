@@ -55,8 +55,9 @@ class NodeActor:
 
     def __init__(self, settings: Settings, node_id: str, span_directory: str) -> None:
         from .hosting import NodeHost
+        from .peers import Peers
 
-        self._host = NodeHost(settings, node_id, span_directory)
+        self._host = NodeHost(settings, node_id, span_directory, Peers(settings).tell)
         self._supervisor_pid = 0
         self._supervisor_node = ""
         self._heard = time.monotonic()
@@ -93,8 +94,15 @@ class NodeActor:
         await self._node()
         return await (await self._host.requests()).acquire(holder, lease, dead_holder)
 
-    async def take_up(self, generation: int, frames: list[str], nodes: list[str] | None) -> dict[str, Any]:
+    async def take_up(self, generation: int, frames: list[str], nodes: list[str]) -> dict[str, Any]:
         return await (await self._node()).take_up(generation, frames, nodes)
+
+    async def notice(self, session_ids: list[str]) -> None:
+        await (await self._node()).notice(session_ids)
+
+    async def kill_process(self, pid: int) -> bool:
+        """Make sure that a frame of this node is gone; True if it is."""
+        return await asyncio.to_thread(kill_process, pid)
 
     async def frame_died(self, frame_id: str, cause: str) -> None:
         await (await self._node()).frame_died(frame_id, cause)

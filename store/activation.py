@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from sqlalchemy import bindparam, delete, insert, select, update
 
@@ -250,6 +251,31 @@ def fire(tx: Transaction, session_id: str, name: str) -> None:
     row = tx.find(session_id)
     if row is not None and row["wait"] == "timer":
         tx.wake(row)
+
+
+def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> int:
+    """Make a node the home of its share of the sessions with work whose node is gone; returns how many that were.
+
+    Every node service is told the same nodes and takes another share. A tree is in one share: it stays together.
+
+    Args:
+        nodes: those that have a node service.
+
+    Raises:
+        StaleGeneration: the supervisor of this journal no longer owns the store.
+    """
+    tx.require_generation()
+    statement = select(SESSION.c.session_id, SESSION.c.root_id).where(
+        SESSION.c.namespace == tx.namespace, SESSION.c.active == 1, SESSION.c.node_id.not_in(nodes)
+    )
+    homeless, ranks = tx.read(statement).all(), sorted(nodes)
+    share = [session for session, root in homeless if ranks[crc32(root.encode()) % len(ranks)] == node_id]
+    tx.load(share)
+    for row in map(tx.session, share):
+        if row["active"] and row["node_id"] not in nodes:
+            tx.changed(row)
+            row["node_id"] = node_id
+    return len(share)
 
 
 def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: str) -> int | None:

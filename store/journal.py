@@ -47,12 +47,14 @@ class Committed:
     """What one group commit changed, told on the event loop before its callers continue.
 
     Attributes:
+        written: every session that was changed, as it is now, and its `seq` before.
         repeated: an earlier try may have been committed unnoticed; what it changed is not told again.
     """
 
     events: list[Event]
     woken: dict[str, Row]
     cancelled: dict[str, Row]
+    written: dict[str, tuple[int, Row]]
     operations: int
     seconds: float
     repeated: bool = False
@@ -254,7 +256,7 @@ class Journal:
                         submitted.results.append(error)
             tx.flush()
         self.writer_seq = tx.writer_seq
-        return Committed(tx.committed_events, tx.woken, tx.cancelled, count, 0.0)
+        return Committed(tx.committed_events, tx.woken, tx.cancelled, tx.written, count, 0.0)
 
     def _reload_writer_seq(self) -> None:
         statement = select(func.max(EVENT.c.writer_seq)).where(

@@ -147,6 +147,14 @@ def runs(connection: Connection, namespace: str, session_id: str) -> list[Row]:
     return [dict(row) for row in connection.execute(statement).mappings()]
 
 
+def homes(connection: Connection, namespace: str, session_ids: list[str]) -> dict[str, tuple[str, int]]:
+    """The node that looks after each of these sessions, and its `seq`; those that don't exist are left out."""
+    statement = select(SESSION.c.session_id, SESSION.c.node_id, SESSION.c.seq).where(
+        SESSION.c.namespace == namespace, SESSION.c.session_id.in_(session_ids)
+    )
+    return {session_id: (node_id, seq) for session_id, node_id, seq in connection.execute(statement)}
+
+
 def active_sessions(connection: Connection, namespace: str, nodes: Iterable[str] | None) -> list[Row]:
     """Sessions with work to do, for a node service that takes them up."""
     names = (
@@ -158,6 +166,7 @@ def active_sessions(connection: Connection, namespace: str, nodes: Iterable[str]
         "wait",
         "wait_holder",
         "node_id",
+        "cancel_reason",
         "updated_at",
     )
     statement = select(*(SESSION.c[name] for name in names)).where(

@@ -48,6 +48,7 @@ MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED
 SESSION_COLUMNS = [column for column in SESSION.columns if column.name not in ("spec", "metadata_json")]
 
 NEW_SESSION = defaults(SESSION)
+LOADED_AT_ONCE = 128
 
 
 @cache
@@ -133,6 +134,7 @@ class Transaction:
         committed_events: the events in order, for the projection.
         woken: sessions whose wait ended here; they are ready for a frame.
         cancelled: sessions whose current run was asked to end here.
+        written: every session that was changed, as it is now, and its `seq` before.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class Transaction:
         self.committed_events: list[Event] = []
         self.woken: dict[str, Row] = {}
         self.cancelled: dict[str, Row] = {}
+        self.written: dict[str, tuple[int, Row]] = {}
         self.writes = 0
         self._sessions: dict[str, Row | None] = {}
         self._seldom: dict[str, tuple[Any, ...]] = {}
@@ -175,6 +178,12 @@ class Transaction:
         wanted = sorted(set(session_ids) - self._sessions.keys())
         if not wanted:
             return
+        for start in range(0, len(wanted), LOADED_AT_ONCE):
+            self._load(wanted[start : start + LOADED_AT_ONCE])
+        for session_id in wanted:
+            self._sessions.setdefault(session_id, None)
+
+    def _load(self, wanted: list[str]) -> None:
         # The last id is repeated up to the next power of two, so that there are few statements to prepare.
         count = 1 << (len(wanted) - 1).bit_length()
         ids = {f"id{number}": wanted[min(number, len(wanted) - 1)] for number in range(count)}
@@ -182,8 +191,6 @@ class Transaction:
         for row in self._select(statement, ns=self.namespace, **ids):
             self._sessions[row["session_id"]] = row
             self._seldom[row["session_id"]] = tuple([row[name] for name in SELDOM])
-        for session_id in wanted:
-            self._sessions.setdefault(session_id, None)
 
     def find(self, session_id: str) -> Row | None:
         """The session's row, or None."""
@@ -208,6 +215,7 @@ class Transaction:
         self._unwritten.add(row["session_id"])
         if row["session_id"] not in self._dirty:
             self._dirty[row["session_id"]] = row
+            self.written[row["session_id"]] = (row["seq"], row)
             row["version"] += 1
             row["updated_at"] = self.now
 
@@ -218,6 +226,7 @@ class Transaction:
         self._sessions[row["session_id"]] = full
         self._created.append(full)
         self._dirty[row["session_id"]] = full
+        self.written[row["session_id"]] = (0, full)
         self._unwritten.add(row["session_id"])
         return full
 

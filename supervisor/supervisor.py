@@ -9,94 +9,49 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from understudy.errors import StaleGeneration, StoreOwned, UnderstudyError
+from understudy.identifiers import new_identifier
 
 from .pool import default_cap, plan
+from .ports import FrameHandle, Machinery, NodeHandle
+from .probing import frame_hangs, node_hangs
 
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 10.0
 RENEW_SECONDS = 3.0
+ASK_SECONDS = 60.0
+ANSWER_SECONDS = 5.0
+"""How long one node service is waited for where another could do the same."""
+
+CENSUS_SECONDS = 1.0
+LOST_SECONDS = 10.0
+"""A node whose service was not heard of for so long is lost, whatever Ray says: a service restarts in less."""
+
 PROBE_SECONDS = 2.0
-PROBE_DEADLINE = 4.0
-SILENCE_LIMIT = 10.0
-"""A frame whose event loop stood still for so long is hung, unless one of its tools is within its deadline."""
-
-OVERDUE_LIMIT = 5.0
-"""A tool that is past its deadline by so much hangs its frame."""
-
 DEMAND_SECONDS = 5.0
-
-
-class FrameHandle(Protocol):
-    """A session actor, seen from outside."""
-
-    frame_id: str
-    node_id: str
-    placement: str
-    pid: int
-
-    async def watch(self) -> str:
-        """Return why it left, or raise when its process is gone."""
-
-    async def probe(self) -> dict[str, float]:
-        """Its health (`Frame.health`)."""
-
-
-class NodeHandle(Protocol):
-    """A node service, seen from outside."""
-
-    node_id: str
-    pid: int
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call one of its methods; waits for a restart if it is just dying."""
-
-    async def watch(self) -> None:
-        """Raise when its process is gone."""
-
-    async def probe(self) -> dict[str, float]:
-        """Seconds since its event loop and its journal turned: `{"silent", "journal"}`."""
-
-
-class Machinery(Protocol):
-    """What a cluster must be able to do for its supervisor."""
-
-    async def node_services(self) -> Sequence[NodeHandle]:
-        """The node services that there should be, started where they don't run yet."""
-
-    async def frames(self) -> Sequence[FrameHandle]:
-        """The frames that are alive, whoever created them."""
-
-    async def create_frame(self, node: NodeHandle, placement: str) -> FrameHandle:
-        """Start a frame; returns when it is ready."""
-
-    async def kill(self, node_id: str, pid: int, handle: Any) -> None:
-        """Make sure that a process is gone."""
-
-    def cpus(self, node_id: str) -> float:
-        """CPUs of a node."""
-
-    def holder_is_dead(self, holder: str) -> bool:
-        """Whether the owner that wrote `holder` is certainly gone."""
 
 
 @dataclass
 class _Node:
+    """A node that has a service. `starting` has the placements of the frames that are being created, by their ids."""
+
     handle: NodeHandle
-    starting: dict[str, int] = field(default_factory=dict)
+    starting: dict[str, str] = field(default_factory=dict)
     failures: int = 0
+    heard: float = field(default_factory=time.monotonic)
 
 
 class Supervisor:
     """One per cluster.
 
     Guarantees: it acts only while it owns the store (generation and lease); a frame or node service that dies is
-    replaced, one that hangs is killed first; sessions are resumed only after their process is known to be gone.
+    replaced, one that hangs is killed first; sessions are resumed only after their process is known to be gone. A node
+    that is lost is the exception: nobody can say what became of its processes, so they are fenced (`_lose`).
     """
 
     def __init__(
@@ -118,6 +73,9 @@ class Supervisor:
         self.last_beat = time.monotonic()
         self.profiles: dict[str, Any] = {profile.name: profile for profile in profiles or []}
         self._wanted: dict[str, int] = {"": standby}
+        self._term = 0
+        self._turn = 0
+        self._joining: set[str] = set()
         self._nodes: dict[str, _Node] = {}
         self._frames: dict[str, FrameHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -130,7 +88,7 @@ class Supervisor:
         while not self._stopped:
             try:
                 await self._start()
-                await self._renewing()
+                await self._tending()
             except StaleGeneration as error:
                 log.warning("lost the store: %s", error)
                 self.problem = error
@@ -177,12 +135,12 @@ class Supervisor:
         }
 
     async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
-        """Place a new session, or find it: `{"created", "node_id"}`. Raises `SessionConflict`."""
+        """Place a new session, on the nodes in turn, or find it: `{"created", "node_id"}`. Raises `SessionConflict`."""
         await self.ready(30.0)
-        node = self._place()
-        created = await node.handle.call("request", "spawn", session, blobs)
+        self._turn += 1
+        found: dict[str, Any] = await self._ask("request", "spawn", session, blobs, turn=self._turn)
         self.want(session["placement"])  # after the store has what its frames need
-        return {"created": created, "node_id": node.handle.node_id}
+        return found
 
     def want(self, placement: str) -> None:
         """Keep standbys for this placement from now on."""
@@ -203,43 +161,65 @@ class Supervisor:
         self._ready.clear()
         for task in self._tasks:
             task.cancel()
-        for node in list(self._nodes.values())[:1]:
+        try:
+            await asyncio.wait_for(self._renew(0), 5.0)
+        except Exception as error:
+            log.warning("the store could not be given up: %s", error)
+
+    async def _ask(self, method: str, *arguments: Any, turn: int = 0) -> Any:
+        """Have a node service do what any of them could do: one after the other, from `turn` on, until one answers."""
+        deadline = time.monotonic() + ASK_SECONDS
+        while self._nodes and time.monotonic() < deadline:
+            node = list(self._nodes.values())[turn % len(self._nodes)]
+            turn += 1
             try:
-                given_up = node.handle.call("request", "renew", self.generation, self.holder, 0)
-                await asyncio.wait_for(given_up, 5.0)
-            except Exception as error:
-                log.warning("the store could not be given up: %s", error)
-
-    def _place(self) -> _Node:
-        """The node for a new session: the one with the fewest frames."""
-
-        def frames(node: _Node) -> int:
-            return sum(1 for frame in self._frames.values() if frame.node_id == node.handle.node_id)
-
-        return min(self._nodes.values(), key=frames)
+                return await asyncio.wait_for(node.handle.call(method, *arguments), ANSWER_SECONDS)
+            except TimeoutError:
+                continue
+        raise UnderstudyError(f"no node service has an answer to {method}")
 
     async def _start(self) -> None:
         """Take the next generation, adopt what lives, resume what does not."""
-        handles = await self.machinery.node_services()
-        first = handles[0]
+        own, *others = await self.machinery.node_ids()
+        first = await self.machinery.node_service(own)
         owner = await first.call("request", "read", "owner", [], {})
         may_take = owner is None or self.machinery.holder_is_dead(owner["holder"])
-        lease = int(LEASE_SECONDS * 1e6)
         dead = owner["holder"] if owner is not None and may_take else ""
-        self.generation = await first.call("acquire", self.holder, lease, dead)
+        self.generation = await first.call("acquire", self.holder, int(LEASE_SECONDS * 1e6), dead)
         log.info("generation %d", self.generation)
-        frames = await self.machinery.frames()
-        self._frames = {frame.frame_id: frame for frame in frames}
-        self._nodes = {handle.node_id: _Node(handle) for handle in handles}
-        for frame in frames:
-            self._spawn(self._watch_frame(frame, self.generation))
-        for node in self._nodes.values():
-            await self._take_up(node)
-            self._spawn(self._watch_node(node, self.generation))
-            self._spawn(self._serve_demand(node, self.generation))
-        self._spawn(self._probing(self.generation))
+        self._term += 1
+        self._nodes, self._frames = {}, {}
+        await self._join(own)
+        joined = [asyncio.wait_for(self._join(node_id), LOST_SECONDS) for node_id in others]
+        await asyncio.gather(*joined, return_exceptions=True)  # the census tries again those that are late
+        await self._take_up(self._nodes[own])
+        for node_id, node in self._nodes.items():
+            if node_id != own:
+                self._spawn(self._take_up(node))
+            self._attend(node)
+        self._spawn(self._probing(self._term))
         self.state, self.problem = "supervising", None
         self._ready.set()
+
+    async def _join(self, node_id: str) -> None:
+        """Make a node part of the cluster: start its service if there is none, adopt its frames."""
+        term = self._term
+        handle = await self.machinery.node_service(node_id)
+        frames = await self.machinery.frames(node_id)
+        if term != self._term:
+            return
+        self._nodes[node_id] = _Node(handle)
+        for frame in frames:
+            self._frames[frame.frame_id] = frame
+            self._spawn(self._watch_frame(frame, term))
+
+    def _attend(self, node: _Node) -> None:
+        self._spawn(self._watch_node(node, self._term))
+        self._spawn(self._serve_demand(node, self._term))
+
+    def _serves(self, node: _Node, term: int) -> bool:
+        """Whether the node is still part of the cluster that was found when this term began."""
+        return term == self._term and self._nodes.get(node.handle.node_id) is node
 
     async def _take_up(self, node: _Node) -> None:
         """Tell a node service whom it acts for, who is alive, and which credentials there are."""
@@ -247,26 +227,79 @@ class Supervisor:
             self.profiles.setdefault(profile.name, profile)
         for profile in self.profiles.values():
             await node.handle.call("register", profile)
-        only = len(self._nodes) == 1
-        nodes = None if only else [node.handle.node_id]
-        found = await node.handle.call("take_up", self.generation, list(self._frames), nodes)
+        alive = [*self._frames, *(frame_id for other in self._nodes.values() for frame_id in other.starting)]
+        found = await node.handle.call("take_up", self.generation, alive, list(self._nodes))
+        node.heard = time.monotonic()
         log.info("node %s: %s", node.handle.node_id[:8], found)
 
-    async def _renewing(self) -> None:
-        lease = int(LEASE_SECONDS * 1e6)
+    async def _tending(self) -> None:
+        """Keep the lease, and notice which nodes come and go: in turn, since a loss changes the generation."""
+        renewed = time.monotonic()
         while not self._stopped:
-            await asyncio.sleep(RENEW_SECONDS)
+            await asyncio.sleep(CENSUS_SECONDS)
             if self.state == "stopped":
                 return
-            node = next(iter(self._nodes.values()))
-            try:
-                await node.handle.call("request", "renew", self.generation, self.holder, lease)
-            except StaleGeneration:
-                raise
-            except UnderstudyError as error:
-                log.warning("the lease could not be renewed: %s", error)
+            if time.monotonic() - renewed >= RENEW_SECONDS:
+                renewed = time.monotonic()
+                try:
+                    await self._renew(LEASE_SECONDS)
+                except StaleGeneration:
+                    raise
+                except UnderstudyError as error:
+                    log.warning("the lease could not be renewed: %s", error)
+            await self._census()
 
-    async def _watch_frame(self, frame: FrameHandle, generation: int) -> None:
+    async def _renew(self, lease: float) -> None:
+        await self._ask("request", "renew", self.generation, self.holder, int(lease * 1e6))
+
+    async def _census(self) -> None:
+        """Compare the nodes that there are with those that have a service."""
+        try:
+            own, *others = await asyncio.wait_for(self.machinery.node_ids(), RENEW_SECONDS)
+        except Exception as error:  # Ray's head is away: nothing can be said about nodes
+            log.warning("the nodes are unknown: %s", error)
+            return
+        for node in list(self._nodes.values()):
+            gone = node.handle.node_id not in others
+            if node.handle.node_id != own and (gone or time.monotonic() - node.heard > LOST_SECONDS):
+                await self._lose(node)
+        for node_id in set(others) - self._nodes.keys() - self._joining:
+            self._spawn(self._welcome(node_id))
+
+    async def _lose(self, node: _Node) -> None:
+        """A node is gone, or cut off: the others take up its sessions.
+
+        If it is only cut off its processes may live on. That is harmless: under the next generation its service
+        activates nothing more, and with its next activation elsewhere a session has an epoch under which its old frame
+        can commit nothing, so it can start no tool either (that takes a commit), and model calls are not its own.
+        """
+        node_id = node.handle.node_id
+        log.warning("node %s is lost", node_id[:8])
+        del self._nodes[node_id]
+        lost = [frame for frame in self._frames.values() if frame.node_id == node_id]
+        for frame in lost:
+            del self._frames[frame.frame_id]
+        self.machinery.abandon(node.handle, lost)
+        self.generation = await self._ask("acquire", self.holder, int(LEASE_SECONDS * 1e6), self.holder)
+        for other in self._nodes.values():
+            self._spawn(self._take_up(other))
+
+    async def _welcome(self, node_id: str) -> None:
+        """A node has come, or come back."""
+        self._joining.add(node_id)
+        try:
+            await self._join(node_id)
+        except Exception as error:
+            log.warning("node %s can't join yet: %s", node_id[:8], error)
+            return
+        finally:
+            self._joining.discard(node_id)
+        for node in self._nodes.values():
+            self._spawn(self._take_up(node))
+        if node_id in self._nodes:
+            self._attend(self._nodes[node_id])
+
+    async def _watch_frame(self, frame: FrameHandle, term: int) -> None:
         """Await a frame's end, then have its session resumed."""
         try:
             cause = await frame.watch()
@@ -275,23 +308,23 @@ class Supervisor:
         except Exception as error:
             log.info("frame %s (pid %d) died: %s", frame.frame_id, frame.pid, error)
             cause = "process_died"
-        if generation != self.generation or self._frames.pop(frame.frame_id, None) is None:
+        if term != self._term or self._frames.pop(frame.frame_id, None) is None:
             return
-        node = self._nodes.get(frame.node_id) or next(iter(self._nodes.values()))
         # Also where Ray reported a death: a loop that failed leaves a process, and a session is resumed only after it.
         await self.machinery.kill(frame.node_id, frame.pid, frame)
-        await node.handle.call("frame_died", frame.frame_id, cause)
+        if frame.node_id in self._nodes:  # else its sessions have been taken up elsewhere
+            await self._nodes[frame.node_id].handle.call("frame_died", frame.frame_id, cause)
 
-    async def _watch_node(self, node: _Node, generation: int) -> None:
+    async def _watch_node(self, node: _Node, term: int) -> None:
         """Await a node service's death; Ray restarts it, and it must be told what it needs."""
-        while generation == self.generation:
+        while self._serves(node, term):
             try:
                 await node.handle.watch()
             except asyncio.CancelledError:
                 raise
             except Exception as error:
                 log.warning("node service %s died: %s", node.handle.node_id[:8], error)
-            if generation != self.generation or self._stopped:
+            if not self._serves(node, term) or self._stopped:
                 return
             try:
                 await self._take_up(node)
@@ -299,12 +332,14 @@ class Supervisor:
                 log.warning("node service %s is not back yet: %s", node.handle.node_id[:8], error)
                 await asyncio.sleep(0.5)
 
-    async def _serve_demand(self, node: _Node, generation: int) -> None:
+    async def _serve_demand(self, node: _Node, term: int) -> None:
         """Keep a node's pool in step with its demand."""
-        while generation == self.generation:
+        while self._serves(node, term):
             try:
                 served = await node.handle.call("demand", DEMAND_SECONDS)
-                if served["generation"] != generation and generation == self.generation:
+                if not self._serves(node, term):
+                    return
+                if served["generation"] != self.generation:
                     await self._take_up(node)  # it was restarted, and its watch did not notice
                 await self._balance(node, served["demand"])
             except Exception as error:
@@ -314,25 +349,25 @@ class Supervisor:
     async def _balance(self, node: _Node, demand: dict[str, Any]) -> None:
         cap = self.max_actors or default_cap(self.machinery.cpus(node.handle.node_id)) + self.standby
         known = {frame_id for row in demand.values() for frame_id in row.pop("frames", ())}
-        arriving: dict[str, int] = dict(node.starting)
+        arriving = Counter(placement for frame_id, placement in node.starting.items() if frame_id not in known)
         for frame in self._frames.values():  # alive, but has not called in yet
             if frame.node_id == node.handle.node_id and frame.frame_id not in known:
-                arriving[frame.placement] = arriving.get(frame.placement, 0) + 1
+                arriving[frame.placement] += 1
         decided = plan(demand, arriving, self._wanted, cap)
         for placement, count in decided.create.items():
             for _ in range(count):
-                node.starting[placement] = node.starting.get(placement, 0) + 1
-                self._spawn(self._create_frame(node, placement))
+                frame_id = new_identifier()[-12:]
+                node.starting[frame_id] = placement
+                self._spawn(self._create_frame(node, frame_id, placement))
         for placement, count in decided.retire.items():
             await node.handle.call("retire", placement, count)
 
     async def _balance_now(self, node: _Node) -> None:
         await self._balance(node, (await node.handle.call("demand", 0.0))["demand"])
 
-    async def _create_frame(self, node: _Node, placement: str) -> None:
+    async def _create_frame(self, node: _Node, frame_id: str, placement: str) -> None:
         try:
-            frame = await self.machinery.create_frame(node.handle, placement)
-            self._frames[frame.frame_id] = frame
+            frame = await self.machinery.create_frame(node.handle, frame_id, placement)
             node.failures = 0
         except Exception as error:
             node.failures += 1
@@ -340,47 +375,30 @@ class Supervisor:
             await asyncio.sleep(min(10.0, 0.5 * 2**node.failures))
             return
         finally:
-            node.starting[placement] -= 1
-        self._spawn(self._watch_frame(frame, self.generation))
+            del node.starting[frame_id]
+        self._frames[frame.frame_id] = frame
+        self._spawn(self._watch_frame(frame, self._term))
 
-    async def _probing(self, generation: int) -> None:
+    async def _probing(self, term: int) -> None:
         """Find what hangs: a process that does not answer, or one that answers but does not progress."""
-        while generation == self.generation:
+        while term == self._term:
             await asyncio.sleep(PROBE_SECONDS)
             checks = [self._probe_frame(frame) for frame in list(self._frames.values())]
             checks += [self._probe_node(node) for node in list(self._nodes.values())]
             await asyncio.gather(*checks, return_exceptions=True)
 
     async def _probe_frame(self, frame: FrameHandle) -> None:
-        try:
-            health = await asyncio.wait_for(frame.probe(), PROBE_DEADLINE)
-        except TimeoutError:
-            reason = f"no answer within {PROBE_DEADLINE:g} s"
-        except Exception:
-            return  # its death is reported by the watch
-        else:
-            overdue = health["overdue"] > OVERDUE_LIMIT
-            silent = health["silent"] > SILENCE_LIMIT and not health["busy"]
-            if not (overdue or silent):
-                return
-            reason = (
-                f"its tool is {health['overdue']:.0f} s past its deadline" if overdue else "its event loop is blocked"
-            )
-        if frame.frame_id in self._frames:
+        reason = await frame_hangs(frame)
+        if reason and frame.frame_id in self._frames:
             log.warning("frame %s (pid %d) hangs: %s", frame.frame_id, frame.pid, reason)
             await self.machinery.kill(frame.node_id, frame.pid, frame)
 
     async def _probe_node(self, node: _Node) -> None:
-        try:
-            health = await asyncio.wait_for(node.handle.probe(), PROBE_DEADLINE)
-        except TimeoutError:
-            pass
-        except Exception:
+        reason = await node_hangs(node.handle)
+        if not reason:
+            node.heard = time.monotonic()
             return
-        else:
-            if health["silent"] < SILENCE_LIMIT and health["journal"] < 6 * SILENCE_LIMIT:
-                return
-        log.warning("node service %s (pid %d) hangs", node.handle.node_id[:8], node.handle.pid)
+        log.warning("node service %s (pid %d) hangs: %s", node.handle.node_id[:8], node.handle.pid, reason)
         await self.machinery.kill(node.handle.node_id, node.handle.pid, node.handle)
 
     async def _beat(self) -> None:

@@ -75,7 +75,7 @@ class Worker:
         self.dead = False
         self.frame_id = frame_id
         WORKER.set(self)
-        self.frame = Frame(Link(self), frame_id, "node1", "")
+        self.frame = Frame(Link(self), frame_id, kernel.node_id, "")
         self.task = asyncio.get_running_loop().create_task(self.frame.run(), name=frame_id)
 
 
@@ -151,14 +151,20 @@ class Life:
 
 
 class Kernel:
-    """A cluster in one process.
+    """A cluster in one process, or one node of it.
 
     Attributes:
+        peers: the other nodes; one that is missing here can't be told anything.
         points: labels of what has happened so far: calls, commits, and what tools say.
         on_point: called with the number and label of each point and the worker it belongs to, if it belongs to one.
     """
 
-    def __init__(self, dsn: str, server: OfflineServer, directory: Path, namespace: str = "tests") -> None:
+    def __init__(
+        self, dsn: str, server: OfflineServer, directory: Path, namespace: str = "tests", *, node_id: str = "node1"
+    ) -> None:
+        self.node_id = node_id
+        self.nodes = [node_id]
+        self.peers: dict[str, Kernel] = {}
         self.dsn = dsn
         self.server = server
         self.directory = directory
@@ -181,21 +187,44 @@ class Kernel:
 
     async def start(self, frames: int) -> None:
         await self._boot()
-        self.generation = await self.ask("acquire", "tests", LEASE, "")
-        await self.service.take_up(self.generation, [], None)
+        self.generation = await self.ask("acquire", "tests", LEASE, "tests")
+        await self.take_up(self.generation, self.nodes)
         for _ in range(frames):
             self.add_frame()
         while len(self.service.paging.slots) < frames:
             await self.service.demand(1.0)
 
+    async def take_up(self, generation: int, nodes: list[str], frames: Iterable[str] = ()) -> None:
+        """What a supervisor tells when it begins, and whenever a node has come or gone."""
+        self.generation, self.nodes = generation, nodes
+        await self.service.take_up(generation, [*self.workers, *frames], nodes)
+
     async def stop(self) -> None:
         await self.quiet()
+        await self._end_frames()
+        assert self._life is not None
+        if not self._life.dead:
+            await self._life.service.close()
+
+    async def _end_frames(self) -> None:
         for worker in self.workers.values():
             worker.dead = True
             worker.task.cancel()
         await asyncio.gather(*(worker.task for worker in self.workers.values()), return_exceptions=True)
+        self.workers.clear()
+
+    async def lose(self) -> None:
+        """The node is gone, its frames and its service at once; nothing takes their place."""
         assert self._life is not None
-        await self._life.service.close()
+        self._up.clear()
+        self._life.kill()
+        await self._life.bury()
+        await self._end_frames()
+        await self._gateway.close()
+
+    async def _tell(self, node_id: str, session_ids: list[str]) -> None:
+        if node_id in self.peers:
+            await self.peers[node_id].remote(lambda life: life.service.notice(session_ids))
 
     async def quiet(self) -> None:
         """Wait until deaths are dealt with."""
@@ -205,12 +234,14 @@ class Kernel:
     async def _boot(self) -> None:
         if not self._gateway.knows("offline"):
             self._gateway.register(ModelProfile("offline", "key", self.server.url))
-        config = NodeConfig(self.dsn, self.namespace, "node1", "writer1", span_directory=str(self.directory))
+        config = NodeConfig(
+            self.dsn, self.namespace, self.node_id, f"writer-{self.node_id}", span_directory=str(self.directory)
+        )
 
         async def prepared(_profile: str) -> None:
             return None
 
-        service = NodeService(config, self._gateway, prepared)
+        service = NodeService(config, self._gateway, prepared, self._tell)
         if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
             event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
         BACKGROUND.set(True)
@@ -358,7 +389,7 @@ class Kernel:
     async def _reboot(self, life: Life) -> None:
         await life.bury()
         await self._boot()
-        await self.service.take_up(self.generation, list(self.workers), None)
+        await self.take_up(self.generation, self.nodes)
 
     def _later(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -17,7 +17,7 @@ class Log:
 
     def __init__(self) -> None:
         self.events: dict[str, list[Event]] = {}
-        self.unpublished: list[Event] = []
+        self.unpublished: list[tuple[int, Event]] = []
         self.streams: dict[str, tuple[str, str]] = {}
         self.reads = 0
         self.feed = self.restarted()
@@ -33,25 +33,31 @@ class Log:
         await asyncio.sleep(0)
         return [event for event in self.events.get(session_id, ()) if event.seq > after]
 
-    def commit(self, session_id: str, gap: int = 1, *, ends: bool = False) -> None:
-        """Commit an event, `gap` places after the last one: messages share the numbers."""
+    def commit(self, session_id: str, gap: int = 1, *, ends: bool = False, foreign: bool = False) -> None:
+        """Commit an event, `gap` places after the last one: messages share the numbers.
+
+        A `foreign` one is committed by another node service, so this one never publishes it.
+        """
         log = self.events.setdefault(session_id, [])
-        seq = (log[-1].seq if log else 0) + gap
+        before = log[-1].seq if log else 0
+        seq = before + gap
         event = RunFinished(session_id=session_id, seq=seq, status="completed") if ends else RunStarted(
             session_id=session_id, seq=seq
         )  # fmt: skip
         log.append(event)
-        self.unpublished.append(event)
+        if not foreign:
+            self.unpublished.append((before, event))
 
     def publish(self) -> None:
-        events, self.unpublished = self.unpublished, []
-        if events:
-            self.feed.publish(events)
+        committed, self.unpublished = self.unpublished, []
+        for before, event in committed:
+            self.feed.publish([event], {event.session_id: (before, event.seq)})
 
 
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("commit"), st.sampled_from("ab"), st.integers(1, 3)),
+        st.tuples(st.just("foreign"), st.sampled_from("ab"), st.integers(1, 3)),
         st.tuples(st.just("burst"), st.sampled_from("ab"), st.integers(RING - 2, RING + 40)),
         st.tuples(st.just("publish")),
         st.tuples(st.just("watch")),
@@ -64,7 +70,7 @@ actions = st.lists(
 
 @given(actions)
 def test_no_gap_and_no_repetition(steps: list[tuple[Any, ...]]) -> None:
-    """Whatever the order of commits, publication, calls and restarts: the client gets every event once, in order."""
+    """Whatever the order of commits (others' too), publication, calls, restarts: every event comes once, in order."""
     asyncio.run(follow_through(steps))
 
 
@@ -83,6 +89,8 @@ async def follow_through(steps: list[tuple[Any, ...]]) -> None:  # noqa: C901 - 
     for kind, *arguments in steps:
         if kind == "commit":
             log.commit(*arguments)
+        elif kind == "foreign":
+            log.commit(*arguments, foreign=True)
         elif kind == "burst":
             for _ in range(arguments[1]):
                 log.commit(arguments[0])
@@ -102,6 +110,7 @@ async def follow_through(steps: list[tuple[Any, ...]]) -> None:  # noqa: C901 - 
             take(pending.result())
             pending = None
     log.publish()
+    log.feed.forget("ab")  # the notice of what others committed
     while {name: events[-1].seq for name, events in log.events.items()}.items() - after.items():
         take(await (pending or watch(5)))
         pending = None

@@ -1,0 +1,130 @@
+"""The node services as a client knows them: which there are, which looks after a session, and how to ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from understudy.config import Settings
+from understudy.errors import ClusterUnreachable, UnderstudyError
+
+from .ray_edge import ServiceGone, find_actor, settle, submitted
+from .services import node_name
+
+RETRY_SECONDS = 60.0
+REPEAT_SECONDS = 5.0
+"""A request without an answer for so long is repeated: its service may be cut off, and repeating is free."""
+
+LEARN_SECONDS = 1.0
+KNOWN_HOMES = 100_000
+
+
+class NodeDirectory:
+    """Handles of the node services, and the home of each session. Lives on the client's loop.
+
+    Any service can commit any request, and every request is idempotent. So a session's home is only the best one to
+    ask (its frames and its feed are there); when it is gone another one is asked.
+    """
+
+    def __init__(self, settings: Settings, read: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        self._settings = settings
+        self._read = read
+        self._single = settings.store.startswith("sqlite")
+        self._handles: dict[str, Any] = {}
+        self._homes: dict[str, str] = {}
+        self._learned = 0.0
+        self._learning: asyncio.Task[None] | None = None
+
+    async def update(self, directory: dict[str, Any]) -> None:
+        """Take over what the supervisor says (`Supervisor.directory`)."""
+        found: dict[str, Any] = {}
+        for node_id in [node["node_id"] for node in directory["nodes"]]:
+            found[node_id] = await asyncio.to_thread(find_actor, node_name(self._settings, node_id))
+        self._handles = {node_id: handle for node_id, handle in found.items() if handle is not None} or self._handles
+        if not self._handles:
+            raise ClusterUnreachable("the node service can't be found")
+
+    async def learn(self) -> None:
+        """Ask the supervisor again, at most once a second; nothing changes if it gives no answer."""
+        if self._learning is None or (self._learning.done() and time.monotonic() - self._learned > LEARN_SECONDS):
+            self._learning = asyncio.get_running_loop().create_task(self._learn())
+        await asyncio.wait({self._learning}, timeout=LEARN_SECONDS)
+
+    async def _learn(self) -> None:
+        try:
+            await self.update(await asyncio.wait_for(self._read(), REPEAT_SECONDS))
+        except (TimeoutError, UnderstudyError):
+            pass
+        self._learned = time.monotonic()
+
+    def settle(self, session_id: str, node_id: str) -> None:
+        """Remember a session's home."""
+        if len(self._homes) >= KNOWN_HOMES:
+            self._homes.clear()
+        self._homes[session_id] = node_id
+
+    async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
+        """For each session the node to ask and to follow, as the store has it now, and the session's `seq`."""
+        anyone = next(iter(self._handles))
+        if self._single:
+            return dict.fromkeys(session_ids, (anyone, 0))
+        found: dict[str, tuple[str, int]] = await self.request(None, "read", "homes", [session_ids], {})
+        if any(node_id not in self._handles for node_id, _ in found.values()):
+            await self.learn()
+        homes = {}
+        for session_id in session_ids:
+            node_id, seq = found.get(session_id, (anyone, 0))
+            # A passive session can still have a home that is gone: whoever gets its next input is its next home.
+            homes[session_id] = (node_id if node_id in self._handles else next(iter(self._handles)), seq)
+            self.settle(session_id, homes[session_id][0])
+        return homes
+
+    async def home(self, session_id: str) -> str:
+        """The node that looks after the session, as far as is known: it may have moved."""
+        known = self._homes.get(session_id)
+        return known if known in self._handles else (await self.homes([session_id]))[session_id][0]
+
+    async def _choose(self, session_id: str | None, attempt: int) -> str:
+        """The session's home, and every other time another node."""
+        nodes = list(self._handles)
+        if session_id is None or len(nodes) == 1 or attempt % 2:
+            return nodes[attempt % len(nodes)]
+        return await self.home(session_id)
+
+    async def request(self, session_id: str | None, method: str, *arguments: Any) -> Any:
+        """A request (`Requests`) of a session's home, or of any node; repeated, elsewhere too, until it is answered.
+
+        Raises:
+            UnderstudyError: what the service raised.
+            ClusterUnreachable: no service could be reached for `RETRY_SECONDS`.
+        """
+        deadline, pause, attempt = time.monotonic() + RETRY_SECONDS, 0.02, 0
+        while True:
+            node_id = await self._choose(session_id, attempt)
+            attempt += 1
+            try:
+                return await self.call(node_id, "request", method, *arguments)
+            except TimeoutError:  # the store may be away: that is waited for
+                deadline = time.monotonic() + RETRY_SECONDS
+            except ServiceGone as error:
+                if time.monotonic() > deadline:
+                    raise ClusterUnreachable(f"the services don't answer: {error.message}") from None
+            self._homes.pop(session_id or "", None)
+            await asyncio.sleep(pause)
+            pause = min(0.5, pause * 2)
+            await self.learn()
+
+    async def call(self, node_id: str, method: str, *arguments: Any, timeout: float = REPEAT_SECONDS) -> Any:
+        """Call a method of a node's service, once.
+
+        Raises:
+            UnderstudyError: what the service raised.
+            ServiceGone: the service is dead, restarting or out of reach.
+            TimeoutError: there is no answer.
+        """
+        handle = self._handles.get(node_id)
+        if handle is None:
+            raise ServiceGone(f"node {node_id[:8]} has no service any more")
+        return await asyncio.wait_for(settle(submitted(lambda: getattr(handle, method).remote(*arguments))), timeout)

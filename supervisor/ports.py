@@ -1,0 +1,65 @@
+"""What the supervisor needs of a cluster, as Protocols: it knows nothing of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class FrameHandle(Protocol):
+    """A session actor, seen from outside."""
+
+    frame_id: str
+    node_id: str
+    placement: str
+    pid: int
+
+    async def watch(self) -> str:
+        """Return why it left, or raise when its process is gone."""
+
+    async def probe(self) -> dict[str, float]:
+        """Its health (`Frame.health`)."""
+
+
+class NodeHandle(Protocol):
+    """A node service, seen from outside."""
+
+    node_id: str
+    pid: int
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call one of its methods; waits for a restart if it is just dying."""
+
+    async def watch(self) -> None:
+        """Raise when its process is gone."""
+
+    async def probe(self) -> dict[str, float]:
+        """Seconds since its event loop and its journal turned: `{"silent", "journal"}`."""
+
+
+class Machinery(Protocol):
+    """What a cluster must be able to do for its supervisor."""
+
+    async def node_ids(self) -> list[str]:
+        """The nodes that should have a service and are not known to be gone; the supervisor's own first."""
+
+    async def node_service(self, node_id: str) -> NodeHandle:
+        """The service of a node, started if there is none; returns when it answers."""
+
+    async def frames(self, node_id: str) -> Sequence[FrameHandle]:
+        """The frames of a node that are alive, whoever created them."""
+
+    async def create_frame(self, node: NodeHandle, frame_id: str, placement: str) -> FrameHandle:
+        """Start a frame; returns when it is ready."""
+
+    async def kill(self, node_id: str, pid: int, handle: Any) -> None:
+        """Make sure that a process is gone."""
+
+    def abandon(self, node: NodeHandle, frames: Sequence[FrameHandle]) -> None:
+        """Have the processes of a lost node ended as far as they can still be reached; waits for nothing."""
+
+    def cpus(self, node_id: str) -> float:
+        """CPUs of a node."""
+
+    def holder_is_dead(self, holder: str) -> bool:
+        """Whether the owner that wrote `holder` is certainly gone."""

@@ -1,0 +1,268 @@
+"""Two Ray nodes with PostgreSQL: a node service on each, sessions on both, one node killed, one stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from understudy import Cluster, Session
+from understudy.cluster import background, ray_edge
+from understudy.events import ModelCallReissued, SessionActivated, TextDelta, ToolInDoubt
+
+from .faults import PATIENCE, Stage, call, database, gone, of, staged, wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+LOST = 15_000_000_000
+"""Nanoseconds within which the sessions of a lost node must run elsewhere."""
+
+
+class SecondNode:
+    """Another Ray node on this machine; everything that runs on it descends from one process."""
+
+    def __init__(self, address: str) -> None:
+        command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block"]
+        command += [f"--address={address}", "--num-cpus=1", "--object-store-memory=100000000", "--log-color=false"]
+        self._process = subprocess.Popen(
+            command, env=ray_edge.clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def pids(self) -> set[int]:
+        """All its processes."""
+        try:
+            root = psutil.Process(self._process.pid)
+            return {root.pid, *(child.pid for child in root.children(recursive=True))}
+        except psutil.NoSuchProcess:
+            return set()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all of them."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL all of them at once."""
+        processes = []
+        for pid in self.pids():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                processes.append(psutil.Process(pid))
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes, timeout=20)
+        self._process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def second(ray_cluster: str) -> Iterator[list[SecondNode]]:
+    """The second node that lives now is the last one."""
+    found = [SecondNode(ray_cluster)]
+    try:
+        yield found
+    finally:
+        for node in found:
+            node.kill()
+
+
+@pytest.fixture(scope="module")
+def services(ray_cluster: str, second: list[SecondNode], postgres_server: str) -> Iterator[str]:
+    """The services of a PostgreSQL store on both nodes."""
+    with database(postgres_server) as dsn, Cluster.connect(dsn, max_actors=3, standby=1) as cluster:
+        try:
+            wait_until(lambda: len(node_pids(cluster)) == 2, "a node service on each node")
+            yield dsn
+        finally:
+            cluster.shutdown()
+
+
+@pytest.fixture
+def stage(services: str, tmp_path: Path) -> Iterator[Stage]:
+    """A client and an endpoint of the test's own."""
+    with staged(services, tmp_path / "stage") as found:
+        yield found
+
+
+def node_pids(cluster: Cluster) -> dict[str, int]:
+    """The node services: pid by node."""
+    return {service.node_id: service.pid for service in cluster.services() if service.role == "node"}
+
+
+def at(stage: Stage, node_id: str, count: int) -> list[Session]:
+    """New sessions until there are `count` of them at home on this node."""
+    found: list[Session] = []
+    while len(found) < count:
+        session = stage.spawn()
+        if session.info().node_id == node_id:
+            found.append(session)
+    return found
+
+
+def places(session: Session) -> list[str]:
+    """The nodes of the session's activations, in order."""
+    return [event.node_id for event in of(session.events(), SessionActivated)]
+
+
+def moved(session: Session, node_id: str) -> int:
+    """When the session was activated on this node, in nanoseconds; waits for that."""
+    wait_until(lambda: node_id in places(session), "it runs elsewhere")
+    return 1000 * next(event.at for event in of(session.events(), SessionActivated) if event.node_id == node_id)
+
+
+def homes(stage: Stage, second: list[SecondNode]) -> tuple[str, str]:
+    """The first node, where the supervisor is, and the second."""
+    pids = node_pids(stage.cluster)
+    [there] = [node_id for node_id, pid in pids.items() if pid in second[-1].pids()]
+    [here] = pids.keys() - {there}
+    assert [service.node_id for service in stage.cluster.services() if service.role == "supervisor"] == [here]
+    return here, there
+
+
+def test_sessions_are_spread_over_the_nodes(stage: Stage, second: list[SecondNode]) -> None:
+    """Given two nodes, when one client starts and follows sessions, then each node runs half, on its own frames."""
+    here, there = homes(stage, second)
+    sessions = [stage.spawn() for _ in range(6)]
+    runs = [session.send(call("look", name=f"thing-{number}")) for number, session in enumerate(sessions)]
+    assert [run.result(PATIENCE).text for run in runs] == [f"offline: did thing-{number}" for number in range(6)]
+    assert sorted(session.info().node_id for session in sessions) == sorted([here, there] * 3)
+    assert all(set(places(session)) == {session.info().node_id} for session in sessions)
+    frames = {s.pid: s.node_id for s in stage.cluster.services() if s.role in ("frame", "standby")}
+    assert {node_id for pid, node_id in frames.items() if pid in second[-1].pids()} == {there}
+    for session in sessions:
+        events = list(session.send("again"))
+        assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "offline: again"
+    stage.check()
+
+
+def test_a_cancel_crosses_nodes(stage: Stage, second: list[SecondNode]) -> None:
+    """Given a session in a model call, when another node's service commits its cancel, then the call is closed."""
+    here, there = homes(stage, second)
+    stage.server.hold()
+    for home, other in ((here, there), (there, here)):
+        [session] = at(stage, home, 1)
+        run = session.send("hello")
+        stage.server.wait(lambda stats: stats.in_flight == 1)
+        nodes = stage.cluster._connection.nodes
+        assert background.wait(nodes.call(other, "request", "cancel", session.id, None, "no more"))
+        assert run.result(PATIENCE).status == "cancelled"
+        stage.server.wait(lambda stats: stats.in_flight == 0)
+        assert set(places(session)) == {home}
+    stage.check(*stage.sessions)
+
+
+def test_a_node_service_killed_alone_comes_back(stage: Stage, second: list[SecondNode]) -> None:
+    """Given work on both nodes, when the second node's service is killed, then Ray restarts it and all stay at home."""
+    here, there = homes(stage, second)
+    [mine], [other] = at(stage, here, 1), at(stage, there, 1)
+    stage.server.hold()
+    runs = [session.send("hello") for session in (mine, other)]
+    stage.server.wait(lambda stats: stats.in_flight == 2)
+    psutil.Process(node_pids(stage.cluster)[there]).kill()
+    stage.server.wait(lambda stats: stats.requests == 3, PATIENCE)
+    stage.server.release()
+    assert [run.result(PATIENCE).text for run in runs] == ["offline: hello"] * 2
+    assert set(places(mine)) == {here}
+    assert set(places(other)) == {there}
+    assert not of(mine.events(), ModelCallReissued)
+    stage.check()
+
+
+def test_a_stopped_frame_is_killed_through_its_node(stage: Stage, second: list[SecondNode]) -> None:
+    """Given a tool on the second node, when its frame is stopped, then that is killed and the session resumed."""
+    _, there = homes(stage, second)
+    [session] = at(stage, there, 1)
+    run = session.send(call("act", name="slow"))
+    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
+    pid = session.info().actor_pid or 0
+    psutil.Process(pid).suspend()
+    assert "interrupted" in run.result(PATIENCE).text
+    assert gone(pid)
+    assert set(places(session)) == {there}
+    assert stage.effects() == ["slow"]
+    stage.check()
+
+
+def test_a_node_is_cut_off_and_comes_back(stage: Stage, second: list[SecondNode]) -> None:
+    """Given all processes of a node are stopped, then the other has its sessions within 15 s; continued, it is fenced.
+
+    Its tool ends unheard, its calls are late, and nothing of it is done twice.
+    """
+    here, there = homes(stage, second)
+    acting, calling = at(stage, there, 2)
+    tool = acting.send(call("act", name="slow"))
+    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
+    before = stage.server.stats.requests
+    stage.server.hold()
+    run = calling.send("hello")
+    stage.server.wait(lambda stats: stats.in_flight == 1)
+    stopped = time.time_ns()
+    second[-1].signal(signal.SIGSTOP)
+    try:
+        assert moved(acting, here) - stopped < LOST
+        assert moved(calling, here) - stopped < LOST
+    finally:
+        second[-1].signal(signal.SIGCONT)
+    stage.let_go("slow")
+    stage.server.release()
+    assert run.result(PATIENCE).text == "offline: hello"
+    assert "interrupted" in tool.result(PATIENCE).text
+    assert stage.effects() == ["slow"]
+    assert [event.policy for event in of(acting.events(), ToolInDoubt)] == ["report"]
+    assert stage.server.stats.requests == before + 3  # a call, the same again, and the round after the tool
+    wait_until(lambda: len(node_pids(stage.cluster)) == 2, "the node has a service again")
+    assert [places(session)[-1] for session in (acting, calling)] == [here, here]
+    [session] = at(stage, there, 1)
+    assert session.send("hello").result(PATIENCE).text == "offline: hello"
+    stage.check()
+
+
+def test_a_node_is_lost_and_another_joins(stage: Stage, second: list[SecondNode], ray_cluster: str) -> None:
+    """Given work on both nodes, when all processes of one are killed, then the other has its sessions within 15 s.
+
+    No tool runs twice, no call of the surviving node is repeated, and a node that joins gets new sessions.
+    """
+    here, there = homes(stage, second)
+    mine = at(stage, here, 1)
+    acting, calling, idle = at(stage, there, 3)
+    assert idle.send("before").result(PATIENCE).ok
+    tool = acting.send(call("act", name="slow"))
+    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
+    before = stage.server.stats.requests
+    stage.server.hold()
+    runs = [session.send("hello") for session in (*mine, calling)]
+    followed = ThreadPoolExecutor(1).submit(list, runs[-1])
+    stage.server.wait(lambda stats: stats.in_flight == 2)
+    killed = time.time_ns()
+    second[-1].kill()
+    assert moved(acting, here) - killed < LOST
+    assert moved(calling, here) - killed < LOST
+    stage.server.release()
+    assert [run.result(PATIENCE).text for run in runs] == ["offline: hello"] * 2
+    seqs = [event.seq for event in calling.events() if event.run_id == runs[-1].run_id]
+    assert [event.seq for event in followed.result(PATIENCE) if event.seq] == seqs
+    assert "interrupted" in tool.result(PATIENCE).text
+    assert stage.effects() == ["slow"]
+    assert [event.policy for event in of(acting.events(), ToolInDoubt)] == ["report"]
+    assert [event.attempt for event in of(calling.events(), ModelCallReissued)] == [2]
+    assert not of(mine[0].events(), ModelCallReissued)
+    assert stage.server.stats.requests == before + 4  # two calls, one of them again, and the round after the tool
+    assert [event.run_id for event in list(idle.send("after", run_id="after"))][-1] == "after"
+    assert idle.info().node_id == here
+    assert list(node_pids(stage.cluster)) == [here]
+    second.append(SecondNode(ray_cluster))
+    wait_until(lambda: len(node_pids(stage.cluster)) == 2, "the new node has a service")
+    _, joined = homes(stage, second)
+    [session] = at(stage, joined, 1)
+    assert session.send("hello").result(PATIENCE).text == "offline: hello"
+    assert set(places(session)) == {joined}
+    stage.check()

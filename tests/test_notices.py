@@ -1,0 +1,184 @@
+"""Two node services on one PostgreSQL store, without Ray: sessions have a home, and either service may be asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.cluster import node_service
+from understudy.errors import StaleGeneration
+from understudy.store import activation
+from understudy.testing.offline import OfflineServer
+
+from . import kernel as k
+
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def server() -> Iterator[OfflineServer]:
+    """The model that both nodes ask."""
+    with OfflineServer() as found:
+        yield found
+
+
+@asynccontextmanager
+async def nodes(dsn: str, server: OfflineServer, directory: Path) -> AsyncIterator[tuple[k.Kernel, k.Kernel]]:
+    """Nodes `a` and `b` of one cluster, with a frame each."""
+    names = ["a", "b"]
+    a, b = (k.Kernel(dsn, server, directory, node_id=name) for name in names)
+    try:
+        await a.start(1)
+        await b.start(1)
+        a.peers, b.peers = {"b": b}, {"a": a}
+        for node, other in ((a, b), (b, a)):
+            await node.take_up(b.generation, names, other.workers)
+        yield a, b
+    finally:
+        await asyncio.gather(a.stop(), b.stop())
+
+
+def activated_at(events: list[dict[str, Any]]) -> set[str]:
+    """The nodes that the session was active on."""
+    return {event["data"]["node_id"] for event in events if event["type"] == "session_activated"}
+
+
+async def test_an_input_accepted_elsewhere_runs_at_home(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given a session at home on `a`, when `b` accepts an input for it, then `a` runs it and its feed has it all."""
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        await a.spawn("s", k.spec())
+        assert await b.send("s", "hello")
+        row = await asyncio.wait_for(a.end("s"), PATIENCE)
+        assert row["text"] == "offline: hello"
+        events = await b.events("s")
+        assert activated_at(events) == {"a"}
+        watched = await a.ask("watch", "c", {"s": {"after": 0}}, 1.0)
+        assert watched["events"] == events
+        assert (await a.info("s"))["node_id"] == "a"
+        assert a.service.swept == 0
+
+
+async def test_a_follower_at_home_sees_what_was_committed_elsewhere(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a client that follows at the home, when another service writes, then its pending call ends with that."""
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        await a.spawn("s", k.spec())
+        watching = asyncio.create_task(a.ask("watch", "c", {"s": {"after": 1}}, PATIENCE))
+        await asyncio.sleep(0)
+        await b.ask("close", "s", "enough")
+        assert [event["type"] for event in (await asyncio.wait_for(watching, PATIENCE))["events"]] == ["session_closed"]
+
+
+async def test_a_cancel_elsewhere_aborts_the_call_at_home(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given a session of `a` that waits for a model, when `b` commits the cancel, then `a` closes the connection."""
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        server.hold()
+        await a.spawn("s", k.spec())
+        await a.send("s")
+        await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
+        assert await b.ask("cancel", "s", None, "no more")
+        assert (await asyncio.wait_for(a.end("s"), PATIENCE))["status"] == "cancelled"
+        assert server.stats.requests == 1
+        server.release()
+
+
+@pytest.mark.parametrize("what", ["input", "cancel"])
+async def test_a_lost_notice_is_swept(
+    postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Given services that can't tell each other anything, when one writes for the other, then the sweep finds it."""
+    monkeypatch.setattr(node_service, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(node_service, "SWEEP_AGE", 0)
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        b.peers = {}
+        await a.spawn("s", k.spec())
+        if what == "cancel":
+            server.hold()
+            await a.send("s")
+            await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
+            await b.ask("cancel", "s", None, "no more")
+        else:
+            await b.send("s")
+        row = await asyncio.wait_for(a.end("s"), PATIENCE)
+        assert row["status"] == {"cancel": "cancelled", "input": "completed"}[what]
+        assert activated_at(await a.events("s")) == {"a"}
+        server.release()
+
+
+async def test_sessions_of_a_lost_node_run_elsewhere(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given `b` dies with a call in flight and a tool running, then `a` re-issues its call, and no tool runs twice."""
+    notes = tmp_path / "notes"
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        b.add_frame()
+        tool = k.script([("note", {"path": str(notes), "text": "x"})], "done")
+        await b.spawn("tool", k.spec(tool, [k.note]))
+        begun = asyncio.Event()
+        b.on_point = lambda _number, label, _worker: begun.set() if label == "tool has had its effect" else None
+        await b.send("tool")
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        for worker in b.workers.values():
+            worker.dead = True
+        server.hold()
+        await a.spawn("mine", k.spec())
+        await a.send("mine")
+        await b.spawn("call", k.spec())
+        await b.service.journal.submit(lambda tx: node_service.operations.accept(tx, "call", "r", "hello"))
+        await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
+        await b.lose()
+        await a.take_up(await a.ask("acquire", "tests", k.LEASE, "tests"), ["a"])
+        server.release()
+        ended = [await asyncio.wait_for(a.end(name), PATIENCE) for name in ("tool", "call", "mine")]
+        assert [row["status"] for row in ended] == ["completed"] * 3
+        assert len(k.notes(notes)) == 1
+        assert "tool_in_doubt" in await a.types("tool")
+        assert "model_call_reissued" not in await a.types("mine")
+        assert {(await a.info(name))["node_id"] for name in ("tool", "call")} == {"a"}
+
+
+async def test_a_service_that_was_cut_off_activates_nothing(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given `b` was given up but lives, when it commits an input for its old session, then `a` alone runs it."""
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        await b.spawn("s", k.spec())
+        await b.send("s", "one", "r1")
+        await asyncio.wait_for(b.end("s", "r1"), PATIENCE)
+        generation = await a.ask("acquire", "tests", k.LEASE, "tests")
+        await a.take_up(generation, ["a"])
+        await a.send("s", "two", "r2")
+        assert (await asyncio.wait_for(a.end("s", "r2"), PATIENCE))["status"] == "completed"
+        with pytest.raises(StaleGeneration):
+            await b.take_up(generation, ["a"])
+        await b.send("s", "three", "r3")
+        await a.service.notice(["s"])
+        assert (await asyncio.wait_for(a.end("s", "r3"), PATIENCE))["status"] == "completed"
+        places = [e["data"]["node_id"] for e in await a.events("s") if e["type"] == "session_activated"]
+        assert places == sorted(places, reverse=True)
+
+
+async def test_nodes_share_the_sessions_of_a_lost_one(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given many sessions whose node is gone, when both nodes take up, then each has its own share and none is left."""
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        names = [f"s{number}" for number in range(12)]
+
+        def settle(tx: Any) -> None:
+            for name in names:
+                node_service.operations.create_session(
+                    tx, name, k.spec(), spec_hash="hash", placement="", node_id="lost", metadata={}
+                )
+                node_service.operations.accept(tx, name, "r", "hello")
+
+        await a.service.journal.submit(settle)
+        shares = [
+            await node.service.journal.submit(lambda tx, n=node: activation.adopt(tx, n.node_id, ["a", "b"]))  # type: ignore[misc]
+            for node in (a, b)
+        ]
+        assert min(shares) > 0
+        homes = await a.ask("read", "homes", [names], {})
+        assert {name: node_id in ("a", "b") for name, (node_id, _) in homes.items()} == dict.fromkeys(names, True)
