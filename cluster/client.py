@@ -170,8 +170,8 @@ class Session:
             if len(parts) != 4 or len(parts[1]) != 32 or len(parts[2]) != 16:
                 raise InvalidInput(f"trace_parent {trace_parent!r} is not a W3C traceparent")
             run.update(trace_id=parts[1], parent_span_id=parts[2])
-        background.wait(self._connection.request("send", self.id, run))
-        return Run(self._cluster, self.id, run_id)
+        accepted = background.wait(self._connection.request("send", self.id, run))
+        return Run(self._cluster, self.id, run_id, accepted["after"] if accepted["created"] else None)
 
     def run(self, run_id: str) -> Run:
         """A run by its id, from any process."""
@@ -218,10 +218,12 @@ class Session:
 class Run:
     """One input and what becomes of it: awaitable, iterable, asynchronously iterable."""
 
-    def __init__(self, cluster: Cluster, session_id: str, run_id: str) -> None:
+    def __init__(self, cluster: Cluster, session_id: str, run_id: str, after: int | None = None) -> None:
         self._connection = cluster._connection
         self.session_id = session_id
         self.run_id = run_id
+        # The session's `seq` before this run was accepted; None where only the store knows whether there is such a run.
+        self._after = after
 
     def result(self, timeout: float | None = None, *, check: bool = False) -> RunResult:
         """Wait for the end.
@@ -275,15 +277,15 @@ class Run:
         return row
 
     async def _result(self, timeout: float | None, check: bool) -> RunResult:
-        row = await self._row()
-        if row["status"] not in FINAL:
+        row = await self._row() if self._after is None else None
+        if row is None or row["status"] not in FINAL:
             try:
-                await asyncio.wait_for(self._ended(), timeout)
+                row = await asyncio.wait_for(self._ended(), timeout)
             except TimeoutError:
+                status = (await self._row())["status"]
                 raise DeadlineExceeded(
-                    f"run {self.run_id} is still {row['status']} after {timeout:g} s", session_id=self.session_id
+                    f"run {self.run_id} is still {status} after {timeout:g} s", session_id=self.session_id
                 ) from None
-            row = await self._row()
         result = RunResult.from_row(row)
         if check and not result.ok:
             message = (result.error or {}).get("message") or "no reason given"
@@ -293,19 +295,24 @@ class Run:
             )  # fmt: skip
         return result
 
-    async def _ended(self) -> None:
-        async with self._connection.follower.follow(self.session_id, ends=True) as subscription:
+    async def _ended(self) -> dict[str, Any]:
+        """The run's row, once it has ended."""
+        follow = self._connection.follower.follow(self.session_id, after=self._after or 0, ends=True)
+        async with follow as subscription:
             while True:
-                kind, news = await subscription.queue.get()
+                kind, *news = await subscription.queue.get()
                 if kind == "error":
-                    raise news
-                if news.run_id == self.run_id:
-                    return
+                    raise news[0]
+                event, row = news
+                if event.run_id == self.run_id:
+                    return row if row is not None else await self._row()
 
     async def _events(self) -> AsyncIterator[Event]:
-        await self._row()
+        if self._after is None:
+            await self._row()
         keys: dict[str, int] = {}
-        async with self._connection.follower.follow(self.session_id, stream=True) as subscription:
+        follow = self._connection.follower.follow(self.session_id, after=self._after or 0, stream=True)
+        async with follow as subscription:
             while True:
                 kind, *news = await subscription.queue.get()
                 if kind == "error":

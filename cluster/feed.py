@@ -12,13 +12,17 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.events import Event
+from understudy.events import Event, RunFinished
 
+RUN_FINISHED = RunFinished.type
 RING = 256
 SESSIONS = 4_096
 COALESCE_SECONDS = 0.03
+GATHER_SHARE = 0.0001
+"""Seconds, per session that a client follows, in which ends of runs are told together: its next call tells them all."""
 
 ReadEvents = Callable[[str, int], Awaitable[list[Event]]]
+ReadRun = Callable[[str, str], Awaitable[dict[str, Any]]]
 ReadStream = Callable[[str], tuple[str, str] | None]
 
 
@@ -33,17 +37,25 @@ class _Recent:
 
 @dataclass(eq=False)
 class _Watcher:
-    sessions: set[str]
+    """A pending call: what it follows, and where there may be news since it last looked."""
+
+    follow: dict[str, dict[str, Any]]
+    news: set[str] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     superseded: bool = False
+
+    def tell(self, session_id: str) -> None:
+        self.news.add(session_id)
+        self.changed.set()
 
 
 class Feed:
     """Recent events by session, and the clients that wait for more."""
 
-    def __init__(self, read_events: ReadEvents, read_stream: ReadStream) -> None:
+    def __init__(self, read_events: ReadEvents, read_stream: ReadStream, read_run: ReadRun) -> None:
         self._read_events = read_events
         self._read_stream = read_stream
+        self._read_run = read_run
         self._recent: OrderedDict[str, _Recent] = OrderedDict()
         self._watchers: set[_Watcher] = set()
         self._clients: dict[str, _Watcher] = {}
@@ -68,22 +80,25 @@ class Feed:
             recent.events.append(event)
             if len(recent.events) > RING:
                 recent.complete_from = recent.events.popleft().seq
-        self._notify({event.session_id for event in events})
+        for watcher in self._watchers:
+            for event in events:
+                wanted = watcher.follow.get(event.session_id)
+                if wanted is not None and (not wanted.get("ends") or event.type == RUN_FINISHED):
+                    watcher.tell(event.session_id)
 
     def forget(self, session_ids: Iterable[str]) -> None:
         """Somebody else wrote to these sessions: the store knows what is new."""
         for session_id in session_ids:
             self._recent.pop(session_id, None)
-        self._notify(set(session_ids))
+            for watcher in self._watchers:
+                if session_id in watcher.follow:
+                    watcher.tell(session_id)
 
     def delta(self, session_id: str) -> None:
         """A streamed answer has grown."""
-        self._notify({session_id})
-
-    def _notify(self, session_ids: set[str]) -> None:
         for watcher in self._watchers:
-            if not watcher.changed.is_set() and not watcher.sessions.isdisjoint(session_ids):
-                watcher.changed.set()
+            if watcher.follow.get(session_id, {}).get("stream") is not None:
+                watcher.tell(session_id)
 
     async def watch(self, client_id: str, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
         """What is new for a client, at once if there is any, else when it comes or after `timeout` seconds.
@@ -95,9 +110,10 @@ class Feed:
                 without `stream` no deltas are told.
 
         Returns:
-            `{"events": [...], "streams": {session: (key, offset, text)}}`.
+            `{"events": [...], "streams": {session: (key, offset, text)}, "runs": {session/run: row}}`; rows of runs
+            that have ended, for sessions of which only the ends are told.
         """
-        watcher = _Watcher(set(follow))
+        watcher = _Watcher(follow)
         earlier = self._clients.get(client_id)
         if earlier is not None:
             earlier.superseded = True
@@ -106,19 +122,24 @@ class Feed:
         self._watchers.add(watcher)
         try:
             deadline = asyncio.get_running_loop().time() + timeout
+            wanted = follow
             while True:
                 if watcher.superseded:
-                    return {"events": [], "streams": {}}
-                found = await self._collect(follow)
+                    return {"events": [], "streams": {}, "runs": {}}
+                found = await self._collect(wanted)
                 left = deadline - asyncio.get_running_loop().time()
                 if found["events"] or found["streams"] or left <= 0:
                     return found
                 try:
                     await asyncio.wait_for(watcher.changed.wait(), left)
                 except TimeoutError:
+                    wanted = follow
                     continue
                 # What comes within the next moments goes along: a client of a fast stream gets few, larger pieces.
-                await asyncio.sleep(COALESCE_SECONDS if any(f.get("stream") for f in follow.values()) else 0)
+                streams = any(follow[session_id].get("stream") for session_id in watcher.news)
+                await asyncio.sleep(COALESCE_SECONDS if streams else GATHER_SHARE * len(follow))
+                wanted = {session_id: follow[session_id] for session_id in watcher.news}
+                watcher.news.clear()
                 watcher.changed.clear()
         finally:
             self._watchers.discard(watcher)
@@ -128,10 +149,15 @@ class Feed:
     async def _collect(self, follow: dict[str, dict[str, Any]]) -> dict[str, Any]:
         events: list[dict[str, Any]] = []
         streams: dict[str, tuple[str, int, str]] = {}
+        runs: dict[str, dict[str, Any]] = {}
         for session_id, wanted in follow.items():
             for event in await self._after(session_id, wanted["after"]):
-                if not wanted.get("ends") or event.type == "run_finished":
+                if not wanted.get("ends"):
                     events.append(event.to_wire())
+                elif event.type == RUN_FINISHED:
+                    events.append(event.to_wire())
+                    assert event.run_id is not None
+                    runs[f"{session_id}/{event.run_id}"] = await self._read_run(session_id, event.run_id)
             if wanted.get("stream") is not None:
                 key, offset = wanted["stream"]
                 current = self._read_stream(session_id)
@@ -139,7 +165,7 @@ class Feed:
                     start = offset if current[0] == key else 0
                     if current[1][start:] or current[0] != key:
                         streams[session_id] = (current[0], start, current[1][start:])
-        return {"events": events, "streams": streams}
+        return {"events": events, "streams": streams, "runs": runs}
 
     async def _after(self, session_id: str, after: int) -> list[Event]:
         recent = self._recent.get(session_id)

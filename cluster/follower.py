@@ -25,6 +25,11 @@ log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 20.0
 GATHER_SECONDS = 0.004
+"""How long a new follower's wishes are gathered with others', as a call tells all that is followed at its node."""
+
+GATHER_SHARE = 0.0001
+"""The same for each session that is followed: the more there are, the more a call costs."""
+
 PAUSE_SECONDS = 0.2
 
 
@@ -113,7 +118,7 @@ class Follower:
 
     async def _watch(self, node_id: str) -> bool:
         """One call, until there is news or somebody wants to follow something else; True if it was answered."""
-        await asyncio.sleep(GATHER_SECONDS)
+        await asyncio.sleep(GATHER_SECONDS + GATHER_SHARE * len(self._subscriptions))
         self._changed[node_id].clear()
         request = ("watch", self._client_id, self._wanted(node_id), WATCH_SECONDS)
         call = self._nodes.call(node_id, "request", *request, timeout=WATCH_SECONDS + REPEAT_SECONDS)
@@ -147,7 +152,7 @@ class Follower:
                     self._attend(home)
                 elif before[0] not in (-1, seq) and before[1] == subscription.after:
                     events = await self._nodes.request(session_id, "events", session_id, subscription.after)
-                    self._deliver({"events": events, "streams": {}})
+                    self._deliver({"events": events, "streams": {}, "runs": {}})
         except UnderstudyError as error:
             log.info("what is followed at node %s can't be compared: %s", node_id[:8], error)
 
@@ -168,7 +173,7 @@ class Follower:
 
     def _deliver(self, found: dict[str, Any]) -> bool:
         """Give every subscription what is new for it; True if there was anything."""
-        streams = found["streams"]
+        streams, runs = found["streams"], found["runs"]
         events = [Event.from_wire(wire) for wire in found["events"]]
         for subscription in self._subscriptions:
             news = streams.get(subscription.session_id)
@@ -183,5 +188,6 @@ class Follower:
                 if event.session_id == subscription.session_id and event.seq > subscription.after:
                     subscription.after = event.seq
                     if not subscription.ends or event.type == "run_finished":
-                        subscription.queue.put_nowait(("event", event))
+                        row = runs.get(f"{event.session_id}/{event.run_id}")
+                        subscription.queue.put_nowait(("event", event, row))
         return bool(streams or events)

@@ -83,7 +83,7 @@ class NodeService:
         self.calls = Calls(gateway, self._answered, self._delta, prepare_profile)
         self.paging = Paging()
         self.reading = Reading(self.database, config.namespace)
-        self.feed = Feed(self.reading.events, self.calls.stream)
+        self.feed = Feed(self.reading.events, self.calls.stream, self.reading.run)
         self.projection = Projection(self)
         self.demand_changed = asyncio.Event()
         self._demand_told = 0.0

@@ -40,6 +40,11 @@ class Reading:
         found: list[Event] = await self.query(queries.session_events, session_id, after)
         return found
 
+    async def run(self, session_id: str, run_id: str) -> Row:
+        """One run. Raises `UnknownRun`."""
+        row: Row = await self.query(queries.run_info, session_id, run_id)
+        return row
+
     async def session(self, session_id: str) -> Row:
         """One session. Raises `UnknownSession`."""
         row: Row = await self.query(queries.session_info, session_id)

@@ -48,10 +48,11 @@ class Requests:
         node.placements[session["session_id"]] = session["placement"]
         return await node.journal.submit(operation, session["session_id"])
 
-    async def send(self, session_id: str, run: dict[str, Any]) -> bool:
-        """Accept an input; True when it is new. It is durable when this returns.
+    async def send(self, session_id: str, run: dict[str, Any]) -> dict[str, Any]:
+        """Accept an input; it is durable when this returns. Where a frame is free the session is activated with it.
 
-        Where a frame is free the session is activated in the same transaction.
+        Returns:
+            `{"created", "after"}`: whether it is new, and the session's `seq` before it.
 
         Raises:
             UnknownSession, RunConflict, SessionClosed: see `operations.accept`.
@@ -61,31 +62,33 @@ class Requests:
         spare = node.take_spare(session_id, placement) if node.paging.holder(session_id) is None else None
         ready = Ready(session_id, placement)
 
-        def operation(tx: Transaction) -> tuple[bool, dict[str, Any] | None]:
+        def operation(tx: Transaction) -> tuple[dict[str, Any], dict[str, Any] | None]:
+            after = tx.session(session_id)["seq"]
             created = operations.accept(
                 tx, session_id, run["run_id"], run["content"], trace_id=run.get("trace_id", ""),
                 parent_span_id=run.get("parent_span_id", ""),
             )  # fmt: skip
+            accepted = {"created": created, "after": after}
             if created:
                 node.take_in(tx.session(session_id))
             if not created or spare is None or session_id not in tx.woken:
-                return created, None
+                return accepted, None
             woken = tx.woken[session_id]
             if woken["frame_id"] is not None:
-                return created, None
+                return accepted, None
             try:
-                return created, node.activation(spare, ready, None)(tx)
+                return accepted, node.activation(spare, ready, None)(tx)
             except UnderstudyError:
                 tx.woken[session_id] = woken
-                return created, None
+                return accepted, None
 
         try:
-            created, work = await node.journal.submit(operation, session_id)
+            accepted, work = await node.journal.submit(operation, session_id)
         except UnderstudyError:
             node.hand_over(spare, None)
             raise
         node.hand_over(spare, work)
-        return created
+        return accepted
 
     async def cancel(self, session_id: str, run_id: str | None, reason: str) -> bool:
         """Ask a run to end; True if there was one to end."""

@@ -280,7 +280,8 @@ class Kernel:
         return await self.ask("spawn", session, {})
 
     async def send(self, session_id: str, content: Any = "go", run_id: str = "r") -> bool:
-        return await self.ask("send", session_id, {"run_id": run_id, "content": content})
+        accepted = await self.ask("send", session_id, {"run_id": run_id, "content": content})
+        return bool(accepted["created"])
 
     async def end(self, session_id: str, run_id: str = "r") -> dict[str, Any]:
         """The run's row once it has ended.

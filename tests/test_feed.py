@@ -25,13 +25,16 @@ class Log:
     def restarted(self) -> Feed:
         """The feed of the next life of the node service: it remembers nothing."""
         self.unpublished = []
-        self.feed = Feed(self.read, self.streams.get)
+        self.feed = Feed(self.read, self.streams.get, self.read_run)
         return self.feed
 
     async def read(self, session_id: str, after: int) -> list[Event]:
         self.reads += 1
         await asyncio.sleep(0)
         return [event for event in self.events.get(session_id, ()) if event.seq > after]
+
+    async def read_run(self, session_id: str, run_id: str) -> dict[str, Any]:
+        return {"session_id": session_id, "run_id": run_id, "status": "completed"}
 
     def commit(self, session_id: str, gap: int = 1, *, ends: bool = False, foreign: bool = False) -> None:
         """Commit an event, `gap` places after the last one: messages share the numbers.
@@ -41,9 +44,8 @@ class Log:
         log = self.events.setdefault(session_id, [])
         before = log[-1].seq if log else 0
         seq = before + gap
-        event = RunFinished(session_id=session_id, seq=seq, status="completed") if ends else RunStarted(
-            session_id=session_id, seq=seq
-        )  # fmt: skip
+        ended = RunFinished(session_id=session_id, seq=seq, run_id=f"r{seq}", status="completed")
+        event = ended if ends else RunStarted(session_id=session_id, seq=seq)
         log.append(event)
         if not foreign:
             self.unpublished.append((before, event))
@@ -134,7 +136,7 @@ async def test_a_pending_call_ends_with_the_next_event() -> None:
 
 
 async def test_ends_tells_only_the_ends_of_runs() -> None:
-    """A client that only waits for results is not woken through with everything else."""
+    """A client that only waits for results is not woken by everything else, and gets their rows."""
     log = Log()
     watching = asyncio.create_task(log.feed.watch("client", {"a": {"after": 0, "ends": True}}, 60))
     await asyncio.sleep(0)
@@ -142,7 +144,9 @@ async def test_ends_tells_only_the_ends_of_runs() -> None:
         log.commit("a", ends=ends)
         log.publish()
         await asyncio.sleep(0)
-    assert [event["type"] for event in (await watching)["events"]] == ["run_finished"]
+    found = await watching
+    assert [event["type"] for event in found["events"]] == ["run_finished"]
+    assert found["runs"]["a/r3"]["status"] == "completed"
 
 
 async def test_a_newer_call_of_the_same_client_ends_the_older_one() -> None:
@@ -151,7 +155,7 @@ async def test_a_newer_call_of_the_same_client_ends_the_older_one() -> None:
     old, other, new = [
         asyncio.create_task(log.feed.watch(client, {"a": {"after": 0}}, 60)) for client in ("one", "two", "one")
     ]
-    assert await old == {"events": [], "streams": {}}
+    assert await old == {"events": [], "streams": {}, "runs": {}}
     log.commit("a")
     log.publish()
     assert (await other)["events"] == (await new)["events"] != []
@@ -159,7 +163,7 @@ async def test_a_newer_call_of_the_same_client_ends_the_older_one() -> None:
 
 async def test_after_its_timeout_a_call_returns_nothing() -> None:
     """No news is an answer too."""
-    assert await Log().feed.watch("client", {"a": {"after": 0}}, 0.01) == {"events": [], "streams": {}}
+    assert await Log().feed.watch("client", {"a": {"after": 0}}, 0.01) == {"events": [], "streams": {}, "runs": {}}
 
 
 async def test_recent_events_need_no_store() -> None:
