@@ -99,7 +99,5 @@ def _services(settings: Settings) -> str:
     if handle is None:
         return "none run; the first command starts them"
     directory = background.wait(settle(handle.ready.remote(5.0)))
-    return (
-        f"supervisor pid {directory['pid']}, {len(directory['nodes'])} node service(s), "
-        f"{len(directory['frames'])} session actor(s)"
-    )
+    nodes = ", ".join(f"node {node['node_id'][:8]} pid {node['pid']}" for node in directory["nodes"])
+    return f"supervisor pid {directory['pid']}, {nodes}, {len(directory['frames'])} session actor(s)"

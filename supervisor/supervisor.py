@@ -152,8 +152,10 @@ class Supervisor:
     async def register(self, profile: Any) -> None:
         """Learn a model profile and tell the node services. Its credentials stay in their memory."""
         self.profiles[profile.name] = profile
-        for node in list(self._nodes.values()):
-            await node.handle.call("register", profile)
+        told = [
+            asyncio.wait_for(node.handle.call("register", profile), ANSWER_SECONDS) for node in self._nodes.values()
+        ]
+        await asyncio.gather(*told, return_exceptions=True)  # one without an answer is told when it is taken up
 
     async def stop(self) -> None:
         """Give the store up, as far as it can be reached within 5 s; nothing is killed."""
@@ -236,9 +238,13 @@ class Supervisor:
         """Keep the lease, and notice which nodes come and go: in turn, since a loss changes the generation."""
         renewed = time.monotonic()
         while not self._stopped:
+            slept = time.monotonic()
             await asyncio.sleep(CENSUS_SECONDS)
             if self.state == "stopped":
                 return
+            if time.monotonic() - slept > LOST_SECONDS / 3:  # it stood still itself: what it did not hear tells nothing
+                for node in self._nodes.values():
+                    node.heard = time.monotonic()
             if time.monotonic() - renewed >= RENEW_SECONDS:
                 renewed = time.monotonic()
                 try:

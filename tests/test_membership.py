@@ -1,0 +1,170 @@
+"""The supervisor and its nodes, without Ray: who is lost, who joins, and what the node services are told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from understudy.supervisor import supervisor as supervising
+from understudy.supervisor.supervisor import Supervisor
+
+PATIENCE = 20.0
+LOST = 0.6
+
+
+class Node:
+    """A node service that answers unless it is silent, and remembers what it was told."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.pid = 1
+        self.silent = False
+        self.generation = 0
+        self.told: list[tuple[int, list[str], list[str]]] = []
+        self.spawned: list[str] = []
+        self.changed = asyncio.Event()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        if self.silent:
+            await asyncio.Event().wait()
+        if method == "acquire":
+            Machinery.generation += 1
+            return Machinery.generation
+        if method == "take_up":
+            self.generation = arguments[0]
+            self.told.append(arguments)
+            self.changed.set()
+            return {}
+        if method == "demand":
+            await asyncio.sleep(0.05)
+            return {"generation": self.generation, "demand": {}}
+        if arguments[:1] == ("spawn",):
+            self.spawned.append(arguments[1]["session_id"])
+            return {"created": True, "node_id": self.node_id}
+        return [] if method == "profiles" else None
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
+
+    async def probe(self) -> dict[str, float]:
+        if self.silent:
+            await asyncio.Event().wait()
+        return {"silent": 0.0, "journal": 0.0}
+
+    async def until_told(self, nodes: list[str]) -> int:
+        """Wait until it was told that these are the nodes; returns the generation it was told with."""
+        async with asyncio.timeout(PATIENCE):
+            while not self.told or sorted(self.told[-1][2]) != nodes:
+                self.changed.clear()
+                await self.changed.wait()
+        return self.told[-1][0]
+
+
+class Machinery:
+    """A cluster of such nodes; `a` is the supervisor's own."""
+
+    generation = 0
+
+    def __init__(self, *node_ids: str) -> None:
+        self.nodes = {node_id: Node(node_id) for node_id in node_ids}
+        self.abandoned: list[str] = []
+
+    async def node_ids(self) -> list[str]:
+        return list(self.nodes)
+
+    async def node_service(self, node_id: str) -> Node:
+        if self.nodes[node_id].silent:
+            await asyncio.Event().wait()
+        return self.nodes[node_id]
+
+    async def frames(self, _node_id: str) -> list[Any]:
+        return []
+
+    async def create_frame(self, _node: Any, _frame_id: str, _placement: str) -> Any:
+        await asyncio.Event().wait()
+
+    async def kill(self, _node_id: str, _pid: int, _handle: Any) -> None:
+        return None
+
+    def abandon(self, node: Any, _frames: Any) -> None:
+        self.abandoned.append(node.node_id)
+
+    def cpus(self, _node_id: str) -> float:
+        return 1.0
+
+    def holder_is_dead(self, _holder: str) -> bool:
+        return True
+
+
+@pytest.fixture
+async def machinery(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machinery]:
+    """Three nodes under a supervisor that is in a hurry."""
+    monkeypatch.setattr(supervising, "CENSUS_SECONDS", 0.02)
+    monkeypatch.setattr(supervising, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(supervising, "LOST_SECONDS", LOST)
+    monkeypatch.setattr(supervising, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("understudy.supervisor.probing.PROBE_DEADLINE", 0.05)
+    found = Machinery("a", "b", "c")
+    supervisor = Supervisor(found, "holder", standby=0, max_actors=1)
+    running = asyncio.create_task(supervisor.run())
+    await supervisor.ready(PATIENCE)
+    for node in found.nodes.values():
+        await node.until_told(["a", "b", "c"])
+    found.supervisor = supervisor  # type: ignore[attr-defined]
+    yield found
+    await supervisor.stop()
+    running.cancel()
+    await asyncio.gather(running, *supervisor._tasks, return_exceptions=True)
+
+
+async def test_a_silent_node_is_lost(machinery: Machinery) -> None:
+    """Given three nodes, when one gives no answer, then the others are told under the next generation who is left."""
+    generation = machinery.generation
+    machinery.nodes["b"].silent = True
+    assert await machinery.nodes["a"].until_told(["a", "c"]) == generation + 1
+    assert await machinery.nodes["c"].until_told(["a", "c"]) == generation + 1
+    assert machinery.abandoned == ["b"]
+
+
+async def test_a_node_that_ray_has_lost_is_lost_at_once(machinery: Machinery) -> None:
+    """Given three nodes, when one is no longer listed, then its silence need not be waited for."""
+    began = time.monotonic()
+    del machinery.nodes["c"]
+    await machinery.nodes["a"].until_told(["a", "b"])
+    assert machinery.abandoned == ["c"]
+    assert time.monotonic() - began < LOST
+
+
+async def test_a_lost_node_comes_back(machinery: Machinery) -> None:
+    """Given a node that was given up, when it answers again, then all are told, and no generation is needed for it."""
+    machinery.nodes["b"].silent = True
+    generation = await machinery.nodes["a"].until_told(["a", "c"])
+    machinery.nodes["b"] = Node("b")
+    machinery.supervisor._joining.clear()  # type: ignore[attr-defined]
+    for node in machinery.nodes.values():
+        assert await node.until_told(["a", "b", "c"]) == generation
+
+
+async def test_a_supervisor_that_stood_still_loses_no_node(machinery: Machinery) -> None:
+    """Given healthy nodes, when the supervisor's own process stands still for a while, then it gives up none."""
+    generation = machinery.generation
+    time.sleep(2 * LOST)  # noqa: ASYNC251 - what a stopped process does
+    machinery.nodes["d"] = Node("d")
+    await machinery.nodes["a"].until_told(["a", "b", "c", "d"])
+    assert machinery.generation == generation
+    assert machinery.abandoned == []
+
+
+async def test_sessions_are_dealt_out_in_turn(machinery: Machinery) -> None:
+    """Given three nodes, when one of them is dying, then each other one gets its turn and no spawn fails."""
+    supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
+    for number in range(6):
+        await supervisor.spawn({"session_id": f"s{number}", "placement": ""}, {})
+    assert sorted(len(node.spawned) for node in machinery.nodes.values()) == [2, 2, 2]
+    machinery.nodes["b"].silent = True
+    found = [await supervisor.spawn({"session_id": f"t{number}", "placement": ""}, {}) for number in range(3)]
+    assert {entry["node_id"] for entry in found} == {"a", "c"}
