@@ -35,6 +35,7 @@ class Connection:
         self._address = address
         self._supervisor: Any = None
         self._profiles: list[ModelProfile] = []
+        self._placements: dict[str, asyncio.Future[None]] = {}
         self.nodes = NodeDirectory(settings, lambda: self._supervise("ready", RETRY_SECONDS))
         self.follower = Follower(self.nodes)
 
@@ -123,10 +124,18 @@ class Connection:
                 pause = min(0.5, pause * 2)
 
     async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
-        """Place a session."""
-        found: dict[str, Any] = await self._supervise("spawn", session, blobs)
-        self.nodes.settle(session["session_id"], found["node_id"])
+        """Get or create a session: `{"created", "node_id"}`. New ones go to the nodes in turn."""
+        found = await self.nodes.spawn(session, blobs)
+        placement = session["placement"]
+        if placement not in self._placements:  # not awaited: its frames come with its sessions, or a little earlier
+            self._placements[placement] = asyncio.ensure_future(self._want(placement))
         return found
+
+    async def _want(self, placement: str) -> None:
+        try:
+            await self._supervise("want", placement)
+        except UnderstudyError as error:
+            log.info("no standbys are kept for placement %s: %s", placement[:12], error)
 
     def runtime_env(self) -> dict[str, Any]:
         """The runtime environment of this driver's job."""
@@ -153,6 +162,8 @@ class Connection:
 
     async def close(self) -> None:
         """Let go of everything here."""
+        for wanted in self._placements.values():
+            wanted.cancel()
         await self.follower.close()
 
     async def shutdown(self) -> None:

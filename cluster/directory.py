@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,6 +19,7 @@ REPEAT_SECONDS = 5.0
 """A request without an answer for so long is repeated: its service may be cut off, and repeating is free."""
 
 LEARN_SECONDS = 1.0
+REFRESH_SECONDS = 30.0
 KNOWN_HOMES = 100_000
 
 
@@ -34,7 +36,8 @@ class NodeDirectory:
         self._single = settings.store.startswith("sqlite")
         self._handles: dict[str, Any] = {}
         self._homes: dict[str, str] = {}
-        self._learned = 0.0
+        self._learned = time.monotonic()
+        self._turn = random.randrange(1_000)
         self._learning: asyncio.Task[None] | None = None
 
     async def update(self, directory: dict[str, Any]) -> None:
@@ -65,6 +68,15 @@ class NodeDirectory:
             self._homes.clear()
         self._homes[session_id] = node_id
 
+    async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
+        """Create a session on the next node, or find it: `{"created", "node_id"}`. Raises `SessionConflict`."""
+        if not self._single and time.monotonic() - self._learned > REFRESH_SECONDS:
+            await self.learn()  # nodes may have joined
+        self._turn += 1
+        found: dict[str, Any] = await self.request(None, "spawn", session, blobs, turn=self._turn)
+        self.settle(session["session_id"], found["node_id"])
+        return found
+
     async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
         """For each session the node to ask and to follow, as the store has it now, and the session's `seq`."""
         anyone = next(iter(self._handles))
@@ -93,14 +105,17 @@ class NodeDirectory:
             return nodes[attempt % len(nodes)]
         return await self.home(session_id)
 
-    async def request(self, session_id: str | None, method: str, *arguments: Any) -> Any:
+    async def request(self, session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
         """A request (`Requests`) of a session's home, or of any node; repeated, elsewhere too, until it is answered.
+
+        Args:
+            turn: the node to begin with, where any will do.
 
         Raises:
             UnderstudyError: what the service raised.
             ClusterUnreachable: no service could be reached for `RETRY_SECONDS`.
         """
-        deadline, pause, attempt = time.monotonic() + RETRY_SECONDS, 0.02, 0
+        deadline, pause, attempt = time.monotonic() + RETRY_SECONDS, 0.02, turn
         while True:
             node_id = await self._choose(session_id, attempt)
             attempt += 1

@@ -277,9 +277,10 @@ class SupervisorActor:
         directory = await self.supervisor.ready(timeout)
         return {**directory, "pid": os.getpid(), "node_id": ray.get_runtime_context().get_node_id()}
 
-    async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
+    async def want(self, placement: str) -> None:
         await self.start()
-        return await self.supervisor.spawn(session, blobs)
+        await self.supervisor.ready(30.0)
+        self.supervisor.want(placement)
 
     async def register(self, profile: Any) -> None:
         await self.start()

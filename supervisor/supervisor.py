@@ -74,7 +74,6 @@ class Supervisor:
         self.profiles: dict[str, Any] = {profile.name: profile for profile in profiles or []}
         self._wanted: dict[str, int] = {"": standby}
         self._term = 0
-        self._turn = 0
         self._joining: set[str] = set()
         self._nodes: dict[str, _Node] = {}
         self._frames: dict[str, FrameHandle] = {}
@@ -134,16 +133,8 @@ class Supervisor:
             ],
         }
 
-    async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
-        """Place a new session, on the nodes in turn, or find it: `{"created", "node_id"}`. Raises `SessionConflict`."""
-        await self.ready(30.0)
-        self._turn += 1
-        found: dict[str, Any] = await self._ask("request", "spawn", session, blobs, turn=self._turn)
-        self.want(session["placement"])  # after the store has what its frames need
-        return found
-
     def want(self, placement: str) -> None:
-        """Keep standbys for this placement from now on."""
+        """Keep standbys for this placement from now on; the store has what they need."""
         if placement not in self._wanted:
             self._wanted[placement] = self.standby
             for node in self._nodes.values():
@@ -168,9 +159,10 @@ class Supervisor:
         except Exception as error:
             log.warning("the store could not be given up: %s", error)
 
-    async def _ask(self, method: str, *arguments: Any, turn: int = 0) -> Any:
-        """Have a node service do what any of them could do: one after the other, from `turn` on, until one answers."""
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """Have a node service do what any of them could do: one after the other until one answers."""
         deadline = time.monotonic() + ASK_SECONDS
+        turn = 0
         while self._nodes and time.monotonic() < deadline:
             node = list(self._nodes.values())[turn % len(self._nodes)]
             turn += 1

@@ -157,14 +157,3 @@ async def test_a_supervisor_that_stood_still_loses_no_node(machinery: Machinery)
     await machinery.nodes["a"].until_told(["a", "b", "c", "d"])
     assert machinery.generation == generation
     assert machinery.abandoned == []
-
-
-async def test_sessions_are_dealt_out_in_turn(machinery: Machinery) -> None:
-    """Given three nodes, when one of them is dying, then each other one gets its turn and no spawn fails."""
-    supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
-    for number in range(6):
-        await supervisor.spawn({"session_id": f"s{number}", "placement": ""}, {})
-    assert sorted(len(node.spawned) for node in machinery.nodes.values()) == [2, 2, 2]
-    machinery.nodes["b"].silent = True
-    found = [await supervisor.spawn({"session_id": f"t{number}", "placement": ""}, {}) for number in range(3)]
-    assert {entry["node_id"] for entry in found} == {"a", "c"}

@@ -1,0 +1,80 @@
+"""The clients' directory of node services: which one is asked, and which one next when it gives no answer. No Ray."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from understudy.cluster.directory import NodeDirectory
+from understudy.cluster.ray_edge import ServiceGone
+from understudy.config import Settings
+
+
+class Nodes(NodeDirectory):
+    """A directory of services that only note who was asked for what."""
+
+    def __init__(self, names: str, store: str = "postgresql://host/database") -> None:
+        super().__init__(Settings(store=store, model="offline"), self.directory)
+        self._handles = dict.fromkeys(names)
+        self.dead: set[str] = set()
+        self.homes_in_store: dict[str, str] = {}
+        self.asked: list[tuple[str, str]] = []
+
+    async def directory(self) -> dict[str, Any]:
+        return {"nodes": [{"node_id": name} for name in self._handles if name not in self.dead]}
+
+    async def update(self, directory: dict[str, Any]) -> None:
+        self._handles = {node["node_id"]: None for node in directory["nodes"]}
+
+    async def call(self, node_id: str, method: str, *arguments: Any, timeout: float = 0.0) -> Any:
+        request = str(arguments[0])
+        self.asked.append((node_id, request))
+        if node_id in self.dead:
+            raise ServiceGone("killed")
+        if request == "spawn":
+            self.homes_in_store[arguments[1]["session_id"]] = node_id
+            return {"created": True, "node_id": node_id}
+        if request == "read":
+            return {name: (home, 1) for name, home in self.homes_in_store.items() if name in arguments[2][0]}
+        return node_id
+
+
+async def spawn(nodes: Nodes, session_id: str) -> str:
+    found = await nodes.spawn({"session_id": session_id}, {})
+    return str(found["node_id"])
+
+
+async def test_new_sessions_go_to_the_nodes_in_turn() -> None:
+    """Given three nodes, when six sessions are spawned, then each gets two and is asked for them from then on."""
+    nodes = Nodes("abc")
+    homes = {f"s{number}": await spawn(nodes, f"s{number}") for number in range(6)}
+    assert sorted(Counter(homes.values()).values()) == [2, 2, 2]
+    for session_id, home in homes.items():
+        assert await nodes.request(session_id, "send", session_id) == home
+
+
+async def test_a_dead_node_is_passed_over() -> None:
+    """Given a node that dies, when sessions are spawned, then the others get them and no spawn fails."""
+    nodes = Nodes("abc")
+    nodes.dead.add("b")
+    assert {await spawn(nodes, f"s{number}") for number in range(3)} == {"a", "c"}
+
+
+async def test_a_session_that_moved_is_found_at_its_new_home() -> None:
+    """Given a session whose home died, when the store has another home for it, then that one is asked."""
+    nodes = Nodes("abc")
+    home = await spawn(nodes, "s")
+    nodes.dead.add(home)
+    nodes.homes_in_store["s"] = next(name for name in "abc" if name != home)
+    await nodes.request("s", "send", "s")
+    assert await nodes.request("s", "send", "s") == nodes.homes_in_store["s"]
+
+
+@pytest.mark.parametrize("store", ["sqlite:////somewhere/store.db", "postgresql://host/database"])
+async def test_the_only_node_is_never_asked_for_homes(store: str) -> None:
+    """Given one node, when a session of unknown home is asked about, then no call is spent on finding its home."""
+    nodes = Nodes("a", store)
+    assert await nodes.request("s", "send", "s") == "a"
+    assert nodes.asked == [("a", "send")]
