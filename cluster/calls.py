@@ -57,6 +57,7 @@ class Calls:
         self._delta = delta
         self._prepare = prepare
         self._calls: dict[str, Call] = {}
+        self._latest: dict[str, Call] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -67,19 +68,21 @@ class Calls:
 
     def of_session(self, session_id: str) -> Call | None:
         """The call a session waits for here."""
-        return next((call for call in self._calls.values() if call.session_id == session_id), None)
+        return self._latest.get(session_id)
 
     def start(self, call: Call) -> None:
         """Start a call, unless it is in flight."""
         key = call.request.wait_key
         if key not in self._calls:
-            self._calls[key] = call
+            self._calls[key] = self._latest[call.session_id] = call
             call.task = asyncio.get_running_loop().create_task(self._run(call))
 
     def forget(self, call: Call) -> None:
         """The call's answer is committed: whoever comes to attach to it finds the answer in the store."""
         if self._calls.get(call.request.wait_key) is call:
             del self._calls[call.request.wait_key]
+        if self._latest.get(call.session_id) is call:
+            del self._latest[call.session_id]
 
     def abort(self, session_id: str) -> None:
         """Close the connection of a session's call; what came so far is its answer."""
