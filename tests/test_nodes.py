@@ -17,6 +17,7 @@ import pytest
 
 from understudy import Cluster, Session
 from understudy.cluster import background, ray_edge
+from understudy.cluster.doctor import examine
 from understudy.events import ModelCallReissued, SessionActivated, TextDelta, ToolInDoubt
 
 from .faults import PATIENCE, Stage, call, database, gone, of, staged, wait_until
@@ -138,6 +139,8 @@ def test_sessions_are_spread_over_the_nodes(stage: Stage, second: list[SecondNod
     assert all(set(places(session)) == {session.info().node_id} for session in sessions)
     frames = {s.pid: s.node_id for s in stage.cluster.services() if s.role in ("frame", "standby")}
     assert {node_id for pid, node_id in frames.items() if pid in second[-1].pids()} == {there}
+    [found] = [check.found for check in examine(stage.dsn) if check.name == "services"]
+    assert all(f"node {node_id[:8]} pid" in found for node_id in (here, there))
     for session in sessions:
         events = list(session.send("again"))
         assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "offline: again"
