@@ -294,12 +294,15 @@ class NodeService:
         return await self.journal.submit(lambda tx: self._specification(tx, session_id))
 
     def _specification(self, tx: Transaction, session_id: str) -> dict[str, Any]:
-        """It never changes, so it is read once."""
         if session_id not in self._specs:
-            if len(self._specs) > KNOWN_SPECIFICATIONS:
-                self._specs.clear()
-            self._specs[session_id] = activation.specification(tx, session_id)
+            self.remember_specification(session_id, activation.specification(tx, session_id))
         return self._specs[session_id]
+
+    def remember_specification(self, session_id: str, spec: dict[str, Any]) -> None:
+        """A session's specification as the store has it: it never changes."""
+        if len(self._specs) > KNOWN_SPECIFICATIONS:
+            self._specs.clear()
+        self._specs[session_id] = spec
 
     async def placement(self, session_id: str) -> str:
         """The placement profile of a session. Raises `UnknownSession`."""

@@ -7,6 +7,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,8 +113,9 @@ class Projection:
 
     async def read_events(self, after: int, limit: int) -> list[Event]:
         """Events of this node's journal after `after`, in its order; from memory, unless it is behind."""
-        if self._recent and self._recent[0].writer_seq <= after + 1:
-            return [event for event in self._recent if event.writer_seq > after][:limit]
+        known = after + 1 - self._recent[0].writer_seq if self._recent else -1
+        if known >= 0:  # `writer_seq` has no gaps
+            return list(islice(self._recent, known, known + limit))
         found: list[Event] = await self._node.reading.query(
             queries.writer_events, self._node.config.writer, after, limit
         )

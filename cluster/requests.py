@@ -31,13 +31,15 @@ class Requests:
 
     def __init__(self, node: NodeService) -> None:
         self._node = node
+        self._stored_blobs: set[str] = set()
 
     async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
         """Get or create a session: `{"created", "node_id"}`, the node that looks after it. Raises `SessionConflict`."""
         node = self._node
+        new_blobs = {digest: data for digest, data in blobs.items() if digest not in self._stored_blobs}
 
         def operation(tx: Transaction) -> dict[str, Any]:
-            for digest, data in blobs.items():
+            for digest, data in new_blobs.items():
                 put_blob(tx, digest, data)
             created = operations.create_session(
                 tx, session["session_id"], session["spec"], spec_hash=session["spec"]["hash"],
@@ -46,7 +48,11 @@ class Requests:
             return {"created": created, "node_id": tx.session(session["session_id"])["node_id"]}
 
         node.placements[session["session_id"]] = session["placement"]
-        return await node.journal.submit(operation, session["session_id"])
+        found = await node.journal.submit(operation, session["session_id"])
+        self._stored_blobs.update(new_blobs)
+        if found["created"]:
+            node.remember_specification(session["session_id"], session["spec"])
+        return found
 
     async def send(self, session_id: str, run: dict[str, Any]) -> dict[str, Any]:
         """Accept an input; it is durable when this returns. Where a frame is free the session is activated with it.
