@@ -14,7 +14,8 @@ from understudy.events import ENVELOPE, Event
 from understudy.messages import WIRE_VERSION, Message
 
 from . import tables
-from .prepared import Row, Statements, cursor_of, defaults
+from .prepared import Row as Row
+from .prepared import Statements, cursor_of, defaults
 
 
 def table_of(model: type) -> Any:
@@ -54,7 +55,7 @@ LOADED_AT_ONCE = 128
 @cache
 def _select_sessions(count: int, lock: bool) -> Any:
     """Reads so many sessions; locked in the order of their ids, so that two journals can't deadlock on them."""
-    ids = [bindparam(f"id{number}") for number in range(count)]
+    ids: list[Any] = [bindparam(f"id{number}") for number in range(count)]
     found = select(*SESSION_COLUMNS).where(SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(ids))
     return found.order_by(SESSION.c.session_id).with_for_update() if lock else found
 
