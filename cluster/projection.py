@@ -144,14 +144,19 @@ class Projection:
 
         def frames() -> dict[tuple[str, ...], float]:
             found: dict[tuple[str, ...], float] = {("acting",): 0.0, ("waiting",): 0.0, ("standby",): 0.0}
-            for row in node.paging.demand().values():
+            for row in node.frames.paging.demand().values():
                 for state in ("acting", "waiting", "standby"):
                     found[(state,)] += row[state]
             return found
 
         process = psutil.Process(os.getpid())
         gauge("understudy_frames", "Session actors of this node by state.", ("state",), frames)
-        gauge("understudy_ready_sessions", "Sessions that wait for a frame.", (), lambda: {(): len(node.paging.ready)})
+        gauge(
+            "understudy_ready_sessions",
+            "Sessions that wait for a frame.",
+            (),
+            lambda: {(): len(node.frames.paging.ready)},
+        )
         gauge("understudy_model_calls_in_flight", "Model calls in flight.", (), lambda: {(): len(node.calls)})
         gauge(
             "understudy_node_service_memory_bytes",

@@ -65,7 +65,7 @@ class Requests:
         """
         node = self._node
         placement = await node.placement(session_id)
-        spare = node.take_spare(session_id, placement) if node.paging.holder(session_id) is None else None
+        spare = node.frames.take_spare(session_id, placement) if node.frames.paging.holder(session_id) is None else None
         ready = Ready(session_id, placement)
 
         def operation(tx: Transaction) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -83,7 +83,7 @@ class Requests:
             if woken["frame_id"] is not None:
                 return accepted, None
             try:
-                return accepted, node.activation(spare, ready, None)(tx)
+                return accepted, node.frames.activation(spare, ready, None)(tx)
             except UnderstudyError:
                 tx.woken[session_id] = woken
                 return accepted, None
@@ -91,9 +91,9 @@ class Requests:
         try:
             accepted, work = await node.journal.submit(operation, session_id)
         except UnderstudyError:
-            node.hand_over(spare, None)
+            node.frames.hand_over(spare, None)
             raise
-        node.hand_over(spare, work)
+        node.frames.hand_over(spare, work)
         return accepted
 
     async def cancel(self, session_id: str, run_id: str | None, reason: str) -> bool:

@@ -95,7 +95,7 @@ class NodeActor:
         return await (await self._host.requests()).acquire(holder, lease, dead_holder)
 
     async def take_up(self, generation: int, frames: list[str], nodes: list[str]) -> dict[str, Any]:
-        return await (await self._node()).take_up(generation, frames, nodes)
+        return await (await self._node()).recovery.take_up(generation, frames, nodes)
 
     async def notice(self, session_ids: list[str]) -> None:
         await (await self._node()).notice(session_ids)
@@ -105,10 +105,10 @@ class NodeActor:
         return await asyncio.to_thread(kill_process, pid)
 
     async def frame_died(self, frame_id: str, cause: str) -> None:
-        await (await self._node()).frame_died(frame_id, cause)
+        await (await self._node()).recovery.frame_died(frame_id, cause)
 
     async def retire(self, placement: str, count: int) -> None:
-        await (await self._node()).retire(placement, count)
+        await (await self._node()).frames.retire(placement, count)
 
     async def register(self, profile: Any) -> None:
         (await self._node()).register(profile)
@@ -118,7 +118,7 @@ class NodeActor:
 
     async def demand(self, timeout: float) -> dict[str, Any]:
         node = await self._node()
-        demand = await node.demand(timeout)
+        demand = await node.frames.demand(timeout)
         return {"generation": node.generation, "demand": demand}
 
     async def watched_by(self, pid: int, node_id: str) -> None:

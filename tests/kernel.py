@@ -191,13 +191,13 @@ class Kernel:
         await self.take_up(self.generation, self.nodes)
         for _ in range(frames):
             self.add_frame()
-        while len(self.service.paging.slots) < frames:
-            await self.service.demand(1.0)
+        while len(self.service.frames.paging.slots) < frames:
+            await self.service.frames.demand(1.0)
 
     async def take_up(self, generation: int, nodes: list[str], frames: Iterable[str] = ()) -> None:
         """What a supervisor tells when it begins, and whenever a node has come or gone."""
         self.generation, self.nodes = generation, nodes
-        await self.service.take_up(generation, [*self.workers, *frames], nodes)
+        await self.service.recovery.take_up(generation, [*self.workers, *frames], nodes)
 
     async def stop(self) -> None:
         await self.quiet()
@@ -301,7 +301,7 @@ class Kernel:
             after, points = found["events"][-1]["seq"] if found["events"] else after, len(self.points)
 
     async def _situation(self, session_id: str) -> str:
-        info, paging = await self.info(session_id), self.service.paging
+        info, paging = await self.info(session_id), self.service.frames.paging
         slots = [(s.frame_id, s.session_id, s.epoch, s.wait, s.resting) for s in paging.slots.values()]
         names = ("epoch", "status", "active", "wait", "frame_id", "round")
         facts = {name: info[name] for name in names}
@@ -363,7 +363,7 @@ class Kernel:
 
     def holder(self, session_id: str) -> Worker | None:
         """The frame's process that holds the session."""
-        slot = self.service.paging.holder(session_id)
+        slot = self.service.frames.paging.holder(session_id)
         return self.workers.get(slot.frame_id) if slot is not None else None
 
     def kill(self, worker: Worker, *, replace: bool = True) -> None:
@@ -373,7 +373,7 @@ class Kernel:
         worker.dead = True
         worker.task.cancel()
         del self.workers[worker.frame_id]
-        self._later(self.remote(lambda life: life.service.frame_died(worker.frame_id, "process_died")))
+        self._later(self.remote(lambda life: life.service.recovery.frame_died(worker.frame_id, "process_died")))
         if replace:
             self.add_frame()
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from understudy.cluster import node_service
+from understudy.cluster import recovery
 from understudy.errors import StaleGeneration
-from understudy.store import activation
+from understudy.store import activation, operations
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
@@ -60,7 +60,7 @@ async def test_an_input_accepted_elsewhere_runs_at_home(postgres: str, server: O
         watched = await a.ask("watch", "c", {"s": {"after": 0}}, 1.0)
         assert watched["events"] == events
         assert (await a.info("s"))["node_id"] == "a"
-        assert a.service.swept == 0
+        assert a.service.recovery.swept == 0
 
 
 async def test_a_follower_at_home_sees_what_was_committed_elsewhere(
@@ -93,8 +93,8 @@ async def test_a_lost_notice_is_swept(
     postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Given services that can't tell each other anything, when one writes for the other, then the sweep finds it."""
-    monkeypatch.setattr(node_service, "SWEEP_SECONDS", 0.1)
-    monkeypatch.setattr(node_service, "SWEEP_AGE", 0)
+    monkeypatch.setattr(recovery, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(recovery, "SWEEP_AGE", 0)
     async with nodes(postgres, server, tmp_path) as (a, b):
         b.peers = {}
         await a.spawn("s", k.spec())
@@ -128,7 +128,7 @@ async def test_sessions_of_a_lost_node_run_elsewhere(postgres: str, server: Offl
         await a.spawn("mine", k.spec())
         await a.send("mine")
         await b.spawn("call", k.spec())
-        await b.service.journal.submit(lambda tx: node_service.operations.accept(tx, "call", "r", "hello"))
+        await b.service.journal.submit(lambda tx: operations.accept(tx, "call", "r", "hello"))
         await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
         await b.lose()
         await a.take_up(await a.ask("acquire", "tests", k.LEASE, "tests"), ["a"])
@@ -169,10 +169,10 @@ async def test_nodes_share_the_sessions_of_a_lost_one(postgres: str, server: Off
 
         def settle(tx: Any) -> None:
             for name in names:
-                node_service.operations.create_session(
+                operations.create_session(
                     tx, name, k.spec(), spec_hash="hash", placement="", node_id="lost", metadata={}
                 )
-                node_service.operations.accept(tx, name, "r", "hello")
+                operations.accept(tx, name, "r", "hello")
 
         await a.service.journal.submit(settle)
         shares = [

@@ -1,0 +1,262 @@
+"""The node's frames: which session each of them holds, and which one a ready session gets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.store import activation, operations
+from understudy.store.activation import FrameRef
+from understudy.store.engine import now
+from understudy.store.transaction import Row, Transaction
+from understudy.supervisor.paging import Paging, Ready, Slot
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+
+log = logging.getLogger(__name__)
+
+EXIT = {"kind": "exit"}
+
+DEMAND_PAUSE = 0.05
+BUSY_DEMAND_PAUSE = 0.5
+"""Seconds until a change of demand is told: the first one at once or nearly so, under constant change now and then."""
+
+
+class Frames:
+    """Feeds the frames that call in. Each call is held until there is work for its frame.
+
+    Attributes:
+        placing: sessions whose activation is being committed.
+        expected: sessions that a frame is known to hold which has not called in here yet.
+    """
+
+    def __init__(self, node: NodeService) -> None:
+        self._node = node
+        self.paging = Paging()
+        self.placing: set[str] = set()
+        self.expected: dict[str, set[str]] = {}
+        self.demand_changed = asyncio.Event()
+        self._demand_told = 0.0
+
+    def calling(self, call: dict[str, Any]) -> Slot:
+        """The slot of the calling frame, and what its call tells about sessions it was thought to hold."""
+        frame = call["frame"]
+        slot = self.paging.slots.get(frame["frame_id"])
+        if slot is None:
+            slot = Slot(**frame)
+            self.paging.slots[slot.frame_id] = slot
+        if slot.reply is not None and not slot.reply.done():
+            slot.reply.cancel()
+        session_id, epoch = call.get("session_id"), call.get("epoch", 0)
+        held, slot.session_id = slot.session_id, None
+        if held is not None and (held, slot.epoch) != (session_id, epoch) and self.paging.holder(held) is None:
+            # It was given a session and never heard of it: its last call was cut off.
+            self.paging.add(Ready(held, slot.placement, "takeover"))
+        for other in self.expected.pop(slot.frame_id, set()) - {session_id}:
+            self.paging.add(Ready(other, slot.placement, "takeover"))
+        slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """The frame holds no session any more."""
+        slot.session_id, slot.epoch, slot.wait = None, 0, None
+
+    async def rest(self, slot: Slot, wait: str | None) -> dict[str, Any]:
+        """Hold the frame's call until there is work for it."""
+        slot.reply = asyncio.get_running_loop().create_future()
+        self.paging.rest(slot, wait)
+        self.dispatch()
+        self.demand_changed.set()
+        return await slot.reply  # type: ignore[no-any-return]
+
+    def dispatch(self) -> None:
+        """Give ready sessions to resting frames."""
+        if not self.paging.ready:
+            return
+        if self._node.generation:
+            for slot, ready in self.paging.pairs():
+                parked = (slot.session_id, slot.epoch) if slot.session_id is not None else None
+                self.release(slot)
+                self._node.spawn_task(self._activate(slot, ready, parked))
+        if self.paging.ready:
+            self.demand_changed.set()
+
+    def activation(
+        self, slot: Slot, ready: Ready, parked: tuple[str, int] | None
+    ) -> Callable[[Transaction], dict[str, Any]]:
+        """The operation that gives a session to a frame; its result is the frame's work. `parked` leaves the frame."""
+        frame = FrameRef(slot.frame_id, slot.pid, slot.node_id)
+        known = slot.known.get(ready.session_id)
+
+        def operation(tx: Transaction) -> dict[str, Any]:
+            if self._node.elsewhere(tx.session(ready.session_id)):
+                raise Fenced("another node looks after the session", session_id=ready.session_id)
+            tx.woken.pop(ready.session_id, None)
+            work = activation.activate(
+                tx, ready.session_id, frame, after_seq=known or 0, cause=ready.cause, down_since=ready.down_since,
+                parked=parked,
+            )  # fmt: skip
+            if known is None:  # the frame would ask for it
+                work["spec"] = self._node.specification_in(tx, ready.session_id)
+            return work
+
+        return operation
+
+    async def _activate(self, slot: Slot, ready: Ready, parked: tuple[str, int] | None) -> None:
+        holder = self.paging.holder(ready.session_id)
+        if holder is not None:  # it was placed in the meantime
+            self.paging.rest(slot, None)
+            if holder.resting:
+                self.resume(holder)
+            return
+        self.placing.add(ready.session_id)
+        try:
+            work = await self._node.journal.submit(self.activation(slot, ready, parked), ready.session_id)
+        except StaleGeneration:
+            self._node.stale()
+            self.paging.add(ready)
+            self.paging.rest(slot, None)
+        except UnderstudyError as error:
+            log.info("session %s needs no frame: %s", ready.session_id, error)
+            self.paging.rest(slot, None)
+            self.dispatch()
+        else:
+            self.reply(slot, self.given(slot, work))
+        finally:
+            self.placing.discard(ready.session_id)
+
+    def reply(self, slot: Slot, work: dict[str, Any]) -> None:
+        """Answer the frame's pending call."""
+        if slot.reply is not None and not slot.reply.done():
+            slot.reply.set_result(work)
+
+    async def work(self, slot: Slot) -> dict[str, Any]:
+        """What a frame must know to go on with the session it holds."""
+        session_id, epoch = slot.session_id, slot.epoch
+        assert session_id is not None
+        known = slot.known.get(session_id, 0)
+        try:
+            work = await self._node.journal.submit(lambda tx: current_work(tx, session_id, epoch, known), session_id)
+        except Fenced:
+            self.release(slot)
+            raise
+        slot.remember(session_id, work["seq"])
+        return work
+
+    async def _continue(self, slot: Slot) -> None:
+        """The wait of the session in this frame is over."""
+        try:
+            self.reply(slot, {"kind": "work", **await self.work(slot)})
+        except UnderstudyError as error:
+            if slot.reply is not None and not slot.reply.done():
+                slot.reply.set_exception(error)
+
+    def resume(self, slot: Slot) -> None:
+        """Let a resting frame go on with the session it holds."""
+        slot.resting = False
+        self._node.spawn_task(self._continue(slot))
+
+    def given(self, slot: Slot, work: dict[str, Any] | None) -> dict[str, Any]:
+        """Note that the frame holds the session of `work` from now on."""
+        assert work is not None
+        for other in self.paging.slots.values():
+            if other is not slot and other.session_id == work["session_id"]:
+                self.release(other)  # fenced by this activation; its next call will tell it
+        slot.session_id, slot.epoch, slot.wait, slot.resting = work["session_id"], work["epoch"], None, False
+        slot.remember(work["session_id"], work["seq"])
+        if slot.frame_id not in self.paging.slots:  # it died while its work was being committed
+            lost = self._node.recovery.crashed(slot, work["session_id"], work["epoch"], "process_died", now())
+            self._node.spawn_task(lost)
+        return {"kind": "work", **work}
+
+    def requeue_unless_waiting(self, session_id: str, placement: str, wait: str | None) -> None:
+        """A session left its frame: it queues for another one if it can go on."""
+        if wait is None:
+            self.paging.add(Ready(session_id, placement))
+            self.dispatch()
+
+    def wake(self, row: Row, cause: str = "ready", down_since: int = 0) -> None:
+        """A session is ready: its own frame goes on, or it queues for one."""
+        slot = self.paging.holder(row["session_id"])
+        if slot is not None and slot.resting and slot.epoch == row["epoch"]:
+            self.resume(slot)
+        elif slot is None or slot.epoch < row["epoch"]:
+            self.paging.add(Ready(row["session_id"], row["placement"], cause, down_since))
+
+    def take_spare(self, session_id: str, placement: str) -> Slot | None:
+        """Reserve a frame without a session for this one; None while others queue for frames."""
+        if self.paging.ready or not self._node.generation:
+            return None
+        slot = self.paging.frame_for(session_id, placement)
+        if slot is None or slot.session_id is not None:
+            return None
+        slot.resting = False
+        return slot
+
+    def hand_over(self, slot: Slot | None, work: dict[str, Any] | None) -> None:
+        """Give a reserved frame its work; without any it was not needed and is free again."""
+        if slot is not None and work is not None:
+            self.reply(slot, self.given(slot, work))
+        elif slot is not None:
+            self.paging.rest(slot, None)
+            self.dispatch()
+
+    def answer_work(self, slot: Slot, result: operations.AnswerResult, current: dict[str, Any]) -> dict[str, Any]:
+        """The work of a frame that waited for this answer, without reading the store again."""
+        assert slot.session_id is not None
+        messages = list(slot.reply_echo or ())
+        if result.message is not None:
+            messages.append(result.message.to_wire())
+        after = slot.known.get(slot.session_id, 0)
+        slot.remember(slot.session_id, current["seq"])
+        calls = [call.to_wire() for call in result.calls]
+        work = {"session_id": slot.session_id, "epoch": slot.epoch, "after_seq": after, "messages": messages}
+        return {"kind": "work", "v": 1, **work, "calls": calls, **current}
+
+    async def demand(self, timeout: float) -> dict[str, dict[str, Any]]:
+        """`Paging.demand` with the ids of the frames that called in, as soon as it changes or after `timeout`."""
+        if timeout > 0:
+            busy = time.monotonic() - self._demand_told < 1.0
+            try:
+                await asyncio.wait_for(self.demand_changed.wait(), timeout)
+                await asyncio.sleep(BUSY_DEMAND_PAUSE if busy else DEMAND_PAUSE)
+            except TimeoutError:
+                pass
+            self._demand_told = time.monotonic()
+        self.demand_changed.clear()
+        found: dict[str, dict[str, Any]] = {name: dict(row) for name, row in self.paging.demand().items()}
+        for name, row in found.items():
+            row["frames"] = [slot.frame_id for slot in self.paging.slots.values() if slot.placement == name]
+        return found
+
+    async def retire(self, placement: str, count: int) -> None:
+        """Let idle frames of a placement go."""
+        for slot in list(self.paging.slots.values()):
+            idle = slot.resting and (slot.session_id is None or slot.wait == "idle")
+            if count > 0 and idle and slot.placement == placement:
+                count -= 1
+                slot.resting = False
+                self.paging.slots.pop(slot.frame_id, None)
+                session_id, epoch = slot.session_id, slot.epoch
+                self.release(slot)
+                if session_id is not None:
+                    await self._node.journal.submit(lambda tx, s=session_id, e=epoch: activation.park(tx, s, e))  # type: ignore[misc]
+                self.reply(slot, EXIT)
+
+    def fail_reply(self, slot: Slot) -> None:
+        """The frame's process is gone, and with it whoever awaits its call."""
+        if slot.reply is not None and not slot.reply.done():
+            slot.reply.cancel()
+
+
+def current_work(tx: Transaction, session_id: str, epoch: int, after_seq: int) -> dict[str, Any]:
+    """The work of a live activation. Raises `Fenced` when it is over."""
+    row = tx.session(session_id)
+    if row["epoch"] != epoch:
+        raise Fenced(f"epoch {epoch} is fenced: the store has epoch {row['epoch']}", session_id=session_id)
+    return activation.work(tx, row, after_seq)

@@ -1,0 +1,205 @@
+"""What becomes of sessions whose frame or node service died, and of wake-ups that got lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.store import activation
+from understudy.store.engine import now
+from understudy.store.transaction import Row, Transaction
+from understudy.supervisor.paging import Ready, Slot
+from understudy.supervisor.restarts import decide
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 5.0
+SWEEP_AGE = 3_000_000
+"""A session that has been ready for so long (microseconds) without anybody knowing is picked up by the sweep."""
+
+
+class Recovery:
+    """Takes up what nobody holds any more.
+
+    Attributes:
+        swept: how many sessions the sweep had to pick up; each is a wake-up that got lost.
+    """
+
+    def __init__(self, node: NodeService) -> None:
+        self._node = node
+        self._frames = node.frames
+        self._paging = node.frames.paging
+        self.swept = 0
+
+    async def take_up(self, generation: int, live_frames: list[str], nodes: list[str]) -> dict[str, Any]:
+        """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
+
+        Args:
+            live_frames: frames known to be alive; sessions of others are treated as crashed.
+            nodes: those that have a node service, this one included; sessions of others get a new home (`adopt`).
+
+        Raises:
+            StaleGeneration: another supervisor owns the store, or this node is not one of `nodes` any more.
+        """
+        home = self._node.config.node_id
+        if home not in nodes:
+            raise StaleGeneration(f"node {home[:8]} was given up")
+        self._node.journal.generation = generation
+        self._node.nodes = nodes
+        adopted = await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
+        rows = await self._node.reading.active([home])
+        live = set(live_frames)
+        for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
+            slot = self._paging.slots.pop(frame_id)
+            self._frames.fail_reply(slot)
+        resumed = 0
+        for row in rows:
+            resumed += await self._take_up_session(row, live)
+        waiting = {row["session_id"] for row in rows if row["wait"] == "timer"}
+        for timer in await self._node.reading.timers():
+            if timer["session_id"] in waiting:
+                self._schedule(timer["session_id"], timer["name"], timer["due_at"])
+        self._frames.dispatch()
+        self._frames.demand_changed.set()
+        return {"active": len(rows), "resumed": resumed, "adopted": adopted}
+
+    async def _take_up_session(self, row: Row, live: set[str]) -> int:
+        session_id, frame_id = row["session_id"], row["frame_id"]
+        held = self._paging.holder(session_id)
+        if held is not None or session_id in self._paging.ready or session_id in self._node.own:
+            return 0
+        if frame_id is not None and frame_id in live:
+            if frame_id not in self._paging.slots:  # it will call in, with this session or with another
+                self._frames.expected.setdefault(frame_id, set()).add(session_id)
+            else:
+                self._paging.add(Ready(session_id, row["placement"], "takeover"))
+            return 0
+        if frame_id is not None:
+            slot = Slot(frame_id, row["actor_pid"] or 0, row["node_id"], row["placement"])
+            await self.crashed(slot, session_id, row["epoch"], "process_died", now())
+            return 1
+        if self._node.is_ready(row):
+            self._paging.add(Ready(session_id, row["placement"], "takeover"))
+        return 0
+
+    async def sweeping(self) -> None:
+        """Compare what is in memory with the store, now and then: a wake-up that was lost must not last."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            if not self._node.generation:
+                continue
+            await self.sweep_all(SWEEP_AGE)
+
+    async def sweep_all(self, age: int) -> None:
+        """Pick up every session of this node that has been ready for `age` microseconds without being placed."""
+        try:
+            rows = await self._node.reading.active([self._node.config.node_id])
+            self._node.act(cancelled(rows), {})
+            for row in rows:
+                self._sweep(row, age)
+        except UnderstudyError as error:
+            log.warning("the sweep is put off: %s", error)
+        self._frames.dispatch()
+
+    def _sweep(self, row: Row, age: int) -> None:
+        session_id = row["session_id"]
+        placed = session_id in self._paging.ready or session_id in self._node.own | self._frames.placing
+        if not self._node.is_ready(row) or placed or row["updated_at"] > now() - age:
+            return
+        holder = self._paging.holder(session_id)
+        if holder is not None and holder.epoch < row["epoch"]:
+            self._frames.release(holder)
+            holder = None
+        if holder is None and row["frame_id"] not in self._frames.expected:
+            self._paging.add(Ready(session_id, row["placement"], "takeover"))
+        elif holder is not None and holder.resting and holder.epoch == row["epoch"]:
+            self._frames.resume(holder)
+        else:
+            return
+        self.swept += 1
+        log.warning("session %s was ready and nobody knew: picked up", session_id)
+
+    async def frame_died(self, frame_id: str, cause: str) -> None:
+        """A frame's process is known to be gone: resume what it held."""
+        since = now()
+        slot = self._paging.slots.pop(frame_id, None)
+        self._frames.demand_changed.set()
+        held = {slot.session_id: slot.epoch} if slot is not None and slot.session_id is not None else {}
+        if slot is not None:
+            self._frames.fail_reply(slot)
+        else:  # it never called in here: the store knows what it holds
+            rows = await self._node.reading.active(None)
+            held = {row["session_id"]: row["epoch"] for row in rows if row["frame_id"] == frame_id}
+            placements = {row["placement"] for row in rows if row["frame_id"] == frame_id}
+            slot = Slot(frame_id, 0, self._node.config.node_id, next(iter(placements), ""))
+            self._frames.expected.pop(frame_id, None)
+        for session_id, epoch in held.items():
+            await self.crashed(slot, session_id, epoch, cause, since)
+
+    async def crashed(self, slot: Slot, session_id: str, epoch: int, cause: str, since: int) -> None:
+        """Decide about a death and, in the same transaction, give the session to a free frame if there is one."""
+        spec = await self._node.specification(session_id)
+        future = self._node.interrupts.pop((session_id, epoch), None)
+        if future is not None and not future.done():
+            future.set_exception(Fenced("the activation is over", session_id=session_id))
+            future.exception()  # nobody may be waiting
+        spare = self._paging.frame_for(session_id, slot.placement) if self._node.generation else None
+        waited = slot.resting and slot.wait is not None
+        if waited and spare is not None and spare.session_id is not None and spare.wait != "idle":
+            spare = None  # it would only wait there: no reason to take the frame of another that waits
+        parked = (spare.session_id, spare.epoch) if spare is not None and spare.session_id is not None else None
+        if spare is not None:
+            spare.resting = False
+            self._frames.release(spare)
+        ready = Ready(session_id, slot.placement, "resume", since)
+
+        def operation(tx: Transaction) -> tuple[Any, dict[str, Any] | None]:
+            if self._node.elsewhere(tx.session(session_id)):
+                return None, None  # its new home has dealt with this death
+            verdict = activation.crash(tx, session_id, epoch, decide, cause=cause, pid=slot.pid, policy=spec["restart"])
+            if verdict is None or verdict.action != "resume" or spare is None:
+                return verdict, None
+            if verdict.delay and tx.session(session_id)["wait"] == "timer":
+                return verdict, None
+            return verdict, self._frames.activation(spare, ready, parked)(tx)
+
+        self._node.own.add(session_id)
+        try:
+            verdict, work = await self._node.journal.submit(operation, session_id)
+        except StaleGeneration:
+            self._node.stale()
+            verdict, work = None, None
+        except BaseException:
+            self._frames.hand_over(spare, None)
+            raise
+        finally:
+            woken = self._node.disown(session_id)
+        self._frames.hand_over(spare, work)
+        if verdict is not None and verdict.action == "resume" and work is None:
+            if verdict.delay and not woken:
+                self._schedule(session_id, activation.RESUME_TIMER, now() + verdict.delay)
+            else:
+                await self._requeue(session_id, slot.placement, since)
+        self._frames.dispatch()
+
+    async def _requeue(self, session_id: str, placement: str, since: int) -> None:
+        row = await self._node.reading.session(session_id)
+        if row["active"] and self._node.is_ready(row):
+            self._paging.add(Ready(session_id, placement, "resume", since))
+
+    def _schedule(self, session_id: str, name: str, due_at: int) -> None:
+        async def fire() -> None:
+            await asyncio.sleep(max(0.0, (due_at - now()) / 1e6))
+            await self._node.journal.submit(lambda tx: activation.fire(tx, session_id, name))
+
+        self._node.spawn_task(fire())
+
+
+def cancelled(rows: list[Row]) -> dict[str, Row]:
+    """Those of the sessions whose current run was asked to end."""
+    return {row["session_id"]: row for row in rows if row["cancel_reason"] is not None}
