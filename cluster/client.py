@@ -24,6 +24,10 @@ from .results import RunResult, ServiceInfo, SessionInfo
 FINAL = ("completed", "round_limit", "budget_exceeded", "cancelled", "failed", "quarantined")
 
 
+LOOK_SECONDS, LONGEST_LOOK_SECONDS = 20.0, 120.0
+"""Whoever waits for a run's end looks in the store after so long, later less often: other clusters tell nobody here."""
+
+
 class Cluster:
     """A connection to the services of one store and namespace. Use it as a context manager, or call `close`.
 
@@ -277,15 +281,12 @@ class Run:
         return row
 
     async def _result(self, timeout: float | None, check: bool) -> RunResult:
-        row = await self._row() if self._after is None else None
-        if row is None or row["status"] not in FINAL:
-            try:
-                row = await asyncio.wait_for(self._ended(), timeout)
-            except TimeoutError:
-                status = (await self._row())["status"]
-                raise DeadlineExceeded(
-                    f"run {self.run_id} is still {status} after {timeout:g} s", session_id=self.session_id
-                ) from None
+        try:
+            row = await asyncio.wait_for(self._ended(), timeout)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"run {self.run_id} has not ended after {timeout:g} s", session_id=self.session_id
+            ) from None
         result = RunResult.from_row(row)
         if check and not result.ok:
             message = (result.error or {}).get("message") or "no reason given"
@@ -297,10 +298,22 @@ class Run:
 
     async def _ended(self) -> dict[str, Any]:
         """The run's row, once it has ended."""
+        if self._after is None:
+            row = await self._row()
+            if row["status"] in FINAL:
+                return row
         follow = self._connection.follower.follow(self.session_id, after=self._after or 0, ends=True)
+        patience = LOOK_SECONDS
         async with follow as subscription:
             while True:
-                kind, *news = await subscription.queue.get()
+                try:
+                    kind, *news = await asyncio.wait_for(subscription.queue.get(), patience)
+                except TimeoutError:
+                    row = await self._row()
+                    if row["status"] in FINAL:  # another cluster took the store over and ended it there
+                        return row
+                    patience = min(2 * patience, LONGEST_LOOK_SECONDS)
+                    continue
                 if kind == "error":
                     raise news[0]
                 event, row = news

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from understudy.config import Settings
-from understudy.errors import ClusterUnreachable, UnderstudyError
+from understudy.errors import ClusterUnreachable, StoreUnreachable, UnderstudyError
 
 from .ray_edge import ServiceGone, find_actor, settle, submitted
 from .services import node_name
@@ -17,6 +17,9 @@ from .services import node_name
 RETRY_SECONDS = 60.0
 REPEAT_SECONDS = 5.0
 """A request without an answer for so long is repeated: its service may be cut off, and repeating is free."""
+
+LONGEST_REPEAT_SECONDS = 120.0
+"""Each repetition is given twice the time, up to this: a request that takes long must not be repeated for ever."""
 
 LEARN_SECONDS = 1.0
 REFRESH_SECONDS = 30.0
@@ -80,10 +83,8 @@ class NodeDirectory:
     async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
         """For each session the node to ask and to follow, as the store has it now, and the session's `seq`."""
         anyone = next(iter(self._handles))
-        if self._single:
-            return dict.fromkeys(session_ids, (anyone, 0))
         found: dict[str, tuple[str, int]] = await self.request(None, "read", "homes", [session_ids], {})
-        if any(node_id not in self._handles for node_id, _ in found.values()):
+        if not self._single and any(node_id not in self._handles for node_id, _ in found.values()):
             await self.learn()
         homes = {}
         for session_id in session_ids:
@@ -95,15 +96,19 @@ class NodeDirectory:
 
     async def home(self, session_id: str) -> str:
         """The node that looks after the session, as far as is known: it may have moved."""
+        if self._single:
+            return next(iter(self._handles))
         known = self._homes.get(session_id)
         return known if known in self._handles else (await self.homes([session_id]))[session_id][0]
 
     async def _choose(self, session_id: str | None, attempt: int) -> str:
         """The session's home, and every other time another node."""
         nodes = list(self._handles)
-        if session_id is None or len(nodes) == 1 or attempt % 2:
+        if session_id is None or len(nodes) == 1:
             return nodes[attempt % len(nodes)]
-        return await self.home(session_id)
+        home = await self.home(session_id)
+        others = [node_id for node_id in nodes if node_id != home]
+        return others[attempt // 2 % len(others)] if attempt % 2 else home
 
     async def request(self, session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
         """A request (`Requests`) of a session's home, or of any node; repeated, elsewhere too, until it is answered.
@@ -115,14 +120,15 @@ class NodeDirectory:
             UnderstudyError: what the service raised.
             ClusterUnreachable: no service could be reached for `RETRY_SECONDS`.
         """
-        deadline, pause, attempt = time.monotonic() + RETRY_SECONDS, 0.02, turn
+        deadline, pause, attempt, patience = time.monotonic() + RETRY_SECONDS, 0.02, turn, REPEAT_SECONDS
         while True:
             node_id = await self._choose(session_id, attempt)
             attempt += 1
             try:
-                return await self.call(node_id, "request", method, *arguments)
-            except TimeoutError:  # the store may be away: that is waited for
+                return await self.call(node_id, "request", method, *arguments, timeout=patience)
+            except (TimeoutError, StoreUnreachable):  # it takes long, or the store is away: that is waited for
                 deadline = time.monotonic() + RETRY_SECONDS
+                patience = min(2 * patience, LONGEST_REPEAT_SECONDS)
             except ServiceGone as error:
                 if time.monotonic() > deadline:
                     raise ClusterUnreachable(f"the services don't answer: {error.message}") from None

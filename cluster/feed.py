@@ -59,6 +59,7 @@ class Feed:
         self._recent: OrderedDict[str, _Recent] = OrderedDict()
         self._watchers: set[_Watcher] = set()
         self._clients: dict[str, _Watcher] = {}
+        self._reading: dict[str, object] = {}
 
     def publish(self, events: list[Event], written: dict[str, tuple[int, int]]) -> None:
         """Take in what one transaction committed.
@@ -90,9 +91,15 @@ class Feed:
         """Somebody else wrote to these sessions: the store knows what is new."""
         for session_id in session_ids:
             self._recent.pop(session_id, None)
+            self._reading.pop(session_id, None)
             for watcher in self._watchers:
                 if session_id in watcher.follow:
                     watcher.tell(session_id)
+
+    def forget_all(self) -> None:
+        """Anything may have been written that was not told here."""
+        followed = {session_id for watcher in self._watchers for session_id in watcher.follow}
+        self.forget([*self._recent, *self._reading, *followed])
 
     def delta(self, session_id: str) -> None:
         """A streamed answer has grown."""
@@ -172,7 +179,10 @@ class Feed:
         if recent is not None and recent.complete_from <= after:
             self._recent.move_to_end(session_id)
             return [event for event in recent.events if event.seq > after]
+        self._reading[session_id] = reading = object()
         found = await self._read_events(session_id, after)
-        if session_id not in self._recent:
-            self._recent[session_id] = _Recent(found[-1].seq if found else after)
+        # What was forgotten meanwhile may be news that this read has not seen: the next one will.
+        if self._reading.get(session_id) is reading:
+            del self._reading[session_id]
+            self._recent.setdefault(session_id, _Recent(found[-1].seq if found else after))
         return found

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.errors import ClusterUnreachable, UnderstudyError
+from understudy.errors import ClusterUnreachable, StoreUnreachable, UnderstudyError
 from understudy.events import Event
 from understudy.identifiers import new_identifier
 
@@ -41,7 +41,7 @@ class Subscription:
         after: `seq` of the last event it has.
         stream: `(key, offset)` of the streamed text it has; None to get none.
         node_id: where it is followed.
-        seen: the session's `seq` and `after` when they were last compared.
+        seen: the session's `seq` in the store, and `after`, when they were last compared.
     """
 
     session_id: str
@@ -49,7 +49,7 @@ class Subscription:
     after: int
     ends: bool
     stream: tuple[str, int] | None
-    seen: tuple[int, int] = (-1, -1)
+    seen: tuple[int, int]
     queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
 
@@ -69,7 +69,7 @@ class Follower:
     ) -> AsyncIterator[Subscription]:
         """Subscribe to a session's events (or only to the ends of its runs), and to its streamed text."""
         node_id = await self._nodes.home(session_id)
-        subscription = Subscription(session_id, node_id, after, ends, ("", 0) if stream else None)
+        subscription = Subscription(session_id, node_id, after, ends, ("", 0) if stream else None, (-1, after))
         self._subscriptions.add(subscription)
         self._attend(node_id)
         try:
@@ -96,12 +96,15 @@ class Follower:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _watching(self, node_id: str) -> None:
-        answered = time.monotonic()
+        answered = compared = time.monotonic()
         while self._at(node_id):
             try:
                 if await self._watch(node_id):
                     answered = time.monotonic()
-            except (TimeoutError, ServiceGone) as error:
+                if time.monotonic() - compared >= WATCH_SECONDS:
+                    await self._compare(node_id)
+                    compared = time.monotonic()
+            except (TimeoutError, ServiceGone, StoreUnreachable) as error:
                 if time.monotonic() - answered > RETRY_SECONDS + WATCH_SECONDS:
                     self._fail(node_id, ClusterUnreachable(f"the services don't answer: {error}"))
                     return
@@ -128,8 +131,7 @@ class Follower:
             done, _ = await asyncio.wait({watch, changed}, return_when=asyncio.FIRST_COMPLETED)
             if watch not in done:
                 return False
-            if not self._deliver(watch.result()):
-                await self._compare(node_id)
+            self._deliver(watch.result())
             return True
         finally:
             changed.cancel()
@@ -138,7 +140,8 @@ class Follower:
     async def _compare(self, node_id: str) -> None:
         """Compare what is followed at a node with the store: follow elsewhere what has moved, fetch what was not told.
 
-        Only a notice between node services that got lost leaves something untold.
+        A notice between node services that got lost leaves something untold, and a cluster that took the store over
+        tells nobody here. Whoever only waits for ends looks for himself (`Run`).
         """
         here = self._at(node_id)
         try:
@@ -150,7 +153,7 @@ class Follower:
                 if home != node_id:
                     subscription.node_id = home
                     self._attend(home)
-                elif before[0] not in (-1, seq) and before[1] == subscription.after:
+                elif not subscription.ends and before[0] != seq and before[1] == subscription.after:
                     events = await self._nodes.request(session_id, "events", session_id, subscription.after)
                     self._deliver({"events": events, "streams": {}, "runs": {}})
         except UnderstudyError as error:
@@ -171,8 +174,8 @@ class Follower:
                 row["stream"] = (other[0], min(other[1], subscription.stream[1])) if same else ("", 0)
         return wanted
 
-    def _deliver(self, found: dict[str, Any]) -> bool:
-        """Give every subscription what is new for it; True if there was anything."""
+    def _deliver(self, found: dict[str, Any]) -> None:
+        """Give every subscription what is new for it."""
         streams, runs = found["streams"], found["runs"]
         events = [Event.from_wire(wire) for wire in found["events"]]
         for subscription in self._subscriptions:
@@ -190,4 +193,3 @@ class Follower:
                     if not subscription.ends or event.type == "run_finished":
                         row = runs.get(f"{event.session_id}/{event.run_id}")
                         subscription.queue.put_nowait(("event", event, row))
-        return bool(streams or events)

@@ -117,8 +117,8 @@ class Frames:
         self.placing.add(ready.session_id)
         try:
             work = await self._node.journal.submit(self.activation(slot, ready, parked), ready.session_id)
-        except StaleGeneration:
-            self._node.stale()
+        except StaleGeneration as error:
+            self._node.stale(error)
             self.paging.add(ready)
             self.paging.rest(slot, None)
         except UnderstudyError as error:

@@ -32,7 +32,7 @@ from .recovery import Recovery, cancelled
 
 log = logging.getLogger(__name__)
 
-KNOWN_SPECIFICATIONS = 10_000
+KNOWN_SESSIONS = 10_000
 
 Tell = Callable[[str, list[str]], Awaitable[None]]
 """Tells the service of a node which of its sessions were written by another (`NodeService.notice`). May get lost."""
@@ -86,7 +86,7 @@ class NodeService:
         self._cancelled: set[str] = set()
         self.interrupts: dict[tuple[str, int], asyncio.Future[str]] = {}
         self._specs: dict[str, dict[str, Any]] = {}
-        self.placements: dict[str, str] = {}
+        self._placements: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.nodes: list[str] = []
 
@@ -181,7 +181,7 @@ class NodeService:
                 self.frames.placing.discard(following.session_id)
         work = rest[0] if rest else None
         if isinstance(work, StaleGeneration):
-            self.stale()
+            self.stale(work)
             if following is not None:
                 self.frames.paging.add(following)
         if isinstance(work, BaseException):
@@ -274,17 +274,21 @@ class NodeService:
 
     def remember_specification(self, session_id: str, spec: dict[str, Any]) -> None:
         """A session's specification as the store has it: it never changes."""
-        if len(self._specs) > KNOWN_SPECIFICATIONS:
+        if len(self._specs) > KNOWN_SESSIONS:
             self._specs.clear()
         self._specs[session_id] = spec
 
     async def placement(self, session_id: str) -> str:
         """The placement profile of a session. Raises `UnknownSession`."""
-        if session_id not in self.placements:
-            if len(self.placements) > 10_000:
-                self.placements.clear()
-            self.placements[session_id] = (await self.reading.session(session_id))["placement"]
-        return self.placements[session_id]
+        if session_id not in self._placements:
+            self.remember_placement(session_id, (await self.reading.session(session_id))["placement"])
+        return self._placements[session_id]
+
+    def remember_placement(self, session_id: str, placement: str) -> None:
+        """A session's placement as the store has it: it never changes."""
+        if len(self._placements) > KNOWN_SESSIONS:
+            self._placements.clear()
+        self._placements[session_id] = placement
 
     async def blob(self, digest: str) -> bytes:
         """See `understudy.ports.Node.blob`."""
@@ -310,7 +314,8 @@ class NodeService:
         for node_id, session_ids in self._by_home(committed).items():
             self.spawn_task(self._tell(node_id, session_ids))
         self.act(committed.cancelled, committed.woken)
-        if committed.repeated:
+        if committed.repeated:  # what the try before this one changed was not told: look everywhere
+            self.feed.forget_all()
             self.spawn_task(self.recovery.sweep_all(0))
         self.frames.dispatch()
 
@@ -414,11 +419,11 @@ class NodeService:
     def _delta(self, session_id: str) -> None:
         self.feed.delta(session_id)
 
-    def stale(self) -> None:
-        """Another supervisor owns the store: activate nothing more."""
-        if self.journal.generation:
-            log.warning("generation %d lost the store", self.journal.generation)
-        self.journal.generation = 0
+    def stale(self, error: StaleGeneration) -> None:
+        """Another supervisor owns the store: activate nothing more, unless it has called here already."""
+        if self.generation and error.details.get("generation") == self.generation:
+            log.warning("generation %d lost the store", self.generation)
+            self.journal.generation = 0
 
     def spawn_task(self, coroutine: Any) -> None:
         """Run something in the background until the service is closed."""

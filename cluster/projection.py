@@ -45,6 +45,7 @@ class Projection:
         self._tasks: list[asyncio.Task[Any]] = []
         self._checkpointed = 0
         self._recent: deque[Event] = deque(maxlen=RECENT_EVENTS)
+        self._catching_up = False
 
     async def start(self) -> None:
         """Restore the totals: the last checkpoint, then every event after it."""
@@ -80,13 +81,35 @@ class Projection:
     def apply(self, committed: Committed) -> None:
         """Take in one group commit."""
         self.metrics.observe_commit(committed.seconds, committed.operations)
-        if committed.events:
-            self.metrics.apply(committed.events)
-            if committed.repeated:  # some of them may have been committed, and told, by an earlier try
+        events = committed.events
+        if events:
+            if self._recent and events[0].writer_seq != self._recent[-1].writer_seq + 1:
                 self._recent.clear()
-            self._recent.extend(committed.events)
-            if self._spans is not None:
-                self._spans.notify()
+            self._recent.extend(events)
+        # Events of a try whose outcome was not known were never told here: then the store has what is missing.
+        if committed.repeated or self._catching_up or (events and events[0].writer_seq != self.metrics.writer_seq + 1):
+            self._behind()
+        else:
+            self.metrics.apply(events)
+        if self._spans is not None and (events or committed.repeated):
+            self._spans.notify()
+
+    def _behind(self) -> None:
+        if not self._catching_up:
+            self._catching_up = True
+            self._node.spawn_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """Measure what the store has and nobody told."""
+        self._recent.clear()
+        try:
+            while True:
+                found = await self.read_events(self.metrics.writer_seq, REPLAY_LIMIT)
+                self.metrics.apply(found)
+                if not found and (not self._recent or self._recent[-1].writer_seq <= self.metrics.writer_seq):
+                    return
+        finally:
+            self._catching_up = False
 
     async def _checkpoints(self) -> None:
         while True:

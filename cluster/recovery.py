@@ -98,10 +98,15 @@ class Recovery:
     async def sweep_all(self, age: int) -> None:
         """Pick up every session of this node that has been ready for `age` microseconds without being placed."""
         try:
-            rows = await self._node.reading.active([self._node.config.node_id])
+            home, nodes = self._node.config.node_id, self._node.nodes
+            if not self._node.database.is_sqlite:  # a node that was given up may have accepted something since
+                await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
+            rows = await self._node.reading.active([home])
             self._node.act(cancelled(rows), {})
             for row in rows:
                 self._sweep(row, age)
+        except StaleGeneration as error:
+            self._node.stale(error)
         except UnderstudyError as error:
             log.warning("the sweep is put off: %s", error)
         self._frames.dispatch()
@@ -171,8 +176,8 @@ class Recovery:
         self._node.own.add(session_id)
         try:
             verdict, work = await self._node.journal.submit(operation, session_id)
-        except StaleGeneration:
-            self._node.stale()
+        except StaleGeneration as error:
+            self._node.stale(error)
             verdict, work = None, None
         except BaseException:
             self._frames.hand_over(spare, None)

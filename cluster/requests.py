@@ -47,11 +47,11 @@ class Requests:
             )  # fmt: skip
             return {"created": created, "node_id": tx.session(session["session_id"])["node_id"]}
 
-        node.placements[session["session_id"]] = session["placement"]
         found = await node.journal.submit(operation, session["session_id"])
         self._stored_blobs.update(new_blobs)
         if found["created"]:
             node.remember_specification(session["session_id"], session["spec"])
+            node.remember_placement(session["session_id"], session["placement"])
         return found
 
     async def send(self, session_id: str, run: dict[str, Any]) -> dict[str, Any]:

@@ -187,6 +187,8 @@ def crash(
         if row is not None and row["epoch"] == epoch:
             park(tx, session_id, epoch)
         return None
+    if row["frame_id"] is None:  # told before, by a commit whose outcome was not known; or it had parked
+        return Verdict("resume", delay=_until_resumed(tx, row))
     waiting = row["wait"] is not None
     progress = row["progress"] > row["progress_at_death"]
     deaths = tuple(row["deaths"] or ())
@@ -211,6 +213,15 @@ def crash(
     elif not waiting:
         tx.wake(row)
     return verdict
+
+
+def _until_resumed(tx: Transaction, row: Row) -> int:
+    """Microseconds that are left of the pause after a crash; 0 if there is none."""
+    if row["wait"] != "timer":
+        return 0
+    where = (TIMER.c.namespace == tx.namespace, TIMER.c.session_id == row["session_id"], TIMER.c.name == RESUME_TIMER)
+    due: int | None = tx.read(select(TIMER.c.due_at).where(*where), row["session_id"]).scalar()
+    return max(1, (due or 0) - tx.now)
 
 
 def quarantine(tx: Transaction, row: Row, reason: str) -> None:

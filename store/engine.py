@@ -20,6 +20,12 @@ from .tables import SCHEMA_VERSION, SchemaMigration, metadata
 
 CONNECT_SECONDS = 5
 BUSY_SECONDS = 20
+# A node that vanishes in the middle of a transaction holds locks on sessions until PostgreSQL notices, and whoever
+# takes over waits for them: by default for hours. In milliseconds, for sessions of the journal.
+TAKEOVER_LIMITS = {"idle_in_transaction_session_timeout": 5_000, "lock_timeout": 3_000}
+KEEPALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+SERVER_KEEPALIVE = {"tcp_keepalives_idle": 5, "tcp_keepalives_interval": 2, "tcp_keepalives_count": 3}
+
 COMMIT_BUSY_SECONDS = 0.25
 """The journal commits on the event loop (SQLite), so it waits for another process's lock not for long, but again."""
 
@@ -57,9 +63,10 @@ class Database:
             _tune_sqlite(self.reader, "BEGIN", lambda: BUSY_SECONDS)
         else:
             dsn = "postgresql+psycopg://" + self.dsn.split("://", 1)[1]
-            arguments = {"connect_timeout": CONNECT_SECONDS, "application_name": "understudy"}
+            arguments = {"connect_timeout": CONNECT_SECONDS, "application_name": "understudy", **KEEPALIVE}
             self.writer = create_engine(dsn, pool_size=1, max_overflow=1, connect_args=arguments)
-            self.reader = create_engine(dsn, pool_size=2, max_overflow=1, connect_args=arguments)
+            self.reader = create_engine(dsn, pool_size=2, max_overflow=1, connect_args=arguments, pool_pre_ping=True)
+            _tune_postgresql(self.writer)
 
         self.statements = Statements(self.writer.dialect)
         self._driver: Any = self.writer.dialect.loaded_dbapi
@@ -129,6 +136,14 @@ class Database:
 def _reason(error: BaseException | None) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {redact(lines[0]) if lines else 'no reason given'}"
+
+
+def _tune_postgresql(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def _connect(connection, _record) -> None:  # type: ignore[no-untyped-def]
+        for name, value in {**TAKEOVER_LIMITS, **SERVER_KEEPALIVE}.items():
+            connection.execute(f"SET {name} = {value}")
+        connection.commit()
 
 
 def _tune_sqlite(engine: Engine, begin: str, patience: Callable[[], float]) -> None:

@@ -132,9 +132,12 @@ class Journal:
         if self._thread is not None:
             self._submitted.put(None)
             await asyncio.to_thread(self._thread.join, 10)
-        elif self._turn is not None:
-            self._turn.cancel()
-            self._take_turn()
+        else:
+            if self._turn is not None:
+                self._turn.cancel()
+            while self._groups or not self._submitted.empty():
+                self._gather()
+                self._work_off()
         self.database.close()
 
     def silence(self) -> float:
@@ -144,9 +147,10 @@ class Journal:
     def _take_turn(self) -> None:
         """Commit what there is, on the event loop."""
         assert self._loop is not None
-        self._gather()
+        if not self._groups:
+            self._gather()
         began = self._loop.time()
-        pause = self._work_off()
+        pause = self._work_off(at_most=1)  # the loop stands still for one transaction at a time
         ended = self._loop.time()
         self._next_turn = ended + (pause or min(ended - began, LONGEST_PAUSE))
         pending = self._groups or not self._submitted.empty()
@@ -175,9 +179,11 @@ class Journal:
         if group:
             self._groups.append(group)
 
-    def _work_off(self) -> float:
+    def _work_off(self, at_most: int | None = None) -> float:
         """Commit the groups; returns the seconds until another try if the store can't be reached, else 0."""
-        while self._groups:
+        tried = 0
+        while self._groups and (at_most is None or tried < at_most):
+            tried += 1
             group = self._groups[0]
             started = time.perf_counter()
             try:
@@ -193,6 +199,7 @@ class Journal:
                     self._split(error)
                 elif self._tries > RACE_TRIES:
                     self._tell(self._groups.popleft(), None, error)
+                    self._tries = 0
             except Exception as error:
                 if len(group) > 1:
                     self._split(error)

@@ -374,7 +374,10 @@ class Transaction:
         if self._owner is None:
             self._owner = self._statements.of(SELECT_OWNER).scalar(self._cursor, {"ns": self.namespace}) or 0
         if not self.generation or self._owner != self.generation:
-            raise StaleGeneration(f"generation {self.generation} no longer owns the store: {self._owner} does")
+            raise StaleGeneration(
+                f"generation {self.generation} no longer owns the store: {self._owner} does",
+                details={"generation": self.generation},
+            )
 
     def flush(self) -> None:
         """Write everything back, a statement per table."""

@@ -337,8 +337,8 @@ class Supervisor:
                 served = await node.handle.call("demand", DEMAND_SECONDS)
                 if not self._serves(node, term):
                     return
-                if served["generation"] != self.generation:
-                    await self._take_up(node)  # it was restarted, and its watch did not notice
+                if served["generation"] != self.generation or set(served["nodes"]) != set(self._nodes):
+                    await self._take_up(node)  # it was restarted unnoticed, or did not hear who joined
                 await self._balance(node, served["demand"])
             except Exception as error:
                 log.warning("demand of node %s unknown: %s", node.handle.node_id[:8], error)

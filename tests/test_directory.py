@@ -19,6 +19,7 @@ class Nodes(NodeDirectory):
         super().__init__(Settings(store=store, model="offline"), self.directory)
         self._handles = dict.fromkeys(names)
         self.dead: set[str] = set()
+        self.silent: set[str] = set()
         self.homes_in_store: dict[str, str] = {}
         self.asked: list[tuple[str, str]] = []
 
@@ -33,6 +34,8 @@ class Nodes(NodeDirectory):
         self.asked.append((node_id, request))
         if node_id in self.dead:
             raise ServiceGone("killed")
+        if node_id in self.silent:
+            raise TimeoutError
         if request == "spawn":
             self.homes_in_store[arguments[1]["session_id"]] = node_id
             return {"created": True, "node_id": node_id}
@@ -60,6 +63,15 @@ async def test_a_dead_node_is_passed_over() -> None:
     nodes = Nodes("abc")
     nodes.dead.add("b")
     assert {await spawn(nodes, f"s{number}") for number in range(3)} == {"a", "c"}
+
+
+async def test_a_home_that_is_cut_off_is_not_the_only_one_asked() -> None:
+    """Given two nodes, when a session's home gives no answer and is not given up yet, then the other one is asked."""
+    for home, other in ("ab", "ba"):
+        nodes = Nodes("ab")
+        nodes.homes_in_store["s"] = home
+        nodes.silent.add(home)
+        assert await nodes.request("s", "send", "s") == other
 
 
 async def test_a_session_that_moved_is_found_at_its_new_home() -> None:

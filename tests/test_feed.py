@@ -180,6 +180,26 @@ async def test_recent_events_need_no_store() -> None:
     assert log.reads == 1
 
 
+async def test_what_is_written_elsewhere_during_a_read_is_not_lost() -> None:
+    """Given a read of the store under way, when another service commits and tells, then the next look has its event."""
+    log = Log()
+    log.commit("a", foreign=True)
+    gate, read = asyncio.Event(), log.read
+
+    async def slow(session_id: str, after: int) -> list[Event]:
+        found = await read(session_id, after)
+        await gate.wait()
+        return found
+
+    feed = Feed(slow, log.streams.get, log.read_run)
+    watching = asyncio.create_task(feed.watch("c", {"a": {"after": 1}}, 60))
+    await asyncio.sleep(0.01)
+    log.commit("a", foreign=True)
+    feed.forget(["a"])
+    gate.set()
+    assert [event["seq"] for event in (await watching)["events"]] == [2]
+
+
 async def test_stream_pieces_join_to_the_text() -> None:
     """Deltas carry the offset they begin at; a try that began again starts from 0 under a new key."""
     log, have = Log(), ("", 0)

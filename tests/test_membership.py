@@ -25,8 +25,11 @@ class Node:
         self.silent = False
         self.generation = 0
         self.told: list[tuple[int, list[str], list[str]]] = []
-        self.spawned: list[str] = []
         self.changed = asyncio.Event()
+
+    @property
+    def nodes(self) -> list[str]:
+        return self.told[-1][2] if self.told else []
 
     async def call(self, method: str, *arguments: Any) -> Any:
         if self.silent:
@@ -41,10 +44,7 @@ class Node:
             return {}
         if method == "demand":
             await asyncio.sleep(0.05)
-            return {"generation": self.generation, "demand": {}}
-        if arguments[:1] == ("spawn",):
-            self.spawned.append(arguments[1]["session_id"])
-            return {"created": True, "node_id": self.node_id}
+            return {"generation": self.generation, "nodes": self.nodes, "demand": {}}
         return [] if method == "profiles" else None
 
     async def watch(self) -> None:

@@ -563,6 +563,48 @@ async def test_a_session_without_work_is_not_activated(db: Store) -> None:
 # Trouble.
 
 
+async def test_a_death_that_is_told_twice_counts_once(db: Store) -> None:
+    """Given a death with a pause after it, when its commit is repeated, then it is one death, and the pause goes on."""
+    await db.own()
+    await db.create("s")
+    await db.accept("s")
+    await db.activate("s")
+
+    def decide(death: Death) -> Verdict:
+        return Verdict("resume", delay=MINUTE, deaths=(*death.deaths, death.at))
+
+    crash = (activation.crash, "s", 1, decide)
+    first = await db.do(*crash, cause="process_died", pid=1, policy={})
+    before = db.dump()
+    again = await db.do(*crash, cause="process_died", pid=1, policy={})
+    assert first.delay == MINUTE
+    assert 0 < again.delay <= MINUTE
+    assert (db.session()["restarts"], db.session()["wait"]) == (1, "timer")
+    assert db.dump() == before
+
+
+async def test_closing_commits_all_that_was_submitted(store: str) -> None:
+    """However much waits to be committed, it is when the journal is closed."""
+    async with opened(store) as db:
+        waiting = [asyncio.create_task(db.create(f"s{number}")) for number in range(300)]
+        await asyncio.sleep(0)
+    assert all(await asyncio.gather(*waiting))
+
+
+async def test_a_transaction_that_was_left_open_does_not_hold_up_others(postgres: str) -> None:
+    """Given a journal that stops in the middle of a transaction, when another one writes to the same session, then
+    PostgreSQL ends the first one's transaction within seconds."""
+    async with opened(postgres) as db:
+        await db.create("s")
+        stopped = Database(postgres)
+        with stopped.writer.connect() as connection:
+            connection.execute(text("SELECT * FROM session FOR UPDATE"))
+            assert await asyncio.wait_for(db.accept("s"), 30) is True
+            with pytest.raises(StoreUnreachable), stopped.errors():
+                connection.execute(text("SELECT 1"))
+        stopped.close()
+
+
 async def test_while_the_store_is_unreachable_nothing_is_acknowledged(db: Store) -> None:
     """Commits wait, are repeated when the store is back, and happen once."""
     await db.create("s")
