@@ -162,6 +162,23 @@ async def test_a_service_that_was_cut_off_activates_nothing(
         assert places == sorted(places, reverse=True)
 
 
+async def test_what_a_given_up_node_accepts_is_run(
+    postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given `b` was given up but reaches the store, when it accepts an input and then dies, then `a` runs it."""
+    monkeypatch.setattr(recovery, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(recovery, "SWEEP_AGE", 0)
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        await b.spawn("old", k.spec())
+        await a.take_up(await a.ask("acquire", "tests", k.LEASE, "tests"), ["a"])
+        await b.send("old")
+        await b.spawn("new", k.spec())
+        await b.send("new")
+        await b.lose()
+        for name in ("old", "new"):
+            assert (await asyncio.wait_for(a.end(name), PATIENCE))["status"] == "completed"
+
+
 async def test_nodes_share_the_sessions_of_a_lost_one(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given many sessions whose node is gone, when both nodes take up, then each has its own share and none is left."""
     async with nodes(postgres, server, tmp_path) as (a, b):
