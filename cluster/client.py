@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from understudy.config import ModelProfile, Settings, model_profile_from_environment
-from understudy.errors import DeadlineExceeded, InvalidConfiguration, InvalidInput, RunFailed
+from understudy.errors import DeadlineExceeded, InvalidConfiguration, InvalidInput, RunFailed, StoreUnreachable
 from understudy.events import Event, ModelCallCompleted, RunFinished, StreamRestarted, TextDelta
 from understudy.identifiers import check_identifier, digest, new_identifier
 from understudy.messages import Message
@@ -24,6 +24,7 @@ from .results import RunResult, ServiceInfo, SessionInfo
 FINAL = ("completed", "round_limit", "budget_exceeded", "cancelled", "failed", "quarantined")
 
 
+STORE_PAUSE_SECONDS = 0.5
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 20.0, 120.0
 """Whoever waits for a run's end looks in the store after so long, later less often: other clusters tell nobody here."""
 
@@ -280,6 +281,14 @@ class Run:
         row: dict[str, Any] = await self._connection.read("run", self.session_id, self.run_id)
         return row
 
+    async def _patient_row(self) -> dict[str, Any]:
+        """The same; while the store is away the run waits, and so does who waits for it."""
+        while True:
+            try:
+                return await self._row()
+            except StoreUnreachable:
+                await asyncio.sleep(STORE_PAUSE_SECONDS)
+
     async def _result(self, timeout: float | None, check: bool) -> RunResult:
         try:
             row = await asyncio.wait_for(self._ended(), timeout)
@@ -299,7 +308,7 @@ class Run:
     async def _ended(self) -> dict[str, Any]:
         """The run's row, once it has ended."""
         if self._after is None:
-            row = await self._row()
+            row = await self._patient_row()
             if row["status"] in FINAL:
                 return row
         follow = self._connection.follower.follow(self.session_id, after=self._after or 0, ends=True)
@@ -309,7 +318,7 @@ class Run:
                 try:
                     kind, *news = await asyncio.wait_for(subscription.queue.get(), patience)
                 except TimeoutError:
-                    row = await self._row()
+                    row = await self._patient_row()
                     if row["status"] in FINAL:  # another cluster took the store over and ended it there
                         return row
                     patience = min(2 * patience, LONGEST_LOOK_SECONDS)
@@ -318,7 +327,7 @@ class Run:
                     raise news[0]
                 event, row = news
                 if event.run_id == self.run_id:
-                    return row if row is not None else await self._row()
+                    return row if row is not None else await self._patient_row()
 
     async def _events(self) -> AsyncIterator[Event]:
         if self._after is None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from understudy.config import Settings
-from understudy.errors import ClusterUnreachable, StoreUnreachable, UnderstudyError
+from understudy.errors import ClusterUnreachable, UnderstudyError
 
 from .ray_edge import ServiceGone, find_actor, settle, submitted
 from .services import node_name
@@ -126,7 +126,7 @@ class NodeDirectory:
             attempt += 1
             try:
                 return await self.call(node_id, "request", method, *arguments, timeout=patience)
-            except (TimeoutError, StoreUnreachable):  # it takes long, or the store is away: that is waited for
+            except TimeoutError:  # it takes long, or waits for the store
                 deadline = time.monotonic() + RETRY_SECONDS
                 patience = min(2 * patience, LONGEST_REPEAT_SECONDS)
             except ServiceGone as error:

@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 60.0
 CREATE_SECONDS = 120.0
 ADOPT_SECONDS = 10.0
-REPEAT_SECONDS = 30.0
+REPEAT_SECONDS = 8.0
+"""A call without an answer for so long (more than `demand` takes) is repeated, each time with twice the patience."""
+
 KILL_TRIES = 6
 KILL_SECONDS = 6.0
 
@@ -39,13 +41,14 @@ class RayNode:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method, repeating it while the service restarts."""
-        pause, waited = 0.02, 0.0
+        pause, waited, patience = 0.02, 0.0, REPEAT_SECONDS
         while True:
             try:
                 reference = submitted(lambda: getattr(self.handle, method).remote(*arguments))
-                return await asyncio.wait_for(settle(reference), REPEAT_SECONDS)
+                return await asyncio.wait_for(settle(reference), patience)
             except TimeoutError:  # it may have got lost with a service that was killed
-                waited += REPEAT_SECONDS
+                waited += patience
+                patience *= 2
                 if waited > RETRY_SECONDS:
                     raise ServiceGone(f"no answer to {method} within {waited:.0f} s") from None
             except ServiceGone:
@@ -55,10 +58,13 @@ class RayNode:
                 waited += pause
                 pause = min(0.5, pause * 2)
 
-    async def watch(self) -> None:
-        """Fails when the process is gone."""
+    async def meet(self) -> None:
+        """Learn its pid, and tell it who watches."""
         self.pid = await self.call("pid")
         await self.call("watched_by", os.getpid(), ray.get_runtime_context().get_node_id())
+
+    async def watch(self) -> None:
+        """Fails when the process is gone."""
         await settle(self.handle.watch.remote())
 
     async def probe(self) -> dict[str, float]:
@@ -119,8 +125,7 @@ class RayMachinery:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         ).remote(self._settings, node_id, self._span_directory)
         node = RayNode(handle, node_id)
-        node.pid = await node.call("pid")
-        await node.call("watched_by", os.getpid(), ray.get_runtime_context().get_node_id())
+        await node.meet()
         self._nodes[node_id] = node
         return node
 

@@ -32,6 +32,8 @@ from ray.exceptions import (
 from understudy.config import is_secret_name
 from understudy.errors import ClusterError, ClusterUnreachable, UnderstudyError
 
+from . import UNREAD_AUTH_MODE
+
 log = logging.getLogger(__name__)
 
 RAY_NAMESPACE = "understudy"
@@ -207,7 +209,10 @@ def connect_ray(address: str | None, *, start: bool = True) -> str:
         ray.init(address=target, namespace=RAY_NAMESPACE, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         text = str(error).strip().splitlines()
-        raise ClusterUnreachable(f"Ray at {target}: {text[0] if text else error!r}") from None
+        hint = " This machine has a Ray auth token: import understudy before ray, or set RAY_AUTH_MODE=token."
+        raise ClusterUnreachable(
+            f"Ray at {target}: {text[0] if text else error!r}.{hint if UNREAD_AUTH_MODE else ''}"
+        ) from None
     quiet()
     return target
 

@@ -30,6 +30,9 @@ class NodeHandle(Protocol):
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call one of its methods; waits for a restart if it is just dying."""
 
+    async def meet(self) -> None:
+        """Learn the pid of the process that it is now, and tell it who supervises."""
+
     async def watch(self) -> None:
         """Raise when its process is gone."""
 

@@ -217,6 +217,7 @@ class Supervisor:
 
     async def _take_up(self, node: _Node) -> None:
         """Tell a node service whom it acts for, who is alive, and which credentials there are."""
+        await node.handle.meet()
         for profile in await node.handle.call("profiles"):
             self.profiles.setdefault(profile.name, profile)
         for profile in self.profiles.values():

@@ -47,6 +47,9 @@ class Node:
             return {"generation": self.generation, "nodes": self.nodes, "demand": {}}
         return [] if method == "profiles" else None
 
+    async def meet(self) -> None:
+        await self.call("pid")
+
     async def watch(self) -> None:
         await asyncio.Event().wait()
 
