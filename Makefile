@@ -41,12 +41,13 @@ $(VENV)/created:
 	@$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-# `build/` is removed first: setuptools would take deleted modules from it into the wheel.
+# `build/` is removed before, as setuptools would take deleted modules from it into the wheel, and after.
 define install
 	@echo "Installing $(1) into $(VENV): about 150 MB of downloads the first time"
 	@rm -rf build
 	@$(BIN)/python -u -m pip install --disable-pip-version-check '$(1)' \
 		| { grep --line-buffered -E '^ *(Downloading|Using cached) .*MB\)|^Successfully' | cut -c1-120 || true; }
+	@rm -rf build
 endef
 
 $(VENV)/installed: $(VENV)/created $(SOURCES)

@@ -72,8 +72,8 @@ class SurveyOutcome:
         status: how the lead's run ended.
         run: id of that run; `sessions`: ids of all sessions, the lead's first.
         crashes: activations lost; one process may have held several sessions that waited.
-        restore_ms: for each crash in the middle of work, from its detection until the session was active again,
-            in milliseconds; waiting for a free or new actor is part of it.
+        restore_ms: for each crash in the middle of work, from the kill (its detection, if nobody was killed on purpose)
+            until the session was active again, in milliseconds; waiting for a free or new actor is part of it.
         tokens_redone: tokens of model calls that were answered a second time.
         tool_calls_repeated: executions of tools whose result was already there. A read-only tool that was cut off
             before it had a result simply runs; that is not counted.
@@ -169,7 +169,7 @@ def run_survey(
     count = Count()
     for info in tree:
         session = cluster.session(info.id)
-        count.add(info.id, session.events(), session.messages())
+        count.add(info.id, session.events(), session.messages(), killer.killed)
     merged = [message.text for message in lead.messages() if message.role == "tool" and message.name == "merge_report"]
     reports = [text for text in merged if text.startswith("# Survey of ")]
     return SurveyOutcome(
@@ -184,7 +184,7 @@ def run_survey(
         tool_calls=count.tool_calls,
         tool_calls_repeated=count.tool_calls_repeated,
         messages_lost=count.messages_lost,
-        chaos_pids=killer.killed,
+        chaos_pids=list(killer.killed),
         seconds=seconds,
     )
 
@@ -201,15 +201,19 @@ class Count:
     tool_calls_repeated: int = 0
     messages_lost: int = 0
 
-    def add(self, session_id: str, events: list[Event], messages: list[Message]) -> None:
-        """Add one session's whole log, running or not."""
+    def add(
+        self, session_id: str, events: list[Event], messages: list[Message], killed: dict[int, int] | None = None
+    ) -> None:
+        """Add one session's whole log, running or not. `killed`: see `Chaos`."""
         answered: set[str] = set()
         finished: set[str] = set()
+        since = 0
         for event in events:
             if isinstance(event, SessionCrashed):
                 self.crashes += 1
+                since = (killed or {}).get(event.pid, 0)
             elif isinstance(event, SessionActivated) and event.cause == "resume":
-                self.restore_ms.append(event.down / 1000)
+                self.restore_ms.append((event.at - since if since else event.down) / 1000)
             elif isinstance(event, ModelCallCompleted):
                 used = Usage.from_wire(event.usage).total_tokens
                 waited_for = event.request_key.rpartition("/")[0]  # the same for every attempt
@@ -237,13 +241,13 @@ class Chaos:
     Attributes:
         left: kills still to do.
         nodes: ids of nodes whose processes may be killed: those of this machine.
-        killed: pids, each at most once.
+        killed: when each process was killed (microseconds since 1970), by its pid; each at most once.
     """
 
     left: int
     random: random.Random
     nodes: set[str]
-    killed: list[int] = field(default_factory=list)
+    killed: dict[int, int] = field(default_factory=dict)
     _hit: set[tuple[str, int, str]] = field(default_factory=set)
     _due: float = 0.0
     _gap: float = 0.0
@@ -269,8 +273,9 @@ class Chaos:
         ]
         self.random.shuffle(victims)
         for info in victims:
+            now = time.time_ns() // 1000
             if info.actor_pid is not None and kill_frame(info.actor_pid):
-                self.killed.append(info.actor_pid)
+                self.killed[info.actor_pid] = now
                 self._hit.add((info.id, info.round, info.status))
                 self.left -= 1
                 self._wait()

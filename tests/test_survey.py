@@ -364,6 +364,16 @@ def process() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
         made.communicate()
 
 
+def test_restore_times_count_from_the_kill() -> None:
+    """A crash whose kill is known lasts from then; another one from its detection, as its event says."""
+    crashed = SessionCrashed(pid=7, seq=1, at=4_000)
+    restored = SessionActivated(cause="resume", seq=2, at=5_000, down=500)
+    killed, found = Count(), Count()
+    killed.add("s", [crashed, restored], [], {7: 2_000})
+    found.add("s", [crashed, restored], [], {8: 2_000})
+    assert (killed.restore_ms, found.restore_ms) == ([3.0], [0.5])
+
+
 def test_only_session_actors_are_killed(process: Callable[[str], subprocess.Popen[bytes]]) -> None:
     """A process is killed only if it is titled as Ray titles a session actor; pids that are gone are no error."""
     other, service, actor = process("python"), process("ray::NodeActor.step"), process("ray::FrameActor.start")
@@ -397,7 +407,7 @@ def test_chaos_kills_each_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
         chaos = Chaos(count, random.Random(seed), {"here"})
         for _ in range(20):
             chaos.strike(tree)
-        return chaos.killed
+        return list(chaos.killed)
 
     assert sorted(kills(99, 0)) == [10, 11, 12, 14, 22]
     assert len(kills(2, 0)) == 2
@@ -414,7 +424,7 @@ def test_chaos_lets_sessions_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for pid, state in enumerate(["running", "running", "waiting_for_model", "waiting_for_model", "running"], start=10):
         chaos.strike([info("a", actor_pid=pid, status=state, round=1)])
     chaos.strike([info("a", actor_pid=20, round=2)])
-    assert chaos.killed == [10, 12, 20]
+    assert list(chaos.killed) == [10, 12, 20]
 
 
 def test_count_of_a_calm_session() -> None:
