@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from understudy.store import activation, operations
 from understudy.store.activation import FrameRef
 from understudy.store.engine import Database
 from understudy.store.journal import Journal
+from understudy.store.prepared import Prepared
 
 AT_ONCE = (1, 16, 64)
 ANSWER = ModelAnswer(
@@ -128,7 +130,7 @@ class _Worker:
         )  # fmt: skip
 
 
-Statement = tuple[str, Any, bool]
+Statement = tuple[str, list[Any]]
 
 
 async def _recorded(journal: Journal, number: int, directory: Path) -> list[list[Statement]]:
@@ -142,20 +144,20 @@ async def _recorded(journal: Journal, number: int, directory: Path) -> list[list
     transactions: list[list[Statement]] = [[]]
     writer = journal.database.writer
 
-    def executed(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
-        if statement.startswith(("INSERT", "UPDATE", "DELETE")):
-            transactions[-1].append((statement, parameters, many))
+    def write(prepared: Prepared, cursor: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+        transactions[-1].append((prepared._sql, [prepared._parameters(row) for row in rows]))
+        execute(prepared, cursor, rows)
 
     def committed(_connection: Any) -> None:
         transactions.append([])
 
-    event.listen(writer, "before_cursor_execute", executed)
+    execute, Prepared.write = Prepared.write, write  # type: ignore[method-assign]
     event.listen(writer, "commit", committed)
     try:
         await worker.rounds(number // 2)
     finally:
-        event.remove(writer, "before_cursor_execute", executed)
         event.remove(writer, "commit", committed)
+        Prepared.write = execute  # type: ignore[method-assign]
     return [statements for statements in transactions if statements]
 
 
@@ -171,7 +173,7 @@ def _replay(before: Path, transactions: list[list[Statement]]) -> float:
         began = time.perf_counter()
         for statements in transactions:
             connection.execute("BEGIN IMMEDIATE")
-            for statement, parameters, many in statements:
-                (connection.executemany if many else connection.execute)(statement, parameters)
+            for statement, rows in statements:
+                connection.executemany(statement, rows)
             connection.execute("COMMIT")
         return len(transactions) / (time.perf_counter() - began)
