@@ -38,10 +38,16 @@ DEMAND_SECONDS = 5.0
 
 @dataclass
 class _Node:
-    """A node that has a service. `starting` has the placements of the frames that are being created, by their ids."""
+    """A node that has a service.
+
+    Attributes:
+        starting: placements of the frames that are being created, by their ids.
+        turns: who may create a frame of a placement now.
+    """
 
     handle: NodeHandle
     starting: dict[str, str] = field(default_factory=dict)
+    turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     failures: int = 0
     heard: float = field(default_factory=time.monotonic)
 
@@ -365,8 +371,15 @@ class Supervisor:
         await self._balance(node, (await node.handle.call("demand", 0.0))["demand"])
 
     async def _create_frame(self, node: _Node, frame_id: str, placement: str) -> None:
+        term = self._term
+        # A process start costs a second of a CPU: all at once they would take what the sessions at work need.
+        at_once = max(1, int(self.machinery.cpus(node.handle.node_id) / 2))
+        turn = node.turns.setdefault(placement, asyncio.Semaphore(at_once))
         try:
-            frame = await self.machinery.create_frame(node.handle, frame_id, placement)
+            async with turn:
+                if not self._serves(node, term):
+                    return
+                frame = await self.machinery.create_frame(node.handle, frame_id, placement)
             node.failures = 0
         except Exception as error:
             node.failures += 1
