@@ -47,7 +47,7 @@ define install
 	@rm -rf build
 	@$(BIN)/python -u -m pip install --disable-pip-version-check '$(1)' \
 		| { grep --line-buffered -E '^ *(Downloading|Using cached) .*MB\)|^Successfully' | cut -c1-120 || true; }
-	@rm -rf build
+	@rm -rf build *.egg-info
 endef
 
 $(VENV)/installed: $(VENV)/created $(SOURCES)
