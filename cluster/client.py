@@ -23,7 +23,6 @@ from .results import RunResult, ServiceInfo, SessionInfo
 
 FINAL = ("completed", "round_limit", "budget_exceeded", "cancelled", "failed", "quarantined")
 
-
 STORE_PAUSE_SECONDS = 0.5
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 20.0, 120.0
 """Whoever waits for a run's end looks in the store after so long, later less often: other clusters tell nobody here."""

@@ -284,7 +284,7 @@ class Transaction:
         row.update(b_namespace=self.namespace, b_session_id=session_id, b_run_id=run_id)
         self._run_updates.append(row)
 
-    def read(self, statement: Any, session_id: str | None = None, parameters: Row | None = None) -> Any:
+    def read(self, statement: Any, session_id: str | None = None) -> Any:
         """Execute a SELECT that must see what this transaction has changed so far.
 
         What earlier operations of the group changed is still in memory; it is written first if it concerns the
@@ -292,12 +292,15 @@ class Transaction:
         """
         if session_id is None or session_id in self._unwritten:
             self.flush()
-        return self.connection.execute(statement, parameters)
+        return self.connection.execute(statement)
 
     def read_one(self, statement: Any, session_id: str, **values: Any) -> Any:
         """The one value of a SELECT that is a constant of its module, and concerns one session only."""
         if session_id in self._unwritten:
             self.flush()
+        return self._scalar(statement, **values)
+
+    def _scalar(self, statement: Any, **values: Any) -> Any:
         return self._statements.of(statement).scalar(self._cursor, {"ns": self.namespace, **values})
 
     def _select(self, statement: Any, **values: Any) -> list[Row]:
@@ -372,7 +375,7 @@ class Transaction:
             StaleGeneration: another one does, or none ever did.
         """
         if self._owner is None:
-            self._owner = self._statements.of(SELECT_OWNER).scalar(self._cursor, {"ns": self.namespace}) or 0
+            self._owner = self._scalar(SELECT_OWNER) or 0
         if not self.generation or self._owner != self.generation:
             raise StaleGeneration(
                 f"generation {self.generation} no longer owns the store: {self._owner} does",

@@ -46,6 +46,7 @@ class _Node:
     """
 
     handle: NodeHandle
+    cpus: float
     starting: dict[str, str] = field(default_factory=dict)
     turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     failures: int = 0
@@ -208,7 +209,7 @@ class Supervisor:
         frames = await self.machinery.frames(node_id)
         if term != self._term:
             return
-        self._nodes[node_id] = _Node(handle)
+        self._nodes[node_id] = _Node(handle, self.machinery.cpus(node_id))
         for frame in frames:
             self._frames[frame.frame_id] = frame
             self._spawn(self._watch_frame(frame, term))
@@ -352,7 +353,7 @@ class Supervisor:
                 await asyncio.sleep(0.5)
 
     async def _balance(self, node: _Node, demand: dict[str, Any]) -> None:
-        cap = self.max_actors or default_cap(self.machinery.cpus(node.handle.node_id)) + self.standby
+        cap = self.max_actors or default_cap(node.cpus) + self.standby
         known = {frame_id for row in demand.values() for frame_id in row.pop("frames", ())}
         arriving = Counter(placement for frame_id, placement in node.starting.items() if frame_id not in known)
         for frame in self._frames.values():  # alive, but has not called in yet
@@ -373,8 +374,7 @@ class Supervisor:
     async def _create_frame(self, node: _Node, frame_id: str, placement: str) -> None:
         term = self._term
         # A process start costs a second of a CPU: all at once they would take what the sessions at work need.
-        at_once = max(1, int(self.machinery.cpus(node.handle.node_id) / 2))
-        turn = node.turns.setdefault(placement, asyncio.Semaphore(at_once))
+        turn = node.turns.setdefault(placement, asyncio.Semaphore(max(1, int(node.cpus / 2))))
         try:
             async with turn:
                 if not self._serves(node, term):
