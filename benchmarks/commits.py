@@ -62,7 +62,9 @@ def commits(bench: Bench) -> list[Row]:
 
 async def _measure(dsn: str, number: int, directory: Path | None) -> tuple[float, dict[int, float]]:
     """Plain sqlite3's rate (where there is a directory for it), and the journal's by how many sessions are at work."""
-    journal = Journal(Database(dsn), "benchmark", "writer", lambda committed: None)
+    database = Database(dsn)
+    database.prepare()
+    journal = Journal(database, "benchmark", "writer", lambda committed: None)
     journal.start()
     try:
         journal.generation = await journal.submit(

@@ -29,8 +29,10 @@ class NodeHost:
         single = settings.store.startswith("sqlite")
         # One writer per log: with SQLite the one service may move to another node and goes on with the same log.
         writer = "node" if single else f"node-{node_id[:12]}"
-        config = NodeConfig(settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory)
-        self._config = config
+        self._config = NodeConfig(
+            settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory,
+            settings.schema_policy,
+        )  # fmt: skip
         self._tell = tell
         self._gateway = Gateway()
         self._service: NodeService | None = None

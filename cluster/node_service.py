@@ -52,6 +52,7 @@ class NodeConfig:
     writer: str
     metrics_port: int = 0
     span_directory: str = ""
+    schema_policy: str = "auto"
 
 
 class NodeService:
@@ -94,9 +95,9 @@ class NodeService:
         """Open the store, catch up the projection, start committing.
 
         Raises:
-            StoreUnreachable, StoreVersion: see `Database.prepare`.
+            StoreUnreachable, StoreVersion, StoreSchema, StoreOwned: see `Database.prepare`.
         """
-        await asyncio.to_thread(self.database.prepare)
+        await asyncio.to_thread(self.database.prepare, self.config.schema_policy)
         self.journal.start()
         await self.projection.start()
         self.spawn_task(self.recovery.sweeping())

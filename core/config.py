@@ -22,6 +22,9 @@ SECRET_NAME = re.compile(
 
 CREDENTIALS_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 
+SCHEMA_NAME = r"[a-z_][a-z0-9_]{0,62}"
+SCHEMA_POLICIES = ("auto", "verify")
+
 MAX_ACTORS_LIMIT = 1024
 
 
@@ -44,6 +47,8 @@ def default_store() -> str:
 def check_store(dsn: str) -> str:
     """Return the DSN in its canonical form.
 
+    A PostgreSQL DSN is libpq's, several hosts included, and may name a schema for the tables: `?schema=NAME`.
+
     Raises:
         InvalidConfiguration: it is neither `sqlite:///PATH` nor `postgresql://…`.
     """
@@ -51,18 +56,34 @@ def check_store(dsn: str) -> str:
     scheme = scheme.split("+", 1)[0]
     if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
         return f"sqlite:///{Path(rest[1:]).expanduser().absolute()}"
-    port = re.search(r"@[^/@:]+:([^/?@]*)", dsn)
-    if port and not port.group(1).isdecimal():
-        raise InvalidConfiguration(
-            f"UNDERSTUDY_STORE={redact(dsn)!r}: the port must be a number", details={"setting": "UNDERSTUDY_STORE"}
-        )
+    problem = ""
     if scheme in ("postgresql", "postgres") and separator:
-        return "postgresql://" + rest
+        _, schema = split_schema(dsn)
+        if not all(port.isdecimal() for port in _ports(rest)):
+            problem = "the port must be a number"
+        elif schema and not re.fullmatch(SCHEMA_NAME, schema):
+            problem = "the schema must be 1 to 63 small letters, digits and underscores"
+        else:
+            return "postgresql://" + rest
+    problem = problem or ("it must be sqlite:///relative.db, sqlite:////absolute/path.db or postgresql://USER@HOST/DB")
     raise InvalidConfiguration(
-        f"UNDERSTUDY_STORE={redact(dsn)!r} is not supported: it must be sqlite:///relative.db, "
-        "sqlite:////absolute/path.db or postgresql://USER@HOST/DB",
-        details={"setting": "UNDERSTUDY_STORE"},
+        f"UNDERSTUDY_STORE={redact(dsn)!r} is not supported: {problem}", details={"setting": "UNDERSTUDY_STORE"}
     )
+
+
+def _ports(rest: str) -> list[str]:
+    """The ports of a DSN's hosts, of which there may be several: `user:password@h1:5432,[::1]:5433/db`."""
+    hosts = re.split(r"[/?]", rest.rpartition("@")[2], maxsplit=1)[0]
+    return [found.group(1) for host in hosts.split(",") if (found := re.search(r"(?<!:):([^:\]]*)$", host))]
+
+
+def split_schema(dsn: str) -> tuple[str, str]:
+    """A PostgreSQL DSN without our own parameter `schema`, and that parameter; libpq would refuse it."""
+    base, _, query = dsn.partition("?")
+    parameters = query.split("&") if query else []
+    schema = next((item[7:] for item in parameters if item.startswith("schema=")), "")
+    others = "&".join(item for item in parameters if not item.startswith("schema="))
+    return base + (f"?{others}" if others else ""), schema
 
 
 def redact(dsn: str) -> str:
@@ -104,6 +125,7 @@ class Settings:
     metrics_port: int = 0
     otlp_endpoint: str | None = None
     offline_latency: float = 0.05
+    schema_policy: str = "auto"
 
     def __repr__(self) -> str:
         return f"Settings(store={redact(self.store)!r}, model={self.model!r}, namespace={self.namespace!r})"
@@ -146,6 +168,9 @@ class Settings:
                 check()
             except InvalidInput as error:
                 problems.append(error.message)
+        policy = env.get("UNDERSTUDY_SCHEMA_POLICY") or "auto"
+        if policy not in SCHEMA_POLICIES:
+            problems.append(f"UNDERSTUDY_SCHEMA_POLICY={policy!r} must be one of {', '.join(SCHEMA_POLICIES)}")
         if problems:
             raise InvalidConfiguration("; ".join(problems), details={"problems": problems})
         return cls(
@@ -157,6 +182,7 @@ class Settings:
             metrics_port=metrics_port or 0,
             otlp_endpoint=env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
             offline_latency=latency,
+            schema_policy=policy,
         )
 
     @property

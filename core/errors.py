@@ -162,6 +162,13 @@ class StoreVersion(StoreError):
     hint = "Upgrade Understudy to at least the version that wrote the database."
 
 
+class StoreSchema(StoreError):
+    """The database has not the tables that this version needs, and may not be changed; it was not touched."""
+
+    code = "store_schema"
+    hint = "`understudy store verify` names every difference, `understudy store migrate` applies what is missing."
+
+
 class ModelError(UnderstudyError):
     """A model call failed for good."""
 

@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, func, select, text
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from understudy.config import check_store, redact
-from understudy.errors import StoreError, StoreUnreachable, StoreVersion
+from understudy.config import check_store, redact, split_schema
+from understudy.errors import StoreError, StoreUnreachable
 
+from . import schema
 from .prepared import Statements
-from .tables import SCHEMA_VERSION, SchemaMigration, metadata
 
 CONNECT_SECONDS = 5
 BUSY_SECONDS = 20
@@ -28,8 +29,6 @@ SERVER_KEEPALIVE = {"tcp_keepalives_idle": 5, "tcp_keepalives_interval": 2, "tcp
 
 COMMIT_BUSY_SECONDS = 0.25
 """The journal commits on the event loop (SQLite), so it waits for another process's lock not for long, but again."""
-
-SCHEMA_LOCK = 0x756E6465  # any constant: PostgreSQL's advisory lock of the first boot
 
 
 def now() -> int:
@@ -53,6 +52,7 @@ class Database:
     def __init__(self, dsn: str) -> None:
         self.dsn = check_store(dsn)
         self.is_sqlite = self.dsn.startswith("sqlite")
+        self.schema = ""
         if self.is_sqlite:
             self._make_directory(Path(self.dsn.removeprefix("sqlite:///")).parent)
             self._patience = float(BUSY_SECONDS)
@@ -62,11 +62,18 @@ class Database:
             _tune_sqlite(self.writer, "BEGIN IMMEDIATE", lambda: self._patience)
             _tune_sqlite(self.reader, "BEGIN", lambda: BUSY_SECONDS)
         else:
-            dsn = "postgresql+psycopg://" + self.dsn.split("://", 1)[1]
-            arguments = {"connect_timeout": CONNECT_SECONDS, "application_name": "understudy", **KEEPALIVE}
-            self.writer = create_engine(dsn, pool_size=1, max_overflow=1, connect_args=arguments)
-            self.reader = create_engine(dsn, pool_size=2, max_overflow=1, connect_args=arguments, pool_pre_ping=True)
-            _tune_postgresql(self.writer)
+            address, self.schema = split_schema(self.dsn)
+
+            def connect() -> psycopg.Connection[Any]:  # by libpq, which also knows several hosts, services, sslmode
+                return psycopg.connect(
+                    address, connect_timeout=CONNECT_SECONDS, application_name="understudy", **KEEPALIVE
+                )
+
+            backend = "postgresql+psycopg://"
+            self.writer = create_engine(backend, creator=connect, pool_size=1, max_overflow=1)
+            self.reader = create_engine(backend, creator=connect, pool_size=2, max_overflow=1, pool_pre_ping=True)
+            _tune_postgresql(self.writer, self.schema, {**TAKEOVER_LIMITS, **SERVER_KEEPALIVE})
+            _tune_postgresql(self.reader, self.schema, {})
 
         self.statements = Statements(self.writer.dialect)
         self._driver: Any = self.writer.dialect.loaded_dbapi
@@ -77,27 +84,30 @@ class Database:
         except OSError as error:
             raise StoreUnreachable(f"{self.dsn}: {path} can't be created: {error.strerror}") from None
 
-    def prepare(self) -> None:
-        """Create or check the schema. Safe when several processes boot at once.
+    def prepare(self, policy: str = "auto") -> list[int]:
+        """Bring the schema up to date (`auto`), or only check that it is (`verify`); returns the migrations applied.
+
+        Safe when several processes boot at once.
 
         Raises:
             StoreUnreachable: no connection within 5 seconds.
             StoreVersion: the database is newer than this code; it was not touched.
+            StoreSchema: it lacks something and may not be changed, or it has tables that are not ours.
+            StoreOwned: it is older than this code, and a cluster works with it.
         """
-        with self.errors(), self.writer.begin() as connection:
-            if not self.is_sqlite:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": SCHEMA_LOCK})
-            table = SchemaMigration.__table__  # type: ignore[attr-defined]
-            table.create(connection, checkfirst=True)
-            version = connection.execute(select(func.max(table.c.version))).scalar()
-            if version is not None and version > SCHEMA_VERSION:
-                raise StoreVersion(f"{redact(self.dsn)} has schema version {version}; this code knows {SCHEMA_VERSION}")
-            if version is None:
-                metadata.create_all(connection)
-                connection.execute(table.insert().values(version=SCHEMA_VERSION, applied_at=now()))
+        applied: list[int] = []
+        if policy == "verify":
+            with self.read() as connection:
+                schema.require(connection)
+        else:
+            with self.errors(), self.writer.begin() as connection:
+                if self.schema:
+                    schema.create_schema(connection, self.schema)
+                applied = schema.migrate(connection)
         if self.is_sqlite:
             self._patience = COMMIT_BUSY_SECONDS
             self.writer.dispose()
+        return applied
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -138,11 +148,13 @@ def _reason(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {redact(lines[0]) if lines else 'no reason given'}"
 
 
-def _tune_postgresql(engine: Engine) -> None:
+def _tune_postgresql(engine: Engine, schema_name: str, settings: dict[str, int]) -> None:
     @event.listens_for(engine, "connect")
     def _connect(connection, _record) -> None:  # type: ignore[no-untyped-def]
-        for name, value in {**TAKEOVER_LIMITS, **SERVER_KEEPALIVE}.items():
+        for name, value in settings.items():
             connection.execute(f"SET {name} = {value}")
+        if schema_name:
+            connection.execute(f'SET search_path TO "{schema_name}"')
         connection.commit()
 
 

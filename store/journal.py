@@ -96,10 +96,9 @@ class Journal:
         self._last_now = 0
 
     def start(self) -> None:
-        """Prepare the schema and begin to commit. Must be called on the event loop that will await results."""
+        """Begin to commit, on a database that is prepared. Must be called on the event loop that awaits results."""
         if self._loop is not None:
             return
-        self.database.prepare()
         self._reload_writer_seq()
         self._loop = asyncio.get_running_loop()
         if not self.database.is_sqlite:

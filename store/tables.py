@@ -1,6 +1,7 @@
 """The tables. `namespace` is part of every key; times are integer microseconds UTC; `message` and `event` only grow.
 
-The journal writes them with Core statements (`operations.py`); these models are the schema and what tools read.
+The journal writes them with Core statements (`operations.py`). In a database they are made by the numbered files in
+`migrations/`, which say the same in SQL; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from typing import Any
 from sqlalchemy import JSON as SqlJson
 from sqlalchemy import BigInteger, Index, Integer, LargeBinary, MetaData, Text
 from sqlmodel import Field, SQLModel
-
-SCHEMA_VERSION = 1
 
 # Not JSONB: `json` keeps key order and bytes as given, and takes \u0000 escapes that JSONB refuses.
 Json = SqlJson(none_as_null=True)
@@ -61,13 +60,18 @@ class Owner(Table, table=True):
 
 class Session(Table, table=True):
     """One session. The columns from `run_id` to `run_started_at` describe the current run, so that a round needs no
-    other row."""
+    other row.
+
+    Attributes:
+        pruned_seq: events up to this `seq` may have been removed by retention; messages never are.
+    """
 
     __tablename__ = "session"
     __table_args__ = (
         Index("session_parent", "namespace", "parent_id"),
         Index("session_root", "namespace", "root_id"),
         Index("session_live", "namespace", "active", "node_id"),
+        Index("session_created", "namespace", "created_at"),
     )
     namespace: str = key_column()
     session_id: str = key_column()
@@ -124,6 +128,7 @@ class Session(Table, table=True):
     budget_tokens: int | None = number_column(None)
     budget_reserved: int = number_column()
     budget_spent: int = number_column()
+    pruned_seq: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
 
 
 class Run(Table, table=True):

@@ -1,0 +1,5 @@
+-- Retention: how far a session's event log may have been pruned. Sessions are listed newest first.
+
+ALTER TABLE session ADD COLUMN pruned_seq BIGINT NOT NULL DEFAULT 0;
+
+CREATE INDEX session_created ON session (namespace, created_at);

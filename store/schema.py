@@ -1,0 +1,191 @@
+"""The life of the schema: numbered SQL files, applied in order, and a table that says which ones were.
+
+A file is never changed once it was released. Its text is the same for both backends but for BLOB, which PostgreSQL
+calls BYTEA; that and the splitting into statements is all that happens to it, so what `understudy store ddl` prints is
+what a database administrator may run by hand.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from sqlalchemy import Connection, Inspector, func, inspect, select, text
+
+from understudy.errors import StoreOwned, StoreSchema, StoreVersion
+
+from . import tables
+from .tables import metadata
+
+VERSIONS = tables.SchemaMigration.__table__  # type: ignore[attr-defined]
+OWNER = tables.Owner.__table__  # type: ignore[attr-defined]
+
+LOCK = 0x756E6465
+"""PostgreSQL's advisory lock of whoever changes the schema: any constant."""
+
+
+@dataclass(frozen=True)
+class Migration:
+    """One numbered file."""
+
+    version: int
+    sql: str
+
+    def statements(self, backend: str) -> list[str]:
+        """Its statements, in order, for `sqlite` or `postgresql`."""
+        lines = [line for line in self.sql.splitlines() if not line.startswith("--")]
+        sql = "\n".join(lines)
+        if backend == "postgresql":
+            sql = sql.replace(" BLOB ", " BYTEA ")
+        return [statement.strip() for statement in sql.split(";\n") if statement.strip()]
+
+
+@cache
+def migrations() -> tuple[Migration, ...]:
+    """All that this version of Understudy knows, oldest first."""
+    folder = resources.files(__package__) / "migrations"
+    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".sql")), key=lambda entry: entry.name)
+    return tuple(Migration(int(entry.name[:4]), entry.read_text()) for entry in files)
+
+
+def newest() -> int:
+    """The schema version of this code."""
+    return migrations()[-1].version
+
+
+def pending(version: int) -> list[Migration]:
+    """What leads from a version to the newest; 0 stands for an empty database."""
+    return [migration for migration in migrations() if migration.version > version]
+
+
+def ddl(backend: str, version: int = 0, schema: str = "") -> str:
+    """The exact SQL that leads from a version to the newest, to be run as one transaction; empty if nothing is missing.
+
+    Args:
+        schema: the PostgreSQL schema that holds the tables; empty for the connection's own.
+    """
+    parts = []
+    if schema and version == 0:
+        parts += [f'CREATE SCHEMA IF NOT EXISTS "{schema}"']
+    if schema:
+        parts += [f'SET search_path TO "{schema}"']
+    for migration in pending(version):
+        parts += migration.statements(backend)
+        parts.append(f"INSERT INTO schema_migration (version, applied_at) VALUES ({migration.version}, {_now()})")
+    return "".join(f"{part};\n\n" for part in parts) if pending(version) else ""
+
+
+def create_schema(connection: Connection, name: str) -> None:
+    """Create a PostgreSQL schema where there is none; only then the right to create one is needed."""
+    if not inspect(connection).has_schema(name):
+        connection.exec_driver_sql(f'CREATE SCHEMA IF NOT EXISTS "{name}"')
+
+
+def version_of(connection: Connection) -> int:
+    """The schema version of a database; 0 for one without our tables.
+
+    Raises:
+        StoreSchema: it has tables of the same names that Understudy did not make.
+    """
+    inspector: Inspector = inspect(connection)
+    if inspector.has_table(VERSIONS.name):
+        return connection.execute(select(func.max(VERSIONS.c.version))).scalar() or 0
+    strangers = sorted(set(inspector.get_table_names()) & metadata.tables.keys())
+    if strangers:
+        raise StoreSchema(
+            f"the database has tables that Understudy did not make: {', '.join(strangers)}. Use another database or "
+            "file, or (PostgreSQL) a schema of its own: postgresql://…/DATABASE?schema=NAME"
+        )
+    return 0
+
+
+def migrate(connection: Connection) -> list[int]:
+    """Bring the schema to the newest version, in the caller's transaction; returns the versions that were applied.
+
+    Whoever comes at the same time waits, and then finds nothing left to do.
+
+    Raises:
+        StoreVersion: the database is newer than this code.
+        StoreOwned: a cluster works with the older schema.
+        StoreSchema: there are tables of the same names that Understudy did not make.
+    """
+    backend = connection.dialect.name
+    if backend == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+    version = check_not_newer(connection)
+    missing = pending(version)
+    if missing and version:
+        _require_no_owner(connection, version)
+    for migration in missing:
+        for statement in migration.statements(backend):
+            connection.exec_driver_sql(statement)
+        connection.execute(VERSIONS.insert().values(version=migration.version, applied_at=_now()))
+    return [migration.version for migration in missing]
+
+
+def check_not_newer(connection: Connection) -> int:
+    """The database's version. Raises `StoreVersion` if this code does not know it yet."""
+    version = version_of(connection)
+    if version > newest():
+        raise StoreVersion(f"the database has schema version {version}; this code knows {newest()}")
+    return version
+
+
+def differences(connection: Connection) -> list[str]:
+    """What the database lacks of the schema that this code needs, in words; additions of others are no concern.
+
+    Raises:
+        StoreVersion: the database is newer than this code.
+        StoreSchema: there are tables of the same names that Understudy did not make.
+    """
+    version = check_not_newer(connection)
+    if version == 0:
+        return ["no tables yet"]
+    found = [f"migration {migration.version} is not applied" for migration in pending(version)]
+    inspector: Inspector = inspect(connection)
+    for table in metadata.sorted_tables:
+        if not inspector.has_table(table.name):
+            found.append(f"table {table.name} is missing")
+            continue
+        columns = {column["name"] for column in inspector.get_columns(table.name)}
+        found += [
+            f"column {table.name}.{column.name} is missing" for column in table.columns if column.name not in columns
+        ]
+        indexes = {index["name"] for index in inspector.get_indexes(table.name)}
+        found += [f"index {index.name} is missing" for index in table.indexes if index.name not in indexes]
+    return found
+
+
+def require(connection: Connection) -> None:
+    """Refuse a database that lacks something.
+
+    Raises:
+        StoreSchema: with every difference, and the exact DDL that is missing, in its details.
+        StoreVersion: the database is newer than this code.
+    """
+    found = differences(connection)
+    if found:
+        missing = ddl(connection.dialect.name, version_of(connection))
+        raise StoreSchema(
+            f"the schema policy is `verify`, and the database needs a change: {'; '.join(found)}.",
+            details={"differences": found, "ddl": missing},
+        )
+
+
+def _require_no_owner(connection: Connection, version: int) -> None:
+    """A running cluster of an older version would go on with a schema that it does not know."""
+    statement = select(OWNER.c.namespace, OWNER.c.holder, OWNER.c.lease_until).where(OWNER.c.lease_until > _now())
+    row = connection.execute(statement).first()
+    if row is not None:
+        seconds = (row.lease_until - _now()) / 1e6
+        raise StoreOwned(
+            f"the schema must go from version {version} to {newest()}, but namespace {row.namespace!r} is owned by "
+            f"{row.holder} for another {seconds:.0f} s",
+            details={"holder": row.holder, "seconds": seconds},
+        )
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
