@@ -24,7 +24,7 @@ BUSY_SECONDS = 20
 # A node that vanishes in the middle of a transaction holds locks on sessions until PostgreSQL notices, and whoever
 # takes over waits for them: by default for hours. In milliseconds, for sessions of the journal.
 TAKEOVER_LIMITS = {"idle_in_transaction_session_timeout": 5_000, "lock_timeout": 3_000}
-KEEPALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+KEEPALIVE: dict[str, Any] = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 SERVER_KEEPALIVE = {"tcp_keepalives_idle": 5, "tcp_keepalives_interval": 2, "tcp_keepalives_count": 3}
 
 COMMIT_BUSY_SECONDS = 0.25
