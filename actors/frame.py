@@ -66,6 +66,8 @@ class Frame:
     async def _work(self, work: dict[str, Any]) -> dict[str, Any]:
         session_id = work["session_id"]
         window = self._windows.get(session_id)
+        if window is not None and window.created_at != work["created_at"]:
+            window = None  # retention removed the session, and its id was used again
         if window is None or window.epoch != work["epoch"]:
             self._clean()
         if window is None:

@@ -16,13 +16,18 @@ OUTPUT_TOKENS = 4096
 
 
 class Window:
-    """A session as its frame sees it: messages kept from activation to activation, the rest told afresh each time."""
+    """A session as its frame sees it: messages kept from activation to activation, the rest told afresh each time.
+
+    Attributes:
+        created_at: of the session: another one of the same id is another session.
+    """
 
     def __init__(self, session_id: str, spec: dict[str, Any]) -> None:
         self.session_id = session_id
         self.spec = spec
         self.messages: list[Message] = []
         self.known_seq = 0
+        self.created_at = 0
         self.epoch = 0
         self.batch_no = 0
         self.calls: list[CallState] = []
@@ -44,6 +49,7 @@ class Window:
             if wire["seq"] > self.known_seq:
                 self.messages.append(Message.from_wire(wire))
         self.known_seq = max(self.known_seq, work["seq"])
+        self.created_at = work["created_at"]
         self.epoch, self.batch_no = work["epoch"], work["batch_no"]
         self.calls = [CallState.from_wire(call) for call in work["calls"]]
         self.run_id, self.round, self.trace_id = work["run_id"], work["round"], work["trace_id"]

@@ -8,18 +8,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from understudy.errors import InvalidInput, UnderstudyError
-
-from . import rendering
+from . import rendering, store_commands
+from .command import Json, Store, command, print_json
 
 app = typer.Typer(
     name="understudy",
@@ -28,35 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-errors = Console(stderr=True, highlight=False)
-
-Store = Annotated[
-    str | None,
-    typer.Option("--store", help="sqlite:///PATH or postgresql://…", envvar="UNDERSTUDY_STORE", show_envvar=True),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `understudy ps --all` lists them.")]
 
-
-def command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn our errors into one clear line on stderr (JSON with `--json`) and an exit code."""
-
-    @wraps(function)
-    def run(*arguments: Any, **options: Any) -> None:
-        as_json = bool(options.get("json"))
-        try:
-            code = function(*arguments, **options)
-        except UnderstudyError as error:
-            if as_json:
-                rendering.print_json({"error": error.to_wire()})
-            errors.print(f"[red]error[/red] {rendering.escape(str(error))}", soft_wrap=True)
-            raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None
-        except KeyboardInterrupt:
-            errors.print("interrupted; what was accepted goes on")
-            raise typer.Exit(130) from None
-        raise typer.Exit(code or 0)
-
-    return run
+app.add_typer(store_commands.app, name="store")
 
 
 @contextmanager
@@ -113,7 +84,7 @@ def run(
 
         matches = survey_directly(str(directory.resolve())) == outcome.report
     if json:
-        rendering.print_json({**outcome_to_json(outcome), **({"verified": matches} if verify else {})})
+        print_json({**outcome_to_json(outcome), **({"verified": matches} if verify else {})})
     else:
         view.finish(outcome)
         if verify:
@@ -137,13 +108,13 @@ def send(
     with connected(store) as cluster:
         sent = cluster.session(session).send(content, run_id=run_id)
         if not wait:
-            rendering.print_json({"session_id": session, "run_id": sent.run_id}) if json else print(sent.run_id)
+            print_json({"session_id": session, "run_id": sent.run_id}) if json else print(sent.run_id)
             return 0
         if not json and timeout is None:
             rendering.stream(sent)
         result = sent.result(timeout)
     if json:
-        rendering.print_json(rendering.result_to_json(result))
+        print_json(rendering.result_to_json(result))
     else:
         rendering.print_end(result, streamed=timeout is None)
     return 0 if result.ok else 1
@@ -162,7 +133,7 @@ def ps(
         sessions = cluster.sessions(live_only=not all, limit=limit)
         services = cluster.services()
     if json:
-        rendering.print_json({"sessions": rendering.plain(sessions), "services": rendering.plain(services)})
+        print_json({"sessions": rendering.plain(sessions), "services": rendering.plain(services)})
     else:
         rendering.print_sessions(sessions, services, live_only=not all)
     return 0
@@ -174,7 +145,7 @@ def tree(session: SessionId, store: Store = None, json: Json = False) -> int:
     """Show a session and all below it."""
     with connected(store, start=False) as cluster:
         found = cluster.session(session).tree()
-    rendering.print_json(rendering.plain(found)) if json else rendering.print_tree(found)
+    print_json(rendering.plain(found)) if json else rendering.print_tree(found)
     return 0
 
 
@@ -187,7 +158,7 @@ def show(session: SessionId, store: Store = None, json: Json = False) -> int:
         info, runs, messages = handle.info(), handle.runs(), handle.messages()
     if json:
         wire = [message.to_wire() for message in messages]
-        rendering.print_json({"session": rendering.plain(info), "runs": runs, "messages": wire})
+        print_json({"session": rendering.plain(info), "runs": runs, "messages": wire})
     else:
         rendering.print_session(info, runs, messages)
     return 0
@@ -204,7 +175,7 @@ def events(
     """Print a session's event log."""
     with connected(store, start=False) as cluster:
         found = cluster.session(session).events(after)
-    rendering.print_json([event.to_wire() for event in found]) if json else rendering.print_events(found)
+    print_json([event.to_wire() for event in found]) if json else rendering.print_events(found)
     return 0
 
 
@@ -222,7 +193,7 @@ def cancel(
         handle = cluster.session(session)
         done = handle.run(run_id).cancel(reason) if run_id else handle.cancel(reason)
     if json:
-        rendering.print_json({"cancelled": done})
+        print_json({"cancelled": done})
     else:
         print("it is asked to end" if done else "nothing to cancel")
     return 0
@@ -234,7 +205,7 @@ def close(session: SessionId, store: Store = None, json: Json = False) -> int:
     """Close a session: it takes no more input, and what runs is cancelled."""
     with connected(store, start=False) as cluster:
         done = cluster.session(session).close("closed from the command line")
-    rendering.print_json({"closed": done}) if json else print("closed" if done else "it was closed already")
+    print_json({"closed": done}) if json else print("closed" if done else "it was closed already")
     return 0
 
 
@@ -246,7 +217,7 @@ def doctor(store: Store = None, json: Json = False) -> int:
 
     checks = examine(store)
     if json:
-        rendering.print_json({"ok": all(c.ok for c in checks), "checks": rendering.plain(checks)})
+        print_json({"ok": all(c.ok for c in checks), "checks": rendering.plain(checks)})
     else:
         rendering.print_checks(checks)
     return 0 if all(check.ok for check in checks) else 1
@@ -264,7 +235,7 @@ def down(
 
     done = bring_down(store, keep_ray=keep_ray)
     if json:
-        rendering.print_json(done)
+        print_json(done)
     else:
         print(f"services: {done['services']}; Ray: {done['ray']}")
     return 0

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from understudy.actors.gateway import Gateway
 from understudy.config import ModelProfile
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.events import SessionCreated
 from understudy.records import Ack, Batch, ModelAnswer, ModelRequest
 from understudy.store import activation, operations
 from understudy.store.engine import Database, now
@@ -310,6 +311,7 @@ class NodeService:
 
     def _committed(self, committed: Committed) -> None:
         self.projection.apply(committed)
+        self.forget(event.session_id for event in committed.events if isinstance(event, SessionCreated))
         written = {session_id: (before, row["seq"]) for session_id, (before, row) in committed.written.items()}
         self.feed.publish(committed.events, written)
         for node_id, session_ids in self._by_home(committed).items():
@@ -319,6 +321,17 @@ class NodeService:
             self.feed.forget_all()
             self.spawn_task(self.recovery.sweep_all(0))
         self.frames.dispatch()
+
+    def forget(self, session_ids: Iterable[str]) -> None:
+        """Sessions that are new here: what is known under their ids may be of others, which retention removed."""
+        for session_id in session_ids:
+            self._specs.pop(session_id, None)
+            self._placements.pop(session_id, None)
+            for slot in self.frames.paging.slots.values():
+                slot.known.pop(session_id, None)
+            holder = self.frames.paging.holder(session_id)
+            if holder is not None:
+                self.frames.release(holder)
 
     def elsewhere(self, row: Row) -> bool:
         """Whether the session is at home on another node that has a service."""

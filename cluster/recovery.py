@@ -52,6 +52,7 @@ class Recovery:
         self._node.journal.generation = generation
         self._node.nodes = nodes
         adopted = await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
+        self._node.forget(adopted)
         rows = await self._node.reading.active([home])
         live = set(live_frames)
         for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
@@ -66,7 +67,7 @@ class Recovery:
                 self._schedule(timer["session_id"], timer["name"], timer["due_at"])
         self._frames.dispatch()
         self._frames.demand_changed.set()
-        return {"active": len(rows), "resumed": resumed, "adopted": adopted}
+        return {"active": len(rows), "resumed": resumed, "adopted": len(adopted)}
 
     async def _take_up_session(self, row: Row, live: set[str]) -> int:
         session_id, frame_id = row["session_id"], row["frame_id"]
@@ -99,8 +100,8 @@ class Recovery:
         """Pick up every session of this node that has been ready for `age` microseconds without being placed."""
         try:
             home, nodes = self._node.config.node_id, self._node.nodes
-            if not self._node.database.is_sqlite:  # a node that was given up may have accepted something since
-                await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
+            # A node that was given up may have accepted something since; an import has no home yet.
+            self._node.forget(await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes)))
             rows = await self._node.reading.active([home])
             self._node.act(cancelled(rows), {})
             for row in rows:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape as escape
@@ -16,8 +15,10 @@ from rich.tree import Tree
 from understudy.events import Event, StreamRestarted, TextDelta
 from understudy.messages import Message
 
-from .client import Run
 from .results import RunResult, ServiceInfo, SessionInfo
+
+if TYPE_CHECKING:
+    from .client import Run  # which loads Ray: not for commands that do without
 
 STATUS_STYLE = {
     "running": "green",
@@ -29,11 +30,6 @@ STATUS_STYLE = {
     "quarantined": "red",
     "cancelled": "yellow",
 }
-
-
-def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    print(json.dumps(value, ensure_ascii=False, indent=2, default=str))
 
 
 def plain(value: Any) -> Any:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import insert, select
-
 from understudy.errors import UnderstudyError
-from understudy.store import activation, operations, queries
-from understudy.store.transaction import CODE_BLOB, Transaction
+from understudy.store import activation, code, operations, queries
+from understudy.store.transaction import Transaction
 from understudy.supervisor.paging import Ready
 
 from .node_service import NodeService
@@ -40,7 +38,7 @@ class Requests:
 
         def operation(tx: Transaction) -> dict[str, Any]:
             for digest, data in new_blobs.items():
-                put_blob(tx, digest, data)
+                code.put(tx, digest, data)
             created = operations.create_session(
                 tx, session["session_id"], session["spec"], spec_hash=session["spec"]["hash"],
                 placement=session["placement"], node_id=node.config.node_id, metadata=session["metadata"],
@@ -80,7 +78,7 @@ class Requests:
             if not created or spare is None or session_id not in tx.woken:
                 return accepted, None
             woken = tx.woken[session_id]
-            if woken["frame_id"] is not None:
+            if woken["frame_id"] is not None or woken["placement"] != placement:
                 return accepted, None
             try:
                 return accepted, node.frames.activation(spare, ready, None)(tx)
@@ -132,11 +130,3 @@ class Requests:
     async def renew(self, generation: int, holder: str, lease: int) -> None:
         """See `activation.renew`."""
         await self._node.journal.submit(lambda tx: activation.renew(tx, generation, holder, lease))
-
-
-def put_blob(tx: Transaction, digest: str, data: bytes) -> None:
-    """Keep a piece of code; nothing if it is there."""
-    statement = select(CODE_BLOB.c.digest).where(CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.digest == digest)
-    if tx.connection.execute(statement).scalar() is None:
-        values = {"namespace": tx.namespace, "digest": digest, "data": data, "created_at": tx.now}
-        tx.connection.execute(insert(CODE_BLOB).values(values))

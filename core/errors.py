@@ -96,6 +96,20 @@ class UnknownRun(InvalidInput):
     hint = "`understudy show SESSION` lists its runs."
 
 
+class InvalidArchive(InvalidInput):
+    """A file is no archive of a session, or was damaged; nothing was imported."""
+
+    code = "invalid_archive"
+    hint = "Export the session again (`understudy store export`)."
+
+
+class ArchiveVersion(InvalidArchive):
+    """An archive was written by a newer version of Understudy; nothing was imported."""
+
+    code = "archive_version"
+    hint = "Upgrade Understudy to at least the version that wrote the archive."
+
+
 class Conflict(UnderstudyError):
     """The request contradicts what is stored under the same key; nothing was changed."""
 
@@ -121,6 +135,13 @@ class SessionClosed(Conflict):
 
     code = "session_closed"
     hint = "Spawn a new session."
+
+
+class SessionActive(Conflict):
+    """The session, or one below it, has work to do; nothing was changed."""
+
+    code = "session_active"
+    hint = "Wait for its runs to end, or cancel them."
 
 
 class Fenced(Conflict):

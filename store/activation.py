@@ -147,6 +147,7 @@ def work(tx: Transaction, row: Row, after_seq: int) -> dict[str, Any]:
 def current(tx: Transaction, row: Row) -> dict[str, Any]:
     """The part of the work that is told afresh every time: run, wait, inbox, cancel, budget."""
     return {
+        "created_at": row["created_at"],
         "spec_hash": row["spec_hash"],
         "agent": row["agent"],
         "parent_id": row["parent_id"],
@@ -264,8 +265,8 @@ def fire(tx: Transaction, session_id: str, name: str) -> None:
         tx.wake(row)
 
 
-def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> int:
-    """Make a node the home of its share of the sessions with work whose node is gone; returns how many that were.
+def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
+    """Make a node the home of its share of the sessions with work that have none any more, or not yet; returns them.
 
     Every node service is told the same nodes and takes another share. A tree is in one share: it stays together.
 
@@ -286,7 +287,7 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> int:
         if row["active"] and row["node_id"] not in nodes:
             tx.changed(row)
             row["node_id"] = node_id
-    return len(share)
+    return share
 
 
 def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: str) -> int | None:

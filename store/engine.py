@@ -116,6 +116,16 @@ class Database:
             yield connection
 
     @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A connection that sees one state of the store throughout, for many reads that may take their time."""
+        level = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        with self.errors(), self.reader.connect() as connection:
+            connection.execution_options(**level)
+            if not self.is_sqlite:
+                connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+            yield connection
+
+    @contextmanager
     def errors(self) -> Iterator[None]:
         """Map database errors to `StoreUnreachable` (worth a retry) and `StoreError`; passwords never show."""
         try:

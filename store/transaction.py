@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -39,10 +39,10 @@ SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, CODE_
     ),
 )
 
-# Everything about a session that never changes after its creation, and so is not written back.
+# What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {
     "namespace", "session_id", "parent_id", "root_id", "depth", "call_id", "parent_run_id", "agent", "kind", "spec",
-    "spec_hash", "placement", "metadata_json", "created_at",
+    "spec_hash", "placement", "metadata_json", "created_at", "pruned_seq",
 }  # fmt: skip
 MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED]
 # The specification is large and fixed: it is read once, not in every round.
@@ -230,6 +230,20 @@ class Transaction:
         self.written[row["session_id"]] = (0, full)
         self._unwritten.add(row["session_id"])
         return full
+
+    def drop(self, session_ids: Sequence[str]) -> None:
+        """Remove sessions with all that belongs to them; nobody else may be changing them in this transaction."""
+        self.flush()
+        for start in range(0, len(session_ids), LOADED_AT_ONCE):
+            some = session_ids[start : start + LOADED_AT_ONCE]
+            for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, RESERVATION, TIMER, SESSION):
+                self.writes += 1
+                where = (table.c.namespace == self.namespace, table.c.session_id.in_(some))
+                self.connection.execute(delete(table).where(*where))
+        for session_id in session_ids:
+            self._sessions[session_id] = None
+            self._dirty.pop(session_id, None)
+            self.written.pop(session_id, None)
 
     def insert(self, table: Any, row: Row) -> None:
         """Add a row to any other table."""

@@ -1,0 +1,404 @@
+"""`understudy store …`: looking after a store, with a cluster at work on it or without. Needs no Ray.
+
+What changes sessions goes through a journal of its own, as the operations of a node service do, so a cluster that works
+with the same store is neither disturbed nor bypassed. The store's modules are imported by the commands that need them:
+SQLAlchemy and the tables take most of a second, which `--help` and the shell's completion should not have to wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from understudy.config import Settings, split_schema
+from understudy.errors import InvalidInput, StoreUnreachable
+
+from .command import Json, Store, command, errors, print_json
+
+if TYPE_CHECKING:
+    from understudy.store.engine import Database
+    from understudy.store.retention import Removed
+    from understudy.store.transaction import Transaction
+
+app = typer.Typer(help="Look after a store: schema, archives, retention, backups, proof.", no_args_is_help=True)
+
+Result = TypeVar("Result")
+UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+@contextmanager
+def opened(dsn: str | None, *, create: bool = False, current: bool = True) -> Iterator[tuple[Database, str]]:
+    """A store and the namespace.
+
+    Args:
+        create: also a SQLite file that is not there yet.
+        current: refuse a store whose schema is not that of this version.
+
+    Raises:
+        StoreUnreachable, StoreSchema, StoreVersion: it is not there, or can't be worked with.
+    """
+    from understudy.store.engine import Database
+
+    settings = Settings.from_environment(store=dsn)
+    path = settings.store.removeprefix("sqlite:///")
+    if settings.store.startswith("sqlite") and not create and not Path(path).is_file():
+        raise StoreUnreachable(f"there is no store {path}")
+    database = Database(settings.store)
+    try:
+        if current:
+            database.prepare("verify")
+        yield database, settings.namespace
+    finally:
+        database.close()
+
+
+def through_journal(
+    database: Database, namespace: str, work: Iterable[Callable[[Transaction], Result]], told: Callable[[Result], None]
+) -> None:
+    """Commit operations one after the other, and tell each one's result."""
+    from understudy.store.engine import now
+    from understudy.store.journal import Journal
+
+    async def run() -> None:
+        journal = Journal(database, namespace, f"command-{os.getpid()}-{now()}", lambda committed: None)
+        journal.start()
+        try:
+            for operation in work:
+                told(await journal.submit(operation))
+        finally:
+            await journal.close()
+
+    asyncio.run(run())
+
+
+@contextmanager
+def progress(label: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr for what takes long, if somebody looks on; call it with how much more is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def age(text: str) -> int:
+    """`30d`, `12h`, `90m`, `2w` in microseconds."""
+    found = re.fullmatch(r"(\d{1,6})([mhdw])", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no age: 30d, 12h, 90m, 2w")
+    return int(found.group(1)) * UNITS[found.group(2)] * 1_000_000
+
+
+@app.command()
+@command
+def migrate(store: Store = None, json: Json = False) -> int:
+    """Bring the schema to this version. Refused: a store of a newer version, and one that a cluster works with."""
+    from understudy.store import schema
+
+    with opened(store, create=True, current=False) as (database, _):
+        applied = database.prepare()
+    if json:
+        print_json({"applied": applied, "version": schema.newest()})
+    else:
+        print(f"applied {', '.join(map(str, applied))}" if applied else f"up to date: version {schema.newest()}")
+    return 0
+
+
+@app.command()
+@command
+def verify(store: Store = None, json: Json = False) -> int:
+    """Compare the schema with what this version needs, and print the exact DDL that is missing. Changes nothing."""
+    from understudy.store import schema
+
+    with opened(store, current=False) as (database, _), database.read() as connection:
+        found = schema.differences(connection)
+        missing = schema.ddl(connection.dialect.name, schema.version_of(connection), database.schema) if found else ""
+    if json:
+        print_json({"ok": not found, "differences": found, "ddl": missing})
+    elif found:
+        errors.print("\n".join(found), soft_wrap=True, highlight=False, markup=False)
+        print(missing, end="")
+    else:
+        print(f"as needed: version {schema.newest()}")
+    return 1 if found else 0
+
+
+@app.command()
+@command
+def ddl(
+    backend: Annotated[str, typer.Option(help="sqlite or postgresql; default: that of the store.")] = "",
+    since: Annotated[int, typer.Option(help="Only what leads on from this version.", min=0)] = 0,
+    store: Store = None,
+) -> int:
+    """Print the schema as SQL, to be run by hand as one transaction."""
+    from understudy.store import schema
+
+    settings = Settings.from_environment(store=store)
+    backend = backend or settings.store.partition(":")[0]
+    if backend not in ("sqlite", "postgresql"):
+        raise InvalidInput(f"backend {backend!r} must be sqlite or postgresql")
+    own = split_schema(settings.store)[1] if backend == "postgresql" else ""
+    print(schema.ddl(backend, since, own), end="")
+    return 0
+
+
+@app.command()
+@command
+def export(
+    session: Annotated[str, typer.Argument(metavar="SESSION")],
+    tree: Annotated[bool, typer.Option("--tree", help="With all sessions below it.")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", help="File; `-` is stdout. Default: SESSION.json")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Write a session into one JSON file, as it is at this moment."""
+    from understudy.store import archive
+
+    target = Path(output or f"{session}.json")
+    if output == "-" and json:
+        raise InvalidInput("--json and an archive can't both go to stdout: name a file with --output")
+    if output != "-" and target.exists() and not force:
+        raise InvalidInput(f"{target} exists; --force overwrites it")
+    with opened(store) as (database, namespace), database.snapshot() as connection:
+        ids = archive.session_ids(connection, namespace, session, tree=tree)
+        total = archive.size(connection, namespace, ids)
+        lines = archive.export(connection, namespace, session, tree=tree)
+        with progress("export", total, quiet=json or output == "-") as advance:
+            if output == "-":
+                sys.stdout.writelines(lines)
+            else:
+                _write(target, lines, advance)
+    if json:
+        print_json({"file": str(target), "sessions": len(ids), "entries": total})
+    elif output != "-":
+        print(f"{target}: {len(ids)} session{'s' if len(ids) != 1 else ''}, {total} messages and events")
+    return 0
+
+
+def _write(target: Path, lines: Iterable[str], advance: Callable[[int], None]) -> None:
+    """All of it or nothing, and for this user only: it holds whole conversations."""
+    try:
+        handle, name = tempfile.mkstemp(dir=target.absolute().parent, prefix=f".{target.name}-")
+    except OSError as error:
+        raise InvalidInput(f"{target} can't be written: {error.strerror}") from None
+    partial = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            for line in lines:
+                file.write(line)
+                advance(line.startswith(("\n{", ",\n{")))
+        os.replace(partial, target)
+    except OSError as error:
+        raise InvalidInput(f"{target} can't be written: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@app.command("import")
+@command
+def import_(
+    file: Annotated[str, typer.Argument(help="An archive; `-` is stdin.")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Unfinished work goes on here, and not where it was.")
+    ] = False,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Take an archive in, all of it or nothing. Doing it twice changes nothing."""
+    from understudy.store import archive
+
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{file} can't be read: {error.strerror}") from None
+    found = archive.read(data, file)
+    imported: list[bool] = []
+    with opened(store, create=True, current=False) as (database, namespace):
+        database.prepare(Settings.from_environment(store=store).schema_policy)
+        through_journal(database, namespace, [lambda tx: archive.load(tx, found, resume=resume)], imported.append)
+    result = {"session_id": found.top["session_id"], "sessions": len(found.sessions), "messages": found.messages}
+    if json:
+        print_json({**result, "imported": imported[0]})
+    elif imported[0]:
+        print(f"{result['session_id']}: {result['sessions']} session(s), {result['messages']} messages")
+    else:
+        print(f"{result['session_id']}: it was imported before; nothing changed")
+    return 0
+
+
+@app.command()
+@command
+def prune(
+    trees: Annotated[str, typer.Option(help="Trees in which nothing happened for so long: 90d, 12h, …")] = "",
+    events: Annotated[str, typer.Option(help="Events older than this; messages and results stay.")] = "",
+    session: Annotated[str, typer.Option(help="The tree of this root, whatever its age.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be looked at.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Remove what is old. Never what has work to do, and never what metrics and spans have not taken yet."""
+    from understudy.store import retention
+    from understudy.store.engine import now
+
+    if not (trees or events or session):
+        raise InvalidInput("nothing to do: name a rule, --trees AGE, --events AGE or --session ID")
+    at = now()
+    with opened(store) as (database, namespace):
+        with database.snapshot() as connection:
+            roots = retention.finished_trees(connection, namespace, at - age(trees)) if trees else []
+            logs = retention.sessions_with_events(connection, namespace, at - age(events)) if events else []
+        work: list[Callable[[Transaction], Removed]] = []
+        if session:
+            work.append(lambda tx: retention.drop_tree(tx, session))
+        work += [lambda tx, root=root: retention.drop_tree(tx, root, at - age(trees)) for root in roots]  # type: ignore[misc]
+        work += [lambda tx, log=log: retention.drop_events(tx, log, at - age(events)) for log in logs]  # type: ignore[misc]
+        plan = {"trees": len(roots) + bool(session), "logs": len(logs)}
+        if dry_run:
+            print_json({"dry_run": True, **plan}) if json else print(
+                f"{plan['trees']} trees, {plan['logs']} event logs"
+            )
+            return 0
+        if not yes and not _confirmed(f"Remove {plan['trees']} trees, and old events of {plan['logs']} sessions?"):
+            return 1
+        removed = _remove(database, namespace, work, quiet=json)
+    if json:
+        print_json(removed)
+    else:
+        print(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in removed.items() if number is not None))
+    return 0
+
+
+def _confirmed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise InvalidInput("nobody is there to confirm: use --yes, or --dry-run to see what would go")
+    return typer.confirm(question)
+
+
+def _remove(
+    database: Database, namespace: str, work: list[Callable[[Transaction], Removed]], *, quiet: bool
+) -> dict[str, int | None]:
+    from understudy.store import retention
+
+    removed: dict[str, int | None] = {"sessions": 0, "events": 0, "kept_at_work": 0, "kept_unexported": 0, "code": None}
+
+    def count(name: str, number: int) -> None:
+        removed[name] = (removed[name] or 0) + number
+
+    with progress("prune", len(work), quiet=quiet) as advance:
+
+        def told(result: Removed) -> None:
+            count("sessions", result.sessions)
+            count("events", result.events)
+            count("kept_at_work", result.kept in ("at work", "not over"))
+            count("kept_unexported", result.kept == "not exported yet")
+            advance(1)
+
+        through_journal(database, namespace, work, told)
+
+    def told_code(number: int | None) -> None:
+        removed["code"] = number
+
+    through_journal(database, namespace, [retention.drop_code], told_code)
+    return removed
+
+
+@app.command()
+@command
+def vacuum(store: Store = None, json: Json = False) -> int:
+    """Give the space of removed rows back to the file system, and renew the statistics of the query planner."""
+    from understudy.store import maintenance
+
+    with opened(store) as (database, _):
+        before, after = maintenance.vacuum(database)
+    if json:
+        print_json({"before": before, "after": after})
+    else:
+        print(f"{before / 1e6:.1f} MB before, {after / 1e6:.1f} MB after")
+    return 0
+
+
+@app.command()
+@command
+def backup(
+    file: Annotated[Path, typer.Argument(help="A new file: a database (SQLite), or pg_dump's archive (PostgreSQL).")],
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Copy the whole store into a new file, while it is in use."""
+    from understudy.store import maintenance
+
+    with opened(store) as (database, _), progress("backup", None, quiet=json) as advance:
+        done = 0
+
+        def told(now_done: int, _total: int) -> None:
+            nonlocal done
+            advance(now_done - done)
+            done = now_done
+
+        size = maintenance.backup(database, file, told)
+    print_json({"file": str(file), "bytes": size}) if json else print(f"{file}: {size / 1e6:.1f} MB")
+    return 0
+
+
+@app.command()
+@command
+def stats(store: Store = None, json: Json = False) -> int:
+    """What the store holds, who owns it, how far metrics and spans are."""
+    from understudy.store import maintenance
+
+    with opened(store) as (database, namespace):
+        found = maintenance.statistics(database, namespace)
+    if json:
+        print_json(found)
+        return 0
+    owner = found["owner"]
+    print(f"{found['store']} ({found['backend']}, schema {found['schema_version']}), namespace {found['namespace']}")
+    print(f"size      {found['bytes'] / 1e6:.1f} MB")
+    held = (
+        f"{owner['holder']}, generation {owner['generation']}, lease {owner['lease_seconds']} s" if owner else "nobody"
+    )
+    print(f"owner     {held}")
+    for name in ("sessions", "runs", "rows"):
+        shown = ", ".join(f"{key} {number}" for key, number in found[name].items() if number)
+        print(f"{name:9} {shown or 'none'}")
+    for writer in found["writers"]:
+        print(f"writer    {writer['writer']}: {writer['events']} events, {writer['unmeasured']} not in the metrics' "
+              f"checkpoint, {writer['unexported']} not exported")  # fmt: skip
+    return 0
+
+
+@app.command()
+@command
+def check(
+    sessions: Annotated[list[str] | None, typer.Argument(metavar="[SESSION]...", help="Default: all.")] = None,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Prove from the tables alone that nothing was lost, doubled or left over. Exit code 1 if something was."""
+    from understudy.store import archive, maintenance
+    from understudy.store.check import check as find_violations
+
+    with opened(store) as (database, namespace), database.snapshot() as connection:
+        for session_id in sessions or ():
+            archive.session_ids(connection, namespace, session_id, tree=False)
+        found = find_violations(connection, namespace, sessions or None)
+        number = len(sessions) if sessions else maintenance.session_count(connection, namespace)
+    if json:
+        wire = [{"session_id": item.session_id, "rule": item.rule, "text": item.text} for item in found]
+        print_json({"ok": not found, "sessions": number, "violations": wire})
+    else:
+        for item in found:
+            print(f"{item.session_id}: {item.rule}: {item.text}")
+        print(f"{number} session(s) checked, {len(found)} violation(s)")
+    return 1 if found else 0

@@ -1,0 +1,275 @@
+"""Archives: a session, with its tree if wanted, in one JSON file that any backend takes in again.
+
+The file is one JSON document, a row per line, and ends in the SHA-256 of all bytes before that last line, so a file
+that was cut off or changed is refused. Rows are those of the tables without their namespace, so transcripts, events and
+results are the same wherever they are read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select
+
+from understudy.errors import ArchiveVersion, InvalidArchive, InvalidInput, SessionActive, SessionConflict
+from understudy.identifiers import check_identifier
+
+from . import code, schema
+from .engine import now
+from .queries import EXPORT_CURSOR, METRIC_STATE, session_info
+from .transaction import (
+    CODE_BLOB,
+    EVENT,
+    INBOX,
+    MESSAGE,
+    RESERVATION,
+    RUN,
+    SESSION,
+    TIMER,
+    TOOL_CALL,
+    Row,
+    Transaction,
+    defaults,
+)
+
+FORMAT = "understudy-archive"
+VERSION = 1
+PARTS = {table.name: table for table in (RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, RESERVATION, TIMER)}
+ORDER = {"run": RUN.c.accepted_at, "message": MESSAGE.c.seq, "event": EVENT.c.seq, "inbox": INBOX.c.item}
+SUM = b'"sha256":"'
+AT_ONCE = 1_000
+
+
+def export(connection: Connection, namespace: str, session_id: str, *, tree: bool = False) -> Iterator[str]:
+    """The lines of an archive of a session as it is in this snapshot.
+
+    Args:
+        connection: of `Database.snapshot`.
+        tree: with all sessions below it.
+
+    Raises:
+        UnknownSession: there is no such session.
+    """
+    checksum = hashlib.sha256()
+    for line in _lines(connection, namespace, session_ids(connection, namespace, session_id, tree=tree)):
+        checksum.update(line.encode())
+        yield line
+    yield f'{SUM.decode()}{checksum.hexdigest()}"}}\n'
+
+
+def session_ids(connection: Connection, namespace: str, session_id: str, *, tree: bool) -> list[str]:
+    """The session and, if asked for, all below it; parents before children. Raises `UnknownSession`."""
+    root_id = session_info(connection, namespace, session_id)["root_id"]
+    if not tree:
+        return [session_id]
+    statement = (
+        select(SESSION.c.session_id, SESSION.c.parent_id)
+        .where(SESSION.c.namespace == namespace, SESSION.c.root_id == root_id)
+        .order_by(SESSION.c.depth, SESSION.c.created_at, SESSION.c.session_id)
+    )
+    kept = {session_id: None}
+    for found, parent_id in connection.execute(statement):
+        if parent_id in kept:
+            kept[found] = None
+    return list(kept)
+
+
+def _lines(connection: Connection, namespace: str, ids: list[str]) -> Iterator[str]:
+    header = {"format": FORMAT, "version": VERSION, "schema": schema.newest(), "exported_at": now()}
+    yield f'{_json(header)[:-1]},"sessions":[\n'
+    wanted: set[str] = set()
+    for number, session_id in enumerate(ids):
+        where = (SESSION.c.namespace == namespace, SESSION.c.session_id == session_id)
+        row = dict(connection.execute(select(SESSION).where(*where)).mappings().one())
+        wanted |= code.digests(row["spec"] or {}, row["placement"])
+        yield f'{"," if number else ""}{{"session":{_row(row)}'
+        for name, table in PARTS.items():
+            yield f',\n"{name}":['
+            order = ORDER.get(name)
+            statement = select(table).where(table.c.namespace == namespace, table.c.session_id == session_id)
+            statement = statement.order_by(order if order is not None else table.c.session_id)
+            found = connection.execute(statement.execution_options(yield_per=AT_ONCE)).mappings()
+            yield from (f"{',' if index else ''}\n{_row(dict(item))}" for index, item in enumerate(found))
+            yield "]"
+        yield "}\n"
+    yield '],"code":{'
+    for number, digest in enumerate(sorted(wanted)):
+        where = (CODE_BLOB.c.namespace == namespace, CODE_BLOB.c.digest == digest)
+        data = connection.execute(select(CODE_BLOB.c.data).where(*where)).scalar()
+        if data is not None:
+            yield f"{',' if number else ''}\n{_json(digest)}:{_json(base64.b64encode(data).decode())}"
+    yield "},\n"
+
+
+def _row(row: Row) -> str:
+    row.pop("namespace")
+    return _json(row)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive as it was read: whole and of a known version, but its rows not yet looked into."""
+
+    sessions: list[dict[str, Any]]
+    code: dict[str, bytes]
+    checksum: str
+
+    @property
+    def top(self) -> Row:
+        """The session that was exported; the others are below it."""
+        return dict(self.sessions[0]["session"])
+
+    @property
+    def messages(self) -> int:
+        """How many there are."""
+        return sum(len(session["message"]) for session in self.sessions)
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Sessions that had work to do when they were exported."""
+        rows = [session["session"] for session in self.sessions]
+        return [row["session_id"] for row in rows if row["active"] or row["inbox_count"]]
+
+
+def read(data: bytes, name: str) -> Archive:
+    """Read an archive.
+
+    Args:
+        name: of the file, for messages.
+
+    Raises:
+        ArchiveVersion: a newer version of Understudy wrote it.
+        InvalidArchive: it is none, or was damaged.
+    """
+    body, mark, rest = data.rpartition(SUM)
+    if not data.startswith(f'{{"format":"{FORMAT}"'.encode()):
+        raise InvalidArchive(f"{name} is no archive of Understudy")
+    checksum = rest.partition(b'"')[0].decode("ascii", "replace")
+    if not mark or hashlib.sha256(body).hexdigest() != checksum:
+        raise InvalidArchive(f"{name} was cut off or changed: its checksum does not match")
+    try:
+        document = json.loads(data)
+        version, newest = (document["version"], document["schema"]), schema.newest()
+        if version[0] > VERSION or version[1] > newest:
+            raise ArchiveVersion(
+                f"{name} has archive version {version[0]}, schema {version[1]}; this code knows {VERSION}, {newest}"
+            )
+        blobs = {digest: base64.b64decode(text, validate=True) for digest, text in document["code"].items()}
+        archive = Archive(document["sessions"], blobs, checksum)
+        _check_rows(archive)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, binascii.Error) as error:
+        raise InvalidArchive(f"{name} has not the form of an archive: {type(error).__name__}: {error}") from None
+    except InvalidArchive:
+        raise
+    except InvalidInput as error:
+        raise InvalidArchive(f"{name} has not the form of an archive: {error.message}") from None
+    return archive
+
+
+def _check_rows(archive: Archive) -> None:
+    known: set[str] = set()
+    for number, session in enumerate(archive.sessions):
+        row = session["session"]
+        session_id = check_identifier(row["session_id"], "session")
+        if session_id in known or (number and row["parent_id"] not in known):
+            raise ValueError(f"session {session_id} is there twice, or before its parent")
+        known.add(session_id)
+        for name, table in {"session": SESSION, **PARTS}.items():
+            columns = set(table.columns.keys()) - {"namespace"}
+            for item in [row] if name == "session" else session[name]:
+                if item["session_id"] != session_id or not item.keys() <= columns:
+                    raise ValueError(f"a row of table {name} does not belong to session {session_id}")
+
+
+def load(tx: Transaction, archive: Archive, *, resume: bool = False) -> bool:
+    """Take an archive in, all of it or nothing; False if it was taken in before.
+
+    A session whose parent is not in the archive becomes the root of its tree.
+
+    Args:
+        resume: also with unfinished work, which then goes on here: whoever says so knows that the original does not.
+
+    Raises:
+        SessionConflict: the store has another session of the same id.
+        SessionActive: there is unfinished work, and `resume` is false.
+        InvalidArchive: it lacks sub-agents that it waits for.
+    """
+    there = [tx.find(session["session"]["session_id"]) for session in archive.sessions]
+    for session, row in zip(archive.sessions, there, strict=True):
+        if row is not None and row["created_at"] != session["session"]["created_at"]:
+            raise SessionConflict("another session of this id is in the store", session_id=row["session_id"])
+    if all(there):
+        return False
+    if any(there):
+        missing = sum(row is None for row in there)
+        raise SessionConflict(f"{missing} of the archive's {len(there)} sessions are missing in the store, others not")
+    if archive.unfinished and not resume:
+        raise SessionActive(
+            f"{len(archive.unfinished)} of the archive's sessions had work to do. If the original does not go on, "
+            "import it with --resume and it goes on here",
+            session_id=archive.unfinished[0],
+        )
+    parents = [session["session"]["parent_id"] for session in archive.sessions]
+    for session in archive.sessions:
+        row = session["session"]
+        if row["children_open"] and row["session_id"] not in parents:
+            raise InvalidArchive("it waits for sub-agents that are not in the archive: export it with --tree")
+    _insert(tx, archive)
+    return True
+
+
+def _insert(tx: Transaction, archive: Archive) -> None:
+    top = archive.top
+    whole = top["parent_id"] is None
+    writer = f"import-{archive.checksum[:16]}-{tx.now}"
+    writer_seq = 0
+    reserved = sum(item["tokens"] for session in archive.sessions for item in session["reservation"]) if whole else 0
+    for session in archive.sessions:
+        row = {**session["session"], "frame_id": None, "actor_pid": None, "node_id": "", "root_id": top["session_id"]}
+        row["depth"] -= top["depth"]
+        if row["session_id"] == top["session_id"]:
+            row.update(parent_id=None, call_id=None, parent_run_id=None, budget_reserved=reserved)
+        if row["wait"] == "model":
+            row["wait_holder"] = ""  # whoever takes it up issues the call again
+        _rows(tx, SESSION, [row])
+        for name, table in PARTS.items():
+            rows = session[name]
+            if name == "event":
+                rows = [
+                    {**item, "writer": writer, "writer_seq": writer_seq + index + 1} for index, item in enumerate(rows)
+                ]
+                writer_seq += len(rows)
+            if name != "reservation" or whole:
+                _rows(tx, table, rows)
+    # Its events were measured and exported where they happened.
+    _rows(tx, METRIC_STATE, [{"writer": writer, "writer_seq": writer_seq, "state": None}])
+    _rows(tx, EXPORT_CURSOR, [{"writer": writer, "sink": "spans", "writer_seq": writer_seq}])
+    for digest, data in archive.code.items():
+        code.put(tx, digest, data)
+
+
+def _rows(tx: Transaction, table: Any, rows: list[Row]) -> None:
+    tx.writes += len(rows)
+    standard = defaults(table)
+    full = [{**standard, **row, "namespace": tx.namespace} for row in rows]
+    for start in range(0, len(full), AT_ONCE):
+        tx.connection.execute(insert(table), full[start : start + AT_ONCE])
+
+
+def size(connection: Connection, namespace: str, ids: list[str]) -> int:
+    """How many messages and events these sessions have, for a progress bar."""
+    total = 0
+    for table in (MESSAGE, EVENT):
+        where = (table.c.namespace == namespace, table.c.session_id.in_(ids))
+        total += connection.execute(select(func.count()).select_from(table).where(*where)).scalar() or 0
+    return total

@@ -1,0 +1,183 @@
+"""Looking after a store as a whole: its size, its free space, copies of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from understudy.config import redact
+from understudy.errors import InvalidInput, StoreError, StoreOwned
+
+from . import schema
+from .engine import Database, now
+from .queries import EXPORT_CURSOR, METRIC_STATE
+from .queries import owner as owner_of
+from .tables import metadata
+from .transaction import EVENT, RUN, SESSION
+
+Progress = Callable[[int, int], None]
+"""Told how much of how much is done."""
+
+PAGES_AT_ONCE = 2_000
+
+
+def statistics(database: Database, namespace: str) -> dict[str, Any]:
+    """What the store holds: rows by table, sessions by status, bytes on disk, owner, how far each writer's sinks are."""
+    with database.snapshot() as connection:
+        return {
+            "store": redact(database.dsn),
+            "backend": connection.dialect.name,
+            "schema_version": schema.version_of(connection),
+            "namespace": namespace,
+            "bytes": _bytes(database, connection),
+            "rows": {table.name: _count(connection, table, namespace) for table in metadata.sorted_tables},
+            "sessions": _by(connection, SESSION, SESSION.c.status, namespace),
+            "runs": _by(connection, RUN, RUN.c.status, namespace),
+            "owner": _owner(connection, namespace),
+            "writers": _writers(connection, namespace),
+        }
+
+
+def _count(connection: Connection, table: Any, namespace: str) -> int:
+    statement = select(func.count()).select_from(table)
+    if "namespace" in table.columns:
+        statement = statement.where(table.c.namespace == namespace)
+    return connection.execute(statement).scalar() or 0
+
+
+def session_count(connection: Connection, namespace: str) -> int:
+    """How many sessions the namespace has."""
+    return _count(connection, SESSION, namespace)
+
+
+def _by(connection: Connection, table: Any, column: Any, namespace: str) -> dict[str, int]:
+    statement = select(column, func.count()).where(table.c.namespace == namespace).group_by(column).order_by(column)
+    return {str(value): number for value, number in connection.execute(statement)}
+
+
+def _bytes(database: Database, connection: Connection) -> int:
+    if not database.is_sqlite:
+        sizes = [
+            connection.exec_driver_sql("SELECT pg_total_relation_size(to_regclass(%s))", (f'"{name}"',)).scalar() or 0
+            for name in metadata.tables
+        ]
+        return sum(sizes)
+    path = Path(database.dsn.removeprefix("sqlite:///"))
+    parts = [path, path.with_name(f"{path.name}-wal")]
+    return sum(part.stat().st_size for part in parts if part.exists())
+
+
+def _owner(connection: Connection, namespace: str) -> dict[str, Any] | None:
+    row = owner_of(connection, namespace)
+    if row is None:
+        return None
+    left = max(0.0, (row["lease_until"] - now()) / 1e6)
+    return {"holder": row["holder"], "generation": row["generation"], "lease_seconds": round(left, 1)}
+
+
+def _writers(connection: Connection, namespace: str) -> list[dict[str, Any]]:
+    last = select(EVENT.c.writer, func.max(EVENT.c.writer_seq)).where(EVENT.c.namespace == namespace)
+    measured = select(METRIC_STATE.c.writer, METRIC_STATE.c.writer_seq).where(METRIC_STATE.c.namespace == namespace)
+    taken = select(EXPORT_CURSOR.c.writer, EXPORT_CURSOR.c.writer_seq).where(EXPORT_CURSOR.c.namespace == namespace)
+    metrics = {writer: seq for writer, seq in connection.execute(measured)}
+    exported = {writer: seq for writer, seq in connection.execute(taken)}
+    return [
+        {"writer": writer, "events": seq, "unmeasured": seq - metrics.get(writer, 0),
+         "unexported": seq - exported.get(writer, 0)}
+        for writer, seq in connection.execute(last.group_by(EVENT.c.writer).order_by(EVENT.c.writer))
+    ]  # fmt: skip
+
+
+def vacuum(database: Database) -> tuple[int, int]:
+    """Give the space of removed rows back and renew the planner's statistics; returns the bytes before and after.
+
+    Raises:
+        StoreOwned: SQLite is rewritten as a whole, and a cluster works with it.
+    """
+    with database.read() as connection:
+        before = _bytes(database, connection)
+        if database.is_sqlite:
+            _require_no_owner(connection)
+    with database.errors():
+        if database.is_sqlite:
+            with closing(sqlite3.connect(database.dsn.removeprefix("sqlite:///"), isolation_level=None)) as file:
+                file.execute("VACUUM")
+                file.execute("ANALYZE")
+                file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        else:
+            with database.reader.connect() as connection:
+                connection.execution_options(isolation_level="AUTOCOMMIT")
+                connection.exec_driver_sql("SET statement_timeout = 0")
+                names = ", ".join(f'"{name}"' for name in metadata.tables)
+                connection.exec_driver_sql(f"VACUUM (ANALYZE) {names}")
+                connection.invalidate()  # with its setting
+    with database.read() as connection:
+        return before, _bytes(database, connection)
+
+
+def _require_no_owner(connection: Connection) -> None:
+    owner = metadata.tables["owner"]
+    held = connection.execute(select(owner).where(owner.c.lease_until > now())).mappings().first()
+    if held is not None:
+        raise StoreOwned(f"namespace {held['namespace']!r} is owned by {held['holder']}, which writes to this file")
+
+
+def backup(database: Database, target: Path, progress: Progress) -> int:
+    """Copy the whole store into a new file while it is in use; returns its bytes.
+
+    SQLite: a database file, complete as of its end. PostgreSQL: an archive of `pg_dump`, for `pg_restore`.
+
+    Raises:
+        InvalidInput: the file exists.
+        StoreError: the copy failed; nothing is left of it.
+    """
+    if target.exists():
+        raise InvalidInput(f"{target} exists; a backup never overwrites one")
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))  # it holds whole conversations
+        if database.is_sqlite:
+            _copy_sqlite(database, partial, progress)
+        else:
+            _dump_postgresql(database, partial)
+        os.replace(partial, target)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"the backup to {target} failed: {error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return target.stat().st_size
+
+
+def _copy_sqlite(database: Database, target: Path, progress: Progress) -> None:
+    with (
+        closing(sqlite3.connect(database.dsn.removeprefix("sqlite:///"), timeout=20)) as source,
+        closing(sqlite3.connect(target)) as copy,
+    ):
+        source.backup(copy, pages=PAGES_AT_ONCE, progress=lambda _, left, total: progress(total - left, total))
+
+
+def _dump_postgresql(database: Database, target: Path) -> None:
+    program = shutil.which("pg_dump")
+    if program is None:
+        raise StoreError("pg_dump is not installed here: it comes with PostgreSQL's client programs")
+    with database.read() as connection:
+        info = connection.connection.driver_connection.info  # type: ignore[union-attr]
+        schema_name = connection.exec_driver_sql("SELECT current_schema()").scalar()
+    # The password goes by the environment: a command line can be read by every user of the machine.
+    environment = {**os.environ, **({"PGPASSWORD": info.password} if info.password else {})}
+    done = subprocess.run(
+        [program, "--format=custom", "--no-owner", f"--schema={schema_name}", f"--file={target}", f"--host={info.host}",
+         f"--port={info.port}", f"--username={info.user}", "--no-password", info.dbname],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        reason = redact(done.stderr.strip().splitlines()[0]) if done.stderr.strip() else f"exit code {done.returncode}"
+        raise StoreError(f"pg_dump failed: {reason}")
