@@ -21,6 +21,7 @@ from understudy.errors import ArchiveVersion, InvalidArchive, InvalidInput, Sess
 from understudy.identifiers import check_identifier
 
 from . import code, schema
+from .check import check
 from .engine import now
 from .queries import EXPORT_CURSOR, METRIC_STATE, session_info
 from .transaction import (
@@ -177,6 +178,8 @@ def read(data: bytes, name: str) -> Archive:
 
 
 def _check_rows(archive: Archive) -> None:
+    if not archive.sessions:
+        raise ValueError("it holds no session")
     known: set[str] = set()
     for number, session in enumerate(archive.sessions):
         row = session["session"]
@@ -202,7 +205,7 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False) -> bool:
     Raises:
         SessionConflict: the store has another session of the same id.
         SessionActive: there is unfinished work, and `resume` is false.
-        InvalidArchive: it lacks sub-agents that it waits for.
+        InvalidArchive: it lacks sub-agents that it waits for, or its rows don't fit together.
     """
     there = [tx.find(session["session"]["session_id"]) for session in archive.sessions]
     for session, row in zip(archive.sessions, there, strict=True):
@@ -225,6 +228,10 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False) -> bool:
         if row["children_open"] and row["session_id"] not in parents:
             raise InvalidArchive("it waits for sub-agents that are not in the archive: export it with --tree")
     _insert(tx, archive)
+    violations = check(tx.connection, tx.namespace, [session["session"]["session_id"] for session in archive.sessions])
+    if violations:
+        first = violations[0]
+        raise InvalidArchive(f"its rows don't fit together: {first.rule}: {first.text}", session_id=first.session_id)
     return True
 
 

@@ -30,7 +30,7 @@ PAGES_AT_ONCE = 2_000
 
 
 def statistics(database: Database, namespace: str) -> dict[str, Any]:
-    """What the store holds: rows by table, sessions by status, bytes on disk, owner, how far each writer's sinks are."""
+    """What the store holds: rows by table, sessions by status, bytes on disk, owner, how far the sinks are."""
     with database.snapshot() as connection:
         return {
             "store": redact(database.dsn),

@@ -206,6 +206,11 @@ class Kernel:
         if not self._life.dead:
             await self._life.service.close()
 
+    async def stop_frames(self) -> None:
+        """From now on nobody takes up what is accepted."""
+        await self._end_frames()
+        self.service.frames.paging.slots.clear()
+
     async def _end_frames(self) -> None:
         for worker in self.workers.values():
             worker.dead = True

@@ -1,0 +1,328 @@
+"""Archives: a session in one file, the same in any backend, and refused where it is damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from understudy.errors import (
+    ArchiveVersion,
+    InvalidArchive,
+    SessionActive,
+    SessionConflict,
+    StoreError,
+    UnderstudyError,
+    UnknownSession,
+)
+from understudy.store import archive, queries
+from understudy.store.check import check
+from understudy.store.engine import Database
+from understudy.store.journal import Journal
+from understudy.testing.offline import OfflineServer
+
+from . import kernel as k
+
+CHILD = k.spec(k.script([("look", {"path": "/dev/null", "text": "x"})], "seen"), [k.look], name="child")
+SPAWN = [("spawn_agent", {"agent": "child", "task": f"look {number}"}) for number in range(2)]
+
+
+@pytest.fixture
+def server() -> Iterator[OfflineServer]:
+    with OfflineServer() as server:
+        yield server
+
+
+@contextmanager
+def opened(dsn: str) -> Iterator[Database]:
+    database = Database(dsn)
+    database.prepare()
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+@pytest.fixture
+async def tree(store: str, tmp_path: Path, server: OfflineServer) -> str:
+    """A store with a finished tree: `lead` and the two children it spawned."""
+    async with k.running(store, tmp_path, server=server) as kernel:
+        ended = await kernel.run("lead", k.spec(k.script(SPAWN, "both seen"), ["spawn_agent"], agents={"child": CHILD}))
+        assert ended["status"] == "completed"
+    return store
+
+
+@pytest.fixture
+def other(request: pytest.FixtureRequest, store: str, tmp_path: Path) -> str:
+    """The other backend."""
+    if store.startswith("sqlite"):
+        found: str = request.getfixturevalue("postgres")
+        return found
+    return f"sqlite:///{tmp_path}/other.db"
+
+
+def export(dsn: str, session_id: str, *, tree: bool = True) -> bytes:
+    with opened(dsn) as database, database.snapshot() as connection:
+        return "".join(archive.export(connection, "tests", session_id, tree=tree)).encode()
+
+
+async def load(dsn: str, data: bytes, *, resume: bool = False, namespace: str = "tests") -> bool:
+    with opened(dsn) as database:
+        journal = Journal(database, namespace, "import", lambda committed: None)
+        journal.start()
+        try:
+            read = archive.read(data, "file")
+            return await journal.submit(lambda tx: archive.load(tx, read, resume=resume))
+        finally:
+            await journal.close()
+
+
+def content(dsn: str, session_id: str, namespace: str = "tests") -> dict[str, Any]:
+    """All that a session is, but for where it was written."""
+    with opened(dsn) as database, database.read() as connection:
+        events = [event.to_wire() for event in queries.session_events(connection, namespace, session_id)]
+        info = queries.session_info(connection, namespace, session_id)
+        return {
+            "messages": queries.messages(connection, namespace, session_id),
+            "runs": [{**run, "namespace": ""} for run in queries.runs(connection, namespace, session_id)],
+            "events": [{**event, "writer_seq": 0} for event in events],
+            "info": {**info, "frame_id": None, "actor_pid": None, "node_id": ""},
+        }
+
+
+def rows(dsn: str) -> dict[str, list[str]]:
+    with opened(dsn) as database, database.read() as connection:
+        names = ("session", "run", "message", "event", "tool_call", "inbox", "code_blob", "metric_state")
+        return {name: sorted(map(str, connection.execute(text(f"SELECT * FROM {name}")))) for name in names}
+
+
+def children(dsn: str) -> list[str]:
+    with opened(dsn) as database, database.read() as connection:
+        return [row["session_id"] for row in queries.tree(connection, "tests", "lead")][1:]
+
+
+def sealed(document: dict[str, Any]) -> bytes:
+    """An archive with this content and the right checksum, as whoever edits one by hand could make it."""
+    document = {name: value for name, value in document.items() if name != "sha256"}
+    body = json.dumps(document, separators=(",", ":"))[:-1].encode() + b","
+    return body + b'"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
+
+
+async def test_a_tree_is_the_same_in_the_other_backend(tree: str, other: str) -> None:
+    """Messages, runs, events and states of every session of the tree are identical after export and import."""
+    assert await load(other, export(tree, "lead")) is True
+    for session_id in ("lead", *children(tree)):
+        assert content(other, session_id) == content(tree, session_id)
+    with opened(other) as database, database.snapshot() as connection:
+        assert check(connection, "tests") == []
+
+
+async def test_an_import_goes_on_with_the_next_input(
+    tree: str, other: str, tmp_path: Path, server: OfflineServer
+) -> None:
+    """Given a tree from another backend, the next input continues the conversation on the messages it had."""
+    await load(other, export(tree, "lead"))
+    before = content(other, "lead")["messages"]
+    async with k.running(other, tmp_path, server=server) as kernel:
+        await kernel.send("lead", "and now?", "second")
+        ended = await kernel.end("lead", "second")
+        messages = await kernel.messages("lead")
+    assert ended["status"] == "completed"
+    assert messages[: len(before)] == before
+    assert [message["role"] for message in messages[len(before) :]][:2] == ["user", "assistant"]
+    asked = [message["content"] for message in server.requests[-1].body["messages"]]
+    assert asked[1 : len(before) + 1] == [message["content"] for message in before]
+
+
+async def test_exporting_again_gives_the_same_rows(tree: str, other: str) -> None:
+    """An export of an import has the same content."""
+    data = export(tree, "lead")
+    await load(other, data)
+    first, second = json.loads(data), json.loads(export(other, "lead"))
+    for document in (first, second):
+        for session in document["sessions"]:
+            for name in ("frame_id", "actor_pid", "node_id", "wait_holder"):
+                session["session"].pop(name)
+            for event in session["event"]:
+                del event["writer"], event["writer_seq"]
+        del document["exported_at"], document["sha256"]
+    assert first == second
+
+
+async def test_importing_twice_changes_nothing(tree: str, other: str) -> None:
+    """The second import of the same archive finds it there."""
+    data = export(tree, "lead")
+    assert await load(other, data) is True
+    before = rows(other)
+    assert await load(other, data) is False
+    assert rows(other) == before
+
+
+async def test_a_session_without_its_tree(tree: str, other: str) -> None:
+    """A child that is exported alone becomes a root; its transcript stays."""
+    child = children(tree)[0]
+    assert await load(other, export(tree, child, tree=False)) is True
+    found, wanted = content(other, child), content(tree, child)
+    assert (found["messages"], found["runs"]) == (wanted["messages"], wanted["runs"])
+    info = found["info"]
+    assert (info["parent_id"], info["root_id"], info["depth"], info["call_id"]) == (None, child, 0, None)
+    with opened(other) as database, database.snapshot() as connection:
+        assert check(connection, "tests") == []
+
+
+async def test_another_session_of_the_same_id_is_kept(
+    tree: str, other: str, tmp_path: Path, server: OfflineServer
+) -> None:
+    """Where the store has a session of one of the ids, nothing of the archive is imported."""
+    child = children(tree)[1]
+    async with k.running(other, tmp_path, server=server) as kernel:
+        await kernel.run(child, k.spec(k.script("mine")))
+    before = rows(other)
+    with pytest.raises(SessionConflict):
+        await load(other, export(tree, "lead"))
+    assert rows(other) == before
+
+
+async def test_unfinished_work_goes_on_only_where_somebody_says_so(
+    store: str, other: str, tmp_path: Path, server: OfflineServer
+) -> None:
+    """An archive of a session with work to do is refused; with `resume` the work goes on here, side effects once."""
+    path = tmp_path / "notes"
+    compiled = k.spec(k.script([("note", {"path": str(path), "text": "x"})], "done"), [k.note])
+    async with k.running(store, tmp_path, server=server, frames=0) as kernel:
+        await kernel.spawn("s", compiled)
+        await kernel.send("s")
+    data = export(store, "s")
+    before = rows(other)
+    with pytest.raises(SessionActive, match="--resume"):
+        await load(other, data)
+    assert rows(other) == before
+    assert await load(other, data, resume=True) is True
+    async with k.running(other, tmp_path, server=server) as kernel:
+        assert (await kernel.end("s"))["status"] == "completed"
+        assert k.notes(path) == ["s/r/1/0"] or len(k.notes(path)) == 1
+
+
+async def test_a_parent_that_waits_needs_its_children(
+    store: str, other: str, tmp_path: Path, server: OfflineServer
+) -> None:
+    """A session that waits for sub-agents can't be imported without them; with them it ends right."""
+    compiled = k.spec(k.script(SPAWN, "both seen"), ["spawn_agent"], agents={"child": CHILD})
+    async with k.running(store, tmp_path, server=server, frames=1) as kernel:
+        points: list[int] = []
+
+        def stop(number: int, label: str, worker: k.Worker | None) -> None:
+            points.append(number)
+            if label == "after the commit" and kernel.service.frames.paging.ready and len(points) > 4:
+                for other_worker in list(kernel.workers.values()):
+                    kernel.kill(other_worker, replace=False)
+
+        kernel.on_point = stop
+        await kernel.spawn("lead", compiled)
+        await kernel.send("lead")
+        await kernel.until("lead", "child_spawned", 2)
+    with pytest.raises(InvalidArchive, match="--tree"):
+        await load(other, export(store, "lead", tree=False), resume=True)
+    assert await load(other, export(store, "lead"), resume=True) is True
+    async with k.running(other, tmp_path, server=server) as kernel:
+        ended = await kernel.end("lead")
+        assert (ended["status"], ended["text"]) == ("completed", "both seen")
+
+
+async def test_what_was_measured_is_not_measured_again(
+    tree: str, other: str, tmp_path: Path, server: OfflineServer
+) -> None:
+    """Events of an import neither count in the metrics nor become spans where they are imported."""
+    await load(other, export(tree, "lead"))
+    async with k.running(other, tmp_path, server=server) as kernel:
+        assert kernel.service.projection.metrics.writer_seq == 0
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.1, 0.5, 0.99])
+async def test_a_file_that_was_cut_off(tree: str, other: str, cut: float) -> None:
+    """However much is missing, the archive is refused and nothing is imported."""
+    data, before = export(tree, "lead"), rows(other)
+    with pytest.raises(InvalidArchive):
+        await load(other, data[: int(len(data) * cut)])
+    assert rows(other) == before
+
+
+async def test_a_file_that_was_changed(tree: str, other: str) -> None:
+    """One other byte, anywhere, is noticed."""
+    data = export(tree, "lead")
+    for position in range(30, len(data) - 3, 97):
+        changed = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+        with pytest.raises(InvalidArchive):
+            archive.read(changed, "file")
+
+
+def test_other_files_are_no_archives() -> None:
+    """Texts, other JSON and nothing at all are refused with the name of the file."""
+    for data in (b"", b"my notes", b"{}", b'{"format":"other"}', b"\xff\xfe", b"[1]"):
+        with pytest.raises(InvalidArchive, match=r"notes\.txt"):
+            archive.read(data, "notes.txt")
+
+
+@pytest.mark.parametrize("field", ["version", "schema"])
+async def test_an_archive_of_a_newer_version(tree: str, other: str, field: str) -> None:
+    """It is refused as such, and says what to do."""
+    document = json.loads(export(tree, "lead"))
+    document[field] += 1
+    before = rows(other)
+    with pytest.raises(ArchiveVersion, match="Upgrade"):
+        await load(other, sealed(document))
+    assert rows(other) == before
+
+
+MISTAKES: dict[str, Any] = {
+    "no sessions": lambda d: d.update(sessions=[]),
+    "sessions is no list": lambda d: d.update(sessions=7),
+    "a session without rows": lambda d: d["sessions"][0].pop("message"),
+    "an unknown column": lambda d: d["sessions"][0]["session"].update(evil=1),
+    "a row of another session": lambda d: d["sessions"][0]["message"][0].update(session_id="x"),
+    "an id that is none": lambda d: d["sessions"][0]["session"].update(session_id="a b"),
+    "a child before its parent": lambda d: d["sessions"].reverse(),
+    "a session twice": lambda d: d["sessions"].append(d["sessions"][0]),
+    "code that is no base64": lambda d: d["code"].update(x="!"),
+    "a message less": lambda d: d["sessions"][0]["message"].pop(),
+    "a message twice": lambda d: d["sessions"][0]["message"].append(d["sessions"][0]["message"][0]),
+    "tokens made up": lambda d: d["sessions"][0]["session"].update(tokens_used=10**9),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+async def test_an_archive_that_was_edited(tree: str, other: str, mistake: str) -> None:
+    """Also with the right checksum: rows that don't fit together are refused, and nothing is imported."""
+    document = json.loads(export(tree, "lead"))
+    MISTAKES[mistake](document)
+    before = rows(other)
+    with pytest.raises((InvalidArchive, StoreError)):
+        await load(other, sealed(document))
+    assert rows(other) == before
+
+
+def test_a_session_that_is_not_there(store: str) -> None:
+    """There is nothing to export."""
+    with pytest.raises(UnknownSession):
+        export(store, "nobody")
+
+
+async def test_a_namespace_of_its_own(tree: str, other: str) -> None:
+    """An archive has no namespace: it goes where it is imported."""
+    data = export(tree, "lead")
+    for namespace in ("a", "b"):
+        assert await load(other, data, namespace=namespace) is True
+        assert content(other, "lead", namespace)["messages"] == content(tree, "lead")["messages"]
+
+
+def test_errors_are_of_one_tree() -> None:
+    """Scripts can rely on the codes."""
+    codes = [kind.code for kind in (InvalidArchive, ArchiveVersion, SessionActive)]
+    assert codes == ["invalid_archive", "archive_version", "session_active"]
+    assert issubclass(InvalidArchive, UnderstudyError)

@@ -1,0 +1,235 @@
+"""Retention: what is old and over may go; what is at work, or not exported yet, stays; and ids may be used again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from understudy.errors import InvalidInput, SessionActive, UnknownSession
+from understudy.store import queries, retention
+from understudy.store.check import check
+from understudy.store.engine import Database, now
+from understudy.store.journal import Journal
+from understudy.store.retention import Removed
+from understudy.store.transaction import Transaction
+from understudy.testing.offline import OfflineServer
+
+from . import kernel as k
+
+CHILD = k.spec(k.script("seen"), name="child")
+SPAWN = [("spawn_agent", {"agent": "child", "task": "look"})]
+TABLES = ("session", "run", "message", "event", "tool_call", "inbox", "reservation", "timer")
+LATER = 1 << 62
+
+
+@pytest.fixture
+def server() -> Iterator[OfflineServer]:
+    with OfflineServer() as server:
+        yield server
+
+
+@contextmanager
+def opened(dsn: str) -> Iterator[Database]:
+    database = Database(dsn)
+    database.prepare()
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+async def do(dsn: str, operation: Callable[[Transaction], Any]) -> Any:
+    with opened(dsn) as database:
+        journal = Journal(database, "tests", "command", lambda committed: None)
+        journal.start()
+        try:
+            return await journal.submit(operation)
+        finally:
+            await journal.close()
+
+
+def read(dsn: str, query: Callable[..., Any], *arguments: Any) -> Any:
+    with opened(dsn) as database, database.read() as connection:
+        return query(connection, "tests", *arguments)
+
+
+def rows(dsn: str, *tables: str) -> dict[str, list[str]]:
+    with opened(dsn) as database, database.read() as connection:
+        found = tables or TABLES
+        return {name: sorted(map(str, connection.execute(text(f"SELECT * FROM {name}")))) for name in found}
+
+
+def violations(dsn: str) -> list[Any]:
+    with opened(dsn) as database, database.snapshot() as connection:
+        return list(check(connection, "tests"))
+
+
+async def export_all(kernel: k.Kernel) -> None:
+    """Have all sinks take what was committed."""
+    await kernel.service.projection._checkpoint()
+    writer, cursor = kernel.service.config.writer, 0
+    deadline = time.monotonic() + 30
+    while cursor < kernel.service.journal.writer_seq:
+        cursor = await kernel.service.reading.query(queries.export_cursor, writer, retention.SPANS)
+        assert time.monotonic() < deadline
+        await kernel.service.projection.save_cursor(retention.SPANS, kernel.service.journal.writer_seq)
+
+
+@pytest.fixture
+async def worked(store: str, tmp_path: Path, server: OfflineServer) -> str:
+    """A store with two trees that are over and exported, `old` and `new`, and `busy`, whose input nobody takes up."""
+    lead = k.spec(k.script(SPAWN, "both seen"), ["spawn_agent"], agents={"child": CHILD})
+    async with k.running(store, tmp_path, server=server) as kernel:
+        for session_id in ("old", "new"):
+            assert (await kernel.run(session_id, lead))["status"] == "completed"
+        await export_all(kernel)
+    async with k.running(store, tmp_path, server=server, frames=0) as kernel:
+        await kernel.spawn("busy", lead)
+        await kernel.send("busy")
+        await export_all(kernel)
+    return store
+
+
+def last_change(dsn: str, root_id: str) -> int:
+    return int(max(row["updated_at"] for row in read(dsn, queries.tree, root_id)))
+
+
+async def test_a_tree_goes_with_everything(worked: str) -> None:
+    """Of a pruned tree no row of any table is left; others are untouched."""
+    ids = [row["session_id"] for row in read(worked, queries.tree, "old")]
+    before = rows(worked)
+    removed = await do(worked, lambda tx: retention.drop_tree(tx, "old"))
+    assert (removed.sessions, removed.kept) == (2, "")
+    after = rows(worked)
+    for name, found in before.items():
+        assert after[name] == [row for row in found if not any(f"'{session_id}'" in row for session_id in ids)]
+    with pytest.raises(UnknownSession):
+        read(worked, queries.session_info, "old")
+    assert violations(worked) == []
+
+
+async def test_only_trees_that_are_old_enough(worked: str) -> None:
+    """The rule finds roots of trees in which nothing happened since, oldest first; never one with work to do."""
+    between = last_change(worked, "old") + 1
+    assert read(worked, retention.finished_trees, between) == ["old"]
+    assert read(worked, retention.finished_trees, LATER) == ["old", "new"]
+    before = rows(worked)
+    assert (await do(worked, lambda tx: retention.drop_tree(tx, "new", between))).kept == "at work"
+    assert rows(worked) == before
+
+
+async def test_a_tree_at_work_is_never_removed(worked: str) -> None:
+    """Asked for by name it is an error, by age it is kept; nothing changes either way."""
+    before = rows(worked)
+    with pytest.raises(SessionActive):
+        await do(worked, lambda tx: retention.drop_tree(tx, "busy"))
+    assert (await do(worked, lambda tx: retention.drop_tree(tx, "busy", LATER))).kept == "at work"
+    assert rows(worked) == before
+
+
+async def test_a_tree_goes_as_a_whole(worked: str) -> None:
+    """A child can't be removed without its parent; an unknown session is an error."""
+    child = read(worked, queries.tree, "old")[1]["session_id"]
+    before = rows(worked)
+    with pytest.raises(InvalidInput, match="old"):
+        await do(worked, lambda tx: retention.drop_tree(tx, child))
+    with pytest.raises(UnknownSession):
+        await do(worked, lambda tx: retention.drop_tree(tx, "nobody"))
+    assert rows(worked) == before
+
+
+async def test_what_no_sink_has_taken_stays(worked: str) -> None:
+    """While the metrics' checkpoint or the span exporter is behind, neither trees nor events go."""
+    for table in ("metric_state", "export_cursor"):
+        before = rows(worked)
+        with opened(worked) as database, database.writer.begin() as connection:
+            kept = connection.execute(text(f"SELECT writer_seq FROM {table}")).scalar()
+            connection.execute(text(f"UPDATE {table} SET writer_seq = 3"))
+        assert (await do(worked, lambda tx: retention.drop_tree(tx, "old"))).kept == "not exported yet"
+        first = await do(worked, lambda tx: retention.drop_events(tx, "old", LATER))
+        again = await do(worked, lambda tx: retention.drop_events(tx, "old", LATER))
+        assert first.events <= 3
+        assert again == Removed(kept="not exported yet")
+        with opened(worked) as database, database.writer.begin() as connection:
+            connection.execute(text(f"UPDATE {table} SET writer_seq = {kept}"))
+        assert {name: found for name, found in rows(worked).items() if name not in ("event", "session")} == {
+            name: found for name, found in before.items() if name not in ("event", "session")
+        }
+    assert (await do(worked, lambda tx: retention.drop_tree(tx, "old"))).sessions == 2
+
+
+async def test_old_events_go_and_messages_stay(worked: str) -> None:
+    """After events were removed the transcript, the results and the proof are as before; the log begins later."""
+    before = rows(worked, "message", "run", "tool_call", "inbox")
+    events = read(worked, queries.session_events, "old")
+    middle = events[len(events) // 2]
+    removed = await do(worked, lambda tx: retention.drop_events(tx, "old", middle.at))
+    assert 0 < removed.events == sum(event.at < middle.at for event in events)
+    assert rows(worked, "message", "run", "tool_call", "inbox") == before
+    assert read(worked, queries.session_events, "old")[0].at >= middle.at
+    assert violations(worked) == []
+    await do(worked, lambda tx: retention.drop_events(tx, "old", LATER))
+    assert read(worked, queries.session_events, "old") == []
+    assert violations(worked) == []
+
+
+async def test_events_of_a_run_that_is_not_over_stay(worked: str) -> None:
+    """However old: the trace of the run is still to be finished."""
+    before = [event.type for event in read(worked, queries.session_events, "busy")]
+    removed = await do(worked, lambda tx: retention.drop_events(tx, "busy", LATER))
+    assert removed.events <= 1
+    after = [event.type for event in read(worked, queries.session_events, "busy")]
+    assert after == before[removed.events :]
+    assert "run_accepted" in after
+    assert violations(worked) == []
+
+
+async def test_a_session_goes_on_after_its_events_went(worked: str, tmp_path: Path, server: OfflineServer) -> None:
+    """A session whose old events were removed takes the next input as any other."""
+    await do(worked, lambda tx: retention.drop_events(tx, "old", LATER))
+    async with k.running(worked, tmp_path, server=server) as kernel:
+        await kernel.send("old", "go on", "second")
+        assert (await kernel.end("old", "second"))["status"] == "completed"
+    assert violations(worked) == []
+
+
+async def test_code_goes_when_nobody_needs_it(store: str, tmp_path: Path, server: OfflineServer) -> None:
+    """Code of removed sessions is removed, other code is not; and none while a cluster owns the namespace."""
+    async with k.running(store, tmp_path, server=server) as kernel:
+        for session_id in ("a", "b"):
+            session = {"session_id": session_id, "spec": k.spec(), "placement": f"code-{session_id}", "metadata": {}}
+            await kernel.ask("spawn", session, {f"code-{session_id}": b"x"})
+        await export_all(kernel)
+        assert await do(store, retention.drop_code) is None
+    with opened(store) as database, database.writer.begin() as connection:
+        connection.execute(text("UPDATE owner SET lease_until = 1"))
+    assert (await do(store, lambda tx: retention.drop_tree(tx, "a"))).sessions == 1
+    assert await do(store, retention.drop_code) == 1
+    assert [read(store, queries.blob, f"code-{name}") for name in ("a", "b")] == [None, b"x"]
+
+
+async def test_an_id_may_be_used_again(store: str, tmp_path: Path, server: OfflineServer) -> None:
+    """Given a removed session that a frame still holds idle, a new one of the same id has nothing of the old one:
+    neither its specification nor its messages."""
+    async with k.running(store, tmp_path, server=server, frames=1) as kernel:
+        for answer in ("first", "second", "third"):
+            ended = await kernel.run("s", k.spec(k.script(answer), hash=answer))
+            assert (ended["status"], ended["text"]) == ("completed", answer)
+            assert [message["role"] for message in await kernel.messages("s")] == ["user", "assistant"]
+            assert [message["role"] for message in server.requests[-1].body["messages"]] == ["system", "user"]
+            await export_all(kernel)
+            assert (await do(store, lambda tx: retention.drop_tree(tx, "s"))).sessions == 1
+    assert violations(store) == []
+
+
+async def test_trees_and_events_by_age(worked: str) -> None:
+    """The times of the rules are those of the last change, and of the event."""
+    assert read(worked, retention.finished_trees, 1) == []
+    assert read(worked, retention.sessions_with_events, 1) == []
+    assert set(read(worked, retention.sessions_with_events, now())) >= {"old", "new", "busy"}
