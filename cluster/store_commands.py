@@ -316,7 +316,7 @@ def _remove(
 @app.command()
 @command
 def vacuum(store: Store = None, json: Json = False) -> int:
-    """Give the space of removed rows back to the file system, and renew the statistics of the query planner."""
+    """Give the space of removed rows back (PostgreSQL: to the tables, and renew the planner's statistics)."""
     from understudy.store import maintenance
 
     with opened(store) as (database, _):

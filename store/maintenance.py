@@ -97,7 +97,9 @@ def _writers(connection: Connection, namespace: str) -> list[dict[str, Any]]:
 
 
 def vacuum(database: Database) -> tuple[int, int]:
-    """Give the space of removed rows back and renew the planner's statistics; returns the bytes before and after.
+    """Give the space of removed rows back; returns the bytes before and after.
+
+    PostgreSQL also renews its planner's statistics. SQLite's stay unused: its plans are the same in every store.
 
     Raises:
         StoreOwned: SQLite is rewritten as a whole, and a cluster works with it.
@@ -110,7 +112,6 @@ def vacuum(database: Database) -> tuple[int, int]:
         if database.is_sqlite:
             with closing(sqlite3.connect(database.dsn.removeprefix("sqlite:///"), isolation_level=None)) as file:
                 file.execute("VACUUM")
-                file.execute("ANALYZE")
                 file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         else:
             with database.reader.connect() as connection:

@@ -247,10 +247,17 @@ def with_programs(dsn: str) -> None:
 def test_vacuum_gives_space_back(worked: str) -> None:
     """The store is as before; SQLite's file is no larger, and is left alone while a cluster owns it."""
     before = dump(worked)
+    database = Database(worked)
+    with database.writer.begin() as connection:
+        connection.execute(text("CREATE TABLE filling AS SELECT * FROM event"))
+        for _ in range(8):
+            connection.execute(text("INSERT INTO filling SELECT * FROM filling"))
+        connection.execute(text("DROP TABLE filling"))
+    database.close()
     sizes = json.loads(done(worked, "vacuum", "--json"))
     assert dump(worked) == before
     if worked.startswith("sqlite"):
-        assert sizes["after"] <= sizes["before"]
+        assert sizes["after"] < sizes["before"] / 2
         give_up(worked, now() + 60_000_000)
         refused(worked, "vacuum", code="store_owned")
 
