@@ -206,7 +206,7 @@ def staged(dsn: str, directory: Path, **options: Any) -> Iterator[Stage]:
 
 
 def driver(
-    directory: Path, source: str, *arguments: str, environment: dict[str, str] | None = None
+    directory: Path, source: str, *arguments: str, environment: dict[str, str] | None = None, **pipes: int
 ) -> subprocess.Popen[str]:
     """Start a driver script in a process and directory of its own."""
     directory.mkdir(exist_ok=True)
@@ -214,7 +214,7 @@ def driver(
     script.write_text(source)
     return subprocess.Popen(
         [sys.executable, str(script), *arguments], cwd=directory, env={**os.environ, **(environment or {})},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **pipes,
     )  # fmt: skip
 
 
