@@ -219,6 +219,12 @@ class PostgresServer:
         """Whether it only reads."""
         return bool(self.query("SELECT pg_is_in_recovery()")[0][0])
 
+    def trust(self, *networks: str) -> None:
+        """Let everybody in from these networks too (`10.0.0.0/24`)."""
+        with (self._data / "pg_hba.conf").open("a") as file:
+            file.writelines(f"host all all {network} trust\n" for network in networks)
+        self.query("SELECT pg_reload_conf()")
+
     # Files.
 
     def _initialize(self) -> None:
