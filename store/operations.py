@@ -130,8 +130,10 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
     cancel = row["cancel_reason"]
     if batch.start_run is not None:
         if not _start_run(tx, row, batch.start_run):
-            # The input was cancelled while a frame took it up: the batch is void, and the frame looks again.
-            row["wait"] = None
+            # The input was cancelled while a frame took it up: the batch is void, and the frame looks again. Until it
+            # has, the session is at work: its frame's death must be noticed, and an input must not wake it twice.
+            if row["wait"] == "idle" and not row["closed"]:
+                row["wait"], row["active"], row["status"] = None, 1, "running"
             return CommitResult(_ack(tx, row, 0, replayed=True), None, 0, "")
         cancel = row["cancel_reason"]
     first_seq = row["seq"] + 1
@@ -152,9 +154,11 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
 
 
 def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str) -> None:
-    row["wait"] = None
     if batch.wait == "idle" and row["run_id"] is None and row["inbox_count"] == 0:
-        row["wait"], row["active"], row["status"] = "idle", 0, "idle"
+        row["wait"], row["active"] = "idle", 0
+        row["status"] = row["status"] if row["closed"] else "idle"  # a closed one goes on saying how it ended
+        return
+    row["wait"], row["status"] = None, "running"
     if batch.wait in (None, "idle") or row["cancel_reason"] is not None:
         return
     if batch.wait == "model":

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, Text, bindparam, delete, func, select, update
 
 from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, Event
@@ -83,7 +83,12 @@ UPDATE_CALL = (
         TOOL_CALL.c.session_id == bindparam("b_session_id"),
         TOOL_CALL.c.call_id == bindparam("b_call_id"),
     )
-    .values({name: bindparam(f"b_{name}") for name in CALL_STATE})
+    .values(
+        {
+            **{name: bindparam(f"b_{name}") for name in CALL_STATE},
+            "child_id": func.coalesce(bindparam("b_child_id", type_=Text), TOOL_CALL.c.child_id),
+        }
+    )
 )
 RUN_END = ("status", "text", "output", "error", "rounds", "usage", "started_at", "finished_at")
 UPDATE_RUN = (
@@ -284,7 +289,10 @@ class Transaction:
         return seq
 
     def update_call(self, session_id: str, call_id: str, **state: Any) -> None:
-        """Set a tool call's state; every field of `CALL_STATE` but the time must be given."""
+        """Set a tool call's state; every field of `CALL_STATE` but the time must be given.
+
+        A call keeps its child: a later state need not name it.
+        """
         state["updated_at"] = self.now
         self._unwritten.add(session_id)
         row = {f"b_{name}": state[name] for name in CALL_STATE}
@@ -347,7 +355,10 @@ class Transaction:
                 found[item["call_id"]] = {"result": None, "child_id": None, **item}
         for change in self._call_updates:
             if change["b_session_id"] == session_id and change["b_call_id"] in found:
-                found[change["b_call_id"]].update({name: change[f"b_{name}"] for name in CALL_STATE})
+                call = found[change["b_call_id"]]
+                kept = call["child_id"]
+                call.update({name: change[f"b_{name}"] for name in CALL_STATE})
+                call["child_id"] = call["child_id"] or kept
         return sorted(found.values(), key=lambda item: int(item["index"]))
 
     def _pending(self, table: Any, session_id: str) -> list[Row]:
@@ -414,9 +425,11 @@ class Transaction:
             self._seldom[session_id] = seldom
         self._write(UPDATE_SESSION_OFTEN, often)
         self._write(UPDATE_SESSION, all_columns)
-        self._write(DELETE_INBOX, self._inbox_deletes)
         for table, rows in self._inserts.items():
             self._statements.insert(self._cursor, table, rows)
+        self._write(
+            DELETE_INBOX, self._inbox_deletes
+        )  # after the inserts: what came in here may have gone here as well
         self._write(UPDATE_CALL, self._call_updates)
         self._write(UPDATE_RUN, self._run_updates)
         self._created, self._unwritten = [], set()

@@ -24,6 +24,8 @@ from understudy.actors.tools import ToolContext, describe, tool
 from understudy.cluster.node_service import NodeConfig, NodeService
 from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
+from understudy.store.check import check
+from understudy.store.engine import Database
 from understudy.testing.offline import OfflineServer
 
 STUCK_SECONDS = 8.0
@@ -205,6 +207,17 @@ class Kernel:
         assert self._life is not None
         if not self._life.dead:
             await self._life.service.close()
+        self.check()
+
+    def check(self, *session_ids: str) -> None:
+        """The books balance, of these sessions or of all: now, in the middle of whatever is going on."""
+        database = Database(self.dsn)
+        try:
+            with database.read() as connection:
+                violations = check(connection, self.namespace, session_ids or None)
+        finally:
+            database.close()
+        assert not violations, "\n".join(map(str, violations))
 
     async def stop_frames(self) -> None:
         """From now on nobody takes up what is accepted."""
@@ -226,6 +239,7 @@ class Kernel:
         await self._life.bury()
         await self._end_frames()
         await self._gateway.close()
+        self.check()
 
     async def _tell(self, node_id: str, session_ids: list[str]) -> None:
         if node_id in self.peers:
@@ -394,6 +408,7 @@ class Kernel:
 
     async def _reboot(self, life: Life) -> None:
         await life.bury()
+        self.check()
         await self._boot()
         await self.take_up(self.generation, self.nodes)
 

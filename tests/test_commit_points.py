@@ -83,6 +83,7 @@ async def sweep(kernel: k.Kernel, tool: Any, directory: Path, victim: str) -> li
             break
         kernel.on_point = None
         await kernel.quiet()
+        kernel.check(session_id)
         where = f"point {at} ({deaths.label})"
         if ended["status"] != "completed":
             problems.append(f"{where}: ended as {ended['status']}: {ended['error']}")

@@ -737,3 +737,60 @@ async def test_events_are_stored_as_data(db: Store) -> None:
     assert db.read(queries.writer_events, "w", 0, 1000) == committed
     assert [event.writer_seq for event in committed] == list(range(1, len(committed) + 1))
     json.dumps([event.to_wire() for event in committed])
+
+
+async def test_a_death_right_after_the_input_was_cancelled(db: Store) -> None:
+    """Given an input that is cancelled while a frame takes it up, when the frame dies of looking again, then the
+    session is resumed, and takes the next input."""
+    await db.own()
+    await db.create("s")
+    await db.accept("s", "first")
+    await db.activate("s")
+    assert await db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "no", "first"))
+    result = await db.commit("s", 1, 1, start_run="first", wait="model", request_round=1)
+    assert (result.wait, result.ack.inbox) == (None, ())
+    await db.do(activation.crash, "s", 1, lambda _: Verdict("resume"), cause="process_died", pid=1, policy={})
+    await db.accept("s", "second")
+    assert [item["key"] for item in (await db.activate("s"))["inbox"]] == ["second"]
+
+
+async def test_a_closed_session_goes_on_saying_how_it_ended(db: Store) -> None:
+    """Given a session that is closed while a frame takes up its input, when the frame finds nothing to do, then the
+    session's status is still a final one."""
+    await db.own()
+    await db.create("s")
+    await db.accept("s")
+    await db.activate("s")
+    await db.do(operations.close, "s", "enough")
+    await db.commit("s", 1, 1, start_run="r", wait="model", request_round=1)
+    await db.commit("s", 1, 2, wait="idle")
+    row = db.session()
+    assert (row["status"], row["active"], row["wait"]) == ("completed", 0, "idle")
+
+
+async def test_an_input_that_is_cancelled_in_the_transaction_that_accepted_it_stays_cancelled(db: Store) -> None:
+    """Given an input accepted and cancelled in one group, when the next one is accepted, then only that is in the
+    inbox."""
+    await db.own()
+    await db.create("s")
+    await db.journal.submit_all(
+        [
+            lambda tx: operations.accept(tx, "s", "first", "go"),
+            lambda tx: operations.request_cancel(tx, tx.session("s"), "no", "first"),
+        ]
+    )
+    await db.accept("s", "second")
+    assert [item["key"] for item in (await db.activate("s"))["inbox"]] == ["second"]
+
+
+async def test_a_tool_call_keeps_its_child(db: Store) -> None:
+    """Given a call that made a child, when a later state does not name it, alone or in one transaction, then the
+    call's row still does."""
+    await spawned(db)
+    await db.commit("s", 2, 2, calls=(CallState("r/1/0", "finished", result={"content": "x"}),))
+    assert (await db.activate("s"))["calls"][0]["child_id"] == "kid"
+    batch = Batch("s", 3, 1, calls=(CallState("r/1/0", "finished", result={"content": "y"}),))
+    _, work = await db.journal.submit_all(
+        [lambda tx: operations.commit(tx, batch), lambda tx: activation.activate(tx, "s", FRAME)]
+    )
+    assert [(call["child_id"], call["result"]["content"]) for call in work["calls"]] == [("kid", "y")]

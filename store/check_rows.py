@@ -1,0 +1,257 @@
+"""Rules of the accounting identity that SQL can prove: each selects the rows that break it, and says what is wrong.
+
+They hold after every commit, not only at rest. `check.py` runs them; `check_log.py` has those that read the log itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, and_, case, exists, false, func, not_, or_, select, true
+
+from understudy.records import RUN_STATUSES
+
+from .activation import RESUME_TIMER
+from .operations import TERMINAL
+from .transaction import EVENT, INBOX, MESSAGE, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
+
+Found = tuple[str, str]
+"""A session, and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is checked: a namespace, or some of its sessions, as one transaction sees them."""
+
+    connection: Connection
+    namespace: str
+    session_ids: Sequence[str] | None = None
+
+    def of(self, table: Any) -> Any:
+        """The condition that a row of this table is checked."""
+        chosen = true() if self.session_ids is None else table.c.session_id.in_(self.session_ids)
+        return and_(table.c.namespace == self.namespace, chosen)
+
+    def rows(self, statement: Any) -> Iterator[Any]:
+        """The rows of a SELECT, a thousand at a time."""
+        yield from self.connection.execute(statement, execution_options={"yield_per": 1000}).mappings()
+
+
+def same_session(table: Any, other: Any) -> Any:
+    """The join of two tables on their session."""
+    return and_(table.c.namespace == other.c.namespace, table.c.session_id == other.c.session_id)
+
+
+def same_run(table: Any) -> Any:
+    """The join of a table with its run."""
+    return and_(same_session(RUN, table), RUN.c.run_id == table.c.run_id)
+
+
+def own_session(scope: Scope) -> Iterator[Found]:
+    """Every row belongs to a session that exists."""
+    for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, RESERVATION, TIMER):
+        orphans = select(table.c.session_id, func.count().label("rows")).where(
+            scope.of(table), ~exists().where(same_session(SESSION, table))
+        )
+        for row in scope.rows(orphans.group_by(table.c.session_id)):
+            yield row["session_id"], f"{row['rows']} rows of {table.name} belong to no session"
+
+
+def run_events(scope: Scope) -> Iterator[Found]:
+    """Every run has one `run_accepted` event, one `run_started` if it began, one `run_finished` if it ended."""
+    types = ("run_accepted", "run_started", "run_finished")
+    counts = [func.sum(case((EVENT.c.type == name, 1), else_=0)).label(name) for name in types]
+    told = (
+        select(EVENT.c.session_id, EVENT.c.run_id, *counts)
+        .where(scope.of(EVENT), EVENT.c.type.in_(types))
+        .group_by(EVENT.c.session_id, EVENT.c.run_id)
+        .subquery()
+    )
+    told_of_run = and_(told.c.session_id == RUN.c.session_id, told.c.run_id == RUN.c.run_id)
+    happened = {
+        "run_accepted": 1,
+        "run_started": case((RUN.c.started_at > 0, 1), else_=0),
+        "run_finished": case((RUN.c.finished_at > 0, 1), else_=0),
+    }
+    wrong = []
+    for name, wanted in happened.items():
+        count = func.coalesce(told.c[name], 0)
+        # Retention may have removed an event that there was; it never adds one.
+        wrong.append(or_(count > wanted, and_(count < wanted, SESSION.c.pruned_seq == 0)))
+    statement = (
+        select(RUN.c.session_id, RUN.c.run_id, RUN.c.status, *(told.c[name] for name in types))
+        .join(SESSION, same_session(SESSION, RUN))
+        .outerjoin(told, told_of_run)
+        .where(scope.of(RUN), or_(*wrong))
+    )
+    for row in scope.rows(statement):
+        found = ", ".join(f"{row[name] or 0} {name}" for name in types)
+        yield row["session_id"], f"run {row['run_id']!r} is {row['status']} and has these events: {found}"
+    unknown = select(told.c.session_id, told.c.run_id).outerjoin(
+        RUN, and_(told_of_run, RUN.c.namespace == scope.namespace)
+    )
+    for row in scope.rows(unknown.where(RUN.c.run_id.is_(None))):
+        yield row["session_id"], f"events tell of run {row['run_id']!r}, which does not exist"
+
+
+def run_state(scope: Scope) -> Iterator[Found]:
+    """A queued run's input is in the inbox; a running one is its session's current run; an ended one is neither."""
+    in_inbox = exists().where(same_session(INBOX, RUN), INBOX.c.kind == "input", INBOX.c.key == RUN.c.run_id)
+    is_current = func.coalesce(SESSION.c.run_id == RUN.c.run_id, false())
+    began, ended = RUN.c.started_at > 0, RUN.c.finished_at > 0
+    right = or_(
+        and_(RUN.c.status == "queued", not_(began), not_(ended), in_inbox, not_(is_current)),
+        and_(RUN.c.status == "running", began, not_(ended), not_(in_inbox), is_current),
+        and_(RUN.c.status.in_(RUN_STATUSES), ended, not_(in_inbox), not_(is_current)),
+    )
+    columns = (RUN.c.session_id, RUN.c.run_id, RUN.c.status, RUN.c.started_at, RUN.c.finished_at)
+    statement = (
+        select(*columns, in_inbox.label("in_inbox"), is_current.label("is_current"))
+        .join(SESSION, same_session(SESSION, RUN))
+        .where(scope.of(RUN), not_(right))
+    )
+    for row in scope.rows(statement):
+        yield (
+            row["session_id"],
+            f"run {row['run_id']!r} is {row['status']}, began at {row['started_at']}, ended at {row['finished_at']}, "
+            f"its input is {'in' if row['in_inbox'] else 'not in'} the inbox, and it is "
+            f"{'the' if row['is_current'] else 'not the'} current run",
+        )
+
+
+def current_run(scope: Scope) -> Iterator[Found]:
+    """What a session's row says of its current run is what the run's row says; without a run it says nothing."""
+    differs = or_(
+        RUN.c.run_id.is_(None),
+        RUN.c.cancel_requested.is_distinct_from(SESSION.c.cancel_reason),
+        RUN.c.started_at != SESSION.c.run_started_at,
+        RUN.c.trace_id != SESSION.c.trace_id,
+        RUN.c.parent_span_id != SESSION.c.parent_span_id,
+    )
+    left = or_(
+        SESSION.c.round != 0, SESSION.c.calls_open != 0, SESSION.c.children_open != 0, SESSION.c.trace_id != "",
+        SESSION.c.cancel_reason.is_not(None), SESSION.c.run_usage.is_not(None),
+    )  # fmt: skip
+    statement = (
+        select(SESSION.c.session_id, SESSION.c.run_id, RUN.c.run_id.label("found"))
+        .outerjoin(RUN, same_run(SESSION))
+        .where(scope.of(SESSION), case((SESSION.c.run_id.is_(None), left), else_=differs))
+    )
+    for row in scope.rows(statement):
+        if row["run_id"] is None:
+            yield row["session_id"], "there is no current run, but the session's row still describes one"
+        else:
+            fault = "does not exist" if row["found"] is None else "is described otherwise by its own row"
+            yield row["session_id"], f"the current run {row['run_id']!r} {fault}"
+
+
+def inbox(scope: Scope) -> Iterator[Found]:
+    """An inbox is empty or owned: its rows are counted, and belong to a session at work that will take them up."""
+    rows = select(func.count()).select_from(INBOX).where(same_session(INBOX, SESSION)).scalar_subquery()
+    last = select(func.max(INBOX.c.item)).where(same_session(INBOX, SESSION)).scalar_subquery()
+    names = ("session_id", "inbox_count", "inbox_seq", "active", "status")
+    counted = select(*(SESSION.c[name] for name in names), rows.label("rows"), last.label("last")).where(
+        scope.of(SESSION)
+    )
+    counts = counted.subquery()
+    wrong = or_(
+        counts.c.rows != counts.c.inbox_count,
+        counts.c.last > counts.c.inbox_seq,
+        and_(counts.c.rows > 0, counts.c.active == 0),
+    )
+    for row in scope.rows(select(counts).where(wrong)):
+        yield (
+            row["session_id"],
+            f"the inbox has {row['rows']} rows, the last is {row['last'] or 0}; the session counts "
+            f"{row['inbox_count']} up to {row['inbox_seq']}, and is {row['status']}, {'active' if row['active'] else 'not active'}",
+        )
+
+
+def inbox_items(scope: Scope) -> Iterator[Found]:
+    """Each inbox row is an input of an open session, or a child's result for an open call of the current run."""
+    run = exists().where(same_session(RUN, INBOX), RUN.c.run_id == INBOX.c.key)
+    call = exists().where(
+        same_session(TOOL_CALL, INBOX),
+        TOOL_CALL.c.call_id == INBOX.c.key,
+        TOOL_CALL.c.run_id == SESSION.c.run_id,
+        TOOL_CALL.c.state.in_(("requested", "started")),
+    )
+    right = or_(and_(INBOX.c.kind == "input", SESSION.c.closed == 0, run), and_(INBOX.c.kind == "child_result", call))
+    statement = (
+        select(INBOX.c.session_id, INBOX.c.item, INBOX.c.kind, INBOX.c.key)
+        .join(SESSION, same_session(SESSION, INBOX))
+        .where(scope.of(INBOX), not_(right))
+    )
+    for row in scope.rows(statement):
+        yield row["session_id"], f"nobody waits for inbox row {row['item']} ({row['kind']} {row['key']!r})"
+
+
+def open_calls(scope: Scope) -> Iterator[Found]:
+    """Tool calls without a result are of the current run and round, and `calls_open` counts them."""
+    pending = and_(
+        same_session(TOOL_CALL, SESSION), TOOL_CALL.c.run_id == SESSION.c.run_id,
+        TOOL_CALL.c.round == SESSION.c.round, TOOL_CALL.c.state != "done",
+    )  # fmt: skip
+    count = select(func.count()).select_from(TOOL_CALL).where(pending).scalar_subquery()
+    counts = select(SESSION.c.session_id, SESSION.c.calls_open, count.label("pending")).where(
+        scope.of(SESSION), SESSION.c.run_id.is_not(None)
+    )
+    found = counts.subquery()
+    for row in scope.rows(select(found).where(found.c.pending != found.c.calls_open)):
+        yield row["session_id"], f"calls_open is {row['calls_open']}, and {row['pending']} calls have no result"
+    # A quarantined run ends where its process died: nobody is left to answer its calls, and no model is asked again.
+    forgotten = (
+        select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id, TOOL_CALL.c.state)
+        .join(SESSION, same_session(SESSION, TOOL_CALL))
+        .outerjoin(RUN, same_run(TOOL_CALL))
+        .where(
+            scope.of(TOOL_CALL),
+            TOOL_CALL.c.state != "done",
+            not_(func.coalesce(pending, false())),
+            func.coalesce(RUN.c.status, "") != "quarantined",
+        )
+    )
+    for row in scope.rows(forgotten):
+        yield row["session_id"], f"call {row['call_id']} is {row['state']}, and its round is over"
+
+
+def timer(scope: Scope) -> Iterator[Found]:
+    """A session that waits for a timer has one."""
+    # Not the other way round: a cancel cuts the wait short, and the timer fires later without effect.
+    due = exists().where(same_session(TIMER, SESSION), TIMER.c.name == RESUME_TIMER)
+    statement = select(SESSION.c.session_id).where(scope.of(SESSION), SESSION.c.wait == "timer", not_(due))
+    for row in scope.rows(statement):
+        yield row["session_id"], "it waits for a timer that does not exist"
+
+
+def status(scope: Scope) -> Iterator[Found]:
+    """`status`, `active`, `wait`, `closed`, the run and the frame of a session say the same."""
+    columns = SESSION.c
+    ended = case((columns.closed == 1, columns.status.in_(TERMINAL)), else_=columns.status.in_(("idle", "quarantined")))
+    waiting = {"model": columns.run_id.is_not(None), "child": columns.children_open > 0, "timer": true()}
+    right = or_(
+        and_(columns.active == 0, columns.wait == "idle", columns.run_id.is_(None), ended),
+        and_(columns.active == 1, columns.wait.is_(None), columns.status == "running"),
+        *(
+            and_(columns.active == 1, columns.wait == wait, columns.status == f"waiting_for_{wait}", more)
+            for wait, more in waiting.items()
+        ),
+    )
+    frame = columns.frame_id.is_(None) == columns.actor_pid.is_(None)
+    idle_when_closed = or_(columns.closed == 0, columns.run_id.is_not(None), columns.active == 0)
+    names = ("session_id", "status", "active", "wait", "closed", "run_id", "frame_id", "actor_pid")
+    statement = select(*(columns[name] for name in names)).where(
+        scope.of(SESSION), not_(and_(func.coalesce(right, false()), frame, idle_when_closed))
+    )
+    for row in scope.rows(statement):
+        yield row["session_id"], ", ".join(f"{name} is {row[name]!r}" for name in names[1:])
+
+
+ROW_RULES: dict[str, Callable[[Scope], Iterable[Found]]] = {
+    rule.__name__: rule
+    for rule in (
+        own_session, run_events, run_state, current_run, inbox, inbox_items, open_calls, timer, status,
+    )
+}  # fmt: skip

@@ -1,0 +1,352 @@
+"""The accounting identity: it holds after every commit, and each rule bites when the tables are made to break it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select, text, update
+
+from understudy.errors import UnderstudyError
+from understudy.events import ToolFinished, ToolStarted
+from understudy.identifiers import child_identifier
+from understudy.messages import Message, Usage
+from understudy.ports import Death, Verdict
+from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
+from understudy.store import activation, operations
+from understudy.store.activation import FrameRef
+from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
+from understudy.store.transaction import EVENT, MESSAGE
+
+from .test_store import FRAME, MINUTE, Store, opened, spec
+
+Move = Callable[[], Awaitable[Any]]
+
+
+def violations(db: Store, *session_ids: str) -> list[Violation]:
+    return db.read(check, session_ids or None)
+
+
+def rows(db: Store, table: str, session_id: str | None = None) -> list[dict[str, Any]]:
+    where = "namespace = :n" + (" AND session_id = :s" if session_id else "")
+    with db.database.read() as connection:
+        found = connection.execute(
+            text(f"SELECT * FROM {table} WHERE {where} ORDER BY session_id"), {"n": db.namespace, "s": session_id}
+        )
+        return [dict(row) for row in found.mappings()]
+
+
+# Whatever is done, in whatever order.
+
+
+class Play:
+    """All that may happen to a store next, as clients, frames, models and deaths do it."""
+
+    def __init__(self, db: Store) -> None:
+        self.db = db
+        self.calls: set[tuple[str, str, int, int]] = set()  # model calls on their way
+
+    async def begin(self) -> None:
+        await self.db.own()
+        await self.db.create("plain", spec("plain"))
+        await self.db.create("thrifty", spec("thrifty", budget={"tokens": 200}))
+
+    def moves(self) -> list[Move]:
+        found: list[Move] = [self._answer(key, kind) for key in sorted(self.calls) for kind in range(4)]
+        for timer in rows(self.db, "timer"):
+            found.append(lambda s=timer["session_id"], n=timer["name"]: self.db.do(activation.fire, s, n))
+        for row in rows(self.db, "session"):
+            found += self._client(row) + self._deaths(row) + self._agent(row) * 3
+        return found
+
+    def _client(self, row: dict[str, Any]) -> list[Move]:
+        db, session_id = self.db, row["session_id"]
+
+        def cancel(run_id: str | None) -> Move:
+            return lambda: db.journal.submit(
+                lambda tx: operations.request_cancel(tx, tx.session(session_id), "why", run_id)
+            )
+
+        found: list[Move] = [lambda n=n: db.accept(session_id, f"r{n}") for n in range(2 + row["seq"] // 30)]
+        found += [cancel(None)] + [cancel(item["key"]) for item in rows(db, "inbox", session_id)]
+        return found + ([lambda: db.do(operations.close, session_id, "enough")] if row["seq"] > 25 else [])
+
+    def _deaths(self, row: dict[str, Any]) -> list[Move]:
+        db, session_id, epoch = self.db, row["session_id"], row["epoch"]
+        if not row["active"]:
+            return []
+
+        def crash(verdict: Verdict) -> Move:
+            def decide(_death: Death) -> Verdict:
+                return verdict
+
+            return lambda: db.do(activation.crash, session_id, epoch, decide, cause="died", pid=1, policy={})
+
+        async def reissue() -> None:
+            attempt = await db.do(activation.reissue, session_id, epoch, "h", "m")
+            if attempt is not None:
+                self.calls.add((session_id, row["run_id"], row["round"], attempt))
+
+        found: list[Move] = [lambda: db.activate(session_id)] * (1 if row["frame_id"] else 4)
+        if row["frame_id"]:
+            found += [crash(Verdict("resume")), crash(Verdict("resume", delay=MINUTE))]
+            found += [crash(Verdict("quarantine", reason="hopeless"))] if row["seq"] > 20 else []
+        if row["wait"] == "model":
+            found += [reissue, lambda: db.do(activation.park, session_id, epoch)]
+        return found
+
+    def _answer(self, key: tuple[str, str, int, int], kind: int) -> Move:
+        calls = tuple((f"p{index}", "spawn_agent" if index else "t", "{}") for index in range(kind))
+        got = ModelAnswer("hi", calls, usage=Usage(7 + kind, 3))
+        if kind == 3:
+            got = ModelAnswer("h", error={"code": "model_unavailable", "message": "away"})
+
+        async def answer() -> None:
+            self.calls.discard(key)
+            await self.db.do(operations.answer, *key, "m", got)
+
+        return answer
+
+    def _agent(self, row: dict[str, Any]) -> list[Move]:
+        """What the frame that holds the session may commit; see `understudy.actors.session`."""
+        if not row["frame_id"] or row["wait"] in ("model", "timer"):
+            return []
+        inbox = sorted(rows(self.db, "inbox", row["session_id"]), key=lambda item: item["item"])
+        inputs = [item["key"] for item in inbox if item["kind"] == "input"]
+        run_id = row["run_id"]
+        if run_id is None:
+            start = inputs[0] if inputs else "gone"  # the input it took up may have been cancelled meanwhile
+            begin = {"start_run": start, "entries": (Message("user", "go", run_id=start),)}
+            return [
+                self._commit(row, **begin, wait="model"), self._commit(row, **begin), self._commit(row, wait="idle"),
+            ]  # fmt: skip
+        found = rows(self.db, "tool_call", row["session_id"])
+        calls = [call for call in found if (call["run_id"], call["round"]) == (run_id, row["round"])]
+        calls = [call for call in calls if call["state"] != "done"]
+        if row["cancel_reason"] is not None or row["wait_error"] not in (None, "null"):
+            return [self._settled(row, calls, finish=Finish("failed", "so far"), wait="idle")] * 3
+        unfinished = [call for call in calls if call["state"] != "finished"]
+        if not unfinished:
+            ask = self._settled(row, calls, wait="model")
+            return [ask, ask, self._settled(row, calls, finish=Finish("completed", "done"), wait="idle")]
+        return self._tools(row, unfinished, [item for item in inbox if item["kind"] == "child_result"])
+
+    def _tools(self, row: dict[str, Any], calls: list[dict[str, Any]], results: list[dict[str, Any]]) -> list[Move]:
+        found: list[Move] = []
+        by_id = {call["call_id"]: call for call in calls}
+        for call in calls:
+            if call["tool"] == "t":
+                started = CallState(call["call_id"], "started")
+                event = ToolStarted(call_id=call["call_id"], tool="t")
+                found.append(self._commit(row, entries=(event,), calls=(started,)))
+                found.append(self._commit(row, **self._result(call)))
+            elif call["state"] == "requested" and row["depth"] < 2:
+                child = child_identifier(row["session_id"], call["call_id"])
+                spawn = Spawn(call["call_id"], child, spec("child"), "your task")
+                state = CallState(call["call_id"], "started", child_id=child, executions=1)
+                found.append(self._commit(row, spawns=(spawn,), calls=(state,)))
+            elif call["state"] == "requested":
+                found.append(self._commit(row, **self._result(call)))
+        for item in results:
+            found.append(self._commit(row, **self._result(by_id[item["key"]]), inbox_done=(item["item"],)))
+        if all(call["child_id"] for call in calls):
+            found.append(self._commit(row, wait="child"))
+        return found
+
+    def _result(self, call: dict[str, Any]) -> dict[str, Any]:
+        event = ToolFinished(call_id=call["call_id"], tool=call["tool"])
+        state = CallState(call["call_id"], "finished", executions=1, result={"content": "x"})
+        return {"entries": (event,), "calls": (state,)}
+
+    def _settled(self, row: dict[str, Any], calls: list[dict[str, Any]], **fields: Any) -> Move:
+        """The batch that gives every call of the round its result."""
+        entries: list[Any] = []
+        for call in calls:
+            if call["state"] != "finished":
+                entries.append(ToolFinished(call_id=call["call_id"], tool=call["tool"], outcome="cancelled"))
+            result = Message("tool", "x", tool_call_id=call["call_id"], run_id=row["run_id"], round=row["round"])
+            entries.append(result)
+        done = tuple(CallState(call["call_id"], "done", executions=1) for call in calls)
+        return self._commit(row, entries=tuple(entries), calls=done, **fields)
+
+    def _commit(self, row: dict[str, Any], **fields: Any) -> Move:
+        key = (row["session_id"], row["epoch"], row["batch_no"] + 1)
+        if fields.get("wait") == "model":
+            fields.update(request_round=row["round"] + 1, request_model="m", request_tokens=40)
+        batch = Batch(*key, **fields)
+
+        async def commit() -> None:
+            result = await self.db.do(operations.commit, batch, holder="h")
+            if result.wait == "model" and not result.ack.replayed:
+                run_id = batch.start_run or row["run_id"]
+                self.calls.add((batch.session_id, run_id, batch.request_round, 1))
+
+        return commit
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=80))
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_the_books_balance_after_every_commit(store: str, choices: list[int]) -> None:
+    """Whatever clients, frames, models and deaths do, alone or in one transaction, no rule is ever broken."""
+    asyncio.run(play(store, choices))
+
+
+async def play(dsn: str, choices: list[int]) -> None:
+    async with opened(dsn, namespace=f"n{uuid.uuid4().hex}") as db:
+        played = Play(db)
+        await played.begin()
+        for choice in choices:
+            moves = played.moves()
+            together = 1 + (choice % 7 == 0) + (choice % 49 == 0)
+            chosen = [moves[(choice // 7 + 13 * number) % len(moves)] for number in range(together)]
+            for result in await asyncio.gather(*(move() for move in chosen), return_exceptions=True):
+                assert not isinstance(result, BaseException) or isinstance(result, UnderstudyError), result
+            assert not violations(db), "\n".join(map(str, violations(db)))
+
+
+# What breaks each rule.
+
+
+async def scene(db: Store) -> None:
+    """Sessions in every condition: `old` is through with a run, `lead` waits for `kid`, which waits for its model,
+    `boss` has the result of `aide` in its inbox, `queued` has only an input, `crashed` waits for its timer."""
+    await db.asking("old")
+    await db.activate("old")
+    await db.answer("old", tool_calls=(("p", "t", "{}"),))
+    finished = ToolFinished(call_id="r/1/0", tool="t")
+    await db.ask(
+        "old", epoch=2, round_number=2, calls=(CallState("r/1/0", "done", executions=1),),
+        entries=(finished, Message("tool", "x", tool_call_id="r/1/0", run_id="r", round=1)),
+    )  # fmt: skip
+    await db.answer("old", round_number=2, content="done")
+    await db.commit("old", 2, 2, finish=Finish("completed", "done"), wait="idle")
+    for parent, child in (("lead", "kid"), ("boss", "aide")):
+        await db.asking(parent, spec(parent, budget={"tokens": 100}), tokens=50)
+        await db.answer(parent, tool_calls=(("p", "spawn_agent", "{}"),))
+        call = CallState("r/1/0", "started", child_id=child, executions=1)
+        await db.commit(parent, 1, 2, spawns=(Spawn("r/1/0", child, spec(child), "x"),), calls=(call,), wait="child")
+        await db.activate(child)
+    model = {"wait": "model", "request_round": 1, "request_model": "m", "request_tokens": 40}
+    await db.commit("kid", 1, 1, start_run="task", entries=(Message("user", "x", run_id="task"),), **model)
+    await db.commit("aide", 1, 1, start_run="task")
+    await db.commit("aide", 1, 2, finish=Finish("completed", "hi"), wait="idle")
+    for session_id in ("queued", "crashed"):
+        await db.create(session_id)
+        await db.accept(session_id)
+    await db.activate("crashed")
+    verdict = Verdict("resume", delay=MINUTE)
+    await db.do(activation.crash, "crashed", 1, lambda _: verdict, cause="died", pid=1, policy={})
+
+
+def edit(table: Any, kind: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Any], None]:
+    """Change the body of the last message or event of a kind in `old`."""
+
+    def corrupt(connection: Any) -> None:
+        column = table.c.role if table is MESSAGE else table.c.type
+        chosen = (table.c.session_id == "old", column == kind)
+        found = connection.execute(select(table.c.seq, table.c.body).where(*chosen).order_by(table.c.seq.desc()))
+        seq, body = found.first()
+        change(body)
+        connection.execute(update(table).where(*chosen, table.c.seq == seq).values(body=body))
+
+    return corrupt
+
+
+def row(session_id: str, **values: Any) -> str:
+    """SQL that changes a session's row."""
+    changes = ", ".join(f"{name} = {value}" for name, value in values.items())
+    return f"UPDATE session SET {changes} WHERE session_id = '{session_id}'"
+
+
+def retype(session_id: str, old: str, new: str) -> str:
+    """SQL that makes events others."""
+    return f"UPDATE event SET type = '{new}' WHERE session_id = '{session_id}' AND type = '{old}'"
+
+
+GHOST = "INSERT INTO timer (namespace, session_id, name, due_at) VALUES ('tests', 'ghost', 'resume', 1)"
+STRAY = (
+    "INSERT INTO inbox (namespace, session_id, item, kind, key, created_at) VALUES ('tests', '{}', {}, '{}', 'stray', 1)"
+)
+OTHER = "INSERT INTO tool_call SELECT namespace, session_id, 'r/9/9', run_id, round, 9, {} FROM tool_call {}"
+
+# The rules that bite, the session that they name, and how its rows are made wrong.
+CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
+    ("own_session", "ghost", GHOST),
+    ("run_events", "queued", retype("queued", "run_accepted", "tool_in_doubt")),
+    ("run_events", "queued", retype("queued", "session_created", "run_accepted")),
+    ("run_events", "queued", "UPDATE event SET run_id = 'x' WHERE session_id = 'queued' AND type = 'run_accepted'"),
+    ("run_events", "crashed", retype("crashed", "session_crashed", "run_finished")),
+    ("run_state", "old", "UPDATE run SET status = 'queued' WHERE session_id = 'old'"),
+    ("run_state", "queued", "UPDATE run SET status = 'running' WHERE session_id = 'queued'"),
+    ("run_state", "old", "UPDATE run SET status = 'strange' WHERE session_id = 'old'"),
+    ("inbox run_state", "queued", "DELETE FROM inbox WHERE session_id = 'queued'"),
+    ("current_run", "lead", row("lead", trace_id="'x'")),
+    ("current_run", "lead", row("lead", cancel_reason="'x'")),
+    ("current_run", "old", row("old", round=3)),
+    ("current_run open_calls run_order run_state status", "old", row("old", run_id="'x'")),
+    ("inbox", "queued", row("queued", inbox_count=2)),
+    ("inbox", "queued", row("queued", inbox_seq=0)),
+    ("inbox status", "queued", row("queued", active=0)),
+    ("inbox_items", "queued", STRAY.format("queued", 2, "input") + ";" + row("queued", inbox_count=2, inbox_seq=2)),
+    ("inbox_items", "boss", STRAY.format("boss", 2, "child_result") + ";" + row("boss", inbox_count=2, inbox_seq=2)),
+    ("inbox inbox_items", "old", STRAY.format("old", 1, "timer")),
+    ("open_calls", "lead", row("lead", calls_open=5)),
+    ("open_calls tool_calls", "old", "UPDATE tool_call SET state = 'finished' WHERE session_id = 'old'"),
+    ("timer", "crashed", "DELETE FROM timer"),
+    ("status", "crashed", row("crashed", status="'idle'")),
+    ("status", "lead", row("lead", active=0)),
+    ("status", "lead", row("lead", wait="NULL")),
+    ("status", "kid", row("kid", actor_pid="NULL")),
+    ("status", "old", row("old", closed=1)),
+    ("tree", "kid", row("kid", depth=2)),
+    ("tree", "aide", row("aide", root_id="'aide'")),
+    ("tree", "old", row("old", call_id="'x'")),
+    ("tree", "kid", "UPDATE tool_call SET child_id = NULL WHERE session_id = 'lead'"),
+    ("children_open", "lead", row("lead", children_open=2)),
+    ("child_events", "kid", retype("lead", "child_spawned", "tool_in_doubt")),
+    ("child_events", "aide", retype("boss", "child_finished", "tool_in_doubt")),
+    ("child_events", "aide", "UPDATE run SET status = 'failed' WHERE session_id = 'aide'"),
+    ("child_events", "old", edit(EVENT, "model_call_started", lambda body: body.update(child_id="x"))),
+    ("budget", "lead", row("lead", budget_spent="budget_spent + 1")),
+    ("budget", "lead", row("lead", budget_reserved=0)),
+    ("budget", "old", row("old", budget_spent=1)),
+    ("reservation", "kid", "UPDATE reservation SET wait_key = 'kid/task/9'"),
+    ("reservation", "kid", "DELETE FROM reservation;" + row("lead", budget_reserved=0)),
+    ("sequence", "old", row("old", seq="seq + 1")),
+    ("sequence", "old", row("old", seq="seq - 1")),
+    ("sequence", "old", row("old", pruned_seq=99)),
+    ("sequence", "old", "DELETE FROM event WHERE session_id = 'old' AND type = 'model_call_started'"),
+    ("sequence", "old", "UPDATE event SET seq = 5 WHERE session_id = 'old' AND type = 'session_created'"),
+    ("run_order", "old", "UPDATE message SET run_id = 'x' WHERE session_id = 'old' AND role = 'user'"),
+    ("run_order", "lead", "UPDATE event SET run_id = 'x' WHERE session_id = 'lead' AND type = 'run_started'"),
+    ("tool_results", "old", retype("old", "tool_finished", "tool_in_doubt")),
+    ("tool_results tool_calls", "old", edit(MESSAGE, "tool", lambda body: body.update(tool_call_id="x"))),
+    ("tool_results", "old", edit(EVENT, "tool_finished", lambda body: body.update(call_id="x"))),
+    ("tool_calls", "old", "UPDATE tool_call SET arguments = '[]' WHERE session_id = 'old'"),
+    ("tool_calls", "old", "DELETE FROM tool_call WHERE session_id = 'old'"),
+    ("tokens", "old", row("old", tokens_used="tokens_used + 1")),
+    ("tokens", "old", row("old", tokens_redone=1)),
+    ("tokens run_usage", "old", edit(EVENT, "model_call_completed", lambda body: body.update(usage=[1, 1, 0, 0, False]))),
+    ("answers", "old", "UPDATE message SET round = 1 WHERE session_id = 'old' AND role = 'assistant' AND round = 2"),
+    ("answers", "old", edit(EVENT, "model_call_completed", lambda body: body.update(request_key="old/r/1/1"))),
+    ("answers run_usage tokens", "old", retype("old", "model_call_completed", "tool_in_doubt")),
+    ("run_usage", "old", "UPDATE run SET usage = '[1, 1, 0, 0, false]' WHERE session_id = 'old'"),
+    ("run_usage", "lead", row("lead", run_usage="'[1, 1, 0, 0, false]'")),
+    ("epochs", "old", row("old", epoch=1)),
+    ("epochs", "old", edit(EVENT, "session_activated", lambda body: body["_"].__setitem__(1, 1))),
+]
+
+
+def corrupt(db: Store, corruption: str | Callable[[Any], None]) -> None:
+    with db.database.writer.begin() as connection:
+        if callable(corruption):
+            corruption(connection)
+        else:
+            for statement in corruption.split(";"):
+                connection.execute(text(statement))
