@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -11,6 +11,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 
 from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, Event
+from understudy.identifiers import call_identifier
 from understudy.messages import WIRE_VERSION, Message
 
 from . import tables
@@ -109,11 +110,12 @@ SELECT_MESSAGES = (
     )
     .order_by(MESSAGE.c.seq)
 )
+# By their keys, which are numbered from 0: a search by round would read every call that the session ever made.
+CALLS_AT_ONCE = 16
 SELECT_CALLS = select(TOOL_CALL).where(
     TOOL_CALL.c.namespace == bindparam("ns"),
     TOOL_CALL.c.session_id == bindparam("session"),
-    TOOL_CALL.c.run_id == bindparam("run"),
-    TOOL_CALL.c.round == bindparam("round"),
+    TOOL_CALL.c.call_id.in_([bindparam(f"call{number}") for number in range(CALLS_AT_ONCE)]),
 )
 SELECT_OWNER = select(OWNER.c.generation).where(OWNER.c.namespace == bindparam("ns"))
 DELETE_INBOX = delete(INBOX).where(
@@ -121,6 +123,18 @@ DELETE_INBOX = delete(INBOX).where(
     INBOX.c.session_id == bindparam("b_session_id"),
     INBOX.c.item == bindparam("b_item"),
 )
+
+
+def calls_of_round(select_calls: Callable[[Row], list[Row]], run_id: str, round_number: int) -> list[Row]:
+    """The tool calls of a round, in order; `select_calls` executes `SELECT_CALLS` with the keys that it is given."""
+    found: list[Row] = []
+    while len(found) % CALLS_AT_ONCE == 0:
+        keys = {f"call{n}": call_identifier(run_id, round_number, len(found) + n) for n in range(CALLS_AT_ONCE)}
+        more = select_calls(keys)
+        if not more:
+            break
+        found += more
+    return sorted(found, key=lambda item: int(item["index"]))
 
 
 class Transaction:
@@ -326,8 +340,11 @@ class Transaction:
 
     def calls(self, session_id: str, run_id: str, round_number: int) -> list[Row]:
         """The tool calls of a round as they are now, in order."""
-        key = {"ns": self.namespace, "session": session_id, "run": run_id, "round": round_number}
-        found = {item["call_id"]: item for item in self._select(SELECT_CALLS, **key)}
+
+        def stored(keys: Row) -> list[Row]:
+            return self._select(SELECT_CALLS, ns=self.namespace, session=session_id, **keys)
+
+        found = {item["call_id"]: item for item in calls_of_round(stored, run_id, round_number)}
         for item in self._pending(TOOL_CALL, session_id):
             if (item["run_id"], item["round"]) == (run_id, round_number):
                 found[item["call_id"]] = {"result": None, "child_id": None, **item}

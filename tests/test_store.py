@@ -39,6 +39,7 @@ from understudy.store import activation, operations, queries
 from understudy.store.activation import FrameRef
 from understudy.store.engine import Database
 from understudy.store.journal import Journal
+from understudy.store.transaction import calls_of_round
 
 MINUTE = 60_000_000
 FRAME = FrameRef("frame-1", 1, "node-1")
@@ -737,3 +738,12 @@ async def test_events_are_stored_as_data(db: Store) -> None:
     assert db.read(queries.writer_events, "w", 0, 1000) == committed
     assert [event.writer_seq for event in committed] == list(range(1, len(committed) + 1))
     json.dumps([event.to_wire() for event in committed])
+
+
+def test_the_calls_of_a_round_are_read_by_their_keys() -> None:
+    """However many there are, and in the order of their numbers."""
+    for count in (0, 1, 15, 16, 17, 32, 40):
+        stored = {f"run/3/{index}": {"call_id": f"run/3/{index}", "index": index} for index in range(count)}
+        stored["run/30/0"] = {"call_id": "run/30/0", "index": 0}
+        found = calls_of_round(lambda keys, s=stored: [s[key] for key in keys.values() if key in s], "run", 3)  # type: ignore[misc]
+        assert [call["call_id"] for call in found] == [f"run/3/{index}" for index in range(count)]
