@@ -16,7 +16,7 @@ from understudy.messages import WIRE_VERSION, Message
 
 from . import tables
 from .prepared import Row as Row
-from .prepared import Statements, cursor_of, defaults
+from .prepared import Statements, cursor_of, defaults, pipelined
 
 
 def table_of(model: type) -> Any:
@@ -401,6 +401,12 @@ class Transaction:
 
     def flush(self) -> None:
         """Write everything back, a statement per table."""
+        with pipelined(self.connection):
+            self._write_all()
+        self._created, self._unwritten = [], set()
+        self._inbox_deletes, self._inserts, self._call_updates, self._run_updates = [], {}, [], []
+
+    def _write_all(self) -> None:
         if self._created:
             self._statements.insert(self._cursor, SESSION, self._created)
             self._written.update((row["session_id"], _mutable(row)) for row in self._created)
@@ -422,8 +428,6 @@ class Transaction:
             self._statements.insert(self._cursor, table, rows)
         self._write(UPDATE_CALL, self._call_updates)
         self._write(UPDATE_RUN, self._run_updates)
-        self._created, self._unwritten = [], set()
-        self._inbox_deletes, self._inserts, self._call_updates, self._run_updates = [], {}, [], []
 
     def _write(self, statement: Any, rows: list[Row]) -> None:
         if rows:
