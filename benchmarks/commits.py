@@ -111,9 +111,13 @@ class _Worker:
         """A batch with the last round's tool result, then the model's answer; `count` times."""
         for _ in range(count):
             batch = self._batch()
-            await self._journal.submit(lambda tx, b=batch: operations.commit(tx, b, holder="node"))  # type: ignore[misc]
+            await self._journal.submit(
+                lambda tx, b=batch: operations.commit(tx, b, holder="node"),  # type: ignore[misc]
+                self._session_id,
+            )
             result = await self._journal.submit(
-                lambda tx: operations.answer(tx, self._session_id, "run", self._round, 1, "model", ANSWER)
+                lambda tx: operations.answer(tx, self._session_id, "run", self._round, 1, "model", ANSWER),
+                self._session_id,
             )
             self._call = result.calls[0].call_id
 

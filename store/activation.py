@@ -237,19 +237,19 @@ def quarantine(tx: Transaction, row: Row, reason: str) -> None:
 
 def last_text(tx: Transaction, row: Row) -> str:
     """The last thing the agent said in its current run, for a result that has no better one."""
+    # Without the run: one in which the agent has said nothing yet would be looked for through the whole history.
     statement = (
-        select(MESSAGE.c.body)
+        select(MESSAGE.c.run_id, MESSAGE.c.body)
         .where(
             MESSAGE.c.namespace == tx.namespace,
             MESSAGE.c.session_id == row["session_id"],
-            MESSAGE.c.run_id == row["run_id"],
             MESSAGE.c.role == "assistant",
         )
         .order_by(MESSAGE.c.seq.desc())
         .limit(1)
     )
-    body = tx.read(statement, row["session_id"]).scalar()
-    return Message.from_wire(body).text if body else ""
+    last = tx.read(statement, row["session_id"]).first()
+    return Message.from_wire(last.body).text if last is not None and last.run_id == row["run_id"] else ""
 
 
 def _drop_timer(tx: Transaction, session_id: str, name: str) -> None:

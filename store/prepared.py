@@ -7,6 +7,7 @@ SQLite needs for the work itself, and a round executes dozens of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Dialect, Select, insert
@@ -98,6 +99,13 @@ class Statements:
 def defaults(table: Any) -> Row:
     """The default of each column of a table."""
     return {column.name: column.default.arg if column.default is not None else None for column in table.columns}
+
+
+def pipelined(connection: Connection) -> AbstractContextManager[Any]:
+    """Send the statements of a `with` block to PostgreSQL without waiting for each; the end waits for all, and raises
+    the error of the first that failed."""
+    driver: Any = connection.connection.driver_connection
+    return driver.pipeline() if connection.dialect.name == "postgresql" else nullcontext()
 
 
 def cursor_of(connection: Connection) -> Any:

@@ -11,7 +11,7 @@ from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import ENVELOPE, Event
 
 from . import tables
-from .transaction import CODE_BLOB, EVENT, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL, Row, table_of
+from .transaction import CODE_BLOB, EVENT, MESSAGE, RUN, SELECT_CALLS, SESSION, TIMER, Row, calls_of_round, table_of
 
 METRIC_STATE = table_of(tables.MetricState)
 EXPORT_CURSOR = table_of(tables.ExportCursor)
@@ -52,11 +52,14 @@ def session_list(
 ) -> list[Row]:
     """Sessions, newest first."""
     statement = select(*INFO_COLUMNS).where(SESSION.c.namespace == namespace)
-    if live_only:
-        statement = statement.where(SESSION.c.active == 1)
+    newest_first: Any = SESSION.c.created_at.desc()
     if roots_only:
-        statement = statement.where(SESSION.c.parent_id.is_(None))
-    statement = statement.order_by(SESSION.c.created_at.desc(), SESSION.c.session_id).limit(limit)
+        # Ordered by the parent, which they all lack, because PostgreSQL does not see then that the index is in order.
+        statement = statement.where(SESSION.c.parent_id.is_(None)).order_by(SESSION.c.parent_id.desc())
+    if live_only:
+        # The few are sorted: SQLite would rather walk all sessions in order, so it must not see that an index has it.
+        statement, newest_first = statement.where(SESSION.c.active == 1), (SESSION.c.created_at + 0).desc()
+    statement = statement.order_by(newest_first, SESSION.c.session_id).limit(limit)
     return [dict(row) for row in connection.execute(statement).mappings()]
 
 
@@ -64,32 +67,31 @@ def tree(connection: Connection, namespace: str, session_id: str) -> list[Row]:
     """The session and all below it, parents before children, with the tool each is at."""
     root_id = session_info(connection, namespace, session_id)["root_id"]
     statement = (
-        select(*INFO_COLUMNS)
+        select(*INFO_COLUMNS, SESSION.c.calls_open)
         .where(SESSION.c.namespace == namespace, SESSION.c.root_id == root_id)
         .order_by(SESSION.c.depth, SESSION.c.created_at, SESSION.c.call_id)
     )
     rows = [dict(row) for row in connection.execute(statement).mappings()]
-    busy = _open_tools(connection, namespace, [row["session_id"] for row in rows if row["active"]])
     kept: set[str] = set()
     found = []
     for row in rows:
         if row["session_id"] == session_id or row["parent_id"] in kept:
             kept.add(row["session_id"])
-            found.append({**row, "tools": busy.get(row["session_id"], [])})
+            found.append({**row, "tools": _open_tools(connection, namespace, row)})
     return found
 
 
-def _open_tools(connection: Connection, namespace: str, session_ids: list[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    if session_ids:
-        statement = select(TOOL_CALL.c.session_id, TOOL_CALL.c.tool).where(
-            TOOL_CALL.c.namespace == namespace,
-            TOOL_CALL.c.session_id.in_(session_ids),
-            TOOL_CALL.c.state.in_(("requested", "started")),
-        )
-        for session_id, tool in connection.execute(statement):
-            found.setdefault(session_id, []).append(tool)
-    return found
+def _open_tools(connection: Connection, namespace: str, row: Row) -> list[str]:
+    """The tools that the session is at; `row` is changed."""
+    if not row.pop("calls_open") or not row["active"]:
+        return []
+
+    def stored(keys: Row) -> list[Row]:
+        key = {"ns": namespace, "session": row["session_id"], **keys}
+        return [dict(call) for call in connection.execute(SELECT_CALLS, key).mappings()]
+
+    calls = calls_of_round(stored, row["run_id"], row["round"])
+    return [call["tool"] for call in calls if call["state"] in ("requested", "started")]
 
 
 def messages(connection: Connection, namespace: str, session_id: str, after: int = 0, limit: int = 10_000) -> list[Row]:

@@ -68,7 +68,7 @@ class Session(Table, table=True):
 
     __tablename__ = "session"
     __table_args__ = (
-        Index("session_parent", "namespace", "parent_id"),
+        Index("session_parent", "namespace", "parent_id", "created_at"),
         Index("session_root", "namespace", "root_id"),
         Index("session_live", "namespace", "active", "node_id"),
         Index("session_created", "namespace", "created_at"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,11 +11,12 @@ from sqlalchemy import Connection, Text, bindparam, delete, func, select, update
 
 from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, Event
+from understudy.identifiers import call_identifier
 from understudy.messages import WIRE_VERSION, Message
 
 from . import tables
 from .prepared import Row as Row
-from .prepared import Statements, cursor_of, defaults
+from .prepared import Statements, cursor_of, defaults, pipelined
 
 
 def table_of(model: type) -> Any:
@@ -114,11 +115,12 @@ SELECT_MESSAGES = (
     )
     .order_by(MESSAGE.c.seq)
 )
+# By their keys, which are numbered from 0: a search by round would read every call that the session ever made.
+CALLS_AT_ONCE = 16
 SELECT_CALLS = select(TOOL_CALL).where(
     TOOL_CALL.c.namespace == bindparam("ns"),
     TOOL_CALL.c.session_id == bindparam("session"),
-    TOOL_CALL.c.run_id == bindparam("run"),
-    TOOL_CALL.c.round == bindparam("round"),
+    TOOL_CALL.c.call_id.in_([bindparam(f"call{number}") for number in range(CALLS_AT_ONCE)]),
 )
 SELECT_OWNER = select(OWNER.c.generation).where(OWNER.c.namespace == bindparam("ns"))
 DELETE_INBOX = delete(INBOX).where(
@@ -126,6 +128,18 @@ DELETE_INBOX = delete(INBOX).where(
     INBOX.c.session_id == bindparam("b_session_id"),
     INBOX.c.item == bindparam("b_item"),
 )
+
+
+def calls_of_round(select_calls: Callable[[Row], list[Row]], run_id: str, round_number: int) -> list[Row]:
+    """The tool calls of a round, in order; `select_calls` executes `SELECT_CALLS` with the keys that it is given."""
+    found: list[Row] = []
+    while len(found) % CALLS_AT_ONCE == 0:
+        keys = {f"call{n}": call_identifier(run_id, round_number, len(found) + n) for n in range(CALLS_AT_ONCE)}
+        more = select_calls(keys)
+        if not more:
+            break
+        found += more
+    return sorted(found, key=lambda item: int(item["index"]))
 
 
 class Transaction:
@@ -348,8 +362,11 @@ class Transaction:
 
     def calls(self, session_id: str, run_id: str, round_number: int) -> list[Row]:
         """The tool calls of a round as they are now, in order."""
-        key = {"ns": self.namespace, "session": session_id, "run": run_id, "round": round_number}
-        found = {item["call_id"]: item for item in self._select(SELECT_CALLS, **key)}
+
+        def stored(keys: Row) -> list[Row]:
+            return self._select(SELECT_CALLS, ns=self.namespace, session=session_id, **keys)
+
+        found = {item["call_id"]: item for item in calls_of_round(stored, run_id, round_number)}
         for item in self._pending(TOOL_CALL, session_id):
             if (item["run_id"], item["round"]) == (run_id, round_number):
                 found[item["call_id"]] = {"result": None, "child_id": None, **item}
@@ -409,6 +426,12 @@ class Transaction:
 
     def flush(self) -> None:
         """Write everything back, a statement per table."""
+        with pipelined(self.connection):
+            self._write_all()
+        self._created, self._unwritten = [], set()
+        self._inbox_deletes, self._inserts, self._call_updates, self._run_updates = [], {}, [], []
+
+    def _write_all(self) -> None:
         if self._created:
             self._statements.insert(self._cursor, SESSION, self._created)
             self._written.update((row["session_id"], _mutable(row)) for row in self._created)
@@ -427,13 +450,9 @@ class Transaction:
         self._write(UPDATE_SESSION, all_columns)
         for table, rows in self._inserts.items():
             self._statements.insert(self._cursor, table, rows)
-        self._write(
-            DELETE_INBOX, self._inbox_deletes
-        )  # after the inserts: what came in here may have gone here as well
+        self._write(DELETE_INBOX, self._inbox_deletes)  # after the inserts: what came in here may have gone here too
         self._write(UPDATE_CALL, self._call_updates)
         self._write(UPDATE_RUN, self._run_updates)
-        self._created, self._unwritten = [], set()
-        self._inbox_deletes, self._inserts, self._call_updates, self._run_updates = [], {}, [], []
 
     def _write(self, statement: Any, rows: list[Row]) -> None:
         if rows:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,18 +35,29 @@ def postgres_server() -> Iterator[str]:
             server.cleanup()
 
 
-@pytest.fixture
-def postgres(postgres_server: str) -> Iterator[str]:
-    """DSN of an empty PostgreSQL database."""
+@pytest.fixture(scope="session")
+def new_postgres(postgres_server: str) -> Callable[[], AbstractContextManager[str]]:
+    """Makes the DSN of an empty PostgreSQL database, for as long as its context lasts."""
     import psycopg
 
-    name = f"understudy_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(postgres_server, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
-    base, _, query = postgres_server.partition("?")
-    yield f"{base.rsplit('/', 1)[0]}/{name}" + (f"?{query}" if query else "")
-    with psycopg.connect(postgres_server, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    @contextmanager
+    def make() -> Iterator[str]:
+        name = f"understudy_{uuid.uuid4().hex[:12]}"
+        with psycopg.connect(postgres_server, autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
+        base, _, query = postgres_server.partition("?")
+        yield f"{base.rsplit('/', 1)[0]}/{name}" + (f"?{query}" if query else "")
+        with psycopg.connect(postgres_server, autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+    return make
+
+
+@pytest.fixture
+def postgres(new_postgres: Callable[[], AbstractContextManager[str]]) -> Iterator[str]:
+    """DSN of an empty PostgreSQL database."""
+    with new_postgres() as dsn:
+        yield dsn
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -270,9 +270,7 @@ def retype(session_id: str, old: str, new: str) -> str:
 
 
 GHOST = "INSERT INTO timer (namespace, session_id, name, due_at) VALUES ('tests', 'ghost', 'resume', 1)"
-STRAY = (
-    "INSERT INTO inbox (namespace, session_id, item, kind, key, created_at) VALUES ('tests', '{}', {}, '{}', 'stray', 1)"
-)
+STRAY = "INSERT INTO inbox (namespace, session_id, item, kind, key, created_at) VALUES ('tests', '{}', {}, '{}', 'stray', 1)"
 OTHER = "INSERT INTO tool_call SELECT namespace, session_id, 'r/9/9', run_id, round, 9, {} FROM tool_call {}"
 
 # The rules that bite, the session that they name, and how its rows are made wrong.
@@ -332,7 +330,11 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("tool_calls", "old", "DELETE FROM tool_call WHERE session_id = 'old'"),
     ("tokens", "old", row("old", tokens_used="tokens_used + 1")),
     ("tokens", "old", row("old", tokens_redone=1)),
-    ("tokens run_usage", "old", edit(EVENT, "model_call_completed", lambda body: body.update(usage=[1, 1, 0, 0, False]))),
+    (
+        "tokens run_usage",
+        "old",
+        edit(EVENT, "model_call_completed", lambda body: body.update(usage=[1, 1, 0, 0, False])),
+    ),
     ("answers", "old", "UPDATE message SET round = 1 WHERE session_id = 'old' AND role = 'assistant' AND round = 2"),
     ("answers", "old", edit(EVENT, "model_call_completed", lambda body: body.update(request_key="old/r/1/1"))),
     ("answers run_usage tokens", "old", retype("old", "model_call_completed", "tool_in_doubt")),

@@ -37,8 +37,9 @@ from understudy.ports import Death, Verdict
 from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.store import activation, operations, queries
 from understudy.store.activation import FrameRef
-from understudy.store.engine import Database
+from understudy.store.engine import Database, StoreRace
 from understudy.store.journal import Journal
+from understudy.store.transaction import MESSAGE, Transaction, calls_of_round
 
 MINUTE = 60_000_000
 FRAME = FrameRef("frame-1", 1, "node-1")
@@ -794,3 +795,36 @@ async def test_a_tool_call_keeps_its_child(db: Store) -> None:
         [lambda tx: operations.commit(tx, batch), lambda tx: activation.activate(tx, "s", FRAME)]
     )
     assert [(call["child_id"], call["result"]["content"]) for call in work["calls"]] == [("kid", "y")]
+
+
+async def test_a_write_that_fails_among_many_is_known_before_anything_is_acknowledged(db: Store) -> None:
+    """Given a row that exists, written in the midst of others and sent without waiting for each, then its operation
+    gets that error and no other, nothing of it is kept, and the operation beside it is committed."""
+    await db.asking()
+    before, [(seq, _)] = db.dump(), [entry for entry in db.log() if entry[1] == "user"]
+
+    def collide(tx: Transaction) -> None:
+        row = tx.session("s")
+        for number in (seq, *range(1_000, 4_000)):
+            tx.insert(MESSAGE, {"session_id": "s", "seq": number, "role": "user", "body": {}})
+        for _ in range(500):
+            tx.append(row, ToolStarted(call_id="c", tool="t"))
+
+    for number in range(3):
+        colliding = asyncio.create_task(db.do(collide))
+        beside = asyncio.create_task(db.create(f"beside-{number}"))
+        with pytest.raises(StoreRace):
+            await colliding
+        assert await beside
+    await db.journal.submit(lambda tx: tx.read(text("DELETE FROM session WHERE session_id <> 's'")))
+    await db.journal.submit(lambda tx: tx.read(text("DELETE FROM event WHERE session_id <> 's'")))
+    assert db.dump() == before
+
+
+def test_the_calls_of_a_round_are_read_by_their_keys() -> None:
+    """However many there are, and in the order of their numbers."""
+    for count in (0, 1, 15, 16, 17, 32, 40):
+        stored = {f"run/3/{index}": {"call_id": f"run/3/{index}", "index": index} for index in range(count)}
+        stored["run/30/0"] = {"call_id": "run/30/0", "index": 0}
+        found = calls_of_round(lambda keys, s=stored: [s[key] for key in keys.values() if key in s], "run", 3)  # type: ignore[misc]
+        assert [call["call_id"] for call in found] == [f"run/3/{index}" for index in range(count)]
