@@ -67,7 +67,10 @@ def recording() -> Iterator[Recorder]:
         if dialect.name == "sqlite":
             options["factory"] = SqliteConnection
 
+    connections: list[Any] = []
+
     def after(connection: Any, _record: Any) -> None:
+        connections.append(connection)
         if isinstance(connection, psycopg.Connection):
             connection.cursor_factory = PostgresCursor
 
@@ -78,6 +81,8 @@ def recording() -> Iterator[Recorder]:
     finally:
         event.remove(Engine, "do_connect", before)
         event.remove(Pool, "connect", after)
+        for connection in connections:  # a node service that was killed in the middle of a read left one open
+            connection.close()
 
 
 # The large store. Session `s<number>` of 10,000: every tenth is a root with nine children, and the last thousand
