@@ -143,13 +143,11 @@ class ToolResults(LogRule):
                 yield f"the result at seq {entry.seq} is of call {call_id}, which has one or was not asked for"
             elif not finished and asked.seq > self.pruned:
                 yield f"the result at seq {entry.seq} of call {call_id} has no tool_finished event"
-        elif entry.type == "run_finished" and self.open:
+        elif entry.type == "run_finished" and any(asked.run_id == entry.run_id for asked, _ in self.open.values()):
             # A quarantined run ends where its process died, and its calls stay as they are; no model is asked again.
-            of_this_run = any(asked.run_id == entry.run_id for asked, _ in self.open.values())
-            if of_this_run and entry.data.get("status") != "quarantined":
+            if entry.data.get("status") != "quarantined":
                 yield from self._unanswered(f"before the run ended at seq {entry.seq}")
-            if of_this_run:
-                self.open = {}
+            self.open = {}
 
     def _finished(self, entry: Entry) -> Iterator[str]:
         call_id = entry.data.get("call_id", "")
@@ -227,9 +225,9 @@ class Tokens(LogRule):
     def read(self, entry: Entry) -> Iterable[str]:
         # A failed call has no usage: what the endpoint billed for it is not known.
         if entry.type == "model_call_completed":
-            tokens = Usage.from_wire(entry.data["usage"]).total_tokens
+            tokens = Usage.from_wire(entry.data.get("usage")).total_tokens
             self.used += tokens
-            self.redone += tokens if entry.data["attempt"] > 1 else 0
+            self.redone += tokens if entry.data.get("attempt", 1) > 1 else 0
         return ()
 
     def end(self) -> Iterator[str]:
@@ -262,7 +260,7 @@ class Answers(LogRule):
                 yield f"the answer at seq {entry.seq} is of round {entry.round}, and round {self.round} has one"
             self.round = entry.round
         elif entry.type in ("model_call_completed", "model_call_failed"):
-            key = entry.data["request_key"]
+            key = entry.data.get("request_key", "")
             if key in self.keys:
                 yield f"the event at seq {entry.seq} tells for a second time of the answer to {key}"
             if answer is not None and entry.type == "model_call_completed":
@@ -298,9 +296,9 @@ class RunUsage(LogRule):
         elif entry.type == "assistant":
             self.answered = entry.seq
         elif entry.type == "model_call_completed" and self.answered == entry.seq - 1:  # else it is a late one
-            self.used += Usage.from_wire(entry.data["usage"])
+            self.used += Usage.from_wire(entry.data.get("usage"))
         elif entry.type == "run_finished":
-            told, booked = Usage.from_wire(entry.data["usage"]), Usage.from_wire(entry.run_usage)
+            told, booked = Usage.from_wire(entry.data.get("usage")), Usage.from_wire(entry.run_usage)
             if told != booked:
                 yield f"run {entry.run_id!r} used {booked.to_wire()} by its row, {told.to_wire()} by its last event"
             if entry.run_id == self.run_id:
@@ -332,15 +330,9 @@ class Epochs(LogRule):
 
 
 LOG_RULES: dict[str, type[LogRule]] = {
-    "sequence": Sequence,
-    "run_order": RunOrder,
-    "tool_results": ToolResults,
-    "tool_calls": ToolCalls,
-    "tokens": Tokens,
-    "answers": Answers,
-    "run_usage": RunUsage,
-    "epochs": Epochs,
-}
+    "sequence": Sequence, "run_order": RunOrder, "tool_results": ToolResults, "tool_calls": ToolCalls,
+    "tokens": Tokens, "answers": Answers, "run_usage": RunUsage, "epochs": Epochs,
+}  # fmt: skip
 
 
 def read_logs(scope: Scope) -> Iterator[tuple[str, Found]]:

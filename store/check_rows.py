@@ -165,7 +165,7 @@ def inbox(scope: Scope) -> Iterator[Found]:
         yield (
             row["session_id"],
             f"the inbox has {row['rows']} rows, the last is {row['last'] or 0}; the session counts "
-            f"{row['inbox_count']} up to {row['inbox_seq']}, and is {row['status']}, {'active' if row['active'] else 'not active'}",
+            f"{row['inbox_count']} up to {row['inbox_seq']}, is {row['status']}, and its active is {row['active']}",
         )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,11 +21,12 @@ from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.store import activation, operations
-from understudy.store.activation import FrameRef
 from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
+from understudy.store.engine import Database
 from understudy.store.transaction import EVENT, MESSAGE
 
-from .test_store import FRAME, MINUTE, Store, opened, spec
+from .faults import database
+from .test_store import MINUTE, Store, opened, spec
 
 Move = Callable[[], Awaitable[Any]]
 
@@ -270,8 +272,10 @@ def retype(session_id: str, old: str, new: str) -> str:
 
 
 GHOST = "INSERT INTO timer (namespace, session_id, name, due_at) VALUES ('tests', 'ghost', 'resume', 1)"
-STRAY = "INSERT INTO inbox (namespace, session_id, item, kind, key, created_at) VALUES ('tests', '{}', {}, '{}', 'stray', 1)"
-OTHER = "INSERT INTO tool_call SELECT namespace, session_id, 'r/9/9', run_id, round, 9, {} FROM tool_call {}"
+STRAY = (
+    "INSERT INTO inbox (namespace, session_id, item, kind, key, created_at) "
+    "VALUES ('tests', '{}', {}, '{}', 'stray', 1)"
+)
 
 # The rules that bite, the session that they name, and how its rows are made wrong.
 CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
@@ -287,12 +291,12 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("current_run", "lead", row("lead", trace_id="'x'")),
     ("current_run", "lead", row("lead", cancel_reason="'x'")),
     ("current_run", "old", row("old", round=3)),
-    ("current_run open_calls run_order run_state status", "old", row("old", run_id="'x'")),
+    ("current_run run_order status", "old", row("old", run_id="'x'")),
     ("inbox", "queued", row("queued", inbox_count=2)),
     ("inbox", "queued", row("queued", inbox_seq=0)),
     ("inbox status", "queued", row("queued", active=0)),
     ("inbox_items", "queued", STRAY.format("queued", 2, "input") + ";" + row("queued", inbox_count=2, inbox_seq=2)),
-    ("inbox_items", "boss", STRAY.format("boss", 2, "child_result") + ";" + row("boss", inbox_count=2, inbox_seq=2)),
+    ("inbox_items", "boss", STRAY.format("boss", 9, "child_result") + ";" + row("boss", inbox_count=2, inbox_seq=9)),
     ("inbox inbox_items", "old", STRAY.format("old", 1, "timer")),
     ("open_calls", "lead", row("lead", calls_open=5)),
     ("open_calls tool_calls", "old", "UPDATE tool_call SET state = 'finished' WHERE session_id = 'old'"),
@@ -310,7 +314,7 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("child_events", "kid", retype("lead", "child_spawned", "tool_in_doubt")),
     ("child_events", "aide", retype("boss", "child_finished", "tool_in_doubt")),
     ("child_events", "aide", "UPDATE run SET status = 'failed' WHERE session_id = 'aide'"),
-    ("child_events", "old", edit(EVENT, "model_call_started", lambda body: body.update(child_id="x"))),
+    ("child_events", "old", retype("old", "model_call_started", "child_finished")),
     ("budget", "lead", row("lead", budget_spent="budget_spent + 1")),
     ("budget", "lead", row("lead", budget_reserved=0)),
     ("budget", "old", row("old", budget_spent=1)),
@@ -322,7 +326,11 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("sequence", "old", "DELETE FROM event WHERE session_id = 'old' AND type = 'model_call_started'"),
     ("sequence", "old", "UPDATE event SET seq = 5 WHERE session_id = 'old' AND type = 'session_created'"),
     ("run_order", "old", "UPDATE message SET run_id = 'x' WHERE session_id = 'old' AND role = 'user'"),
-    ("run_order", "lead", "UPDATE event SET run_id = 'x' WHERE session_id = 'lead' AND type = 'run_started'"),
+    (
+        "run_events run_order",
+        "lead",
+        "UPDATE event SET run_id = 'x' WHERE session_id = 'lead' AND type = 'run_started'",
+    ),
     ("tool_results", "old", retype("old", "tool_finished", "tool_in_doubt")),
     ("tool_results tool_calls", "old", edit(MESSAGE, "tool", lambda body: body.update(tool_call_id="x"))),
     ("tool_results", "old", edit(EVENT, "tool_finished", lambda body: body.update(call_id="x"))),
@@ -333,7 +341,7 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     (
         "tokens run_usage",
         "old",
-        edit(EVENT, "model_call_completed", lambda body: body.update(usage=[1, 1, 0, 0, False])),
+        edit(EVENT, "model_call_completed", lambda body: body.update(usage=[1, 1])),
     ),
     ("answers", "old", "UPDATE message SET round = 1 WHERE session_id = 'old' AND role = 'assistant' AND round = 2"),
     ("answers", "old", edit(EVENT, "model_call_completed", lambda body: body.update(request_key="old/r/1/1"))),
@@ -345,10 +353,132 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
 ]
 
 
-def corrupt(db: Store, corruption: str | Callable[[Any], None]) -> None:
-    with db.database.writer.begin() as connection:
-        if callable(corruption):
-            corruption(connection)
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def staged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """The scene on each backend; tests break it in transactions that they give up."""
+
+    async def build(dsn: str) -> None:
+        async with opened(dsn) as db:
+            await scene(db)
+
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            dsn = f"sqlite:///{tmp_path_factory.mktemp('scene')}/store.db"
         else:
-            for statement in corruption.split(";"):
-                connection.execute(text(statement))
+            dsn = stack.enter_context(database(request.getfixturevalue("postgres_server")))
+        asyncio.run(build(dsn))
+        found = Database(dsn)
+        yield found
+        found.close()
+
+
+def after(staged: Database, *corruptions: str | Callable[[Any], None], **options: Any) -> list[Violation]:
+    """What the check finds once the scene was broken in these ways."""
+    with staged.writer.connect() as connection, patch("understudy.store.check.SNAPSHOT", text("SELECT 1")):
+        for corruption in corruptions:
+            if callable(corruption):
+                corruption(connection)
+            else:
+                for statement in corruption.split(";"):
+                    assert connection.execute(text(statement)).rowcount > 0, statement
+        return check(connection, "tests", **options)
+
+
+def test_the_scene_breaks_no_rule(staged: Database) -> None:
+    """Sessions in every condition: the books balance."""
+    assert after(staged) == []
+
+
+@pytest.mark.parametrize(("rules", "session_id", "corruption"), CORRUPTIONS)
+def test_each_rule_bites(
+    staged: Database, rules: str, session_id: str, corruption: str | Callable[[Any], None]
+) -> None:
+    """Given rows that somebody made wrong, then the rules they break are named, with the session, and no others."""
+    found = after(staged, corruption)
+    assert ({violation.rule for violation in found}, {violation.session_id for violation in found}) == (
+        set(rules.split()), {session_id},
+    ), "\n".join(map(str, found))  # fmt: skip
+
+
+def test_every_rule_says_what_it_demands_and_is_broken_here() -> None:
+    """`RULES` is documentation, and there is no rule that never bites."""
+    assert all(RULES.values())
+    assert {rule for rules, _, _ in CORRUPTIONS for rule in rules.split()} == set(RULES)
+
+
+def test_some_sessions_only(staged: Database) -> None:
+    """Given two that are broken, when only some sessions are checked, then only those are told of."""
+    broken = (row("old", tokens_used=1), row("queued", inbox_count=2), row("kid", depth=2))
+    assert {violation.session_id for violation in after(staged, *broken)} == {"old", "queued", "kid"}
+    assert {violation.session_id for violation in after(staged, *broken, session_ids=["old"])} == {"old"}
+    assert {violation.session_id for violation in after(staged, *broken, session_ids=["kid", "aide"])} == {"kid"}
+    assert after(staged, *broken, session_ids=["lead", "boss", "crashed"]) == []
+    assert after(staged, *broken, session_ids=[]) == []
+
+
+def test_pruned_events_are_not_missed(staged: Database) -> None:
+    """Given events that retention removed, however many, then no rule is broken; a message among them is missed."""
+    with staged.read() as connection:
+        seq = connection.execute(text("SELECT seq FROM session WHERE session_id = 'old'")).scalar()
+    for last in range(1, (seq or 0) + 1):
+        gone = f"DELETE FROM event WHERE session_id = 'old' AND seq <= {last}"
+        assert after(staged, gone, row("old", pruned_seq=last)) == [], last
+    result = "DELETE FROM message WHERE session_id = 'old' AND role = 'tool'"
+    rules = {violation.rule for violation in after(staged, gone, row("old", pruned_seq=seq), result)}
+    assert rules == {"tool_results", "tool_calls"}
+
+
+def test_another_namespace_is_not_looked_at(staged: Database) -> None:
+    """Only the one that was asked for."""
+    with staged.writer.connect() as connection:
+        connection.execute(text("UPDATE session SET namespace = 'other', seq = 99 WHERE session_id = 'old'"))
+        for table in ("message", "event", "run", "tool_call"):
+            connection.execute(text(f"UPDATE {table} SET namespace = 'other' WHERE session_id = 'old'"))
+        with patch("understudy.store.check.SNAPSHOT", text("SELECT 1")):
+            assert check(connection, "tests") == []
+            assert {violation.rule for violation in check(connection, "other")} == {"sequence"}
+
+
+async def test_any_text_can_be_checked(store: str) -> None:
+    """Given NUL and strange characters wherever others' texts are kept, then the check reads them."""
+    strange = "a\0b \\u0000 \ud800"
+    async with opened(store) as db:
+        await db.asking()
+        await db.answer("s", content=strange, tool_calls=(("p\0", "t", strange),))
+        event = ToolFinished(call_id="r/1/0", tool="t", error_message="a\0b")
+        result = Message("tool", "a\0b", tool_call_id="r/1/0", run_id="r", round=1)
+        done = (CallState("r/1/0", "done"),)
+        await db.commit("s", 1, 2, entries=(event, result), calls=done, finish=Finish("completed"), wait="idle")
+        await db.accept("s", "next", "a\0b")
+        await db.do(operations.close, "s", "a\0b")
+        assert violations(db) == []
+
+
+async def test_what_is_broken_everywhere_is_told_a_hundred_times(store: str) -> None:
+    """The number of sessions does not matter, nor that they are read in pages; of one rule only so much is told."""
+    async with opened(store) as db:
+        options = {"spec_hash": "h", "placement": "", "node_id": "n", "metadata": {}}
+
+        def create(tx: Any) -> None:
+            for number in range(450):
+                operations.create_session(tx, f"s{number}", spec(), **options)
+
+        await db.journal.submit(create)
+        assert violations(db) == []
+        with db.database.writer.begin() as connection:
+            connection.execute(text("UPDATE session SET seq = 2"))
+        found = violations(db)
+        assert {violation.rule for violation in found} == {"sequence"}
+        assert len(found) == TOLD_OF_ONE_RULE
+        assert {v.session_id for v in violations(db, "s7", "s449")} == {"s7", "s449"}
+
+
+async def test_the_check_sees_one_snapshot(store: str) -> None:
+    """Given a commit in the middle of a check, then the check does not see a part of it."""
+    async with opened(store) as db:
+        await db.create("s")
+        with db.database.read() as connection:
+            assert check(connection, "tests") == []
+            await db.accept("s")
+            seen = connection.execute(text("SELECT seq, inbox_count FROM session")).one()
+        assert tuple(seen) == (1, 0)
