@@ -119,7 +119,7 @@ class PostgresServer:
         _until(ready, "PostgreSQL takes no connections")
 
     def stop(self, mode: str = "fast") -> None:
-        """Shut it down: `smart` waits for clients, `fast` sends them away, `immediate` leaves recovery to the next start."""
+        """Shut it down: `smart` waits for clients, `fast` sends them away, `immediate` leaves it to recover."""
         if self._process is not None:
             self._process.send_signal(SIGNALS[mode])
             self._process.wait(PATIENCE)
