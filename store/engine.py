@@ -77,7 +77,7 @@ class Database:
         Safe when several processes boot at once.
 
         Raises:
-            StoreUnreachable: no connection within 5 seconds.
+            StoreUnreachable: no connection within 5 seconds, or one of its subclasses: refused, read-only, full, busy.
             StoreVersion: the database is newer than this code; it was not touched.
             StoreSchema: it lacks something and may not be changed, or it has tables that are not ours.
             StoreOwned: it is older than this code, and a cluster works with it.
@@ -91,6 +91,9 @@ class Database:
                 if self.schema:
                     schema.create_schema(connection, self.schema)
                 applied = schema.migrate(connection)
+            if self.is_sqlite:
+                for path in self._not_writable():  # else only the first commit would tell
+                    raise StoreReadOnly(f"{self.dsn}: {path} may not be written")
         if self.is_sqlite:
             self._patience = COMMIT_BUSY_SECONDS
             self.writer.dispose()

@@ -106,7 +106,7 @@ class Journal:
         self._tries = 0  # that may have been committed unnoticed
         self._races = 0
         self._busy = 0
-        self._busy_told = False
+        self._told: set[str] = set()  # the kinds of failures, in this outage
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: asyncio.TimerHandle | None = None
@@ -241,13 +241,15 @@ class Journal:
             if self.unreachable_since is not None:
                 log.warning("store reachable again after %.1f s", time.monotonic() - self.unreachable_since)
             self.unreachable_since = self.busy_since = None
-            self._busy_told = False
+            self._told.clear()
         self._tries = self._races = self._busy = 0
         self._tell(self._groups.popleft(), committed, error)
 
     def _pause_for(self, error: StoreUnreachable) -> float:
         if self.unreachable_since is None:
             self.unreachable_since = time.monotonic()
+        if error.code not in self._told:
+            self._told.add(error.code)
             log.warning("store unreachable, retrying: %s", error)
         self._tries += 1
         return RETRY_SECONDS[min(self._tries, len(RETRY_SECONDS)) - 1]
@@ -256,8 +258,8 @@ class Journal:
         """Another process is in the way: this is no outage, and nothing was committed."""
         if self.busy_since is None:
             self.busy_since = time.monotonic()
-        elif not self._busy_told and self._waited_enough(BUSY_WARNING_SECONDS):
-            self._busy_told = True
+        elif error.code not in self._told and self._waited_enough(BUSY_WARNING_SECONDS):
+            self._told.add(error.code)
             log.warning("others are in the way for %.0f s, retrying: %s", BUSY_WARNING_SECONDS, error)
         self._busy += 1
         return BUSY_SECONDS[min(self._busy, len(BUSY_SECONDS)) - 1] * random.uniform(0.5, 1.0)
