@@ -177,10 +177,13 @@ async def test_a_server_that_dies_comes_back(server: PostgresServer, dsn: str, d
 
 
 async def test_a_failover_finds_the_new_primary() -> None:
-    """Given a DSN with both hosts, when the primary is killed and the standby promoted, then nothing acknowledged is
-    missing there, and work goes on there."""
+    """Given a DSN with both hosts, the standby first, when the primary is killed and the standby promoted, then nothing
+    acknowledged is missing there, and work goes on there."""
     with PostgresServer(password=PASSWORD) as primary, primary.standby() as standby:
-        both = primary.database().replace(f":{primary.port}/", f":{primary.port},127.0.0.1:{standby.port}/")
+        dsn = primary.database()
+        known = "SELECT 1 FROM pg_database WHERE datname = %s"  # replicated, but not yet replayed
+        await eventually(lambda: bool(standby.query(known, dsn.rpartition("/")[2])))
+        both = dsn.replace("@", f"@127.0.0.1:{standby.port},")
         async with working(both) as work:
             await asyncio.to_thread(primary.kill)
             await work.held_up()
