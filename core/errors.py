@@ -169,6 +169,36 @@ class StoreUnreachable(StoreError):
     hint = "Check the address, the network and the credentials in UNDERSTUDY_STORE."
 
 
+class StoreRefused(StoreUnreachable):
+    """The server does not let us in: wrong password, role or database."""
+
+    code = "store_refused"
+    hint = "Check the user, the password and the database's name in UNDERSTUDY_STORE, and the server's pg_hba.conf."
+
+
+class StoreReadOnly(StoreUnreachable):
+    """The store can't be written: its file or directory, or a server that only reads."""
+
+    code = "store_readonly"
+    hint = "Make the file and its directory writable; PostgreSQL: name the primary, or all hosts, in UNDERSTUDY_STORE."
+
+
+class StoreFull(StoreUnreachable):
+    """The store's disk takes no more."""
+
+    code = "store_full"
+    hint = (
+        "Free space on its disk, or raise the quota or the limit of file sizes: what waits is then committed unasked."
+    )
+
+
+class StoreBusy(StoreUnreachable):
+    """Another process is in the way; it was waited for, and nothing was changed."""
+
+    code = "store_busy"
+    hint = "Try again. If it persists, see who holds the lock (pg_stat_activity; the processes with the file open)."
+
+
 class StoreOwned(StoreError):
     """Another live cluster owns this store and namespace."""
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from .check_log import LOG_RULES, read_logs
 from .check_rows import ROW_RULES, Found, Scope
@@ -20,8 +20,6 @@ from .check_tree import TREE_RULES
 
 TOLD_OF_ONE_RULE = 100
 """Violations of one rule that are told: where something is broken everywhere, these will do."""
-
-SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
 SQL_RULES = {**ROW_RULES, **TREE_RULES}
 
@@ -44,14 +42,12 @@ class Violation:
 def check(connection: Connection, namespace: str, session_ids: Collection[str] | None = None) -> list[Violation]:
     """Everything that is wrong in a namespace, or with some of its sessions; empty when the books balance.
 
-    It sees one consistent snapshot, holds up nobody, and needs memory for the longest run, not for the store.
+    It holds up nobody, and needs memory for the longest run, not for the store.
 
     Args:
-        connection: nothing was asked of it since its last transaction, and its transaction is given up afterwards.
+        connection: of `Database.snapshot`, or in a transaction that holds these sessions.
         session_ids: at most a few thousand; only these are read, and what others say of them.
     """
-    if connection.dialect.name == "postgresql":  # where every statement would see a snapshot of its own
-        connection.execute(SNAPSHOT)
     scope = Scope(connection, namespace, None if session_ids is None else sorted(session_ids))
     told: Counter[str] = Counter()
     violations = []

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
-from understudy.config import check_store, redact, split_schema
-from understudy.errors import StoreError, StoreUnreachable
+from understudy.config import check_store, redact
+from understudy.errors import StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnreachable
 
-from . import schema
+from . import failures, schema
+from .postgresql import Address
 from .prepared import Statements
 
-CONNECT_SECONDS = 5
 BUSY_SECONDS = 20
-# A node that vanishes in the middle of a transaction holds locks on sessions until PostgreSQL notices, and whoever
-# takes over waits for them: by default for hours. In milliseconds, for sessions of the journal.
-TAKEOVER_LIMITS = {"idle_in_transaction_session_timeout": 5_000, "lock_timeout": 3_000}
-KEEPALIVE: dict[str, Any] = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
-SERVER_KEEPALIVE = {"tcp_keepalives_idle": 5, "tcp_keepalives_interval": 2, "tcp_keepalives_count": 3}
 
 COMMIT_BUSY_SECONDS = 0.25
 """The journal commits on the event loop (SQLite), so it waits for another process's lock not for long, but again."""
@@ -34,12 +31,6 @@ COMMIT_BUSY_SECONDS = 0.25
 def now() -> int:
     """Microseconds since 1970 UTC."""
     return time.time_ns() // 1000
-
-
-class StoreRace(StoreError):
-    """Another process wrote the same key at the same time: looking again shows what it wrote."""
-
-    code = "store_race"
 
 
 class Database:
@@ -54,7 +45,8 @@ class Database:
         self.is_sqlite = self.dsn.startswith("sqlite")
         self.schema = ""
         if self.is_sqlite:
-            self._make_directory(Path(self.dsn.removeprefix("sqlite:///")).parent)
+            self._path = Path(self.dsn.removeprefix("sqlite:///"))
+            self._make_directory(self._path.parent)
             self._patience = float(BUSY_SECONDS)
             options = {"connect_args": {"timeout": BUSY_SECONDS, "check_same_thread": False}, "poolclass": QueuePool}
             self.writer = create_engine(self.dsn, pool_size=1, **options)
@@ -62,18 +54,12 @@ class Database:
             _tune_sqlite(self.writer, "BEGIN IMMEDIATE", lambda: self._patience)
             _tune_sqlite(self.reader, "BEGIN", lambda: BUSY_SECONDS)
         else:
-            address, self.schema = split_schema(self.dsn)
-
-            def connect() -> psycopg.Connection[Any]:  # by libpq, which also knows several hosts, services, sslmode
-                return psycopg.connect(
-                    address, connect_timeout=CONNECT_SECONDS, application_name="understudy", **KEEPALIVE
-                )
-
+            address = Address(self.dsn)
+            self.schema = address.schema
             backend = "postgresql+psycopg://"
-            self.writer = create_engine(backend, creator=connect, pool_size=1, max_overflow=1)
-            self.reader = create_engine(backend, creator=connect, pool_size=2, max_overflow=1, pool_pre_ping=True)
-            _tune_postgresql(self.writer, self.schema, {**TAKEOVER_LIMITS, **SERVER_KEEPALIVE})
-            _tune_postgresql(self.reader, self.schema, {})
+            self.writer = create_engine(backend, creator=address.connect_journal, pool_size=1, max_overflow=1)
+            options = {"pool_size": 2, "max_overflow": 1, "pool_pre_ping": True}
+            self.reader = create_engine(backend, creator=address.connect_reader, **options)
 
         self.statements = Statements(self.writer.dialect)
         self._driver: Any = self.writer.dialect.loaded_dbapi
@@ -82,7 +68,8 @@ class Database:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreUnreachable(f"{self.dsn}: {path} can't be created: {error.strerror}") from None
+            kind = _KINDS_OF_SYSTEM_ERRORS.get(error.errno or 0, StoreUnreachable)
+            raise kind(f"{self.dsn}: {path} can't be created: {error.strerror}") from None
 
     def prepare(self, policy: str = "auto") -> list[int]:
         """Bring the schema up to date (`auto`), or only check that it is (`verify`); returns the migrations applied.
@@ -90,7 +77,7 @@ class Database:
         Safe when several processes boot at once.
 
         Raises:
-            StoreUnreachable: no connection within 5 seconds.
+            StoreUnreachable: no connection within 5 seconds, or one of its subclasses: refused, read-only, full, busy.
             StoreVersion: the database is newer than this code; it was not touched.
             StoreSchema: it lacks something and may not be changed, or it has tables that are not ours.
             StoreOwned: it is older than this code, and a cluster works with it.
@@ -100,10 +87,13 @@ class Database:
             with self.read() as connection:
                 schema.require(connection)
         else:
-            with self.errors(), self.writer.begin() as connection:
+            with self.maintenance() as connection:
                 if self.schema:
                     schema.create_schema(connection, self.schema)
                 applied = schema.migrate(connection)
+            if self.is_sqlite:
+                for path in self._not_writable():  # else only the first commit would tell
+                    raise StoreReadOnly(f"{self.dsn}: {path} may not be written")
         if self.is_sqlite:
             self._patience = COMMIT_BUSY_SECONDS
             self.writer.dispose()
@@ -112,71 +102,124 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A connection for reading a consistent snapshot."""
-        with self.errors(), self.reader.connect() as connection:
+        with self.errors(), self.reader.connect() as connection, self._watched(connection):
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """A connection that sees one state of the store throughout, for many reads that may take their time."""
-        level = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-        with self.errors(), self.reader.connect() as connection:
-            connection.execution_options(**level)
-            if not self.is_sqlite:
-                connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        with self.read() as connection:
+            if not self.is_sqlite:  # where a transaction is a snapshot anyway
+                connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            with self._unlimited(connection):
+                yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that writes, committed at the end.
+
+        After an outage nothing is kept of the pools: which server an old connection leads to, nobody knows.
+        """
+        try:
+            with self.errors(), self.writer.begin() as connection, self._watched(connection):
+                yield connection
+        except StoreError as error:
+            if failures.is_outage(type(error)):
+                self.close()
+            raise
+
+    @contextmanager
+    def maintenance(self) -> Iterator[Connection]:
+        """The same without limits of time: for migrations, and for what goes over whole tables."""
+        with self.write() as connection, self._unlimited(connection):
             yield connection
+
+    @contextmanager
+    def _unlimited(self, connection: Connection) -> Iterator[None]:
+        """No statement of this transaction takes too long."""
+        if self.is_sqlite:
+            yield
+            return
+        for limit in ("statement_timeout", "lock_timeout"):
+            connection.exec_driver_sql(f"SET LOCAL {limit} = 0")
+        driver: Any = connection.connection.driver_connection
+        before, driver.silence_limit = driver.silence_limit, None
+        try:
+            yield
+        finally:
+            driver.silence_limit = before
+
+    @contextmanager
+    def _watched(self, connection: Connection) -> Iterator[None]:
+        """Keep a connection out of its pool if an error says that it is of no use any more.
+
+        SQLAlchemy does so for its own statements only, and ours use the driver's cursor. It must happen before the
+        rollback, whose own error would hide the one that tells what happened.
+        """
+        try:
+            yield
+        except (DBAPIError, self._driver.Error) as error:
+            original = error.orig if isinstance(error, DBAPIError) else error
+            lost = connection.invalidated or getattr(connection.connection.driver_connection, "closed", False)
+            ours = self._ours(original, lost=lost)
+            if failures.is_outage(type(ours)):
+                connection.invalidate(original)
+            raise ours from None
 
     @contextmanager
     def errors(self) -> Iterator[None]:
         """Map database errors to `StoreUnreachable` (worth a retry) and `StoreError`; passwords never show."""
         try:
             yield
-        except OperationalError as error:
-            raise StoreUnreachable(f"{redact(self.dsn)}: {_reason(error.orig)}") from None
-        except IntegrityError as error:
-            raise StoreRace(f"{redact(self.dsn)}: {_reason(error.orig)}") from None
         except DBAPIError as error:
-            kind = StoreUnreachable if error.connection_invalidated else StoreError
-            raise kind(f"{redact(self.dsn)}: {_reason(error.orig)}") from None
+            raise self._ours(error.orig, lost=error.connection_invalidated) from None
+        except PoolTimeout:
+            raise StoreBusy(f"{redact(self.dsn)}: all connections of this process are in use") from None
         except SQLAlchemyError as error:
             raise StoreError(f"{redact(self.dsn)}: {type(error).__name__}") from None
         except self._driver.Error as error:  # of a prepared statement, which goes past SQLAlchemy
-            kind = StoreError
-            if isinstance(error, (self._driver.OperationalError, self._driver.InterfaceError)):
-                kind = StoreUnreachable
-            elif isinstance(error, self._driver.IntegrityError):
-                kind = StoreRace
-            raise kind(f"{redact(self.dsn)}: {_reason(error)}") from None
+            raise self._ours(error) from None
+
+    def _ours(self, error: BaseException | None, *, lost: bool = False) -> StoreError:
+        kind, said = failures.kind_of(error, lost=lost), failures.reason(error)
+        if self.is_sqlite and kind in (StoreReadOnly, StoreUnreachable):
+            for path in self._not_writable():
+                return StoreReadOnly(f"{self.dsn}: {path} may not be written: {said}")
+        return kind(f"{redact(self.dsn)}: {said}")
+
+    def _not_writable(self) -> list[Path]:
+        """Which of the directory and SQLite's files this process may not write; SQLite doesn't say."""
+        files = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm")]
+        return [path for path in (self._path.parent, *files) if path.exists() and not os.access(path, os.W_OK)]
 
     def close(self) -> None:
-        """Give all connections back."""
+        """Give all connections back; those that are asked for later are new ones."""
         self.writer.dispose()
         self.reader.dispose()
 
 
-def _reason(error: BaseException | None) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {redact(lines[0]) if lines else 'no reason given'}"
-
-
-def _tune_postgresql(engine: Engine, schema_name: str, settings: dict[str, int]) -> None:
-    @event.listens_for(engine, "connect")
-    def _connect(connection, _record) -> None:  # type: ignore[no-untyped-def]
-        for name, value in settings.items():
-            connection.execute(f"SET {name} = {value}")
-        if schema_name:
-            connection.execute(f'SET search_path TO "{schema_name}"')
-        connection.commit()
+_KINDS_OF_SYSTEM_ERRORS: dict[int, type[StoreUnreachable]] = {
+    errno.EACCES: StoreReadOnly,
+    errno.EPERM: StoreReadOnly,
+    errno.EROFS: StoreReadOnly,
+    errno.ENOSPC: StoreFull,
+    errno.EDQUOT: StoreFull,
+}
 
 
 def _tune_sqlite(engine: Engine, begin: str, patience: Callable[[], float]) -> None:
     @event.listens_for(engine, "connect")
     def _connect(connection, _record) -> None:  # type: ignore[no-untyped-def]
         connection.isolation_level = None  # we say BEGIN ourselves: the driver would defer the lock
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute(f"PRAGMA busy_timeout={int(patience() * 1000)}")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA wal_autocheckpoint=2000")
-        connection.execute("PRAGMA cache_size=-16000")
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(f"PRAGMA busy_timeout={int(patience() * 1000)}")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA wal_autocheckpoint=2000")
+            connection.execute("PRAGMA cache_size=-16000")
+        except BaseException:  # the pool does not know it yet
+            connection.close()
+            raise
 
     @event.listens_for(engine, "begin")
     def _begin(connection) -> None:  # type: ignore[no-untyped-def]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import random
 import threading
 import time
 from collections import deque
@@ -20,12 +21,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
-from understudy.errors import StoreUnreachable, UnderstudyError
+from understudy.errors import StoreBusy, StoreUnreachable, UnderstudyError
 from understudy.events import Event
 
-from .engine import Database, StoreRace, now
+from .engine import Database, now
+from .failures import StoreRace
 from .transaction import EVENT, Row, Transaction
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,16 @@ log = logging.getLogger(__name__)
 GROUP_LIMIT = 128
 RACE_TRIES = 3
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+BUSY_SECONDS = (0.01, 0.02, 0.05, 0.1)
+"""Pauses after somebody else was in the way; less by chance, or two journals in a deadlock would meet again."""
+
+BUSY_WARNING_SECONDS = 30.0
+"""Others that are in the way for longer than this are worth a warning: a transaction of ours that was left open is
+ended by PostgreSQL within 5 s, and a node that vanished is noticed within 11 s."""
+
+CLOSING_SECONDS = 5.0
+"""So long an operation whose turn comes while the journal is closed waits for others."""
 
 LONGEST_PAUSE = 0.01
 """On the event loop, commits take turns with everything else: the next one begins as long after the last as that took,
@@ -74,6 +86,10 @@ class Journal:
     Guarantees: an operation's result is given only after its transaction is durable; operations submitted together
     are in one transaction; one that raises changes nothing and does not disturb the others of its group; while the
     store is unreachable operations wait and are retried (they are idempotent by their keys), none is acknowledged.
+
+    Attributes:
+        unreachable_since: when the outage began (monotonic); None while the store works.
+        busy_since: when others were first in the way of the next group (monotonic); None while nobody is.
     """
 
     def __init__(self, database: Database, namespace: str, writer: str, on_commit: Callable[[Committed], None]) -> None:
@@ -83,10 +99,14 @@ class Journal:
         self.generation = 0
         self.writer_seq = 0
         self.unreachable_since: float | None = None
+        self.busy_since: float | None = None
         self._on_commit = on_commit
         self._submitted: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._groups: deque[list[_Submitted]] = deque()
-        self._tries = 0
+        self._tries = 0  # that may have been committed unnoticed
+        self._races = 0
+        self._busy = 0
+        self._told: set[str] = set()  # the kinds of failures, in this outage
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: asyncio.TimerHandle | None = None
@@ -99,7 +119,8 @@ class Journal:
         """Begin to commit, on a database that is prepared. Must be called on the event loop that awaits results."""
         if self._loop is not None:
             return
-        self._reload_writer_seq()
+        with self.database.read() as connection:
+            self.writer_seq = self._last_writer_seq(connection)
         self._loop = asyncio.get_running_loop()
         if not self.database.is_sqlite:
             self._thread = threading.Thread(target=self._run, name="understudy-journal", daemon=True)
@@ -179,54 +200,72 @@ class Journal:
             self._groups.append(group)
 
     def _work_off(self, at_most: int | None = None) -> float:
-        """Commit the groups; returns the seconds until another try if the store can't be reached, else 0."""
+        """Commit the groups; returns the seconds until another try if the store can't be written now, else 0."""
         tried = 0
         while self._groups and (at_most is None or tried < at_most):
             tried += 1
             group = self._groups[0]
-            started = time.perf_counter()
+            started = self._last_beat = time.monotonic()
             try:
-                committed = self._attempt(group)
+                committed = self._transaction(group)
+            except StoreBusy as error:
+                if not self._closing.is_set() or not self._waited_enough(CLOSING_SECONDS):
+                    return self._pause_for_others(error)
+                self._answer(None, error)
             except StoreUnreachable as error:
                 # Whether the transaction was committed is unknown: every operation's key makes a repetition harmless.
                 if not self._closing.is_set():
                     return self._pause_for(error)
-                self._tell(self._groups.popleft(), None, error)
+                self._answer(None, error)
             except StoreRace as error:
-                self._tries += 1
+                self._races += 1
                 if len(group) > 1:
                     self._split(error)
-                elif self._tries > RACE_TRIES:
-                    self._tell(self._groups.popleft(), None, error)
-                    self._tries = 0
+                elif self._races > RACE_TRIES:
+                    self._answer(None, error)
             except Exception as error:
                 if len(group) > 1:
                     self._split(error)
                 else:
                     log.exception("an operation failed")
-                    self._tell(self._groups.popleft(), None, error)
-                    self._tries = 0
+                    self._answer(None, error)
             else:
-                committed.seconds = time.perf_counter() - started
-                committed.repeated = self._tries > 0
-                self._tries = 0
-                self._tell(self._groups.popleft(), committed, None)
+                committed.seconds = time.monotonic() - started
+                committed.repeated = self._tries + self._races > 0
+                self._answer(committed, None)
         return 0.0
 
-    def _attempt(self, group: list[_Submitted]) -> Committed:
-        if self._tries:  # the last try may have been committed unnoticed
-            self._reload_writer_seq()
-        with self.database.errors():
-            committed = self._transaction(group)
-        self.unreachable_since = None
-        return committed
+    def _answer(self, committed: Committed | None, error: Exception | None) -> None:
+        """The first group is done with."""
+        if not isinstance(error, StoreUnreachable):
+            if self.unreachable_since is not None:
+                log.warning("store reachable again after %.1f s", time.monotonic() - self.unreachable_since)
+            self.unreachable_since = self.busy_since = None
+            self._told.clear()
+        self._tries = self._races = self._busy = 0
+        self._tell(self._groups.popleft(), committed, error)
 
     def _pause_for(self, error: StoreUnreachable) -> float:
         if self.unreachable_since is None:
             self.unreachable_since = time.monotonic()
+        if error.code not in self._told:
+            self._told.add(error.code)
             log.warning("store unreachable, retrying: %s", error)
         self._tries += 1
         return RETRY_SECONDS[min(self._tries, len(RETRY_SECONDS)) - 1]
+
+    def _pause_for_others(self, error: StoreBusy) -> float:
+        """Another process is in the way: this is no outage, and nothing was committed."""
+        if self.busy_since is None:
+            self.busy_since = time.monotonic()
+        elif error.code not in self._told and self._waited_enough(BUSY_WARNING_SECONDS):
+            self._told.add(error.code)
+            log.warning("others are in the way for %.0f s, retrying: %s", BUSY_WARNING_SECONDS, error)
+        self._busy += 1
+        return BUSY_SECONDS[min(self._busy, len(BUSY_SECONDS)) - 1] * random.uniform(0.5, 1.0)
+
+    def _waited_enough(self, seconds: float) -> bool:
+        return self.busy_since is not None and time.monotonic() - self.busy_since > seconds
 
     def _split(self, error: Exception) -> None:
         """One operation of a group is at fault: each on its own."""
@@ -237,7 +276,9 @@ class Journal:
     def _transaction(self, group: list[_Submitted]) -> Committed:
         # Strictly rising: two commits never share a time, whatever the clock does.
         self._last_now = max(now(), self._last_now + 1)
-        with self.database.writer.begin() as connection:
+        with self.database.write() as connection:
+            if self._tries:  # the last try may have been committed unnoticed
+                self.writer_seq = self._last_writer_seq(connection)
             tx = Transaction(
                 connection,
                 self.database.statements,
@@ -264,12 +305,11 @@ class Journal:
         self.writer_seq = tx.writer_seq
         return Committed(tx.committed_events, tx.woken, tx.cancelled, tx.written, count, 0.0)
 
-    def _reload_writer_seq(self) -> None:
+    def _last_writer_seq(self, connection: Connection) -> int:
         statement = select(func.max(EVENT.c.writer_seq)).where(
             EVENT.c.namespace == self.namespace, EVENT.c.writer == self.writer
         )
-        with self.database.read() as connection:
-            self.writer_seq = connection.execute(statement).scalar() or 0
+        return connection.execute(statement).scalar() or 0
 
     def _tell(self, group: list[_Submitted], committed: Committed | None, error: Exception | None) -> None:
         assert self._loop is not None

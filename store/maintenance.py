@@ -117,9 +117,10 @@ def vacuum(database: Database) -> tuple[int, int]:
             with database.reader.connect() as connection:
                 connection.execution_options(isolation_level="AUTOCOMMIT")
                 connection.exec_driver_sql("SET statement_timeout = 0")
+                connection.connection.driver_connection.silence_limit = None  # type: ignore[union-attr]
                 names = ", ".join(f'"{name}"' for name in metadata.tables)
                 connection.exec_driver_sql(f"VACUUM (ANALYZE) {names}")
-                connection.invalidate()  # with its setting
+                connection.invalidate()  # with its settings
     with database.read() as connection:
         return before, _bytes(database, connection)
 

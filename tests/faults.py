@@ -167,7 +167,7 @@ class Stage:
         trees = [info.id for session in sessions or self.sessions for info in session.tree()]
         store = Database(self.dsn)
         try:
-            with store.read() as connection:
+            with store.snapshot() as connection:
                 violations = check(connection, self.cluster.namespace, trees)
         finally:
             store.close()

@@ -213,7 +213,7 @@ class Kernel:
         """The books balance, of these sessions or of all: now, in the middle of whatever is going on."""
         database = Database(self.dsn)
         try:
-            with database.read() as connection:
+            with database.snapshot() as connection:
                 violations = check(connection, self.namespace, session_ids or None)
         finally:
             database.close()

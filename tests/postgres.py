@@ -56,7 +56,7 @@ class PostgresServer:
     ) -> None:
         self.password = password
         self.directory = Path(tempfile.mkdtemp(prefix="understudy-postgres-"))
-        self.port = _free_port()
+        self.port = free_port()
         self._data = data or self.directory / "data"
         self._log = self.directory / "log"
         self._settings = {**SETTINGS, **(settings or {}), "port": str(self.port)}
@@ -119,7 +119,7 @@ class PostgresServer:
         _until(ready, "PostgreSQL takes no connections")
 
     def stop(self, mode: str = "fast") -> None:
-        """Shut it down: `smart` waits for clients, `fast` sends them away, `immediate` leaves recovery to come."""
+        """Shut it down: `smart` waits for clients, `fast` sends them away, `immediate` leaves it to recover."""
         if self._process is not None:
             self._process.send_signal(SIGNALS[mode])
             self._process.wait(PATIENCE)
@@ -256,7 +256,7 @@ def _kill(process: psutil.Process) -> None:
         pass
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Outside the range from which clients get theirs: otherwise one could take it while the server is down."""
     while True:
         port = random.randrange(15_000, 30_000)

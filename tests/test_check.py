@@ -37,7 +37,7 @@ def violations(db: Store, *session_ids: str) -> list[Violation]:
 
 def rows(db: Store, table: str, session_id: str | None = None) -> list[dict[str, Any]]:
     where = "namespace = :n" + (" AND session_id = :s" if session_id else "")
-    with db.database.read() as connection:
+    with db.database.snapshot() as connection:
         found = connection.execute(
             text(f"SELECT * FROM {table} WHERE {where} ORDER BY session_id"), {"n": db.namespace, "s": session_id}
         )
@@ -374,7 +374,7 @@ def staged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def after(staged: Database, *corruptions: str | Callable[[Any], None], **options: Any) -> list[Violation]:
     """What the check finds once the scene was broken in these ways."""
-    with staged.writer.connect() as connection, patch("understudy.store.check.SNAPSHOT", text("SELECT 1")):
+    with staged.writer.connect() as connection:
         for corruption in corruptions:
             if callable(corruption):
                 corruption(connection)
@@ -418,7 +418,7 @@ def test_some_sessions_only(staged: Database) -> None:
 
 def test_pruned_events_are_not_missed(staged: Database) -> None:
     """Given events that retention removed, however many, then no rule is broken; a message among them is missed."""
-    with staged.read() as connection:
+    with staged.snapshot() as connection:
         seq = connection.execute(text("SELECT seq FROM session WHERE session_id = 'old'")).scalar()
     for last in range(1, (seq or 0) + 1):
         gone = f"DELETE FROM event WHERE session_id = 'old' AND seq <= {last}"
@@ -477,7 +477,7 @@ async def test_the_check_sees_one_snapshot(store: str) -> None:
     """Given a commit in the middle of a check, then the check does not see a part of it."""
     async with opened(store) as db:
         await db.create("s")
-        with db.database.read() as connection:
+        with db.database.snapshot() as connection:
             assert check(connection, "tests") == []
             await db.accept("s")
             seen = connection.execute(text("SELECT seq, inbox_count FROM session")).one()
