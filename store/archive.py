@@ -95,8 +95,9 @@ def _lines(connection: Connection, namespace: str, ids: list[str]) -> Iterator[s
             order = ORDER.get(name)
             statement = select(table).where(table.c.namespace == namespace, table.c.session_id == session_id)
             statement = statement.order_by(order if order is not None else table.c.session_id)
-            found = connection.execute(statement.execution_options(yield_per=AT_ONCE)).mappings()
-            yield from (f"{',' if index else ''}\n{_row(dict(item))}" for index, item in enumerate(found))
+            with connection.execute(statement.execution_options(yield_per=AT_ONCE)) as found:
+                rows = enumerate(found.mappings())
+                yield from (f"{',' if index else ''}\n{_row(dict(item))}" for index, item in rows)
             yield "]"
         yield "}\n"
     yield '],"code":{'

@@ -396,5 +396,6 @@ def _entries(scope: Scope, page: list[Row]) -> Iterator[Entry]:
         .where(within(EVENT))
     )  # fmt: skip
     both = union_all(messages, events).order_by("session_id", "seq")
-    for row in scope.connection.execute(both, execution_options={"yield_per": 1000}):
-        yield Entry(*row)
+    with scope.connection.execute(both, execution_options={"yield_per": 1000}) as found:
+        for row in found:
+            yield Entry(*row)

@@ -36,7 +36,8 @@ class Scope:
 
     def rows(self, statement: Any) -> Iterator[Any]:
         """The rows of a SELECT, a thousand at a time."""
-        yield from self.connection.execute(statement, execution_options={"yield_per": 1000}).mappings()
+        with self.connection.execute(statement, execution_options={"yield_per": 1000}) as found:
+            yield from found.mappings()
 
 
 def same_session(table: Any, other: Any) -> Any:

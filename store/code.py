@@ -35,8 +35,9 @@ def drop_unused(tx: Transaction) -> int:
     stored = select(CODE_BLOB.c.digest).where(CODE_BLOB.c.namespace == tx.namespace)
     unused = set(tx.connection.execute(stored).scalars())
     sessions = select(SESSION.c.spec, SESSION.c.placement).where(SESSION.c.namespace == tx.namespace)
-    for spec, placement in tx.connection.execute(sessions.execution_options(yield_per=500)):
-        unused -= digests(spec or {}, placement)
+    with tx.connection.execute(sessions.execution_options(yield_per=500)) as found:
+        for spec, placement in found:
+            unused -= digests(spec or {}, placement)
     for digest in unused:
         tx.writes += 1
         where = (CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.digest == digest)

@@ -37,7 +37,8 @@ from understudy.ports import Death, Verdict
 from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.store import activation, operations, queries
 from understudy.store.activation import FrameRef
-from understudy.store.engine import Database, StoreRace
+from understudy.store.engine import Database
+from understudy.store.failures import StoreRace
 from understudy.store.journal import Journal
 from understudy.store.transaction import MESSAGE, Transaction, calls_of_round
 
