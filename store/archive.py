@@ -23,6 +23,7 @@ from understudy.identifiers import check_identifier
 from . import code, schema
 from .check import check
 from .engine import now
+from .prepared import defaults
 from .queries import EXPORT_CURSOR, METRIC_STATE, session_info
 from .transaction import (
     CODE_BLOB,
@@ -36,7 +37,6 @@ from .transaction import (
     TOOL_CALL,
     Row,
     Transaction,
-    defaults,
 )
 
 FORMAT = "understudy-archive"

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -481,3 +482,12 @@ async def test_the_check_sees_one_snapshot(store: str) -> None:
             await db.accept("s")
             seen = connection.execute(text("SELECT seq, inbox_count FROM session")).one()
         assert tuple(seen) == (1, 0)
+
+
+def test_every_rule_is_documented() -> None:
+    """`docs/store.md` has each rule with its own words, and no other."""
+    page = (Path(__file__).parent.parent / "docs" / "store.md").read_text()
+    rows = [
+        line for line in page.partition("## The proof")[2].partition("## ")[0].splitlines() if line.startswith("| `")
+    ]
+    assert rows == [f"| `{name}` | {' '.join(text.split())} |" for name, text in RULES.items()]
