@@ -130,7 +130,15 @@ class Recovery:
         log.warning("session %s was ready and nobody knew: picked up", session_id)
 
     async def frame_died(self, frame_id: str, cause: str) -> None:
-        """A frame's process is known to be gone: resume what it held."""
+        """A frame's process is known to be gone: resume what it held. Harmless when repeated, and must be if it fails.
+
+        Raises:
+            StaleGeneration: this service acts for nobody yet. Were the death let pass, a `take_up` that was sent before
+                it would count the frame among those that live.
+            StoreUnreachable: what the frame held is not known here.
+        """
+        if not self._node.generation:
+            raise StaleGeneration("the service has not been taken up")
         since = now()
         slot = self._paging.slots.pop(frame_id, None)
         self._frames.demand_changed.set()

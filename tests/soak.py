@@ -325,7 +325,7 @@ def main() -> int:
         help="which kinds to kill, by weight: " + " ".join(f"{name}={WEIGHTS[kind]}" for name, kind in names.items()),
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
-    parser.add_argument("--keep", type=Path, help="a directory for the store and the logs of all processes")
+    parser.add_argument("--keep", type=Path, help="a directory for all events and the logs of all processes")
     given = parser.parse_args()
     weights = dict(WEIGHTS)
     if given.mix:
@@ -359,14 +359,20 @@ def on_a_cluster_of_its_own(options: Options, store: str, keep: Path | None) -> 
         os.environ.update(head.environment, RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
         stack.callback(ray.shutdown)
         stage, model = stack.enter_context(ready(options, dsn, directory / "stage"))
-        return soak(options, stage, model, postgres, Progress().tell)
+        report = soak(options, stage, model, postgres, Progress().tell)
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            (keep / "report.json").write_text(json.dumps(report.to_json(), indent=1))
+            events = sorted(Log(dsn).every(), key=lambda event: (event.at, event.session_id, event.seq))
+            (keep / "events.jsonl").write_text("".join(json.dumps(event.to_wire()) + "\n" for event in events))
+        return report
 
 
 def _keep(target: Path, directory: Path, head: Head, postgres: PostgresServer | None) -> None:
     target.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(target / "logs", ignore_errors=True)
     if postgres is not None:
         (target / "postgres.log").write_text(postgres.log())
-    shutil.copytree(directory, target / "store", dirs_exist_ok=True)
     shutil.copytree(head.logs(), target / "logs", dirs_exist_ok=True)
 
 

@@ -34,6 +34,9 @@ OUTAGE_SECONDS = (0.0, 2.5)
 """How long PostgreSQL stays away after it was killed."""
 
 REINITIALIZED = "all server processes terminated; reinitializing"
+LEAST_FRAMES = 3
+"""Where there are fewer, none is killed: a busy machine may need longer to start one than it takes to the next kill."""
+
 LOOK_SECONDS = 0.03
 
 
@@ -170,7 +173,7 @@ class Killer:
         if kind != FRAME and not self._watch.both_know_the_key():
             return  # another one, later
         alive = [pid for pid in self._watch.pids.get(kind, []) if is_a(kind, pid)]
-        if not alive:
+        if len(alive) < (LEAST_FRAMES if kind == FRAME else 1):
             return
         pid = self._random.choice(alive)
         found = Kill(kind, pid, microseconds(), note=str(self._watch.generation))
