@@ -28,6 +28,8 @@ class Recovery:
 
     Attributes:
         swept: how many sessions the sweep had to pick up; each is a wake-up that got lost.
+        knows_frames: a `take_up` has told which frames live. Until then a session at work in a frame that has not
+            called in here looks as if nobody held it.
     """
 
     def __init__(self, node: NodeService) -> None:
@@ -35,6 +37,7 @@ class Recovery:
         self._frames = node.frames
         self._paging = node.frames.paging
         self.swept = 0
+        self.knows_frames = False
 
     async def take_up(self, generation: int, live_frames: list[str], nodes: list[str]) -> dict[str, Any]:
         """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
@@ -51,9 +54,19 @@ class Recovery:
             raise StaleGeneration(f"node {home[:8]} was given up")
         self._node.journal.generation = generation
         self._node.nodes = nodes
+        try:
+            found = await self._take_up(home, set(live_frames), nodes)
+        except BaseException:
+            self._node.journal.generation = 0  # so that the supervisor sees that it must say it again
+            raise
+        self.knows_frames = True
+        self._frames.dispatch()
+        self._frames.demand_changed.set()
+        return found
+
+    async def _take_up(self, home: str, live: set[str], nodes: list[str]) -> dict[str, Any]:
         adopted = await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
         rows = await self._node.reading.active([home])
-        live = set(live_frames)
         for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
             slot = self._paging.slots.pop(frame_id)
             self._frames.fail_reply(slot)
@@ -64,8 +77,6 @@ class Recovery:
         for timer in await self._node.reading.timers():
             if timer["session_id"] in waiting:
                 self._schedule(timer["session_id"], timer["name"], timer["due_at"])
-        self._frames.dispatch()
-        self._frames.demand_changed.set()
         return {"active": len(rows), "resumed": resumed, "adopted": adopted}
 
     async def _take_up_session(self, row: Row, live: set[str]) -> int:
@@ -97,6 +108,8 @@ class Recovery:
 
     async def sweep_all(self, age: int) -> None:
         """Pick up every session of this node that has been ready for `age` microseconds without being placed."""
+        if not self.knows_frames:
+            return
         try:
             home, nodes = self._node.config.node_id, self._node.nodes
             if not self._node.database.is_sqlite:  # a node that was given up may have accepted something since

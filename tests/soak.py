@@ -29,7 +29,8 @@ from rich.table import Table
 
 from understudy import Cluster, RestartPolicy, Session
 from understudy.cluster.client import Run
-from understudy.errors import StoreUnreachable
+from understudy.cluster.results import RunResult
+from understudy.errors import DeadlineExceeded, StoreUnreachable
 
 from .faults import PATIENCE, Head, Stage, staged, tools_of, wait_until
 from .postgres import PostgresServer
@@ -40,8 +41,12 @@ from .soak_work import Model, Task, make_task
 RUNS_PER_SESSION = 8
 """Then another session takes its place: the history is sent whole with each call."""
 
-RUN_SECONDS = 150.0
-"""A run that has not ended after so long is stuck: it takes about ten seconds where nobody dies."""
+LOOK_SECONDS = 20.0
+STUCK_SECONDS = 120.0
+"""A run that has not ended is stuck when nothing was committed in its tree for so long."""
+
+RUN_SECONDS = 600.0
+"""A run that has not ended after so long is stuck in any case: it takes about ten seconds where nobody dies."""
 
 NEVER_GIVEN_UP = RestartPolicy(max_restarts=10_000, stuck_after=1_000, backoff_max=0.5)
 """Bad luck can hit a session three times in a row; that it would be given up for that is tested elsewhere."""
@@ -65,6 +70,11 @@ class Options:
     pause: float = 2.0
     minutes: float = 20.0
     weights: dict[str, int] = field(default_factory=lambda: dict(WEIGHTS))
+
+    @property
+    def actors(self) -> int:
+        """How many session actors there are at most: several sessions share one."""
+        return max(4, self.sessions // 5)
 
 
 @dataclass
@@ -111,12 +121,23 @@ class Soak:
                 task = sent[run_id] = make_task(chosen, f"{session_id}.{len(sent)}")
                 runs.append(self._send(session, run_id, task, twice=chosen.random() < 0.2))
             for run in runs:
-                result = run.result(RUN_SECONDS)
+                result = self._result(session, run)
                 with self.lock:
                     self.ended += 1
                 stored = self._patiently(lambda run=run: session.run(run.run_id).result(PATIENCE))  # type: ignore[misc]
                 if (result.text, result.status) != (stored.text, stored.status):
                     raise AssertionError(f"{session_id} {run.run_id}: told {result!r}, stored {stored!r}")
+
+    def _result(self, session: Session, run: Run) -> RunResult:
+        """The run's result; fails when nothing more comes of it."""
+        deadline = time.monotonic() + RUN_SECONDS
+        while True:
+            try:
+                return run.result(LOOK_SECONDS)
+            except DeadlineExceeded:
+                latest = max(info.updated_at for info in self._patiently(session.tree))
+                if time.monotonic() > deadline or microseconds() - latest > STUCK_SECONDS * 1e6:
+                    raise
 
     def _spawn(self, session_id: str) -> Session:
         tools = [*tools_of(self.stage.directory), "spawn_agent"]
@@ -211,7 +232,7 @@ def soak(
     ]
     for worker in workers:
         worker.start()
-    killer = Killer(stage, watch, postgres, options.weights, options.seed)
+    killer = Killer(stage, watch, postgres, options.weights, options.seed, max(1, options.actors // 2))
 
     def going_on() -> bool:
         if tell is not None:
@@ -225,7 +246,7 @@ def soak(
         killer.finish()
     finally:
         shared.stopped.set()
-        deadline = time.monotonic() + 2 * RUN_SECONDS
+        deadline = time.monotonic() + RUN_SECONDS
         for worker in workers:
             worker.join(max(0.1, deadline - time.monotonic()))
         watch.stop()
@@ -301,7 +322,7 @@ def show(report: Report) -> None:
 def ready(options: Options, store: str, directory: Path) -> Iterator[tuple[Stage, Model]]:
     """The services on a running Ray cluster, and a stage on them."""
     model = Model()
-    with Cluster.connect(store, max_actors=max(4, options.sessions // 5), standby=2) as cluster:
+    with Cluster.connect(store, max_actors=options.actors, standby=2) as cluster:
         try:
             with staged(store, directory, policy=model) as stage:
                 yield stage, model

@@ -34,9 +34,6 @@ OUTAGE_SECONDS = (0.0, 2.5)
 """How long PostgreSQL stays away after it was killed."""
 
 REINITIALIZED = "all server processes terminated; reinitializing"
-LEAST_FRAMES = 3
-"""Where there are fewer, none is killed: a busy machine may need longer to start one than it takes to the next kill."""
-
 LOOK_SECONDS = 0.03
 
 
@@ -133,19 +130,31 @@ class Watch(threading.Thread):
 class Killer:
     """Kills at random until all kills are used up.
 
+    Args:
+        least_frames: where fewer live, none is killed: a busy machine may need longer to start one than it takes to the
+            next kill, and without any nothing would be at work that a kill could disturb.
+
     Attributes:
         kills: those that happened.
     """
 
     def __init__(
-        self, stage: Stage, watch: Watch, postgres: PostgresServer | None, weights: dict[str, int], seed: int
+        self,
+        stage: Stage,
+        watch: Watch,
+        postgres: PostgresServer | None,
+        weights: dict[str, int],
+        seed: int,
+        least_frames: int,
     ) -> None:
         self.kills: list[Kill] = []
         self._stage = stage
         self._watch = watch
         self._postgres = postgres
+        self._least = {FRAME: least_frames}
         self._weights = {kind: weight for kind, weight in weights.items() if postgres or kind not in (SERVER, BACKEND)}
         self._random = random.Random(seed)
+        self._deck: list[str] = []
         self._outage: threading.Thread | None = None
         self._failures: list[BaseException] = []
 
@@ -153,14 +162,18 @@ class Killer:
         """Kill `count` times, every `pause` seconds on average, until `deadline` or until `tell` says no."""
         while len(self.kills) < count and time.monotonic() < deadline and tell():
             time.sleep(self._random.uniform(0.2 * pause, 1.8 * pause))
-            kinds = list(self._weights)
-            [kind] = self._random.choices(kinds, [self._weights[kind] for kind in kinds])
-            if kind in (SERVER, BACKEND):
-                self._end_postgres(kind)
-            else:
-                self._end_process(kind)
+            kind = self._deck.pop() if self._deck else self._shuffled()
+            done = self._end_postgres(kind) if kind in (SERVER, BACKEND) else self._end_process(kind)
+            if not done:
+                self._deck.insert(0, kind)
             if self._failures:
                 raise self._failures[0]
+
+    def _shuffled(self) -> str:
+        """Each kind as often as it weighs, in an order of chance; returns the first."""
+        self._deck = [kind for kind, weight in self._weights.items() for _ in range(weight)]
+        self._random.shuffle(self._deck)
+        return self._deck.pop()
 
     def finish(self) -> None:
         """Wait until PostgreSQL is up again."""
@@ -169,24 +182,28 @@ class Killer:
         if self._failures:
             raise self._failures[0]
 
-    def _end_process(self, kind: str) -> None:
+    def _end_process(self, kind: str) -> bool:
+        """False if it must be put off."""
         if kind != FRAME and not self._watch.both_know_the_key():
-            return  # another one, later
+            return False
         alive = [pid for pid in self._watch.pids.get(kind, []) if is_a(kind, pid)]
-        if len(alive) < (LEAST_FRAMES if kind == FRAME else 1):
-            return
+        if len(alive) < self._least.get(kind, 1):
+            return False
         pid = self._random.choice(alive)
         found = Kill(kind, pid, microseconds(), note=str(self._watch.generation))
         kill(pid)
         wait_until(lambda: gone(pid), f"the end of process {pid}")
         found.gone = microseconds()
         self.kills.append(found)
+        return True
 
-    def _end_postgres(self, kind: str) -> None:
+    def _end_postgres(self, kind: str) -> bool:
+        """False if it must be put off."""
         if self._outage is not None and self._outage.is_alive():
-            return
+            return False
         self._outage = threading.Thread(target=self._outage_of, args=(kind, self._random.uniform(*OUTAGE_SECONDS)))
         self._outage.start()
+        return True
 
     def _outage_of(self, kind: str, seconds: float) -> None:
         """In a thread of its own, so that others die meanwhile."""
@@ -198,14 +215,27 @@ class Killer:
                 time.sleep(seconds)
                 self._postgres.start()
             else:
-                before = self._postgres.log().count(REINITIALIZED)
+                wait_until(self._clients, "a connection of the node service")  # it may have been killed just before
+                before = self._times_recovered()
+                found.at = microseconds()
                 self._postgres.kill_backend()
-                wait_until(lambda: self._postgres.log().count(REINITIALIZED) > before, "PostgreSQL notices")  # type: ignore[union-attr]
+                wait_until(lambda: self._times_recovered() > before, "PostgreSQL notices")
                 self._postgres.wait_until_ready()
             found.gone = microseconds()
             self.kills.append(found)
         except BaseException as error:
             self._failures.append(error)
+
+    def _clients(self) -> bool:
+        assert self._postgres is not None
+        statement = (
+            "SELECT 1 FROM pg_stat_activity WHERE application_name = 'understudy' AND backend_type = 'client backend'"
+        )
+        return bool(self._postgres.query(statement))
+
+    def _times_recovered(self) -> int:
+        assert self._postgres is not None
+        return self._postgres.log().count(REINITIALIZED)
 
 
 def is_a(kind: str, pid: int) -> bool:

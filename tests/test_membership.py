@@ -189,7 +189,7 @@ async def test_a_supervisor_that_stood_still_loses_no_node(machinery: Machinery)
 
 
 async def test_a_death_is_told_until_it_is_dealt_with(machinery: Machinery) -> None:
-    """Given a frame, when it dies while its node's service was just restarted and has no store, then it is told again."""
+    """Given a frame, when it dies while its node service was just restarted and has no store, it is told again."""
     node = machinery.nodes["a"]
     node.refusals = [StaleGeneration("not taken up yet"), StoreUnreachable("away")]
     machinery.frame.died.set()
