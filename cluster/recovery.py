@@ -159,10 +159,10 @@ class Recovery:
         if slot is not None:
             self._frames.fail_reply(slot)
         else:  # it never called in here: the store knows what it holds
-            rows = await self._node.reading.active(None)
-            held = {row["session_id"]: row["epoch"] for row in rows if row["frame_id"] == frame_id}
-            placements = {row["placement"] for row in rows if row["frame_id"] == frame_id}
-            slot = Slot(frame_id, 0, self._node.config.node_id, next(iter(placements), ""))
+            rows = [row for row in await self._node.reading.active(None) if row["frame_id"] == frame_id]
+            held = {row["session_id"]: row["epoch"] for row in rows}
+            pid, placement = (rows[0]["actor_pid"] or 0, rows[0]["placement"]) if rows else (0, "")
+            slot = Slot(frame_id, pid, self._node.config.node_id, placement)
             self._frames.expected.pop(frame_id, None)
         for session_id, epoch in held.items():
             await self.crashed(slot, session_id, epoch, cause, since)

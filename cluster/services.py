@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from understudy.config import Settings
+from understudy.errors import StoreUnreachable
 
 from .ray_edge import RAY_NAMESPACE, ServiceGone, find_actor, kill_process, process_identity, settle, submitted
 
@@ -198,6 +199,13 @@ class RemoteNode:
                     return result
                 except TimeoutError:
                     continue
+                except (
+                    StoreUnreachable
+                ) as error:  # a service that was restarted without its store can't even wait for it
+                    self.lost_since = None
+                    log.info("%s waits for the store: %s", method, error)
+                    await asyncio.sleep(pause)
+                    pause = min(0.5, pause * 2)
                 except ServiceGone as error:
                     self.lost_since = self.lost_since or time.monotonic()
                     if time.monotonic() - self.lost_since > ORPHAN_SECONDS:
