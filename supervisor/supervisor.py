@@ -351,8 +351,11 @@ class Supervisor:
                 served = await node.handle.call("demand", DEMAND_SECONDS)
                 if not self._serves(node, term):
                     return
-                if served["generation"] != self.generation or set(served["nodes"]) != set(self._nodes):
-                    await self._take_up(node)  # it was restarted unnoticed, or did not hear who joined
+                # Restarted unnoticed (a `take_up` is repeated too, so the next process can have heard it without all
+                # that comes before it), or it did not hear who joined.
+                known = (node.handle.pid, self.generation, set(self._nodes))
+                if (served["pid"], served["generation"], set(served["nodes"])) != known:
+                    await self._take_up(node)
                 await self._balance(node, served["demand"])
             except Exception as error:
                 log.warning("demand of node %s unknown: %s", node.handle.node_id[:8], error)

@@ -232,7 +232,7 @@ def soak(
     ]
     for worker in workers:
         worker.start()
-    killer = Killer(stage, watch, postgres, options.weights, options.seed, max(1, options.actors // 2))
+    killer = Killer(stage, watch, postgres, options.weights, options.seed, max(2, options.actors // 3))
 
     def going_on() -> bool:
         if tell is not None:
@@ -244,6 +244,8 @@ def soak(
         wait_until(lambda: shared.ended or shared.stopped.is_set(), "the first run's end")
         killer.run(options.kills, options.pause, began + 60 * options.minutes, going_on)
         killer.finish()
+    except AssertionError as error:
+        shared.failures.append(str(error))
     finally:
         shared.stopped.set()
         deadline = time.monotonic() + RUN_SECONDS

@@ -35,6 +35,8 @@ OUTAGE_SECONDS = (0.0, 2.5)
 
 REINITIALIZED = "all server processes terminated; reinitializing"
 LOOK_SECONDS = 0.03
+STILL_SECONDS = 90.0
+"""When for so long nothing was in a state to be killed, something does not come back."""
 
 
 def microseconds() -> int:
@@ -160,12 +162,18 @@ class Killer:
 
     def run(self, count: int, pause: float, deadline: float, tell: Callable[[], bool]) -> None:
         """Kill `count` times, every `pause` seconds on average, until `deadline` or until `tell` says no."""
+        killed = time.monotonic()
         while len(self.kills) < count and time.monotonic() < deadline and tell():
             time.sleep(self._random.uniform(0.2 * pause, 1.8 * pause))
             kind = self._deck.pop() if self._deck else self._shuffled()
             done = self._end_postgres(kind) if kind in (SERVER, BACKEND) else self._end_process(kind)
-            if not done:
+            if done:
+                killed = time.monotonic()
+            else:
                 self._deck.insert(0, kind)
+            assert time.monotonic() - killed < STILL_SECONDS, (
+                f"nothing could be killed: {self._watch.pids}, {self._deck}"
+            )
             if self._failures:
                 raise self._failures[0]
 

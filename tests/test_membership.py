@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from understudy.config import ModelProfile
 from understudy.errors import StaleGeneration, StoreUnreachable, UnderstudyError
 from understudy.supervisor import supervisor as supervising
 from understudy.supervisor.supervisor import Supervisor
@@ -22,11 +23,12 @@ class Node:
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
-        self.pid = 1
+        self.pid = self.process = 1
         self.silent = False
         self.generation = 0
         self.told: list[tuple[int, list[str], list[str]]] = []
         self.deaths: list[str] = []
+        self.profiles: list[str] = []
         self.refusals: list[UnderstudyError] = []
         self.changed = asyncio.Event()
 
@@ -52,11 +54,15 @@ class Node:
             self.changed.set()
         if method == "demand":
             await asyncio.sleep(0.05)
-            return {"generation": self.generation, "nodes": self.nodes, "demand": {}}
+            return {"pid": self.process, "generation": self.generation, "nodes": self.nodes, "demand": {}}
+        if method == "register":
+            self.profiles.append(arguments[0].name)
+            self.changed.set()
         return [] if method == "profiles" else None
 
     async def meet(self) -> None:
         await self.call("pid")
+        self.pid = self.process
 
     async def watch(self) -> None:
         await asyncio.Event().wait()
@@ -199,3 +205,17 @@ async def test_a_death_is_told_until_it_is_dealt_with(machinery: Machinery) -> N
             await node.changed.wait()
     assert node.deaths == ["f"]
     assert not node.refusals
+
+
+async def test_a_service_that_was_restarted_unnoticed_gets_the_credentials(machinery: Machinery) -> None:
+    """Given a node service that died during a `take_up`, when the repeated call reached the next process, then that is
+    told the rest too."""
+    node = machinery.nodes["b"]
+    await machinery.supervisor.register(ModelProfile("key", "secret"))  # type: ignore[attr-defined]
+    node.process, node.profiles = 2, []
+    async with asyncio.timeout(PATIENCE):
+        while not node.profiles:
+            node.changed.clear()
+            await node.changed.wait()
+    assert node.profiles == ["key"]
+    assert node.pid == 2
