@@ -322,7 +322,8 @@ class Supervisor:
         # Its node's service must hear of it, and may have just been restarted itself, or be without its store.
         while (node := self._nodes.get(frame.node_id)) is not None and self._serves(node, term):
             try:
-                return await node.handle.call("frame_died", frame.frame_id, cause)
+                await node.handle.call("frame_died", frame.frame_id, cause)
+                return
             except UnderstudyError as error:
                 log.warning("the death of frame %s is told again: %s", frame.frame_id, error)
                 await asyncio.sleep(REPEAT_SECONDS)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import random
@@ -28,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from understudy import Cluster, RestartPolicy, Session
+from understudy.cluster import background
 from understudy.cluster.client import Run
 from understudy.cluster.results import RunResult
 from understudy.errors import DeadlineExceeded, StoreUnreachable
@@ -41,7 +43,7 @@ from .soak_work import Model, Task, make_task
 RUNS_PER_SESSION = 8
 """Then another session takes its place: the history is sent whole with each call."""
 
-LOOK_SECONDS = 20.0
+LOOK_SECONDS = 45.0
 STUCK_SECONDS = 120.0
 """A run that has not ended is stuck when nothing was committed in its tree for so long."""
 
@@ -86,6 +88,7 @@ class Soak:
         ended: runs whose client has the result.
         patience: how often a client was told that the store is away.
         failures: what ended a worker.
+        waits: what the client waited for when the first of them was stuck.
     """
 
     options: Options
@@ -95,6 +98,7 @@ class Soak:
     ended: int = 0
     patience: int = 0
     twice: int = 0
+    waits: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     stopped: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -137,6 +141,8 @@ class Soak:
             except DeadlineExceeded:
                 latest = max(info.updated_at for info in self._patiently(session.tree))
                 if time.monotonic() > deadline or microseconds() - latest > STUCK_SECONDS * 1e6:
+                    with self.lock:
+                        self.waits = self.waits or client_waits()
                     raise
 
     def _spawn(self, session_id: str) -> Session:
@@ -265,6 +271,8 @@ def _judge(shared: Soak, watch: Watch, killer: Killer, alive: list[str]) -> Fact
     facts = Judge(shared.stage, shared.model, shared.work, killer.kills).judge()
     for failure in shared.failures:
         facts.complain("clients failed", failure)
+    for wait in shared.waits:
+        facts.complain("the client waited", wait)
     for name in alive:
         facts.complain("clients stuck", name)
     for description in stuck:
@@ -292,6 +300,18 @@ def stuck_sessions(shared: Soak) -> list[str]:
         last = [f"{event.seq} {event.at} {event.type} {event.body()}" for event in log.events[row[0]][-12:]]
         found.append(f"{tuple(row)}, now {microseconds()}\n    " + "\n    ".join(last))
     return found
+
+
+def client_waits() -> list[str]:
+    """Where each task of the client's event loop is, and how many are there."""
+    found: Counter[str] = Counter()
+    for task in asyncio.all_tasks(background.loop()):
+        place, inner = [], task.get_coro()
+        while inner is not None and (frame := getattr(inner, "cr_frame", getattr(inner, "ag_frame", None))) is not None:
+            place.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+            inner = getattr(inner, "cr_await", getattr(inner, "ag_await", None))
+        found[" > ".join(place)] += 1
+    return [f"{count} × {place}" for place, count in found.most_common()]
 
 
 def show(report: Report) -> None:
