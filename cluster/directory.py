@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from understudy.config import Settings
-from understudy.errors import ClusterUnreachable, UnderstudyError
+from understudy.errors import ClusterUnreachable, StoreUnreachable, UnderstudyError
 
 from .ray_edge import ServiceGone, find_actor, settle, submitted
 from .services import node_name
@@ -95,11 +95,16 @@ class NodeDirectory:
         return homes
 
     async def home(self, session_id: str) -> str:
-        """The node that looks after the session, as far as is known: it may have moved."""
+        """The node that looks after the session, as far as is known: it may have moved, or the store be away."""
         if self._single:
             return next(iter(self._handles))
         known = self._homes.get(session_id)
-        return known if known in self._handles else (await self.homes([session_id]))[session_id][0]
+        if known in self._handles:
+            return known
+        try:
+            return (await self.homes([session_id]))[session_id][0]
+        except StoreUnreachable:  # any node will do: it waits for the store, and who follows there compares again
+            return next(iter(self._handles))
 
     async def _choose(self, session_id: str | None, attempt: int) -> str:
         """The session's home, and every other time another node."""

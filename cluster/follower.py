@@ -31,6 +31,7 @@ GATHER_SHARE = 0.0001
 """The same for each session that is followed: the more there are, the more a call costs."""
 
 PAUSE_SECONDS = 0.2
+COMPARE_SECONDS = 10.0
 
 
 @dataclass(eq=False)
@@ -145,7 +146,9 @@ class Follower:
         """
         here = self._at(node_id)
         try:
-            homes = await self._nodes.homes(sorted({subscription.session_id for subscription in here}))
+            # Bounded: a request is repeated with more and more patience, and nobody is told anything meanwhile.
+            async with asyncio.timeout(COMPARE_SECONDS):
+                homes = await self._nodes.homes(sorted({subscription.session_id for subscription in here}))
             for subscription in here:
                 session_id, before = subscription.session_id, subscription.seen
                 home, seq = homes[session_id]
@@ -154,9 +157,10 @@ class Follower:
                     subscription.node_id = home
                     self._attend(home)
                 elif not subscription.ends and before[0] != seq and before[1] == subscription.after:
-                    events = await self._nodes.request(session_id, "events", session_id, subscription.after)
+                    async with asyncio.timeout(COMPARE_SECONDS):
+                        events = await self._nodes.request(session_id, "events", session_id, subscription.after)
                     self._deliver({"events": events, "streams": {}, "runs": {}})
-        except UnderstudyError as error:
+        except (TimeoutError, UnderstudyError) as error:
             log.info("what is followed at node %s can't be compared: %s", node_id[:8], error)
 
     def _wanted(self, node_id: str) -> dict[str, dict[str, Any]]:

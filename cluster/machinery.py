@@ -102,6 +102,7 @@ class RayMachinery:
         self._node_class = node_class
         self._frame_class = frame_class
         self._nodes: dict[str, RayNode] = {}
+        self._definitions: dict[str, dict[str, Any]] = {"": {}}
 
     async def node_ids(self) -> list[str]:
         """This node; with PostgreSQL, then all others that are alive and have CPUs to offer.
@@ -154,9 +155,9 @@ class RayMachinery:
 
     async def create_frame(self, node: Any, frame_id: str, placement: str) -> RayFrame:
         """Start a frame on a node, in the environment that the placement asks for."""
-        definition: dict[str, Any] = {}
-        if placement:
-            definition = json.loads(await node.call("blob", placement))
+        if placement not in self._definitions:  # it never changes, and frames must come while the store is away too
+            self._definitions[placement] = json.loads(await node.call("blob", placement))
+        definition = self._definitions[placement]
         runtime_env = definition.get("runtime_env") or None
         handle = self._frame_class.options(
             name=frame_name(self._settings, frame_id, node.node_id, placement),

@@ -28,6 +28,8 @@ class Recovery:
 
     Attributes:
         swept: how many sessions the sweep had to pick up; each is a wake-up that got lost.
+        knows_frames: a `take_up` has told which frames live. Until then a session at work in a frame that has not
+            called in here looks as if nobody held it.
     """
 
     def __init__(self, node: NodeService) -> None:
@@ -35,6 +37,7 @@ class Recovery:
         self._frames = node.frames
         self._paging = node.frames.paging
         self.swept = 0
+        self.knows_frames = False
 
     async def take_up(self, generation: int, live_frames: list[str], nodes: list[str]) -> dict[str, Any]:
         """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
@@ -51,10 +54,20 @@ class Recovery:
             raise StaleGeneration(f"node {home[:8]} was given up")
         self._node.journal.generation = generation
         self._node.nodes = nodes
+        try:
+            found = await self._take_up(home, set(live_frames), nodes)
+        except BaseException:
+            self._node.journal.generation = 0  # so that the supervisor sees that it must say it again
+            raise
+        self.knows_frames = True
+        self._frames.dispatch()
+        self._frames.demand_changed.set()
+        return found
+
+    async def _take_up(self, home: str, live: set[str], nodes: list[str]) -> dict[str, Any]:
         adopted = await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
         self._node.forget(adopted)
         rows = await self._node.reading.active([home])
-        live = set(live_frames)
         for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
             slot = self._paging.slots.pop(frame_id)
             self._frames.fail_reply(slot)
@@ -65,8 +78,6 @@ class Recovery:
         for timer in await self._node.reading.timers():
             if timer["session_id"] in waiting:
                 self._schedule(timer["session_id"], timer["name"], timer["due_at"])
-        self._frames.dispatch()
-        self._frames.demand_changed.set()
         return {"active": len(rows), "resumed": resumed, "adopted": len(adopted)}
 
     async def _take_up_session(self, row: Row, live: set[str]) -> int:
@@ -98,6 +109,8 @@ class Recovery:
 
     async def sweep_all(self, age: int) -> None:
         """Pick up every session of this node that has been ready for `age` microseconds without being placed."""
+        if not self.knows_frames:
+            return
         try:
             home, nodes = self._node.config.node_id, self._node.nodes
             # A node that was given up may have accepted something since; an import has no home yet.
@@ -131,7 +144,15 @@ class Recovery:
         log.warning("session %s was ready and nobody knew: picked up", session_id)
 
     async def frame_died(self, frame_id: str, cause: str) -> None:
-        """A frame's process is known to be gone: resume what it held."""
+        """A frame's process is known to be gone: resume what it held. Harmless when repeated, and must be if it fails.
+
+        Raises:
+            StaleGeneration: this service acts for nobody yet. Were the death let pass, a `take_up` that was sent before
+                it would count the frame among those that live.
+            StoreUnreachable: what the frame held is not known here.
+        """
+        if not self._node.generation:
+            raise StaleGeneration("the service has not been taken up")
         since = now()
         slot = self._paging.slots.pop(frame_id, None)
         self._frames.demand_changed.set()
@@ -139,10 +160,10 @@ class Recovery:
         if slot is not None:
             self._frames.fail_reply(slot)
         else:  # it never called in here: the store knows what it holds
-            rows = await self._node.reading.active(None)
-            held = {row["session_id"]: row["epoch"] for row in rows if row["frame_id"] == frame_id}
-            placements = {row["placement"] for row in rows if row["frame_id"] == frame_id}
-            slot = Slot(frame_id, 0, self._node.config.node_id, next(iter(placements), ""))
+            rows = [row for row in await self._node.reading.active(None) if row["frame_id"] == frame_id]
+            held = {row["session_id"]: row["epoch"] for row in rows}
+            pid, placement = (rows[0]["actor_pid"] or 0, rows[0]["placement"]) if rows else (0, "")
+            slot = Slot(frame_id, pid, self._node.config.node_id, placement)
             self._frames.expected.pop(frame_id, None)
         for session_id, epoch in held.items():
             await self.crashed(slot, session_id, epoch, cause, since)

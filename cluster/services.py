@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from understudy.config import Settings
+from understudy.errors import StoreUnreachable
 
 from .ray_edge import RAY_NAMESPACE, ServiceGone, find_actor, kill_process, process_identity, settle, submitted
 
@@ -119,7 +120,7 @@ class NodeActor:
     async def demand(self, timeout: float) -> dict[str, Any]:
         node = await self._node()
         demand = await node.frames.demand(timeout)
-        return {"generation": node.generation, "nodes": node.nodes, "demand": demand}
+        return {"pid": os.getpid(), "generation": node.generation, "nodes": node.nodes, "demand": demand}
 
     async def watched_by(self, pid: int, node_id: str) -> None:
         """Learn who supervises, to replace it when it hangs: Ray does not see a stopped process for over a minute."""
@@ -198,6 +199,12 @@ class RemoteNode:
                     return result
                 except TimeoutError:
                     continue
+                except StoreUnreachable as error:
+                    # A service that was restarted while its store is away can't even wait for it.
+                    self.lost_since = None
+                    log.info("%s waits for the store: %s", method, error)
+                    await asyncio.sleep(pause)
+                    pause = min(0.5, pause * 2)
                 except ServiceGone as error:
                     self.lost_since = self.lost_since or time.monotonic()
                     if time.monotonic() - self.lost_since > ORPHAN_SECONDS:

@@ -32,6 +32,7 @@ CENSUS_SECONDS = 1.0
 LOST_SECONDS = 10.0
 """A node whose service was not heard of for so long is lost, whatever Ray says: a service restarts in less."""
 
+REPEAT_SECONDS = 0.5
 PROBE_SECONDS = 2.0
 DEMAND_SECONDS = 5.0
 
@@ -318,8 +319,14 @@ class Supervisor:
             return
         # Also where Ray reported a death: a loop that failed leaves a process, and a session is resumed only after it.
         await self.machinery.kill(frame.node_id, frame.pid, frame)
-        if frame.node_id in self._nodes:  # else its sessions have been taken up elsewhere
-            await self._nodes[frame.node_id].handle.call("frame_died", frame.frame_id, cause)
+        # Its node's service must hear of it, and may have just been restarted itself, or be without its store.
+        while (node := self._nodes.get(frame.node_id)) is not None and self._serves(node, term):
+            try:
+                await node.handle.call("frame_died", frame.frame_id, cause)
+                return
+            except UnderstudyError as error:
+                log.warning("the death of frame %s is told again: %s", frame.frame_id, error)
+                await asyncio.sleep(REPEAT_SECONDS)
 
     async def _watch_node(self, node: _Node, term: int) -> None:
         """Await a node service's death; Ray restarts it, and it must be told what it needs."""
@@ -345,8 +352,11 @@ class Supervisor:
                 served = await node.handle.call("demand", DEMAND_SECONDS)
                 if not self._serves(node, term):
                     return
-                if served["generation"] != self.generation or set(served["nodes"]) != set(self._nodes):
-                    await self._take_up(node)  # it was restarted unnoticed, or did not hear who joined
+                # Restarted unnoticed (a `take_up` is repeated too, so the next process can have heard it without all
+                # that comes before it), or it did not hear who joined.
+                known = (node.handle.pid, self.generation, set(self._nodes))
+                if (served["pid"], served["generation"], set(served["nodes"])) != known:
+                    await self._take_up(node)
                 await self._balance(node, served["demand"])
             except Exception as error:
                 log.warning("demand of node %s unknown: %s", node.handle.node_id[:8], error)

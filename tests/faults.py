@@ -74,13 +74,14 @@ def database(server: str) -> Iterator[str]:
 
 
 def tools_of(directory: Path) -> list[Any]:
-    """Two tools that append their argument to a file each time they begin: `act` (not repeatable) and `look` (rerun).
+    """Two tools that append their name to a file each time they begin: `act` (not repeatable) and `look` (rerun).
 
-    With a name that begins with `slow` they go on only when the file `go-NAME` exists. They travel by value.
+    Then they take so many seconds; with a name that begins with `slow` they go on only when the file `go-NAME` exists.
+    They travel by value.
     """
     folder = str(directory)
 
-    def perform(name: str) -> str:
+    def perform(name: str, seconds: float) -> str:
         import os
         import time
 
@@ -88,17 +89,18 @@ def tools_of(directory: Path) -> list[Any]:
             file.write(f"{name}\n")
         while name.startswith("slow") and not os.path.exists(os.path.join(folder, f"go-{name}")):
             time.sleep(0.02)
+        time.sleep(seconds)
         return f"did {name}"
 
     @tool
-    def act(name: str) -> str:
+    def act(name: str, seconds: float = 0.0) -> str:
         """Act on the world, once."""
-        return perform(name)
+        return perform(name, seconds)
 
     @tool(on_crash="rerun")
-    def look(name: str) -> str:
+    def look(name: str, seconds: float = 0.0) -> str:
         """Look at the world."""
-        return perform(name)
+        return perform(name, seconds)
 
     return [act, look]
 
@@ -248,11 +250,17 @@ class Head:
         )  # fmt: skip
         self.address = done.stdout.splitlines()[-1]
 
+    def logs(self) -> Path:
+        """The directory with the logs of all its processes."""
+        return next(Path(self._temporary).glob("**/session_latest/logs"))
+
     def processes(self) -> list[psutil.Process]:
         """Ray's daemons and all that they started."""
         found: dict[int, psutil.Process] = {}
         for process in psutil.process_iter(["cmdline"]):
-            if self._temporary in " ".join(process.info["cmdline"] or ()):
+            line = " ".join(process.info["cmdline"] or ())
+            # Ray's client server knows the address only, and has no parent that does.
+            if self._temporary in line or (self.address and f"--address={self.address}" in line):
                 found[process.pid] = process
                 with contextlib.suppress(psutil.NoSuchProcess):
                     found.update({child.pid: child for child in process.children(recursive=True)})

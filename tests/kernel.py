@@ -24,6 +24,7 @@ from understudy.actors.tools import ToolContext, describe, tool
 from understudy.cluster.node_service import NodeConfig, NodeService
 from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
+from understudy.errors import StaleGeneration, StoreUnreachable
 from understudy.store.check import check
 from understudy.store.engine import Database
 from understudy.testing.offline import OfflineServer
@@ -392,9 +393,16 @@ class Kernel:
         worker.dead = True
         worker.task.cancel()
         del self.workers[worker.frame_id]
-        self._later(self.remote(lambda life: life.service.recovery.frame_died(worker.frame_id, "process_died")))
+        self._later(self._tell_of_death(worker.frame_id))
         if replace:
             self.add_frame()
+
+    async def _tell_of_death(self, frame_id: str) -> None:
+        while True:
+            try:
+                return await self.remote(lambda life: life.service.recovery.frame_died(frame_id, "process_died"))
+            except (StaleGeneration, StoreUnreachable):
+                await asyncio.sleep(0.01)
 
     def kill_node(self) -> None:
         """Kill the node service; another one takes its place on the same store, as when Ray restarts it."""

@@ -10,6 +10,7 @@ import pytest
 from understudy.cluster.directory import NodeDirectory
 from understudy.cluster.ray_edge import ServiceGone
 from understudy.config import Settings
+from understudy.errors import StoreUnreachable
 
 
 class Nodes(NodeDirectory):
@@ -20,6 +21,7 @@ class Nodes(NodeDirectory):
         self._handles = dict.fromkeys(names)
         self.dead: set[str] = set()
         self.silent: set[str] = set()
+        self.away = False
         self.homes_in_store: dict[str, str] = {}
         self.asked: list[tuple[str, str]] = []
 
@@ -39,6 +41,8 @@ class Nodes(NodeDirectory):
         if request == "spawn":
             self.homes_in_store[arguments[1]["session_id"]] = node_id
             return {"created": True, "node_id": node_id}
+        if request == "read" and self.away:
+            raise StoreUnreachable("away")
         if request == "read":
             return {name: (home, 1) for name, home in self.homes_in_store.items() if name in arguments[2][0]}
         return node_id
@@ -90,3 +94,15 @@ async def test_the_only_node_is_never_asked_for_homes(store: str) -> None:
     nodes = Nodes("a", store)
     assert await nodes.request("s", "send", "s") == "a"
     assert nodes.asked == [("a", "send")]
+
+
+async def test_a_home_is_not_needed_while_the_store_is_away() -> None:
+    """Given a session of unknown home, when the store is away, then any node is asked and followed, and home is learned
+    afterwards."""
+    nodes = Nodes("ab")
+    nodes.homes_in_store["s"] = "b"
+    nodes.away = True
+    assert await nodes.home("s") == "a"
+    assert await nodes.request("s", "send", "s") == "a"
+    nodes.away = False
+    assert await nodes.home("s") == "b"

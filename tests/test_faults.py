@@ -30,6 +30,7 @@ from understudy.events import (
 from understudy.testing.offline import OfflineServer, Reply, default_policy
 
 from .faults import PATIENCE, Head, Stage, call, database, driver, gone, kill, of, output, staged, wait_until
+from .postgres import PostgresServer
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -350,6 +351,42 @@ def test_store_unreachable_for_a_while(ray_cluster: str, tmp_path: Path) -> None
             stage.cluster.shutdown()
     finally:
         postgres.cleanup()
+
+
+def test_node_service_killed_while_the_store_is_away(ray_cluster: str, tmp_path: Path) -> None:
+    """The next one can't even start: frames wait for it with what they are at, clients with what they wait for."""
+    with PostgresServer() as postgres, staged(postgres.database(), tmp_path / "stage") as stage:
+        sessions = [stage.spawn() for _ in range(2)]
+        runs = [session.send(call("act", name=f"slow-{number}")) for number, session in enumerate(sessions)]
+        wait_until(lambda: len(stage.effects()) == 2, "the tools run")
+        frames, [node] = stage.frames(), stage.pids("node")
+        postgres.kill()
+        kill(node)
+        wait_until(lambda: gone(node), "its death")
+        for number in range(2):
+            stage.let_go(f"slow-{number}")
+        with ThreadPoolExecutor() as threads:
+            results = [threads.submit(run.result, PATIENCE) for run in runs]
+            wait_until(lambda: is_answering(stage), "the next node service answers")
+            postgres.start()
+            assert [result.result().text for result in results] == [
+                f"offline: did slow-{number}" for number in range(2)
+            ]
+        for session in sessions:
+            assert not of(session.events(), SessionCrashed)
+        assert set(frames) <= set(stage.frames())
+        assert sorted(stage.effects()) == ["slow-0", "slow-1"]
+        stage.check()
+        stage.cluster.shutdown()
+
+
+def is_answering(stage: Stage) -> bool:
+    """Whether a node service says that its store is away."""
+    try:
+        stage.sessions[0].info()
+    except StoreUnreachable:
+        return True
+    return False
 
 
 @pytest.fixture(scope="module")

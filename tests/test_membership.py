@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from understudy.config import ModelProfile
+from understudy.errors import StaleGeneration, StoreUnreachable, UnderstudyError
 from understudy.supervisor import supervisor as supervising
 from understudy.supervisor.supervisor import Supervisor
 
@@ -21,10 +23,13 @@ class Node:
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
-        self.pid = 1
+        self.pid = self.process = 1
         self.silent = False
         self.generation = 0
         self.told: list[tuple[int, list[str], list[str]]] = []
+        self.deaths: list[str] = []
+        self.profiles: list[str] = []
+        self.refusals: list[UnderstudyError] = []
         self.changed = asyncio.Event()
 
     @property
@@ -42,13 +47,22 @@ class Node:
             self.told.append(arguments)
             self.changed.set()
             return {}
+        if method == "frame_died":
+            if self.refusals:
+                raise self.refusals.pop()
+            self.deaths.append(arguments[0])
+            self.changed.set()
         if method == "demand":
             await asyncio.sleep(0.05)
-            return {"generation": self.generation, "nodes": self.nodes, "demand": {}}
+            return {"pid": self.process, "generation": self.generation, "nodes": self.nodes, "demand": {}}
+        if method == "register":
+            self.profiles.append(arguments[0].name)
+            self.changed.set()
         return [] if method == "profiles" else None
 
     async def meet(self) -> None:
         await self.call("pid")
+        self.pid = self.process
 
     async def watch(self) -> None:
         await asyncio.Event().wait()
@@ -67,6 +81,22 @@ class Node:
         return self.told[-1][0]
 
 
+class Frame:
+    """A frame on node `a` that lives until it is told not to."""
+
+    frame_id, node_id, placement, pid = "f", "a", "", 2
+
+    def __init__(self) -> None:
+        self.died = asyncio.Event()
+
+    async def watch(self) -> str:
+        await self.died.wait()
+        raise UnderstudyError("its process is gone")
+
+    async def probe(self) -> dict[str, float]:
+        return {"overdue": 0.0, "silent": 0.0, "busy": 0.0}
+
+
 class Machinery:
     """A cluster of such nodes; `a` is the supervisor's own."""
 
@@ -75,6 +105,7 @@ class Machinery:
     def __init__(self, *node_ids: str) -> None:
         self.nodes = {node_id: Node(node_id) for node_id in node_ids}
         self.abandoned: list[str] = []
+        self.frame = Frame()
 
     async def node_ids(self) -> list[str]:
         return list(self.nodes)
@@ -84,8 +115,8 @@ class Machinery:
             await asyncio.Event().wait()
         return self.nodes[node_id]
 
-    async def frames(self, _node_id: str) -> list[Any]:
-        return []
+    async def frames(self, node_id: str) -> list[Any]:
+        return [self.frame] if node_id == self.frame.node_id else []
 
     async def create_frame(self, _node: Any, _frame_id: str, _placement: str) -> Any:
         await asyncio.Event().wait()
@@ -110,6 +141,7 @@ async def machinery(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machinery]
     monkeypatch.setattr(supervising, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(supervising, "LOST_SECONDS", LOST)
     monkeypatch.setattr(supervising, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(supervising, "REPEAT_SECONDS", 0.01)
     monkeypatch.setattr("understudy.supervisor.probing.PROBE_DEADLINE", 0.05)
     found = Machinery("a", "b", "c")
     supervisor = Supervisor(found, "holder", standby=0, max_actors=1)
@@ -160,3 +192,30 @@ async def test_a_supervisor_that_stood_still_loses_no_node(machinery: Machinery)
     await machinery.nodes["a"].until_told(["a", "b", "c", "d"])
     assert machinery.generation == generation
     assert machinery.abandoned == []
+
+
+async def test_a_death_is_told_until_it_is_dealt_with(machinery: Machinery) -> None:
+    """Given a frame, when it dies while its node service was just restarted and has no store, it is told again."""
+    node = machinery.nodes["a"]
+    node.refusals = [StaleGeneration("not taken up yet"), StoreUnreachable("away")]
+    machinery.frame.died.set()
+    async with asyncio.timeout(PATIENCE):
+        while not node.deaths:
+            node.changed.clear()
+            await node.changed.wait()
+    assert node.deaths == ["f"]
+    assert not node.refusals
+
+
+async def test_a_service_that_was_restarted_unnoticed_gets_the_credentials(machinery: Machinery) -> None:
+    """Given a node service that died during a `take_up`, when the repeated call reached the next process, then that is
+    told the rest too."""
+    node = machinery.nodes["b"]
+    await machinery.supervisor.register(ModelProfile("key", "secret"))  # type: ignore[attr-defined]
+    node.process, node.profiles = 2, []
+    async with asyncio.timeout(PATIENCE):
+        while not node.profiles:
+            node.changed.clear()
+            await node.changed.wait()
+    assert node.profiles == ["key"]
+    assert node.pid == 2

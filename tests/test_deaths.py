@@ -1,0 +1,106 @@
+"""A node service is replaced while a tool runs: what it is told, and when, must not lose or double anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import AsyncMock, patch
+
+import pytest
+
+from understudy.errors import StaleGeneration, StoreUnreachable
+
+from . import kernel as k
+
+
+@dataclass
+class Replaced:
+    """A session whose tool was at work when the node service died; the next one has not been taken up."""
+
+    kernel: k.Kernel
+    worker: k.Worker
+    run: asyncio.Task[dict[str, object]]
+    notes: Path
+    tool_may_end: asyncio.Event
+
+    def kill_worker(self) -> str:
+        """The frame dies too; nobody has told it yet."""
+        self.worker.dead = True
+        self.worker.task.cancel()
+        del self.kernel.workers[self.worker.frame_id]
+        return self.worker.frame_id
+
+
+@asynccontextmanager
+async def replaced(store: str, directory: Path) -> AsyncIterator[Replaced]:
+    notes, working, tool_may_end = directory / "notes", asyncio.Event(), asyncio.Event()
+    script = k.script([("note", {"path": str(notes), "text": "x"})], "done")
+    async with k.running(store, directory, frames=1) as kernel:
+        [worker] = kernel.workers.values()
+        point = kernel.point
+
+        async def waiting(label: str, who: k.Worker | None) -> None:
+            if label == "tool has had its effect":
+                working.set()
+                await tool_may_end.wait()
+            await point(label, who)
+
+        kernel.point = waiting  # type: ignore[method-assign]
+        run = asyncio.create_task(kernel.run("s", k.spec(script, [k.note])))
+        await working.wait()
+        life = kernel._life
+        assert life is not None
+        kernel._up.clear()
+        life.kill()
+        await life.bury()
+        await kernel._boot()
+        yield Replaced(kernel, worker, run, notes, tool_may_end)
+        assert (await run)["status"] == "completed"
+        assert len(k.notes(notes)) == 1
+
+
+async def test_a_death_is_told_before_a_take_up_that_does_not_know_of_it(store: str, tmp_path: Path) -> None:
+    """Given the frame died too, when that is told before the take-up, then it is refused; told again, after a take-up
+    that counted the frame as alive, it resumes the session."""
+    async with replaced(store, tmp_path) as found:
+        recovery, kernel = found.kernel.service.recovery, found.kernel
+        frame_id = found.kill_worker()
+        with pytest.raises(StaleGeneration):
+            await recovery.frame_died(frame_id, "process_died")
+        await kernel.take_up(kernel.generation, kernel.nodes, [frame_id])
+        await recovery.frame_died(frame_id, "process_died")
+        kernel.add_frame()
+        await found.run
+        assert recovery.swept == 0
+        crashes = [event["data"]["pid"] for event in await kernel.events("s") if event["type"] == "session_crashed"]
+        assert crashes == [found.worker.frame.identity["pid"]]
+
+
+async def test_a_take_up_that_fails_is_not_taken_for_one(store: str, tmp_path: Path) -> None:
+    """Given the store goes away in the middle of a take-up, then the service acts for nobody, so it is told again."""
+    async with replaced(store, tmp_path) as found:
+        kernel = found.kernel
+        away = patch.object(kernel.service.reading, "active", AsyncMock(side_effect=StoreUnreachable("away")))
+        with away, pytest.raises(StoreUnreachable):
+            await kernel.take_up(kernel.generation, kernel.nodes)
+        assert kernel.service.generation == 0
+        await kernel.take_up(kernel.generation, kernel.nodes)
+        found.tool_may_end.set()
+
+
+async def test_nothing_is_swept_before_it_is_known_which_frames_live(store: str, tmp_path: Path) -> None:
+    """Given a take-up under way, when the sweep looks, then it leaves a session alone whose frame has not called in."""
+    async with replaced(store, tmp_path) as found:
+        kernel = found.kernel
+        kernel.service.journal.generation, kernel.service.nodes = kernel.generation, kernel.nodes
+        kernel.add_frame()
+        await kernel.service.recovery.sweep_all(0)
+        assert not kernel.service.frames.paging.ready
+        assert kernel.service.recovery.swept == 0
+        await kernel.take_up(kernel.generation, kernel.nodes)
+        found.tool_may_end.set()
+        await found.run
+        assert "tool_in_doubt" not in await kernel.types("s")
