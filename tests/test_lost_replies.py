@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -64,5 +65,7 @@ async def test_the_reply_to_any_commit_may_be_lost(store: str, tmp_path: Path) -
         answered = sum(isinstance(event, ModelCallCompleted) for event in stored)
         assert (finished, answered) == (number + 1, (number + 1) * MODEL_CALLS)
         metrics = service.projection.metrics
+        while metrics.writer_seq < len(stored):  # noqa: ASYNC110 - what the store has and nobody told is caught up in the background
+            await asyncio.sleep(0.01)
         assert value(metrics, "understudy_runs_finished_total", status="completed") == finished
         assert value(metrics, "understudy_model_calls_total", outcome="ok") == answered
