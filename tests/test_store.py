@@ -794,3 +794,16 @@ async def test_a_tool_call_keeps_its_child(db: Store) -> None:
         [lambda tx: operations.commit(tx, batch), lambda tx: activation.activate(tx, "s", FRAME)]
     )
     assert [(call["child_id"], call["result"]["content"]) for call in work["calls"]] == [("kid", "y")]
+
+
+async def test_a_child_that_is_cancelled_before_it_began_leaves_no_input_behind(db: Store) -> None:
+    """Given a child with its task and another input queued, when its parent is cancelled, then both runs end."""
+    await db.asking()
+    await db.answer("s", tool_calls=(("p0", "spawn_agent", "{}"),))
+    call = CallState("r/1/0", "started", child_id="kid", executions=1)
+    await db.commit("s", 1, 2, spawns=(Spawn("r/1/0", "kid", spec("kid"), "x"),), calls=(call,), wait="child")
+    await db.accept("kid", "more")
+    await db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "stop"))
+    assert [run["status"] for run in db.read(queries.runs, "kid")] == ["cancelled", "cancelled"]
+    row = db.session("kid")
+    assert (row["inbox_count"], row["active"], row["closed"]) == (0, 0, 1)
