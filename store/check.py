@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from itertools import groupby
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, and_, case, cast, func, literal_column, null, select, union_all
 
-from .check_log import LOG_RULES, read_logs
-from .check_rows import ROW_RULES, Found, Scope
+from .check_log import LOG_RULES, Entry
+from .check_rows import ROW_RULES, Found, Scope, same_run, same_session
 from .check_tree import TREE_RULES
+from .tables import Json
+from .transaction import EVENT, MESSAGE, RUN, SESSION, TOOL_CALL, Row
 
 TOLD_OF_ONE_RULE = 100
 """Violations of one rule that are told: where something is broken everywhere, these will do."""
+
+PAGE = 200
+"""Sessions whose rows are held at the same time."""
+
+ROLES_READ = ("assistant", "tool")
+EVENTS_READ = ("session_activated", "model_call_completed", "model_call_failed", "tool_finished", "run_finished")
 
 SQL_RULES = {**ROW_RULES, **TREE_RULES}
 
@@ -60,9 +69,74 @@ def check(connection: Connection, namespace: str, session_ids: Collection[str] |
 
 def _findings(scope: Scope) -> Iterator[tuple[str, Found]]:
     for name, rule in SQL_RULES.items():
-        yield from map(partial(_named, name), rule(scope))
-    yield from read_logs(scope)
+        for found in rule(scope):
+            yield name, found
+    yield from _read_logs(scope)
 
 
-def _named(name: str, found: Found) -> tuple[str, Found]:
-    return name, found
+def _read_logs(scope: Scope) -> Iterator[tuple[str, Found]]:
+    """Follow every session's log by every rule; yields what they find, with the rule's name."""
+    last: str | None = None
+    while page := _page(scope, last):
+        last = page[-1]["session_id"]
+        entries = groupby(_entries(scope, page), lambda entry: entry.session_id)
+        logs = {session["session_id"]: session for session in page}
+        for session_id, log in entries:
+            yield from _follow(scope, logs.pop(session_id), log)
+        for session in logs.values():
+            yield from _follow(scope, session, ())
+
+
+def _follow(scope: Scope, session: Row, log: Iterable[Entry]) -> Iterator[tuple[str, Found]]:
+    rules = {name: rule(scope, session) for name, rule in LOG_RULES.items()}
+    for entry in log:
+        for name, rule in rules.items():
+            if rule.types is not None and entry.type not in rule.types:
+                continue
+            for what in rule.read(entry):
+                yield name, (session["session_id"], what)
+    for name, rule in rules.items():
+        for what in rule.end():
+            yield name, (session["session_id"], what)
+
+
+def _page(scope: Scope, after: str | None) -> list[Row]:
+    """The next sessions, in the database's own order of ids."""
+    names = (
+        "session_id", "seq", "pruned_seq", "run_id", "round", "run_usage", "tokens_used", "tokens_redone", "epoch",
+    )  # fmt: skip
+    calls = select(func.count()).select_from(TOOL_CALL).where(same_session(TOOL_CALL, SESSION)).scalar_subquery()
+    statement = select(*(SESSION.c[name] for name in names), calls.label("tool_calls")).where(scope.of(SESSION))
+    if after is not None:
+        statement = statement.where(SESSION.c.session_id > after)
+    found = scope.connection.execute(statement.order_by(SESSION.c.session_id).limit(PAGE)).mappings()
+    return [dict(row) for row in found]
+
+
+def _entries(scope: Scope, page: list[Row]) -> Iterator[Entry]:
+    """The logs of these sessions, one after the other."""
+
+    def within(table: Any) -> Any:
+        first, last = page[0]["session_id"], page[-1]["session_id"]
+        exists = select(SESSION.c.session_id).where(same_session(SESSION, table)).exists()
+        return and_(scope.of(table), table.c.session_id >= first, table.c.session_id <= last, exists)
+
+    messages = select(
+        MESSAGE.c.session_id, MESSAGE.c.seq, literal_column("0").label("is_event"), MESSAGE.c.role.label("type"),
+        MESSAGE.c.run_id, MESSAGE.c.round, case((MESSAGE.c.role.in_(ROLES_READ), MESSAGE.c.body)).label("body"),
+        cast(null(), Json).label("run_usage"),
+    ).where(within(MESSAGE))  # fmt: skip
+    ended = and_(same_run(EVENT), EVENT.c.type == "run_finished")
+    events = (
+        select(
+            EVENT.c.session_id, EVENT.c.seq, literal_column("1").label("is_event"), EVENT.c.type, EVENT.c.run_id,
+            literal_column("0").label("round"), case((EVENT.c.type.in_(EVENTS_READ), EVENT.c.body)).label("body"),
+            RUN.c.usage.label("run_usage"),
+        )
+        .outerjoin(RUN, ended)
+        .where(within(EVENT))
+    )  # fmt: skip
+    both = union_all(messages, events).order_by("session_id", "seq")
+    with scope.connection.execute(both, execution_options={"yield_per": 1000}) as found:
+        for row in found:
+            yield Entry(*row)

@@ -1,33 +1,26 @@
 """Rules of the accounting identity that take reading: each follows the log of one session, from its first entry on.
 
-All logs are streamed once, in order; a rule keeps what a round or a run needs, never the log. Bodies are read here and
-not in SQL, since PostgreSQL refuses to look into JSON that has `\\u0000` in any of its texts.
+`check.py` streams all logs once, in order; a rule keeps what a round or a run needs, never the log. Bodies are read
+here and not in SQL, since PostgreSQL refuses to look into JSON that has `\\u0000` in any of its texts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, case, cast, func, literal_column, null, select, union_all
+from sqlalchemy import select
 
 from understudy.events import ENVELOPE
 from understudy.identifiers import wait_key
 from understudy.messages import Usage
 
-from .check_rows import Found, Scope, same_run, same_session
-from .tables import Json
-from .transaction import EVENT, MESSAGE, RUN, SESSION, TOOL_CALL, Row
-
-PAGE = 200
-"""Sessions whose rows are held at the same time."""
+from .check_rows import Scope
+from .transaction import TOOL_CALL, Row
 
 LOOKED_UP_AT_ONCE = 200
 """Tool calls that are compared with their rows in one SELECT."""
 
-ROLES_READ = ("assistant", "tool")
-EVENTS_READ = ("session_activated", "model_call_completed", "model_call_failed", "tool_finished", "run_finished")
 EPOCH = ENVELOPE[4:].index("epoch")
 
 
@@ -56,7 +49,13 @@ class Entry(NamedTuple):
 
 
 class LogRule:
-    """A rule as it follows one session's log. What it finds is told as text."""
+    """A rule as it follows one session's log. What it finds is told as text.
+
+    Attributes:
+        types: what it reads; None for everything.
+    """
+
+    types: tuple[str, ...] | None = None
 
     def __init__(self, scope: Scope, session: Row) -> None:
         self.scope = scope
@@ -102,6 +101,7 @@ class Sequence(LogRule):
 class RunOrder(LogRule):
     """One run at a time: it starts while none is at work, what happens is part of it, and it ends before the next."""
 
+    types = ("run_started", "run_finished", "user", "assistant", "tool")
     current: str | None = None
 
     def __init__(self, scope: Scope, session: Row) -> None:
@@ -125,6 +125,8 @@ class RunOrder(LogRule):
 
 class ToolResults(LogRule):
     """Every call the model asked for has one `tool_finished` event and one result, or its round is not over."""
+
+    types = ("assistant", "tool", "tool_finished", "run_finished")
 
     def __init__(self, scope: Scope, session: Row) -> None:
         super().__init__(scope, session)
@@ -174,6 +176,8 @@ class ToolResults(LogRule):
 class ToolCalls(LogRule):
     """Every call the model asked for has its row, with the same arguments and as far as the log says, and no other."""
 
+    types = ("assistant", "tool", "tool_finished")
+
     def __init__(self, scope: Scope, session: Row) -> None:
         super().__init__(scope, session)
         self.count = 0
@@ -220,14 +224,14 @@ class ToolCalls(LogRule):
 class Tokens(LogRule):
     """Every token is counted once: `tokens_used` is the sum of all answers, `tokens_redone` of those issued again."""
 
+    types = ("model_call_completed",)
     used = redone = 0
 
     def read(self, entry: Entry) -> Iterable[str]:
         # A failed call has no usage: what the endpoint billed for it is not known.
-        if entry.type == "model_call_completed":
-            tokens = Usage.from_wire(entry.data.get("usage")).total_tokens
-            self.used += tokens
-            self.redone += tokens if entry.data.get("attempt", 1) > 1 else 0
+        tokens = Usage.from_wire(entry.data.get("usage")).total_tokens
+        self.used += tokens
+        self.redone += tokens if entry.data.get("attempt", 1) > 1 else 0
         return ()
 
     def end(self) -> Iterator[str]:
@@ -243,46 +247,43 @@ class Answers(LogRule):
     # A late answer, to a call that was issued again, may be there twice, if the transaction that counted it was
     # repeated: no row remembers which late answers there were.
 
+    types = ("assistant", "model_call_completed", "model_call_failed")
+
     def __init__(self, scope: Scope, session: Row) -> None:
         super().__init__(scope, session)
-        self.run_id: str | None = None
-        self.round = 0
-        self.before: Entry | None = None
+        self.last: Entry | None = None
+        self.told = True
         self.keys: set[str] = set()  # of the winning answers of the run
 
     def read(self, entry: Entry) -> Iterator[str]:
-        before, self.before = self.before, entry
-        answer = before if before is not None and before.type == "assistant" else None
+        last = self.last
         if entry.type == "assistant":
-            if entry.run_id != self.run_id:
-                self.run_id, self.round, self.keys = entry.run_id, 0, set()
-            if entry.round <= self.round:
-                yield f"the answer at seq {entry.seq} is of round {entry.round}, and round {self.round} has one"
-            self.round = entry.round
-        elif entry.type in ("model_call_completed", "model_call_failed"):
-            key = entry.data.get("request_key", "")
-            if key in self.keys:
-                yield f"the event at seq {entry.seq} tells for a second time of the answer to {key}"
-            if answer is not None and entry.type == "model_call_completed":
-                self.keys.add(key)
-                wanted = wait_key(entry.session_id, answer.run_id or "", answer.round)
-                if key.rpartition("/")[0] != wanted:
-                    yield f"the answer at seq {answer.seq} is to {key}, and its round is {wanted}"
-                answer = None
-        if answer is not None:
-            yield from self._untold(answer)
+            yield from self.end()
+            if last is None or entry.run_id != last.run_id:
+                self.keys = set()
+            elif entry.round <= last.round:
+                yield f"the answer at seq {entry.seq} is of round {entry.round}, and round {last.round} has one"
+            self.last, self.told = entry, False
+            return
+        key = entry.data.get("request_key", "")
+        if key in self.keys:
+            yield f"the event at seq {entry.seq} tells for a second time of the answer to {key}"
+        if last is not None and entry.seq == last.seq + 1 and entry.type == "model_call_completed":
+            self.told = True
+            self.keys.add(key)
+            wanted = wait_key(entry.session_id, last.run_id or "", last.round)
+            if key.rpartition("/")[0] != wanted:
+                yield f"the answer at seq {last.seq} is to {key}, and its round is {wanted}"
 
     def end(self) -> Iterator[str]:
-        if self.before is not None and self.before.type == "assistant":
-            yield from self._untold(self.before)
-
-    def _untold(self, answer: Entry) -> Iterator[str]:
-        if answer.seq >= self.pruned:  # else the event behind it was removed
-            yield f"the answer at seq {answer.seq} has no model_call_completed event behind it"
+        if self.last is not None and not self.told and self.last.seq >= self.pruned:  # else the event was removed
+            yield f"the answer at seq {self.last.seq} has no model_call_completed event behind it"
 
 
 class RunUsage(LogRule):
     """What a run used is the sum of the answers that it got, in its row, its session's row and its last event."""
+
+    types = ("run_started", "assistant", "model_call_completed", "run_finished")
 
     def __init__(self, scope: Scope, session: Row) -> None:
         super().__init__(scope, session)
@@ -315,14 +316,14 @@ class RunUsage(LogRule):
 class Epochs(LogRule):
     """Each activation has a higher epoch than the one before, and the session's own is not lower."""
 
+    types = ("session_activated",)
     last = 0
 
     def read(self, entry: Entry) -> Iterator[str]:
-        if entry.type == "session_activated":
-            epoch = entry.data["_"][EPOCH]
-            if epoch <= self.last:
-                yield f"the activation at seq {entry.seq} has epoch {epoch}, the one before it {self.last}"
-            self.last = epoch
+        epoch = entry.data["_"][EPOCH]
+        if epoch <= self.last:
+            yield f"the activation at seq {entry.seq} has epoch {epoch}, the one before it {self.last}"
+        self.last = epoch
 
     def end(self) -> Iterator[str]:
         if self.session["epoch"] < self.last:
@@ -333,69 +334,3 @@ LOG_RULES: dict[str, type[LogRule]] = {
     "sequence": Sequence, "run_order": RunOrder, "tool_results": ToolResults, "tool_calls": ToolCalls,
     "tokens": Tokens, "answers": Answers, "run_usage": RunUsage, "epochs": Epochs,
 }  # fmt: skip
-
-
-def read_logs(scope: Scope) -> Iterator[tuple[str, Found]]:
-    """Follow every session's log by every rule; yields what they find, with the rule's name."""
-    last: str | None = None
-    while page := _page(scope, last):
-        last = page[-1]["session_id"]
-        entries = groupby(_entries(scope, page), lambda entry: entry.session_id)
-        logs = {session["session_id"]: session for session in page}
-        for session_id, log in entries:
-            yield from _follow(scope, logs.pop(session_id), log)
-        for session in logs.values():
-            yield from _follow(scope, session, ())
-
-
-def _follow(scope: Scope, session: Row, log: Iterable[Entry]) -> Iterator[tuple[str, Found]]:
-    rules = {name: rule(scope, session) for name, rule in LOG_RULES.items()}
-    for entry in log:
-        for name, rule in rules.items():
-            for text in rule.read(entry):
-                yield name, (session["session_id"], text)
-    for name, rule in rules.items():
-        for text in rule.end():
-            yield name, (session["session_id"], text)
-
-
-def _page(scope: Scope, after: str | None) -> list[Row]:
-    """The next sessions, in the database's own order of ids."""
-    names = (
-        "session_id", "seq", "pruned_seq", "run_id", "round", "run_usage", "tokens_used", "tokens_redone", "epoch",
-    )  # fmt: skip
-    calls = select(func.count()).select_from(TOOL_CALL).where(same_session(TOOL_CALL, SESSION)).scalar_subquery()
-    statement = select(*(SESSION.c[name] for name in names), calls.label("tool_calls")).where(scope.of(SESSION))
-    if after is not None:
-        statement = statement.where(SESSION.c.session_id > after)
-    found = scope.connection.execute(statement.order_by(SESSION.c.session_id).limit(PAGE)).mappings()
-    return [dict(row) for row in found]
-
-
-def _entries(scope: Scope, page: list[Row]) -> Iterator[Entry]:
-    """The logs of these sessions, one after the other."""
-
-    def within(table: Any) -> Any:
-        first, last = page[0]["session_id"], page[-1]["session_id"]
-        exists = select(SESSION.c.session_id).where(same_session(SESSION, table)).exists()
-        return and_(scope.of(table), table.c.session_id >= first, table.c.session_id <= last, exists)
-
-    messages = select(
-        MESSAGE.c.session_id, MESSAGE.c.seq, literal_column("0").label("is_event"), MESSAGE.c.role.label("type"),
-        MESSAGE.c.run_id, MESSAGE.c.round, case((MESSAGE.c.role.in_(ROLES_READ), MESSAGE.c.body)).label("body"),
-        cast(null(), Json).label("run_usage"),
-    ).where(within(MESSAGE))  # fmt: skip
-    ended = and_(same_run(EVENT), EVENT.c.type == "run_finished")
-    events = (
-        select(
-            EVENT.c.session_id, EVENT.c.seq, literal_column("1").label("is_event"), EVENT.c.type, EVENT.c.run_id,
-            literal_column("0").label("round"), case((EVENT.c.type.in_(EVENTS_READ), EVENT.c.body)).label("body"),
-            RUN.c.usage.label("run_usage"),
-        )
-        .outerjoin(RUN, ended)
-        .where(within(EVENT))
-    )  # fmt: skip
-    both = union_all(messages, events).order_by("session_id", "seq")
-    with scope.connection.execute(both, execution_options={"yield_per": 1000}) as found:
-        for row in found:
-            yield Entry(*row)

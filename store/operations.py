@@ -480,6 +480,8 @@ def request_cancel(tx: Transaction, row: Row, reason: str, run_id: str | None = 
         if queued is None:
             return False
         _end_queued_run(tx, row, queued, "cancelled", reason)
+        if row["closed"]:  # it was a child's task: whatever else was sent to the child would wait for ever
+            end_queued(tx, row, "cancelled", reason)
         return True
     if row["cancel_reason"] is not None:
         return True

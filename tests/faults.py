@@ -170,7 +170,7 @@ class Stage:
         store = Database(self.dsn)
         try:
             with store.snapshot() as connection:
-                violations = check(connection, self.cluster.namespace, trees)
+                violations = check(connection, "default", trees)
         finally:
             store.close()
         assert not violations, "\n".join(map(str, violations))

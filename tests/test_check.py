@@ -60,13 +60,24 @@ class Play:
         await self.db.create("plain", spec("plain"))
         await self.db.create("thrifty", spec("thrifty", budget={"tokens": 200}))
 
-    def moves(self) -> list[Move]:
-        found: list[Move] = [self._answer(key, kind) for key in sorted(self.calls) for kind in range(4)]
+    def moves(self, disturb: bool) -> list[Move]:
+        """What moves the work on, or what comes between; the other one where there is nothing of the kind."""
+        sessions = rows(self.db, "session")
+        onwards = [self._answer(key, kind) for key in sorted(self.calls) for kind in (0, 1, 2, 2, 3)]
+        for session in sessions:
+            onwards += self._agent(session)
+            if session["active"] and not session["frame_id"] and session["wait"] is None:
+                onwards.append(lambda s=session["session_id"]: self.db.activate(s))
+        if onwards and not disturb:
+            return onwards
+        between: list[Move] = []
+        if all(session["closed"] or session["status"] == "quarantined" for session in sessions):
+            between.append(lambda: self.db.create(f"more{len(sessions)}", spec("more", budget={"tokens": 500})))
         for timer in rows(self.db, "timer"):
-            found.append(lambda s=timer["session_id"], n=timer["name"]: self.db.do(activation.fire, s, n))
-        for row in rows(self.db, "session"):
-            found += self._client(row) + self._deaths(row) + self._agent(row) * 3
-        return found
+            between.append(lambda s=timer["session_id"], n=timer["name"]: self.db.do(activation.fire, s, n))
+        for session in sessions:
+            between += self._client(session) + self._deaths(session)
+        return between
 
     def _client(self, row: dict[str, Any]) -> list[Move]:
         db, session_id = self.db, row["session_id"]
@@ -96,7 +107,7 @@ class Play:
             if attempt is not None:
                 self.calls.add((session_id, row["run_id"], row["round"], attempt))
 
-        found: list[Move] = [lambda: db.activate(session_id)] * (1 if row["frame_id"] else 4)
+        found: list[Move] = [lambda: db.activate(session_id)]
         if row["frame_id"]:
             found += [crash(Verdict("resume")), crash(Verdict("resume", delay=MINUTE))]
             found += [crash(Verdict("quarantine", reason="hopeless"))] if row["seq"] > 20 else []
@@ -205,9 +216,11 @@ async def play(dsn: str, choices: list[int]) -> None:
         played = Play(db)
         await played.begin()
         for choice in choices:
-            moves = played.moves()
             together = 1 + (choice % 7 == 0) + (choice % 49 == 0)
-            chosen = [moves[(choice // 7 + 13 * number) % len(moves)] for number in range(together)]
+            chosen = []
+            for number in range(together):
+                moves = played.moves(disturb=(choice // 7 + number) % 5 == 0)
+                chosen.append(moves[(choice // 35 + 13 * number) % len(moves)])
             for result in await asyncio.gather(*(move() for move in chosen), return_exceptions=True):
                 assert not isinstance(result, BaseException) or isinstance(result, UnderstudyError), result
             assert not violations(db), "\n".join(map(str, violations(db)))

@@ -830,3 +830,16 @@ def test_the_calls_of_a_round_are_read_by_their_keys() -> None:
         stored["run/30/0"] = {"call_id": "run/30/0", "index": 0}
         found = calls_of_round(lambda keys, s=stored: [s[key] for key in keys.values() if key in s], "run", 3)  # type: ignore[misc]
         assert [call["call_id"] for call in found] == [f"run/3/{index}" for index in range(count)]
+
+
+async def test_a_child_that_is_cancelled_before_it_began_leaves_no_input_behind(db: Store) -> None:
+    """Given a child with its task and another input queued, when its parent is cancelled, then both runs end."""
+    await db.asking()
+    await db.answer("s", tool_calls=(("p0", "spawn_agent", "{}"),))
+    call = CallState("r/1/0", "started", child_id="kid", executions=1)
+    await db.commit("s", 1, 2, spawns=(Spawn("r/1/0", "kid", spec("kid"), "x"),), calls=(call,), wait="child")
+    await db.accept("kid", "more")
+    await db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "stop"))
+    assert [run["status"] for run in db.read(queries.runs, "kid")] == ["cancelled", "cancelled"]
+    row = db.session("kid")
+    assert (row["inbox_count"], row["active"], row["closed"]) == (0, 0, 1)
