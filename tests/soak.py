@@ -312,7 +312,7 @@ def client_waits() -> list[str]:
             place.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
             inner = getattr(inner, "cr_await", getattr(inner, "ag_await", None))
         found[" > ".join(place)] += 1
-    return [f"{count} × {place}" for place, count in found.most_common()]
+    return [f"{count} at {place}" for place, count in found.most_common()]
 
 
 def show(report: Report) -> None:
