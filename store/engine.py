@@ -61,6 +61,8 @@ class Database:
             options = {"pool_size": 2, "max_overflow": 1, "pool_pre_ping": True}
             self.reader = create_engine(backend, creator=address.connect_reader, **options)
 
+        for engine in (self.writer, self.reader):
+            _close_what_comes_late(engine)
         self.statements = Statements(self.writer.dialect)
         self._driver: Any = self.writer.dialect.loaded_dbapi
 
@@ -224,3 +226,16 @@ def _tune_sqlite(engine: Engine, begin: str, patience: Callable[[], float]) -> N
     @event.listens_for(engine, "begin")
     def _begin(connection) -> None:  # type: ignore[no-untyped-def]
         connection.exec_driver_sql(begin)
+
+
+def _close_what_comes_late(engine: Engine) -> None:
+    """A connection that is given back after its pool was given up is closed; SQLAlchemy leaves it to the garbage."""
+
+    @event.listens_for(engine, "connect")
+    def _connect(_connection, record) -> None:  # type: ignore[no-untyped-def]
+        record.info["pool"] = engine.pool
+
+    @event.listens_for(engine, "checkin")
+    def _checkin(_connection, record) -> None:  # type: ignore[no-untyped-def]
+        if record.info.get("pool") is not engine.pool:
+            record.invalidate()

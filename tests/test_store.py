@@ -843,3 +843,21 @@ async def test_a_child_that_is_cancelled_before_it_began_leaves_no_input_behind(
     assert [run["status"] for run in db.read(queries.runs, "kid")] == ["cancelled", "cancelled"]
     row = db.session("kid")
     assert (row["inbox_count"], row["active"], row["closed"]) == (0, 0, 1)
+
+
+def test_a_connection_in_use_when_the_store_is_closed_is_closed_after_its_use(store: str) -> None:
+    """Given a reader at work, when the store is closed, then the reader ends its work and leaves no connection."""
+    database = Database(store)
+    database.prepare()
+    with database.read() as connection:
+        driver: Any = connection.connection.driver_connection
+        database.close()
+        assert connection.execute(text("SELECT 1")).scalar() == 1
+    if database.is_sqlite:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            driver.execute("SELECT 1")
+    else:
+        assert driver.closed
+    with database.read() as connection:
+        assert connection.execute(text("SELECT 1")).scalar() == 1
+    database.close()
