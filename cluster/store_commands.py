@@ -21,7 +21,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from understudy.config import Settings, split_schema
-from understudy.errors import InvalidInput, StoreUnreachable
+from understudy.errors import InvalidInput, StoreMissing
 
 from .command import Json, Store, command, errors, print_json
 
@@ -45,14 +45,14 @@ def opened(dsn: str | None, *, create: bool = False, current: bool = True) -> It
         current: refuse a store whose schema is not that of this version.
 
     Raises:
-        StoreUnreachable, StoreSchema, StoreVersion: it is not there, or can't be worked with.
+        StoreMissing, StoreUnreachable, StoreSchema, StoreVersion: it is not there, or can't be worked with.
     """
     from understudy.store.engine import Database
 
     settings = Settings.from_environment(store=dsn)
     path = settings.store.removeprefix("sqlite:///")
     if settings.store.startswith("sqlite") and not create and not Path(path).is_file():
-        raise StoreUnreachable(f"there is no store {path}")
+        raise StoreMissing(f"there is no store {path}")
     database = Database(settings.store)
     try:
         if current:

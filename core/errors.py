@@ -199,6 +199,13 @@ class StoreBusy(StoreUnreachable):
     hint = "Try again. If it persists, see who holds the lock (pg_stat_activity; the processes with the file open)."
 
 
+class StoreMissing(StoreUnreachable):
+    """There is no such SQLite file, and the command does not make one."""
+
+    code = "store_missing"
+    hint = "Check --store and UNDERSTUDY_STORE; `understudy store migrate` makes a new one."
+
+
 class StoreOwned(StoreError):
     """Another live cluster owns this store and namespace."""
 

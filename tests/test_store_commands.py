@@ -134,7 +134,7 @@ def test_commands_don_t_create_a_store(tmp_path: Path) -> None:
     """A mistyped file is an error, and stays missing."""
     path = tmp_path / "typo.db"
     for command in (["stats"], ["check"], ["prune", "--trees", "1d"], ["export", "s"], ["vacuum"], ["verify"]):
-        refused(f"sqlite:///{path}", *command, code="store_unreachable")
+        refused(f"sqlite:///{path}", *command, code="store_missing")
     assert not path.exists()
 
 
