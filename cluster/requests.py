@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy.errors import UnderstudyError
-from understudy.store import activation, code, operations, queries
+from understudy.store import activation, code, endings, operations, queries
 from understudy.store.transaction import Transaction
 from understudy.supervisor.paging import Ready
 
@@ -98,13 +98,13 @@ class Requests:
         """Ask a run to end; True if there was one to end."""
 
         def operation(tx: Transaction) -> bool:
-            return operations.request_cancel(tx, tx.session(session_id), reason, run_id)
+            return endings.request_cancel(tx, tx.session(session_id), reason, run_id)
 
         return await self._node.journal.submit(operation)
 
     async def close(self, session_id: str, reason: str) -> bool:
         """Take no more input; True if the session was open."""
-        return await self._node.journal.submit(lambda tx: operations.close(tx, session_id, reason))
+        return await self._node.journal.submit(lambda tx: endings.close(tx, session_id, reason))
 
     async def read(self, what: str, arguments: list[Any], options: dict[str, Any]) -> Any:
         """One of `READS`."""

@@ -15,8 +15,11 @@ from understudy.messages import Message
 from understudy.ports import Death, Decide, Verdict
 from understudy.records import CallState, Finish
 
-from .operations import budget_left, end_queued, finish_run, request_key
-from .transaction import MESSAGE, OWNER, SESSION, TIMER, Row, Transaction
+from .budgets import budget_left
+from .endings import end_queued, finish_run
+from .operations import request_key
+from .statements import MESSAGE, OWNER, SESSION, TIMER
+from .transaction import Row, Transaction
 
 RESUME_TIMER = "resume"
 

@@ -25,19 +25,8 @@ from .check import check
 from .engine import now
 from .prepared import defaults
 from .queries import EXPORT_CURSOR, METRIC_STATE, session_info
-from .transaction import (
-    CODE_BLOB,
-    EVENT,
-    INBOX,
-    MESSAGE,
-    RESERVATION,
-    RUN,
-    SESSION,
-    TIMER,
-    TOOL_CALL,
-    Row,
-    Transaction,
-)
+from .statements import CODE_BLOB, EVENT, INBOX, MESSAGE, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
+from .transaction import Row, Transaction
 
 FORMAT = "understudy-archive"
 VERSION = 1

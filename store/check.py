@@ -18,8 +18,9 @@ from sqlalchemy import Connection, and_, case, cast, func, literal_column, null,
 from .check_log import LOG_RULES, Entry
 from .check_rows import ROW_RULES, Found, Scope, same_run, same_session
 from .check_tree import TREE_RULES
+from .statements import EVENT, MESSAGE, RUN, SESSION, TOOL_CALL
 from .tables import Json
-from .transaction import EVENT, MESSAGE, RUN, SESSION, TOOL_CALL, Row
+from .transaction import Row
 
 TOLD_OF_ONE_RULE = 100
 """Violations of one rule that are told: where something is broken everywhere, these will do."""

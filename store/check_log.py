@@ -16,7 +16,8 @@ from understudy.identifiers import wait_key
 from understudy.messages import Usage
 
 from .check_rows import Scope
-from .transaction import TOOL_CALL, Row
+from .statements import TOOL_CALL
+from .transaction import Row
 
 LOOKED_UP_AT_ONCE = 200
 """Tool calls that are compared with their rows in one SELECT."""

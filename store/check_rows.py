@@ -14,8 +14,8 @@ from sqlalchemy import Connection, and_, case, exists, false, func, not_, or_, s
 from understudy.records import RUN_STATUSES
 
 from .activation import RESUME_TIMER
-from .operations import TERMINAL
-from .transaction import EVENT, INBOX, MESSAGE, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
+from .endings import TERMINAL
+from .statements import EVENT, INBOX, MESSAGE, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
 
 Found = tuple[str, str]
 """A session, and what is wrong with it."""

@@ -9,8 +9,8 @@ from sqlalchemy import and_, case, exists, func, not_, or_, select
 from understudy.identifiers import wait_key
 
 from .check_rows import Found, Scope, same_session
-from .operations import TASK
-from .transaction import EVENT, RESERVATION, RUN, SESSION, TOOL_CALL
+from .endings import TASK
+from .statements import EVENT, RESERVATION, RUN, SESSION, TOOL_CALL
 
 
 def tree(scope: Scope) -> Iterator[Found]:

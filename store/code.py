@@ -6,7 +6,8 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select
 
-from .transaction import CODE_BLOB, SESSION, Transaction
+from .statements import CODE_BLOB, SESSION
+from .transaction import Transaction
 
 
 def digests(spec: dict[str, Any], placement: str) -> set[str]:

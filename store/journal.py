@@ -28,7 +28,8 @@ from understudy.events import Event
 
 from .engine import Database, now
 from .failures import StoreRace
-from .transaction import EVENT, Row, Transaction
+from .statements import EVENT
+from .transaction import Row, Transaction
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from . import schema
 from .engine import Database, now
 from .queries import EXPORT_CURSOR, METRIC_STATE
 from .queries import owner as owner_of
+from .statements import EVENT, RUN, SESSION
 from .tables import metadata
-from .transaction import EVENT, RUN, SESSION
 
 Progress = Callable[[int, int], None]
 """Told how much of how much is done."""

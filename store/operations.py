@@ -9,24 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import bindparam, delete, select, update
+from sqlalchemy import bindparam, select
 
 from understudy import events
 from understudy.errors import Fenced, RunConflict, SessionClosed, SessionConflict
 from understudy.identifiers import call_identifier, digest, tool_span_identifier, trace_identifier, wait_key
 from understudy.messages import Message, ToolCall, Usage, storable
-from understudy.records import Ack, Batch, CallState, Finish, ModelAnswer, Spawn
+from understudy.records import Ack, Batch, CallState, ModelAnswer, Spawn
 
-from .transaction import RESERVATION, RUN, SESSION, TOOL_CALL, Row, Transaction
-
-TASK = "task"
-"""Run id of a child's one task, given by its parent."""
+from .budgets import budget_left, reserve, settle, settle_late
+from .endings import TASK, finish_run
+from .statements import RUN, TOOL_CALL
+from .transaction import Row, Transaction
 
 SELECT_DIGEST = select(RUN.c.digest).where(
     RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
 )
-
-TERMINAL = ("completed", "failed", "cancelled", "quarantined")
 
 
 def create_session(
@@ -181,15 +179,6 @@ def _ack(tx: Transaction, row: Row, first_seq: int, *, replayed: bool = False) -
     return Ack(row["seq"], first_seq, tx.inbox(row), row["cancel_reason"], budget_left(tx, row), replayed)
 
 
-def budget_left(tx: Transaction, row: Row) -> int | None:
-    """Tokens neither spent nor reserved in the tree's budget; None where the root has no budget."""
-    root = tx.session(row["root_id"])
-    if root["budget_tokens"] is None:
-        return None
-    left: int = root["budget_tokens"] - root["budget_spent"] - root["budget_reserved"]
-    return left
-
-
 def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
     item = next((item for item in tx.inbox(row) if item["kind"] == "input" and item["key"] == run_id), None)
     if item is None:
@@ -236,15 +225,9 @@ def _spawn(tx: Transaction, row: Row, spawn: Spawn) -> None:
 
 def _wait_for_model(tx: Transaction, row: Row, batch: Batch, holder: str) -> str | None:
     """Reserve tokens and wait; None when the tree's budget does not allow the call."""
-    left = budget_left(tx, row)
-    if left is not None:
-        if left < batch.request_tokens:
-            row["wait"] = None
-            return None
-        root = tx.session(row["root_id"])
-        tx.changed(root)
-        root["budget_reserved"] += batch.request_tokens
-        _set_reservation(tx, row, batch.request_round, batch.request_tokens)
+    if not reserve(tx, row, batch.request_round, batch.request_tokens):
+        row["wait"] = None
+        return None
     row.update(
         wait="model", status="waiting_for_model", round=batch.request_round, wait_attempt=1, wait_since=tx.now,
         wait_holder=holder,
@@ -259,30 +242,6 @@ def _wait_for_model(tx: Transaction, row: Row, batch: Batch, holder: str) -> str
 def request_key(row: Row) -> str:
     """The key of the model call that the session waits for."""
     return f"{wait_key(row['session_id'], row['run_id'], row['round'])}/{row['wait_attempt']}"
-
-
-def _set_reservation(tx: Transaction, row: Row, round_number: int, tokens: int) -> None:
-    _drop_reservation(tx, row, release=False)
-    tx.insert(
-        RESERVATION,
-        {"session_id": row["session_id"], "root_id": row["root_id"], "tokens": tokens,
-         "wait_key": wait_key(row["session_id"], row["run_id"], round_number)},
-    )  # fmt: skip
-
-
-def _drop_reservation(tx: Transaction, row: Row, *, release: bool = True, spent: int = 0) -> None:
-    """Give a reservation back to the tree's budget and book what was really spent."""
-    root = tx.session(row["root_id"])
-    if root["budget_tokens"] is None:
-        return
-    where = (RESERVATION.c.namespace == tx.namespace, RESERVATION.c.session_id == row["session_id"])
-    held = tx.read(select(RESERVATION.c.tokens).where(*where), row["session_id"]).scalar()
-    if held is not None:
-        tx.connection.execute(delete(RESERVATION).where(*where))
-    if release:
-        tx.changed(root)
-        root["budget_reserved"] -= held or 0
-        root["budget_spent"] += spent
 
 
 @dataclass(frozen=True)
@@ -333,11 +292,11 @@ def answer(
             usage=got.usage.to_wire(), first_chunk=got.first_chunk, redone=attempt > 1, tool_calls=len(got.tool_calls),
         )  # fmt: skip
     if not won:
-        _drop_late(tx, row, tokens)
+        settle_late(tx, row, tokens)
         tx.append(row, event)
         return AnswerResult(False)
     row["run_usage"] = (Usage.from_wire(row["run_usage"]) + got.usage).to_wire()
-    _drop_reservation(tx, row, spent=tokens)
+    settle(tx, row, spent=tokens)
     message: Message | None = None
     calls: tuple[CallState, ...] = ()
     if failed:
@@ -351,13 +310,6 @@ def answer(
     row["wait_holder"] = f"answered {attempt}"
     tx.wake(row)
     return AnswerResult(True, message, calls=calls)
-
-
-def _drop_late(tx: Transaction, row: Row, tokens: int) -> None:
-    root = tx.session(row["root_id"])
-    if root["budget_tokens"] is not None:
-        tx.changed(root)
-        root["budget_spent"] += tokens
 
 
 def _append_answer(
@@ -398,145 +350,3 @@ def _append_answer(
              "state": "requested", "epoch": row["epoch"], "executions": 0, "updated_at": tx.now},
         )  # fmt: skip
     return replace(message, seq=seq), calls
-
-
-def finish_run(tx: Transaction, row: Row, finish: Finish) -> None:
-    """End the current run: its row, its event, the parent's inbox, and what the session does next."""
-    run_id = row["run_id"]
-    if run_id is None:
-        return
-    status = "cancelled" if row["cancel_reason"] is not None and finish.status != "quarantined" else finish.status
-    error = finish.error
-    if status == "cancelled" and error is None:
-        error = {"code": "cancelled", "message": row["cancel_reason"] or "cancelled", "session_id": row["session_id"]}
-    _drop_reservation(tx, row)
-    tx.update_run(
-        row["session_id"], run_id, status=status, text=storable(finish.text), output=finish.output, error=error,
-        rounds=row["round"], usage=row["run_usage"], started_at=row["run_started_at"], finished_at=tx.now,
-    )  # fmt: skip
-    tx.append(
-        row,
-        events.RunFinished(
-            status=status, rounds=row["round"], usage=row["run_usage"], started_at=row["run_started_at"],
-            parent_span_id=row["parent_span_id"], error_code=(error or {}).get("code", ""),
-            error_message=(error or {}).get("message", "")[:500],
-        ),
-    )  # fmt: skip
-    is_task = row["parent_id"] is not None and run_id == TASK
-    if is_task:
-        _deliver(tx, row, status, finish, error)
-        row["closed"] = 1
-        row["status"] = status if status in TERMINAL else "completed"
-    else:
-        row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
-    had_children = row["children_open"] > 0
-    row.update(
-        run_id=None, cancel_reason=None, children_open=0, calls_open=0, run_usage=None, trace_id="", parent_span_id="",
-        round=0, error=error if status in ("failed", "quarantined") else None, wait="idle", active=0, wait_error=None,
-    )  # fmt: skip
-    if had_children:  # after the run is gone from the row, so that what they still deliver is dropped
-        for child in children(tx, row["session_id"]):
-            request_cancel(tx, child, "its parent's run ended")
-    tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] == "child_result"])
-    if row["closed"] or status == "quarantined":
-        end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
-    elif row["inbox_count"] > 0:
-        tx.wake(row)
-
-
-def _deliver(tx: Transaction, child: Row, status: str, finish: Finish, error: dict[str, Any] | None) -> None:
-    """Put a child's result into its parent's inbox; the parent wakes when it has them all."""
-    parent = tx.session(child["parent_id"])
-    if parent["run_id"] is None or parent["run_id"] != child["parent_run_id"]:
-        return
-    tx.append(parent, events.ChildFinished(call_id=child["call_id"], child_id=child["session_id"], status=status))
-    payload = {
-        "child_id": child["session_id"], "status": status, "text": finish.text, "output": finish.output,
-        "error": error, "usage": child["run_usage"], "rounds": child["round"],
-    }  # fmt: skip
-    tx.put_inbox(parent, "child_result", child["call_id"], payload)
-    parent["children_open"] -= 1
-    if parent["wait"] == "child" and parent["children_open"] == 0:
-        tx.wake(parent)
-
-
-def children(tx: Transaction, session_id: str) -> list[Row]:
-    """The session's children that are at work."""
-    statement = select(SESSION.c.session_id).where(
-        SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == session_id, SESSION.c.active == 1
-    )
-    ids = list(tx.read(statement).scalars())
-    tx.load(ids)
-    return [row for row in map(tx.session, ids) if row["active"]]
-
-
-def request_cancel(tx: Transaction, row: Row, reason: str, run_id: str | None = None) -> bool:
-    """Ask the current run (or the queued one named) to end, and all that it spawned; True if there was one.
-
-    From this commit on the run can neither spawn nor call a model, so no child appears behind the walk.
-    """
-    queued = next((i for i in tx.inbox(row) if i["kind"] == "input" and i["key"] == (run_id or i["key"])), None)
-    if row["run_id"] is None or (run_id is not None and run_id != row["run_id"]):
-        if queued is None:
-            return False
-        _end_queued_run(tx, row, queued, "cancelled", reason)
-        if row["closed"]:  # it was a child's task: whatever else was sent to the child would wait for ever
-            end_queued(tx, row, "cancelled", reason)
-        return True
-    if row["cancel_reason"] is not None:
-        return True
-    tx.changed(row)
-    row["cancel_reason"] = reason = storable(reason)
-    tx.append(row, events.CancelRequested(reason=reason))
-    where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row["session_id"], RUN.c.run_id == row["run_id"])
-    tx.read(update(RUN).where(*where).values(cancel_requested=reason), row["session_id"])
-    tx.cancelled[row["session_id"]] = row
-    for child in children(tx, row["session_id"]):
-        request_cancel(tx, child, reason)
-    if row["wait"] == "timer" or (row["wait"] == "child" and row["children_open"] == 0):
-        tx.wake(row)
-    return True
-
-
-def end_queued(tx: Transaction, row: Row, status: str, reason: str) -> None:
-    """End every run that has not begun."""
-    for item in tx.inbox(row):
-        if item["kind"] == "input":
-            _end_queued_run(tx, row, item, status, reason)
-
-
-def _end_queued_run(tx: Transaction, row: Row, item: dict[str, Any], status: str, reason: str) -> None:
-    error = {"code": status, "message": reason, "session_id": row["session_id"]}
-    tx.changed(row)
-    tx.take_inbox(row, [item["id"]])
-    tx.update_run(
-        row["session_id"], item["key"], status=status, text="", output=None, error=error, rounds=0, usage=None,
-        started_at=0, finished_at=tx.now,
-    )  # fmt: skip
-    tx.append(
-        row,
-        events.RunFinished(
-            run_id=item["key"], trace_id=item["payload"]["trace_id"], status=status, error_code=status,
-            error_message=reason[:500],
-        ),
-    )  # fmt: skip
-    if row["parent_id"] is not None and item["key"] == TASK:
-        row["status"], row["closed"], row["active"], row["wait"] = status, 1, 0, "idle"
-        _deliver(tx, row, status, Finish(status), error)
-    elif row["run_id"] is None and row["inbox_count"] == 0 and row["status"] == "running":
-        row["status"], row["active"], row["wait"] = "idle", 0, "idle"
-
-
-def close(tx: Transaction, session_id: str, reason: str) -> bool:
-    """Take no more input; cancel what runs, children included. True if the session was open."""
-    row = tx.session(session_id)
-    if row["closed"]:
-        return False
-    tx.changed(row)
-    row["closed"] = 1
-    tx.append(row, events.SessionClosed(reason=reason))
-    end_queued(tx, row, "cancelled", reason)
-    request_cancel(tx, row, reason)
-    if row["run_id"] is None:
-        row["status"], row["active"], row["wait"] = "completed", 0, "idle"
-    return True

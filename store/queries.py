@@ -11,7 +11,8 @@ from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import ENVELOPE, Event
 
 from . import tables
-from .transaction import CODE_BLOB, EVENT, MESSAGE, RUN, SELECT_CALLS, SESSION, TIMER, Row, calls_of_round, table_of
+from .statements import CODE_BLOB, EVENT, MESSAGE, RUN, SELECT_CALLS, SESSION, TIMER, calls_of_round, table_of
+from .transaction import Row
 
 METRIC_STATE = table_of(tables.MetricState)
 EXPORT_CURSOR = table_of(tables.ExportCursor)

@@ -15,7 +15,8 @@ from understudy.errors import InvalidInput, SessionActive
 
 from . import code
 from .queries import EXPORT_CURSOR, METRIC_STATE
-from .transaction import EVENT, OWNER, RUN, SESSION, Row, Transaction
+from .statements import EVENT, OWNER, RUN, SESSION
+from .transaction import Row, Transaction
 
 SPANS = "spans"
 

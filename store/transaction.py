@@ -3,143 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Text, bindparam, delete, func, select, update
+from sqlalchemy import Connection, delete
 
 from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, Event
-from understudy.identifiers import call_identifier
 from understudy.messages import WIRE_VERSION, Message
 
-from . import tables
 from .prepared import Row as Row
-from .prepared import Statements, cursor_of, defaults, pipelined
-
-
-def table_of(model: type) -> Any:
-    """The SQLAlchemy table behind a SQLModel class."""
-    return model.__table__  # type: ignore[attr-defined]
-
-
-SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, CODE_BLOB = map(
-    table_of,
-    (
-        tables.Session,
-        tables.Run,
-        tables.Message,
-        tables.Event,
-        tables.ToolCall,
-        tables.Inbox,
-        tables.Owner,
-        tables.Reservation,
-        tables.Timer,
-        tables.CodeBlob,
-    ),
+from .prepared import Statements, cursor_of, pipelined
+from .statements import (
+    CALL_STATE,
+    DELETE_INBOX,
+    EVENT,
+    INBOX,
+    LOADED_AT_ONCE,
+    MESSAGE,
+    MUTABLE,
+    NEW_SESSION,
+    RESERVATION,
+    RUN,
+    RUN_END,
+    SELDOM,
+    SELECT_CALLS,
+    SELECT_INBOX,
+    SELECT_MESSAGES,
+    SELECT_OWNER,
+    SESSION,
+    TIMER,
+    TOOL_CALL,
+    UPDATE_CALL,
+    UPDATE_RUN,
+    UPDATE_SESSION,
+    UPDATE_SESSION_OFTEN,
+    calls_of_round,
+    select_sessions,
 )
-
-# What never changes after a session's creation, or by retention alone, and so is not written back.
-FIXED = {
-    "namespace", "session_id", "parent_id", "root_id", "depth", "call_id", "parent_run_id", "agent", "kind", "spec",
-    "spec_hash", "placement", "metadata_json", "created_at", "pruned_seq",
-}  # fmt: skip
-MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED]
-# The specification is large and fixed: it is read once, not in every round.
-SESSION_COLUMNS = [column for column in SESSION.columns if column.name not in ("spec", "metadata_json")]
-
-NEW_SESSION = defaults(SESSION)
-LOADED_AT_ONCE = 128
-
-
-@cache
-def _select_sessions(count: int, lock: bool) -> Any:
-    """Reads so many sessions; locked in the order of their ids, so that two journals can't deadlock on them."""
-    ids: list[Any] = [bindparam(f"id{number}") for number in range(count)]
-    found = select(*SESSION_COLUMNS).where(SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(ids))
-    return found.order_by(SESSION.c.session_id).with_for_update() if lock else found
-
-
-# What hardly any commit changes: where it did not, a shorter statement writes the row.
-SELDOM = (
-    "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
-    "progress_at_death", "restarts", "tokens_redone", "budget_tokens", "budget_reserved", "budget_spent",
-)  # fmt: skip
-OFTEN = [name for name in MUTABLE if name not in SELDOM]
-
-
-def _update_session(names: Iterable[str]) -> Any:
-    key = (SESSION.c.namespace == bindparam("b_namespace"), SESSION.c.session_id == bindparam("b_session_id"))
-    return update(SESSION).where(*key).values({name: bindparam(f"b_{name}") for name in names})
-
-
-UPDATE_SESSION = _update_session(MUTABLE)
-UPDATE_SESSION_OFTEN = _update_session(OFTEN)
-CALL_STATE = ("state", "epoch", "executions", "result", "child_id", "updated_at")
-UPDATE_CALL = (
-    update(TOOL_CALL)
-    .where(
-        TOOL_CALL.c.namespace == bindparam("b_namespace"),
-        TOOL_CALL.c.session_id == bindparam("b_session_id"),
-        TOOL_CALL.c.call_id == bindparam("b_call_id"),
-    )
-    .values(
-        {
-            **{name: bindparam(f"b_{name}") for name in CALL_STATE},
-            "child_id": func.coalesce(bindparam("b_child_id", type_=Text), TOOL_CALL.c.child_id),
-        }
-    )
-)
-RUN_END = ("status", "text", "output", "error", "rounds", "usage", "started_at", "finished_at")
-UPDATE_RUN = (
-    update(RUN)
-    .where(
-        RUN.c.namespace == bindparam("b_namespace"),
-        RUN.c.session_id == bindparam("b_session_id"),
-        RUN.c.run_id == bindparam("b_run_id"),
-    )
-    .values({name: bindparam(f"b_{name}") for name in RUN_END})
-)
-SELECT_INBOX = (
-    select(INBOX.c.item, INBOX.c.kind, INBOX.c.key, INBOX.c.payload)
-    .where(INBOX.c.namespace == bindparam("ns"), INBOX.c.session_id == bindparam("session"))
-    .order_by(INBOX.c.item)
-)
-SELECT_MESSAGES = (
-    select(MESSAGE.c.seq, MESSAGE.c.body)
-    .where(
-        MESSAGE.c.namespace == bindparam("ns"),
-        MESSAGE.c.session_id == bindparam("session"),
-        MESSAGE.c.seq > bindparam("after"),
-    )
-    .order_by(MESSAGE.c.seq)
-)
-# By their keys, which are numbered from 0: a search by round would read every call that the session ever made.
-CALLS_AT_ONCE = 16
-SELECT_CALLS = select(TOOL_CALL).where(
-    TOOL_CALL.c.namespace == bindparam("ns"),
-    TOOL_CALL.c.session_id == bindparam("session"),
-    TOOL_CALL.c.call_id.in_([bindparam(f"call{number}") for number in range(CALLS_AT_ONCE)]),
-)
-SELECT_OWNER = select(OWNER.c.generation).where(OWNER.c.namespace == bindparam("ns"))
-DELETE_INBOX = delete(INBOX).where(
-    INBOX.c.namespace == bindparam("b_namespace"),
-    INBOX.c.session_id == bindparam("b_session_id"),
-    INBOX.c.item == bindparam("b_item"),
-)
-
-
-def calls_of_round(select_calls: Callable[[Row], list[Row]], run_id: str, round_number: int) -> list[Row]:
-    """The tool calls of a round, in order; `select_calls` executes `SELECT_CALLS` with the keys that it is given."""
-    found: list[Row] = []
-    while len(found) % CALLS_AT_ONCE == 0:
-        keys = {f"call{n}": call_identifier(run_id, round_number, len(found) + n) for n in range(CALLS_AT_ONCE)}
-        more = select_calls(keys)
-        if not more:
-            break
-        found += more
-    return sorted(found, key=lambda item: int(item["index"]))
 
 
 class Transaction:
@@ -207,7 +108,7 @@ class Transaction:
         # The last id is repeated up to the next power of two, so that there are few statements to prepare.
         count = 1 << (len(wanted) - 1).bit_length()
         ids = {f"id{number}": wanted[min(number, len(wanted) - 1)] for number in range(count)}
-        statement = _select_sessions(count, self.connection.dialect.name != "sqlite")
+        statement = select_sessions(count, self.connection.dialect.name != "sqlite")
         for row in self._select(statement, ns=self.namespace, **ids):
             self._sessions[row["session_id"]] = row
             self._seldom[row["session_id"]] = tuple([row[name] for name in SELDOM])

@@ -20,10 +20,10 @@ from understudy.identifiers import child_identifier
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
-from understudy.store import activation, operations
+from understudy.store import activation, endings, operations
 from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
 from understudy.store.engine import Database
-from understudy.store.transaction import EVENT, MESSAGE
+from understudy.store.statements import EVENT, MESSAGE
 
 from .faults import database
 from .test_store import MINUTE, Store, opened, spec
@@ -84,12 +84,12 @@ class Play:
 
         def cancel(run_id: str | None) -> Move:
             return lambda: db.journal.submit(
-                lambda tx: operations.request_cancel(tx, tx.session(session_id), "why", run_id)
+                lambda tx: endings.request_cancel(tx, tx.session(session_id), "why", run_id)
             )
 
         found: list[Move] = [lambda n=n: db.accept(session_id, f"r{n}") for n in range(2 + row["seq"] // 30)]
         found += [cancel(None)] + [cancel(item["key"]) for item in rows(db, "inbox", session_id)]
-        return found + ([lambda: db.do(operations.close, session_id, "enough")] if row["seq"] > 25 else [])
+        return found + ([lambda: db.do(endings.close, session_id, "enough")] if row["seq"] > 25 else [])
 
     def _deaths(self, row: dict[str, Any]) -> list[Move]:
         db, session_id, epoch = self.db, row["session_id"], row["epoch"]
@@ -463,7 +463,7 @@ async def test_any_text_can_be_checked(store: str) -> None:
         done = (CallState("r/1/0", "done"),)
         await db.commit("s", 1, 2, entries=(event, result), calls=done, finish=Finish("completed"), wait="idle")
         await db.accept("s", "next", "a\0b")
-        await db.do(operations.close, "s", "a\0b")
+        await db.do(endings.close, "s", "a\0b")
         assert violations(db) == []
 
 

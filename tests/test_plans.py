@@ -22,8 +22,8 @@ from sqlalchemy import Connection, event, select, text
 from understudy.cluster.requests import READS
 from understudy.store import queries
 from understudy.store.engine import Database
+from understudy.store.statements import SESSION
 from understudy.store.tables import metadata
-from understudy.store.transaction import SESSION
 from understudy.supervisor.paging import Slot
 from understudy.testing.offline import OfflineServer
 

@@ -35,12 +35,13 @@ from understudy.events import ToolStarted
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
-from understudy.store import activation, operations, queries
+from understudy.store import activation, endings, operations, queries
 from understudy.store.activation import FrameRef
 from understudy.store.engine import Database
 from understudy.store.failures import StoreRace
 from understudy.store.journal import Journal
-from understudy.store.transaction import MESSAGE, Transaction, calls_of_round
+from understudy.store.statements import MESSAGE, calls_of_round
+from understudy.store.transaction import Transaction
 
 MINUTE = 60_000_000
 FRAME = FrameRef("frame-1", 1, "node-1")
@@ -183,7 +184,7 @@ async def test_unknown_and_closed_sessions_accept_nothing(db: Store) -> None:
         await db.accept("s")
     await db.create("s")
     await db.accept("s", "old")
-    await db.do(operations.close, "s", "enough")
+    await db.do(endings.close, "s", "enough")
     with pytest.raises(SessionClosed):
         await db.accept("s", "new")
     assert await db.accept("s", "old") is False
@@ -296,7 +297,7 @@ async def check_log(dsn: str, steps: list[tuple[Any, ...]]) -> None:
                 return db.do(operations.answer, "s", row["run_id"] or "r0", row["round"], 1, "m", got)
             if kind == "finish":
                 return db.commit("s", epoch, number + 1, finish=Finish("completed", "x"), wait="idle")
-            return db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "why"))
+            return db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "why"))
 
         for kind, *arguments in steps:
             if kind == "together":
@@ -393,7 +394,7 @@ async def test_a_fenced_parent_cannot_spawn(db: Store) -> None:
 async def test_no_child_appears_behind_a_cancellation(db: Store) -> None:
     """A cancel reaches the running children; a spawn committed after it creates none, and its Ack says why."""
     await spawned(db)
-    await db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "stop"))
+    await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
     assert db.session("kid")["cancel_reason"] == "stop"
     ack = (await db.commit("s", 2, 2, spawns=(Spawn("r/1/1", "late", spec("kid"), "x"),))).ack
     assert ack.cancel == "stop"
@@ -447,7 +448,7 @@ async def test_an_answer_is_taken_whatever_the_epoch(db: Store) -> None:
 async def test_a_cancelled_run_keeps_the_text_of_a_late_answer_but_not_its_calls(db: Store) -> None:
     """The tool calls would never be answered; text and usage were paid for."""
     await db.asking()
-    await db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "stop"))
+    await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
     result = await db.answer("s", content="so far", tool_calls=(("p", "t", "{}"),))
     assert (result.won, result.calls, result.message.content) == (True, (), "so far")
     work = await db.activate("s")
@@ -462,7 +463,7 @@ async def test_a_final_commit_before_the_cancellation_wins(db: Store) -> None:
     await db.asking()
     await db.answer("s")
     await db.commit("s", 1, 2, finish=Finish("completed", "hi"), wait="idle")
-    assert not await db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "stop"))
+    assert not await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
     assert db.read(queries.run_info, "s", "r")["status"] == "completed"
 
 
@@ -749,7 +750,7 @@ async def test_a_death_right_after_the_input_was_cancelled(db: Store) -> None:
     await db.create("s")
     await db.accept("s", "first")
     await db.activate("s")
-    assert await db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "no", "first"))
+    assert await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "no", "first"))
     result = await db.commit("s", 1, 1, start_run="first", wait="model", request_round=1)
     assert (result.wait, result.ack.inbox) == (None, ())
     await db.do(activation.crash, "s", 1, lambda _: Verdict("resume"), cause="process_died", pid=1, policy={})
@@ -764,7 +765,7 @@ async def test_a_closed_session_goes_on_saying_how_it_ended(db: Store) -> None:
     await db.create("s")
     await db.accept("s")
     await db.activate("s")
-    await db.do(operations.close, "s", "enough")
+    await db.do(endings.close, "s", "enough")
     await db.commit("s", 1, 1, start_run="r", wait="model", request_round=1)
     await db.commit("s", 1, 2, wait="idle")
     row = db.session()
@@ -779,7 +780,7 @@ async def test_an_input_that_is_cancelled_in_the_transaction_that_accepted_it_st
     await db.journal.submit_all(
         [
             lambda tx: operations.accept(tx, "s", "first", "go"),
-            lambda tx: operations.request_cancel(tx, tx.session("s"), "no", "first"),
+            lambda tx: endings.request_cancel(tx, tx.session("s"), "no", "first"),
         ]
     )
     await db.accept("s", "second")
@@ -839,7 +840,7 @@ async def test_a_child_that_is_cancelled_before_it_began_leaves_no_input_behind(
     call = CallState("r/1/0", "started", child_id="kid", executions=1)
     await db.commit("s", 1, 2, spawns=(Spawn("r/1/0", "kid", spec("kid"), "x"),), calls=(call,), wait="child")
     await db.accept("kid", "more")
-    await db.journal.submit(lambda tx: operations.request_cancel(tx, tx.session("s"), "stop"))
+    await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
     assert [run["status"] for run in db.read(queries.runs, "kid")] == ["cancelled", "cancelled"]
     row = db.session("kid")
     assert (row["inbox_count"], row["active"], row["closed"]) == (0, 0, 1)
