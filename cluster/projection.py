@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from sqlalchemy import delete, insert
 
 from understudy.events import Event
 from understudy.observability.export import SpanExport, span_sink
 from understudy.observability.metrics import Metrics
 from understudy.observability.server import serve_metrics
-from understudy.store import queries
+from understudy.store import progress, queries
 from understudy.store.journal import Committed
-from understudy.store.transaction import Transaction
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -29,7 +27,6 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 5.0
 REPLAY_LIMIT = 5_000
-SPAN_SINK = "spans"
 RECENT_EVENTS = 10_000
 
 
@@ -63,7 +60,7 @@ class Projection:
         self.address = f"{host}:{port}"
         log.info("metrics at http://%s/metrics", self.address)
         sink = span_sink(Path(config.span_directory), config.writer)
-        self._spans = SpanExport(self, sink, SPAN_SINK)
+        self._spans = SpanExport(self, sink, progress.SPANS)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._spans.run()), loop.create_task(self._checkpoints())]
 
@@ -122,14 +119,7 @@ class Projection:
         state, seq = self.metrics.checkpoint(), self.metrics.writer_seq
         writer = self._node.config.writer
 
-        def operation(tx: Transaction) -> None:
-            table = queries.METRIC_STATE
-            where = (table.c.namespace == tx.namespace, table.c.writer == writer)
-            tx.connection.execute(delete(table).where(*where))
-            values = {"namespace": tx.namespace, "writer": writer, "writer_seq": seq, "state": state}
-            tx.connection.execute(insert(table).values(values))
-
-        await self._node.journal.submit(operation)
+        await self._node.journal.submit(lambda tx: progress.save_metrics(tx, writer, seq, state))
         self._checkpointed = seq
 
     # The event log, as the span exporter reads it.
@@ -153,14 +143,7 @@ class Projection:
         """Note that the sink has everything up to here."""
         writer = self._node.config.writer
 
-        def operation(tx: Transaction) -> None:
-            table = queries.EXPORT_CURSOR
-            where = (table.c.namespace == tx.namespace, table.c.writer == writer, table.c.sink == name)
-            tx.connection.execute(delete(table).where(*where))
-            values = {"namespace": tx.namespace, "writer": writer, "sink": name, "writer_seq": writer_seq}
-            tx.connection.execute(insert(table).values(values))
-
-        await self._node.journal.submit(operation)
+        await self._node.journal.submit(lambda tx: progress.save_cursor(tx, writer, name, writer_seq))
 
     def _gauges(self) -> None:
         node, gauge = self._node, self.metrics.gauge

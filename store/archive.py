@@ -20,11 +20,11 @@ from sqlalchemy import Connection, func, insert, select
 from understudy.errors import ArchiveVersion, InvalidArchive, InvalidInput, SessionActive, SessionConflict
 from understudy.identifiers import check_identifier
 
-from . import code, schema
+from . import code, progress, schema
 from .check import check
 from .engine import now
 from .prepared import defaults
-from .queries import EXPORT_CURSOR, METRIC_STATE, session_info
+from .queries import session_info
 from .statements import CODE_BLOB, EVENT, INBOX, MESSAGE, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
 from .transaction import Row, Transaction
 
@@ -249,8 +249,8 @@ def _insert(tx: Transaction, archive: Archive) -> None:
             if name != "reservation" or whole:
                 _rows(tx, table, rows)
     # Its events were measured and exported where they happened.
-    _rows(tx, METRIC_STATE, [{"writer": writer, "writer_seq": writer_seq, "state": None}])
-    _rows(tx, EXPORT_CURSOR, [{"writer": writer, "sink": "spans", "writer_seq": writer_seq}])
+    progress.save_metrics(tx, writer, writer_seq, None)
+    progress.save_cursor(tx, writer, progress.SPANS, writer_seq)
     for digest, data in archive.code.items():
         code.put(tx, digest, data)
 

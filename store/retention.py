@@ -14,11 +14,10 @@ from sqlalchemy import Connection, and_, delete, func, or_, select, update
 from understudy.errors import InvalidInput, SessionActive
 
 from . import code
+from .progress import SPANS
 from .queries import EXPORT_CURSOR, METRIC_STATE
 from .statements import EVENT, OWNER, RUN, SESSION
 from .transaction import Row, Transaction
-
-SPANS = "spans"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from understudy.errors import InvalidInput, SessionActive, UnknownSession
-from understudy.store import queries, retention
+from understudy.store import progress, queries, retention
 from understudy.store.check import check
 from understudy.store.engine import Database, now
 from understudy.store.journal import Journal
@@ -76,9 +76,9 @@ async def export_all(kernel: k.Kernel) -> None:
     writer, cursor = kernel.service.config.writer, 0
     deadline = time.monotonic() + 30
     while cursor < kernel.service.journal.writer_seq:
-        cursor = await kernel.service.reading.query(queries.export_cursor, writer, retention.SPANS)
+        cursor = await kernel.service.reading.query(queries.export_cursor, writer, progress.SPANS)
         assert time.monotonic() < deadline
-        await kernel.service.projection.save_cursor(retention.SPANS, kernel.service.journal.writer_seq)
+        await kernel.service.projection.save_cursor(progress.SPANS, kernel.service.journal.writer_seq)
 
 
 @pytest.fixture
