@@ -30,6 +30,8 @@ from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
 
+pytestmark = pytest.mark.conformance
+
 CHILD = k.spec(k.script([("look", {"path": "/dev/null", "text": "x"})], "seen"), [k.look], name="child")
 SPAWN = [("spawn_agent", {"agent": "child", "task": f"look {number}"}) for number in range(2)]
 

@@ -28,6 +28,8 @@ from understudy.store.statements import EVENT, MESSAGE
 from .faults import database
 from .test_store import MINUTE, Store, opened, spec
 
+pytestmark = pytest.mark.conformance
+
 Move = Callable[[], Awaitable[Any]]
 
 

@@ -14,6 +14,8 @@ from understudy.actors.window import INTERRUPTED
 
 from . import kernel as k
 
+pytestmark = pytest.mark.conformance
+
 TOOL_ROUNDS = 2
 
 

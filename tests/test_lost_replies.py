@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from understudy.errors import StoreUnreachable
 from understudy.events import ModelCallCompleted, RunFinished
 from understudy.store import queries
@@ -13,6 +15,8 @@ from understudy.store.journal import Committed, Journal
 
 from . import kernel as k
 from .test_metrics import value
+
+pytestmark = pytest.mark.conformance
 
 MODEL_CALLS = 3
 

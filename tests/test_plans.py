@@ -30,7 +30,7 @@ from understudy.testing.offline import OfflineServer
 from . import kernel as k
 from . import plans
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(240)]
 
 LARGE = {"message", "event", "tool_call", "run", "session", "inbox", "reservation"}
 EXPECTED = 58

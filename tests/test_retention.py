@@ -22,6 +22,8 @@ from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
 
+pytestmark = pytest.mark.conformance
+
 CHILD = k.spec(k.script("seen"), name="child")
 SPAWN = [("spawn_agent", {"agent": "child", "task": "look"})]
 TABLES = ("session", "run", "message", "event", "tool_call", "inbox", "reservation", "timer")

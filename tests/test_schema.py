@@ -21,6 +21,8 @@ from understudy.store.engine import Database
 from understudy.store.journal import Journal
 from understudy.store.tables import metadata
 
+pytestmark = pytest.mark.conformance
+
 NEWEST = schema.newest()
 
 

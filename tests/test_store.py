@@ -43,6 +43,8 @@ from understudy.store.journal import Journal
 from understudy.store.statements import MESSAGE, calls_of_round
 from understudy.store.transaction import Transaction
 
+pytestmark = pytest.mark.conformance
+
 MINUTE = 60_000_000
 FRAME = FrameRef("frame-1", 1, "node-1")
 

@@ -26,6 +26,8 @@ from . import kernel as k
 from .postgres import PostgresServer
 from .test_retention import export_all
 
+pytestmark = pytest.mark.conformance
+
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
