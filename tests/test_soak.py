@@ -31,7 +31,7 @@ def test_everything_ends_right(ray_cluster: str, server: PostgresServer | None, 
     weights = {FRAME: 8, NODE: 2, SUPERVISOR: 2}
     if server is not None:
         weights = {FRAME: 5, NODE: 2, SUPERVISOR: 2, SERVER: 2, BACKEND: 1}
-    options = Options(kills=12, sessions=12, pause=1.0, minutes=2.0, weights=weights)
+    options = Options(kills=12, sessions=12, pause=0.7, minutes=2.0, weights=weights)
     dsn = server.database() if server is not None else f"sqlite:///{tmp_path}/store.db"
     with ready(options, dsn, tmp_path / "stage") as (stage, model):
         report = soak(options, stage, model, server)
