@@ -66,7 +66,7 @@ class Frame:
     async def _work(self, work: dict[str, Any]) -> dict[str, Any]:
         session_id = work["session_id"]
         window = self._windows.get(session_id)
-        if window is not None and window.created_at != work["created_at"]:
+        if window is not None and window.incarnation != work["incarnation"]:
             window = None  # retention removed the session, and its id was used again
         if window is None or window.epoch != work["epoch"]:
             self._clean()
@@ -89,6 +89,7 @@ class Frame:
             "session_id": session_id,
             "epoch": window.epoch,
             "known_seq": window.known_seq,
+            "incarnation": window.incarnation,
             "batch": step.batch.to_wire() if step.batch else None,
             "request": step.request.to_wire() if step.request else None,
             "leave": step.leave or (cancelled and _has_stuck_tool()),

@@ -19,7 +19,7 @@ class Window:
     """A session as its frame sees it: messages kept from activation to activation, the rest told afresh each time.
 
     Attributes:
-        created_at: of the session: another one of the same id is another session.
+        incarnation: of the session: another one of the same id has nothing to do with it.
     """
 
     def __init__(self, session_id: str, spec: dict[str, Any]) -> None:
@@ -27,7 +27,7 @@ class Window:
         self.spec = spec
         self.messages: list[Message] = []
         self.known_seq = 0
-        self.created_at = 0
+        self.incarnation = 0
         self.epoch = 0
         self.batch_no = 0
         self.calls: list[CallState] = []
@@ -49,7 +49,7 @@ class Window:
             if wire["seq"] > self.known_seq:
                 self.messages.append(Message.from_wire(wire))
         self.known_seq = max(self.known_seq, work["seq"])
-        self.created_at = work["created_at"]
+        self.incarnation = work["incarnation"]
         self.epoch, self.batch_no = work["epoch"], work["batch_no"]
         self.calls = [CallState.from_wire(call) for call in work["calls"]]
         self.run_id, self.round, self.trace_id = work["run_id"], work["round"], work["trace_id"]

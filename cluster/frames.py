@@ -60,6 +60,7 @@ class Frames:
         for other in self.expected.pop(slot.frame_id, set()) - {session_id}:
             self.paging.add(Ready(other, slot.placement, "takeover"))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
+        slot.incarnation = call.get("incarnation", 0)
         return slot
 
     def release(self, slot: Slot) -> None:
@@ -91,10 +92,11 @@ class Frames:
     ) -> Callable[[Transaction], dict[str, Any]]:
         """The operation that gives a session to a frame; its result is the frame's work. `parked` leaves the frame."""
         frame = FrameRef(slot.frame_id, slot.pid, slot.node_id)
-        known = slot.known.get(ready.session_id)
 
         def operation(tx: Transaction) -> dict[str, Any]:
-            if self._node.elsewhere(tx.session(ready.session_id)):
+            row = tx.session(ready.session_id)
+            known = slot.known_seq(ready.session_id, row["incarnation"])
+            if self._node.elsewhere(row):
                 raise Fenced("another node looks after the session", session_id=ready.session_id)
             tx.woken.pop(ready.session_id, None)
             work = activation.activate(
@@ -139,13 +141,13 @@ class Frames:
         """What a frame must know to go on with the session it holds."""
         session_id, epoch = slot.session_id, slot.epoch
         assert session_id is not None
-        known = slot.known.get(session_id, 0)
+        known = slot.known_seq(session_id, slot.incarnation) or 0
         try:
             work = await self._node.journal.submit(lambda tx: current_work(tx, session_id, epoch, known), session_id)
         except Fenced:
             self.release(slot)
             raise
-        slot.remember(session_id, work["seq"])
+        slot.remember(session_id, work["seq"], work["incarnation"])
         return work
 
     async def _continue(self, slot: Slot) -> None:
@@ -168,7 +170,8 @@ class Frames:
             if other is not slot and other.session_id == work["session_id"]:
                 self.release(other)  # fenced by this activation; its next call will tell it
         slot.session_id, slot.epoch, slot.wait, slot.resting = work["session_id"], work["epoch"], None, False
-        slot.remember(work["session_id"], work["seq"])
+        slot.incarnation = work["incarnation"]
+        slot.remember(work["session_id"], work["seq"], slot.incarnation)
         if slot.frame_id not in self.paging.slots:  # it died while its work was being committed
             lost = self._node.recovery.crashed(slot, work["session_id"], work["epoch"], "process_died", now())
             self._node.spawn_task(lost)
@@ -182,11 +185,19 @@ class Frames:
 
     def wake(self, row: Row, cause: str = "ready", down_since: int = 0) -> None:
         """A session is ready: its own frame goes on, or it queues for one."""
-        slot = self.paging.holder(row["session_id"])
+        slot = self.holder(row)
         if slot is not None and slot.resting and slot.epoch == row["epoch"]:
             self.resume(slot)
         elif slot is None or slot.epoch < row["epoch"]:
             self.paging.add(Ready(row["session_id"], row["placement"], cause, down_since))
+
+    def holder(self, row: Row) -> Slot | None:
+        """The frame that holds the session; one that holds a removed session of this id holds nothing."""
+        slot = self.paging.holder(row["session_id"])
+        if slot is not None and slot.incarnation != row["incarnation"]:
+            self.release(slot)
+            return None
+        return slot
 
     def take_spare(self, session_id: str, placement: str) -> Slot | None:
         """Reserve a frame without a session for this one; None while others queue for frames."""
@@ -212,8 +223,8 @@ class Frames:
         messages = list(slot.reply_echo or ())
         if result.message is not None:
             messages.append(result.message.to_wire())
-        after = slot.known.get(slot.session_id, 0)
-        slot.remember(slot.session_id, current["seq"])
+        after = slot.known_seq(slot.session_id, slot.incarnation) or 0
+        slot.remember(slot.session_id, current["seq"], slot.incarnation)
         calls = [call.to_wire() for call in result.calls]
         work = {"session_id": slot.session_id, "epoch": slot.epoch, "after_seq": after, "messages": messages}
         return {"kind": "work", "v": 1, **work, "calls": calls, **current}

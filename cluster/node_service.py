@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from understudy.actors.gateway import Gateway
 from understudy.config import ModelProfile
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
-from understudy.events import SessionCreated
 from understudy.records import Ack, Batch, ModelAnswer, ModelRequest
 from understudy.store import activation, operations
 from understudy.store.engine import Database, now
@@ -87,7 +86,7 @@ class NodeService:
         self._missed: set[str] = set()
         self._cancelled: set[str] = set()
         self.interrupts: dict[tuple[str, int], asyncio.Future[str]] = {}
-        self._specs: dict[str, dict[str, Any]] = {}
+        self._specs: dict[str, tuple[int, dict[str, Any]]] = {}
         self._placements: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.nodes: list[str] = []
@@ -124,7 +123,7 @@ class NodeService:
         slot = self.frames.calling(call)
         if call.get("session_id") is None:
             return await self.frames.rest(slot, None)
-        slot.remember(call["session_id"], call["known_seq"])
+        slot.remember(call["session_id"], call["known_seq"], slot.incarnation)
         request = ModelRequest.from_wire(call["request"]) if call["request"] else None
         if call["batch"] is None:
             assert request is not None
@@ -264,21 +263,22 @@ class NodeService:
 
     async def specification(self, session_id: str) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""
-        if session_id in self._specs:
-            return self._specs[session_id]
-        return await self.journal.submit(lambda tx: self.specification_in(tx, session_id))
+        return await self.journal.submit(lambda tx: self.specification_in(tx, session_id), session_id)
 
     def specification_in(self, tx: Transaction, session_id: str) -> dict[str, Any]:
         """The same, for an operation."""
-        if session_id not in self._specs:
-            self.remember_specification(session_id, activation.specification(tx, session_id))
-        return self._specs[session_id]
+        row = tx.session(session_id)
+        incarnation, spec = self._specs.get(session_id, (0, None))
+        if spec is None or incarnation != row["incarnation"]:
+            spec = activation.specification(tx, session_id)
+            self.remember_specification(row, spec)
+        return spec
 
-    def remember_specification(self, session_id: str, spec: dict[str, Any]) -> None:
+    def remember_specification(self, row: Row, spec: dict[str, Any]) -> None:
         """A session's specification as the store has it: it never changes."""
         if len(self._specs) > KNOWN_SESSIONS:
             self._specs.clear()
-        self._specs[session_id] = spec
+        self._specs[row["session_id"]] = row["incarnation"], spec
 
     async def placement(self, session_id: str) -> str:
         """The placement profile of a session. Raises `UnknownSession`."""
@@ -311,7 +311,6 @@ class NodeService:
 
     def _committed(self, committed: Committed) -> None:
         self.projection.apply(committed)
-        self.forget(event.session_id for event in committed.events if isinstance(event, SessionCreated))
         written = {session_id: (before, row["seq"]) for session_id, (before, row) in committed.written.items()}
         self.feed.publish(committed.events, written)
         for node_id, session_ids in self._by_home(committed).items():
@@ -321,17 +320,6 @@ class NodeService:
             self.feed.forget_all()
             self.spawn_task(self.recovery.sweep_all(0))
         self.frames.dispatch()
-
-    def forget(self, session_ids: Iterable[str]) -> None:
-        """Sessions that are new here: what is known under their ids may be of others, which retention removed."""
-        for session_id in session_ids:
-            self._specs.pop(session_id, None)
-            self._placements.pop(session_id, None)
-            for slot in self.frames.paging.slots.values():
-                slot.known.pop(session_id, None)
-            holder = self.frames.paging.holder(session_id)
-            if holder is not None:
-                self.frames.release(holder)
 
     def elsewhere(self, row: Row) -> bool:
         """Whether the session is at home on another node that has a service."""

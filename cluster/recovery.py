@@ -38,6 +38,7 @@ class Recovery:
         self._paging = node.frames.paging
         self.swept = 0
         self.knows_frames = False
+        self._scheduled: set[str] = set()
 
     async def take_up(self, generation: int, live_frames: list[str], nodes: list[str]) -> dict[str, Any]:
         """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
@@ -66,7 +67,6 @@ class Recovery:
 
     async def _take_up(self, home: str, live: set[str], nodes: list[str]) -> dict[str, Any]:
         adopted = await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
-        self._node.forget(adopted)
         rows = await self._node.reading.active([home])
         for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
             slot = self._paging.slots.pop(frame_id)
@@ -74,15 +74,19 @@ class Recovery:
         resumed = 0
         for row in rows:
             resumed += await self._take_up_session(row, live)
-        waiting = {row["session_id"] for row in rows if row["wait"] == "timer"}
-        for timer in await self._node.reading.timers():
+        await self._schedule_timers(rows)
+        return {"active": len(rows), "resumed": resumed, "adopted": len(adopted)}
+
+    async def _schedule_timers(self, rows: list[Row]) -> None:
+        """Let the timers of sessions that wait for one fire here; those that will are left alone."""
+        waiting = {row["session_id"] for row in rows if row["wait"] == "timer"} - self._scheduled
+        for timer in await self._node.reading.timers() if waiting else ():
             if timer["session_id"] in waiting:
                 self._schedule(timer["session_id"], timer["name"], timer["due_at"])
-        return {"active": len(rows), "resumed": resumed, "adopted": len(adopted)}
 
     async def _take_up_session(self, row: Row, live: set[str]) -> int:
         session_id, frame_id = row["session_id"], row["frame_id"]
-        held = self._paging.holder(session_id)
+        held = self._frames.holder(row)
         if held is not None or session_id in self._paging.ready or session_id in self._node.own:
             return 0
         if frame_id is not None and frame_id in live:
@@ -114,11 +118,12 @@ class Recovery:
         try:
             home, nodes = self._node.config.node_id, self._node.nodes
             # A node that was given up may have accepted something since; an import has no home yet.
-            self._node.forget(await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes)))
+            await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
             rows = await self._node.reading.active([home])
             self._node.act(cancelled(rows), {})
             for row in rows:
                 self._sweep(row, age)
+            await self._schedule_timers(rows)
         except StaleGeneration as error:
             self._node.stale(error)
         except UnderstudyError as error:
@@ -130,7 +135,7 @@ class Recovery:
         placed = session_id in self._paging.ready or session_id in self._node.own | self._frames.placing
         if not self._node.is_ready(row) or placed or row["updated_at"] > now() - age:
             return
-        holder = self._paging.holder(session_id)
+        holder = self._frames.holder(row)
         if holder is not None and holder.epoch < row["epoch"]:
             self._frames.release(holder)
             holder = None
@@ -170,7 +175,6 @@ class Recovery:
 
     async def crashed(self, slot: Slot, session_id: str, epoch: int, cause: str, since: int) -> None:
         """Decide about a death and, in the same transaction, give the session to a free frame if there is one."""
-        spec = await self._node.specification(session_id)
         future = self._node.interrupts.pop((session_id, epoch), None)
         if future is not None and not future.done():
             future.set_exception(Fenced("the activation is over", session_id=session_id))
@@ -188,7 +192,8 @@ class Recovery:
         def operation(tx: Transaction) -> tuple[Any, dict[str, Any] | None]:
             if self._node.elsewhere(tx.session(session_id)):
                 return None, None  # its new home has dealt with this death
-            verdict = activation.crash(tx, session_id, epoch, decide, cause=cause, pid=slot.pid, policy=spec["restart"])
+            policy = self._node.specification_in(tx, session_id)["restart"]
+            verdict = activation.crash(tx, session_id, epoch, decide, cause=cause, pid=slot.pid, policy=policy)
             if verdict is None or verdict.action != "resume" or spare is None:
                 return verdict, None
             if verdict.delay and tx.session(session_id)["wait"] == "timer":
@@ -221,9 +226,13 @@ class Recovery:
 
     def _schedule(self, session_id: str, name: str, due_at: int) -> None:
         async def fire() -> None:
-            await asyncio.sleep(max(0.0, (due_at - now()) / 1e6))
-            await self._node.journal.submit(lambda tx: activation.fire(tx, session_id, name))
+            try:
+                await asyncio.sleep(max(0.0, (due_at - now()) / 1e6))
+                await self._node.journal.submit(lambda tx: activation.fire(tx, session_id, name))
+            finally:
+                self._scheduled.discard(session_id)
 
+        self._scheduled.add(session_id)
         self._node.spawn_task(fire())
 
 

@@ -29,26 +29,25 @@ class Requests:
 
     def __init__(self, node: NodeService) -> None:
         self._node = node
-        self._stored_blobs: set[str] = set()
 
     async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
         """Get or create a session: `{"created", "node_id"}`, the node that looks after it. Raises `SessionConflict`."""
         node = self._node
-        new_blobs = {digest: data for digest, data in blobs.items() if digest not in self._stored_blobs}
 
         def operation(tx: Transaction) -> dict[str, Any]:
-            for digest, data in new_blobs.items():
+            for digest, data in blobs.items():
                 code.put(tx, digest, data)
             created = operations.create_session(
                 tx, session["session_id"], session["spec"], spec_hash=session["spec"]["hash"],
                 placement=session["placement"], node_id=node.config.node_id, metadata=session["metadata"],
             )  # fmt: skip
-            return {"created": created, "node_id": tx.session(session["session_id"])["node_id"]}
+            row = tx.session(session["session_id"])
+            if created:
+                node.remember_specification(row, session["spec"])
+            return {"created": created, "node_id": row["node_id"]}
 
         found = await node.journal.submit(operation, session["session_id"])
-        self._stored_blobs.update(new_blobs)
         if found["created"]:
-            node.remember_specification(session["session_id"], session["spec"])
             node.remember_placement(session["session_id"], session["placement"])
         return found
 
@@ -78,6 +77,7 @@ class Requests:
             if not created or spare is None or session_id not in tx.woken:
                 return accepted, None
             woken = tx.woken[session_id]
+            node.remember_placement(session_id, woken["placement"])
             if woken["frame_id"] is not None or woken["placement"] != placement:
                 return accepted, None
             try:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Look after a store: schema, archives, retention, backups, proof.", no_args_is_help=True)
 
 Result = TypeVar("Result")
+PATIENCE_SECONDS = 15.0
+"""How long a command waits for a store that was there when it began."""
+
 UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
@@ -53,7 +56,7 @@ def opened(dsn: str | None, *, create: bool = False, current: bool = True) -> It
     path = settings.store.removeprefix("sqlite:///")
     if settings.store.startswith("sqlite") and not create and not Path(path).is_file():
         raise StoreMissing(f"there is no store {path}")
-    database = Database(settings.store)
+    database = Database(settings.store, unlimited=True)  # somebody looks on, and can interrupt it
     try:
         if current:
             database.prepare("verify")
@@ -70,7 +73,8 @@ def through_journal(
     from understudy.store.journal import Journal
 
     async def run() -> None:
-        journal = Journal(database, namespace, f"command-{os.getpid()}-{now()}", lambda committed: None)
+        writer = f"command-{os.getpid()}-{now()}"
+        journal = Journal(database, namespace, writer, lambda committed: None, patience=PATIENCE_SECONDS)
         journal.start()
         try:
             for operation in work:
@@ -121,7 +125,7 @@ def verify(store: Store = None, json: Json = False) -> int:
 
     with opened(store, current=False) as (database, _), database.read() as connection:
         found = schema.differences(connection)
-        missing = schema.ddl(connection.dialect.name, schema.version_of(connection), database.schema) if found else ""
+        missing = schema.missing_ddl(connection, database.schema) if found else ""
     if json:
         print_json({"ok": not found, "differences": found, "ddl": missing})
     elif found:
@@ -257,6 +261,7 @@ def prune(
     with opened(store) as (database, namespace):
         with database.snapshot() as connection:
             roots = retention.finished_trees(connection, namespace, at - age(trees)) if trees else []
+            roots = [root for root in roots if root != session]
             logs = retention.sessions_with_events(connection, namespace, at - age(events)) if events else []
         work: list[Callable[[Transaction], Removed]] = []
         if session:
@@ -269,7 +274,8 @@ def prune(
                 f"{plan['trees']} trees, {plan['logs']} event logs"
             )
             return 0
-        if not yes and not _confirmed(f"Remove {plan['trees']} trees, and old events of {plan['logs']} sessions?"):
+        question = f"Remove {plan['trees']} trees, and old events of {plan['logs']} sessions?"
+        if not yes and not _confirmed(question, as_json=json):
             return 1
         removed = _remove(database, namespace, work, quiet=json)
     if json:
@@ -279,10 +285,10 @@ def prune(
     return 0
 
 
-def _confirmed(question: str) -> bool:
-    if not sys.stdin.isatty():
+def _confirmed(question: str, *, as_json: bool) -> bool:
+    if as_json or not sys.stdin.isatty():
         raise InvalidInput("nobody is there to confirm: use --yes, or --dry-run to see what would go")
-    return typer.confirm(question)
+    return typer.confirm(question, err=True)
 
 
 def _remove(

@@ -88,8 +88,10 @@ def split_schema(dsn: str) -> tuple[str, str]:
 
 def redact(dsn: str) -> str:
     """The DSN without its password, for messages and logs; not parsed, so that a malformed one hides it too."""
-    without = re.sub(r"(?i)(password=)[^&\s]*", r"\1***", dsn)
-    return re.sub(r"://([^:/@?#]*):.*@", r"://\1:***@", without, flags=re.DOTALL)
+    without = re.sub(r"(?i)(password=).*", r"\1***", dsn, flags=re.DOTALL)
+    without = re.sub(r"://([^:/@?#]*):.*@", r"://\1:***@", without, flags=re.DOTALL)
+    # Without an @, what follows the first colon is a port, or a password that was not encoded.
+    return re.sub(r"://([^:/@?#]*):(?!\*\*\*@|\d+([/?,]|$)).*", r"://\1:***", without, flags=re.DOTALL)
 
 
 @dataclass(frozen=True)

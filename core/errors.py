@@ -224,7 +224,7 @@ class StoreSchema(StoreError):
     """The database has not the tables that this version needs, and may not be changed; it was not touched."""
 
     code = "store_schema"
-    hint = "`understudy store verify` names every difference, `understudy store migrate` applies what is missing."
+    hint = "`understudy store verify` prints the DDL that is missing, `understudy store migrate` applies migrations."
 
 
 class ModelError(UnderstudyError):

@@ -22,6 +22,17 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode() if not text.isascii() else text
 
 
+def storable_content(content: Any) -> Any:
+    """The same for text, lists of parts and all that is in them."""
+    if isinstance(content, str):
+        return storable(content)
+    if isinstance(content, list):
+        return [storable_content(item) for item in content]
+    if isinstance(content, dict):
+        return {storable(str(key)): storable_content(value) for key, value in content.items()}
+    return content
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one or more model calls. `estimated` when an endpoint did not say."""

@@ -150,7 +150,7 @@ def work(tx: Transaction, row: Row, after_seq: int) -> dict[str, Any]:
 def current(tx: Transaction, row: Row) -> dict[str, Any]:
     """The part of the work that is told afresh every time: run, wait, inbox, cancel, budget."""
     return {
-        "created_at": row["created_at"],
+        "incarnation": row["incarnation"],
         "spec_hash": row["spec_hash"],
         "agent": row["agent"],
         "parent_id": row["parent_id"],

@@ -104,7 +104,7 @@ def _row(row: Row) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,12 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False) -> bool:
     for session, row in zip(archive.sessions, there, strict=True):
         if row is not None and row["created_at"] != session["session"]["created_at"]:
             raise SessionConflict("another session of this id is in the store", session_id=row["session_id"])
+        if row is not None and row["seq"] < session["session"]["seq"]:
+            raise SessionConflict(
+                f"the archive is ahead of the store: {session['session']['seq']} entries, and {row['seq']} there. "
+                "Remove the older one first (`understudy store prune --session`)",
+                session_id=row["session_id"],
+            )
     if all(there):
         return False
     if any(there):
@@ -218,8 +224,11 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False) -> bool:
         if row["children_open"] and row["session_id"] not in parents:
             raise InvalidArchive("it waits for sub-agents that are not in the archive: export it with --tree")
     _insert(tx, archive)
-    violations = check(tx.connection, tx.namespace, [session["session"]["session_id"] for session in archive.sessions])
-    if violations:
+    ids = [session["session"]["session_id"] for session in archive.sessions]
+    for start in range(0, len(ids), AT_ONCE):
+        violations = check(tx.connection, tx.namespace, ids[start : start + AT_ONCE])
+        if not violations:
+            continue
         first = violations[0]
         raise InvalidArchive(f"its rows don't fit together: {first.rule}: {first.text}", session_id=first.session_id)
     return True
@@ -233,6 +242,7 @@ def _insert(tx: Transaction, archive: Archive) -> None:
     reserved = sum(item["tokens"] for session in archive.sessions for item in session["reservation"]) if whole else 0
     for session in archive.sessions:
         row = {**session["session"], "frame_id": None, "actor_pid": None, "node_id": "", "root_id": top["session_id"]}
+        row["incarnation"] = row["updated_at"] = tx.now  # retention counts from here
         row["depth"] -= top["depth"]
         if row["session_id"] == top["session_id"]:
             row.update(parent_id=None, call_id=None, parent_run_id=None, budget_reserved=reserved)
@@ -266,7 +276,9 @@ def _rows(tx: Transaction, table: Any, rows: list[Row]) -> None:
 def size(connection: Connection, namespace: str, ids: list[str]) -> int:
     """How many messages and events these sessions have, for a progress bar."""
     total = 0
-    for table in (MESSAGE, EVENT):
-        where = (table.c.namespace == namespace, table.c.session_id.in_(ids))
-        total += connection.execute(select(func.count()).select_from(table).where(*where)).scalar() or 0
+    for start in range(0, len(ids), AT_ONCE):
+        some = ids[start : start + AT_ONCE]
+        for table in (MESSAGE, EVENT):
+            where = (table.c.namespace == namespace, table.c.session_id.in_(some))
+            total += connection.execute(select(func.count()).select_from(table).where(*where)).scalar() or 0
     return total

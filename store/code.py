@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, update
 
 from .statements import CODE_BLOB, SESSION
 from .transaction import Transaction
@@ -20,27 +20,25 @@ def digests(spec: dict[str, Any], placement: str) -> set[str]:
 
 
 def put(tx: Transaction, digest: str, data: bytes) -> None:
-    """Keep a piece of code; nothing if it is there."""
-    statement = select(CODE_BLOB.c.digest).where(CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.digest == digest)
-    if tx.connection.execute(statement).scalar() is None:
-        tx.writes += 1
+    """Keep a piece of code; where it is kept already, note that it was needed again."""
+    tx.writes += 1
+    where = (CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.digest == digest)
+    # Not a SELECT: retention, which may be removing it at this moment, is waited for by this.
+    if not tx.connection.execute(update(CODE_BLOB).where(*where).values(created_at=tx.now)).rowcount:
         values = {"namespace": tx.namespace, "digest": digest, "data": data, "created_at": tx.now}
         tx.connection.execute(insert(CODE_BLOB).values(values))
 
 
-def drop_unused(tx: Transaction) -> int:
-    """Remove code that no session refers to; returns how many pieces that were.
-
-    Node services remember what they have stored: only for a namespace that no cluster owns.
-    """
-    stored = select(CODE_BLOB.c.digest).where(CODE_BLOB.c.namespace == tx.namespace)
-    unused = set(tx.connection.execute(stored).scalars())
+def drop_unused(tx: Transaction, before: int) -> int:
+    """Remove code that no session refers to and that was last put before a time; returns how many pieces that were."""
+    old = (CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.created_at < before)
+    unused = set(tx.connection.execute(select(CODE_BLOB.c.digest).where(*old)).scalars())
     sessions = select(SESSION.c.spec, SESSION.c.placement).where(SESSION.c.namespace == tx.namespace)
     with tx.connection.execute(sessions.execution_options(yield_per=500)) as found:
         for spec, placement in found:
             unused -= digests(spec or {}, placement)
+    removed = 0
     for digest in unused:
         tx.writes += 1
-        where = (CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.digest == digest)
-        tx.connection.execute(delete(CODE_BLOB).where(*where))
-    return len(unused)
+        removed += tx.connection.execute(delete(CODE_BLOB).where(*old, CODE_BLOB.c.digest == digest)).rowcount
+    return removed

@@ -38,9 +38,12 @@ class Database:
 
     SQLite runs in WAL mode with `synchronous=FULL`: an acknowledged commit survives a power cut, and readers never wait
     for the writer. PostgreSQL gets a small pool: a node holds at most five connections.
+
+    Args:
+        unlimited: statements may take as long as they need (PostgreSQL): for commands that somebody waits for.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, unlimited: bool = False) -> None:
         self.dsn = check_store(dsn)
         self.is_sqlite = self.dsn.startswith("sqlite")
         self.schema = ""
@@ -54,7 +57,7 @@ class Database:
             _tune_sqlite(self.writer, "BEGIN IMMEDIATE", lambda: self._patience)
             _tune_sqlite(self.reader, "BEGIN", lambda: BUSY_SECONDS)
         else:
-            address = Address(self.dsn)
+            address = Address(self.dsn, unlimited=unlimited)
             self.schema = address.schema
             backend = "postgresql+psycopg://"
             self.writer = create_engine(backend, creator=address.connect_journal, pool_size=1, max_overflow=1)
@@ -87,19 +90,25 @@ class Database:
         applied: list[int] = []
         if policy == "verify":
             with self.read() as connection:
-                schema.require(connection)
+                schema.require(connection, self.schema)
         else:
             with self.maintenance() as connection:
-                if self.schema:
-                    schema.create_schema(connection, self.schema)
-                applied = schema.migrate(connection)
+                applied = schema.migrate(connection, self.schema)
             if self.is_sqlite:
                 for path in self._not_writable():  # else only the first commit would tell
                     raise StoreReadOnly(f"{self.dsn}: {path} may not be written")
+                self._use_wal()
         if self.is_sqlite:
             self._patience = COMMIT_BUSY_SECONDS
             self.writer.dispose()
         return applied
+
+    def _use_wal(self) -> None:
+        """Kept in the file from then on; not before it is known to be ours."""
+        self.writer.dispose()
+        with self.errors(), self.reader.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            driver.execute("PRAGMA journal_mode=WAL")
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -214,7 +223,6 @@ def _tune_sqlite(engine: Engine, begin: str, patience: Callable[[], float]) -> N
     def _connect(connection, _record) -> None:  # type: ignore[no-untyped-def]
         connection.isolation_level = None  # we say BEGIN ourselves: the driver would defer the lock
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
             connection.execute(f"PRAGMA busy_timeout={int(patience() * 1000)}")
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA wal_autocheckpoint=2000")

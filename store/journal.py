@@ -28,7 +28,7 @@ from understudy.events import Event
 
 from .engine import Database, now
 from .failures import StoreRace
-from .statements import EVENT
+from .statements import EVENT, EXPORT_CURSOR, METRIC_STATE
 from .transaction import Row, Transaction
 
 log = logging.getLogger(__name__)
@@ -91,9 +91,21 @@ class Journal:
     Attributes:
         unreachable_since: when the outage began (monotonic); None while the store works.
         busy_since: when others were first in the way of the next group (monotonic); None while nobody is.
+
+    Args:
+        patience: seconds until operations fail while the store is away, for a command that somebody waits for; None for
+            no end.
     """
 
-    def __init__(self, database: Database, namespace: str, writer: str, on_commit: Callable[[Committed], None]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        namespace: str,
+        writer: str,
+        on_commit: Callable[[Committed], None],
+        *,
+        patience: float | None = None,
+    ) -> None:
         self.database = database
         self.namespace = namespace
         self.writer = writer
@@ -102,6 +114,7 @@ class Journal:
         self.unreachable_since: float | None = None
         self.busy_since: float | None = None
         self._on_commit = on_commit
+        self._patience = patience
         self._submitted: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._groups: deque[list[_Submitted]] = deque()
         self._tries = 0  # that may have been committed unnoticed
@@ -215,7 +228,7 @@ class Journal:
                 self._answer(None, error)
             except StoreUnreachable as error:
                 # Whether the transaction was committed is unknown: every operation's key makes a repetition harmless.
-                if not self._closing.is_set():
+                if not self._closing.is_set() and not self._out_of_patience():
                     return self._pause_for(error)
                 self._answer(None, error)
             except StoreRace as error:
@@ -228,7 +241,8 @@ class Journal:
                 if len(group) > 1:
                     self._split(error)
                 else:
-                    log.exception("an operation failed")
+                    level = logging.INFO if isinstance(error, UnderstudyError) else logging.ERROR
+                    log.log(level, "an operation failed", exc_info=error)
                     self._answer(None, error)
             else:
                 committed.seconds = time.monotonic() - started
@@ -245,6 +259,10 @@ class Journal:
             self._told.clear()
         self._tries = self._races = self._busy = 0
         self._tell(self._groups.popleft(), committed, error)
+
+    def _out_of_patience(self) -> bool:
+        since, patience = self.unreachable_since, self._patience
+        return patience is not None and since is not None and time.monotonic() - since > patience
 
     def _pause_for(self, error: StoreUnreachable) -> float:
         if self.unreachable_since is None:
@@ -307,10 +325,15 @@ class Journal:
         return Committed(tx.committed_events, tx.woken, tx.cancelled, tx.written, count, 0.0)
 
     def _last_writer_seq(self, connection: Connection) -> int:
-        statement = select(func.max(EVENT.c.writer_seq)).where(
-            EVENT.c.namespace == self.namespace, EVENT.c.writer == self.writer
-        )
-        return connection.execute(statement).scalar() or 0
+        """Where this journal's own log ends: its newest events may be gone by now, but not what was made of them."""
+        tables = (EVENT, METRIC_STATE, EXPORT_CURSOR)
+        ends = [
+            select(func.max(table.c.writer_seq)).where(
+                table.c.namespace == self.namespace, table.c.writer == self.writer
+            )
+            for table in tables
+        ]
+        return max(connection.execute(end).scalar() or 0 for end in ends)
 
     def _tell(self, group: list[_Submitted], committed: Committed | None, error: Exception | None) -> None:
         assert self._loop is not None

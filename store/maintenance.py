@@ -18,9 +18,8 @@ from understudy.errors import InvalidInput, StoreError, StoreOwned
 
 from . import schema
 from .engine import Database, now
-from .queries import EXPORT_CURSOR, METRIC_STATE
 from .queries import owner as owner_of
-from .statements import EVENT, RUN, SESSION
+from .statements import EVENT, EXPORT_CURSOR, METRIC_STATE, RUN, SESSION
 from .tables import metadata
 
 Progress = Callable[[int, int], None]
@@ -154,7 +153,8 @@ def backup(database: Database, target: Path, progress: Progress) -> int:
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"the backup to {target} failed: {error}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        for leftover in (partial, partial.with_name(f"{partial.name}-journal")):
+            leftover.unlink(missing_ok=True)
     return target.stat().st_size
 
 
@@ -163,6 +163,10 @@ def _copy_sqlite(database: Database, target: Path, progress: Progress) -> None:
         closing(sqlite3.connect(database.dsn.removeprefix("sqlite:///"), timeout=20)) as source,
         closing(sqlite3.connect(target)) as copy,
     ):
+        # Otherwise every commit of another process would make it begin anew. Writers are not held up by it.
+        source.isolation_level = None
+        source.execute("BEGIN")
+        source.execute("SELECT 1 FROM sqlite_master").fetchone()
         source.backup(copy, pages=PAGES_AT_ONCE, progress=lambda _, left, total: progress(total - left, total))
 
 
@@ -173,11 +177,12 @@ def _dump_postgresql(database: Database, target: Path) -> None:
     with database.read() as connection:
         info = connection.connection.driver_connection.info  # type: ignore[union-attr]
         schema_name = connection.exec_driver_sql("SELECT current_schema()").scalar()
-    # The password goes by the environment: a command line can be read by every user of the machine.
+    # With the connection's own settings, `sslmode` for one. The password goes by the environment: a command line can be
+    # read by every user of the machine.
     environment = {**os.environ, **({"PGPASSWORD": info.password} if info.password else {})}
     done = subprocess.run(
-        [program, "--format=custom", "--no-owner", f"--schema={schema_name}", f"--file={target}", f"--host={info.host}",
-         f"--port={info.port}", f"--username={info.user}", "--no-password", info.dbname],
+        [program, "--format=custom", "--no-owner", f'--schema="{schema_name}"', f"--file={target}", "--no-password",
+         f"--dbname={info.dsn}"],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode != 0:

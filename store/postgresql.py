@@ -76,11 +76,15 @@ class BoundedConnection(psycopg.Connection[Any]):
 class Address:
     """A DSN as libpq understands it, several hosts, services and sslmode included, and the schema it names.
 
+    Args:
+        unlimited: statements may take as long as they need.
+
     Raises:
         InvalidConfiguration: libpq can't read it.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, unlimited: bool = False) -> None:
+        self._unlimited = unlimited
         address, self.schema = split_schema(dsn)
         try:
             given = conninfo_to_dict(address)
@@ -98,7 +102,10 @@ class Address:
     def connect(self, statement_seconds: float, limits: dict[str, int]) -> BoundedConnection:
         """A new connection with these settings."""
         connection = BoundedConnection.connect(**self._parameters)
-        connection.silence_limit = statement_seconds + SILENCE_MARGIN
+        if self._unlimited:
+            statement_seconds = 0
+        else:
+            connection.silence_limit = statement_seconds + SILENCE_MARGIN
         settings = {"statement_timeout": int(statement_seconds * 1000), **limits}
         commands = [f"SET {name} = {value}" for name, value in settings.items()]
         if self.schema:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import delete, insert
 
-from .queries import EXPORT_CURSOR, METRIC_STATE
+from .statements import EXPORT_CURSOR, METRIC_STATE
 from .transaction import Row, Transaction
 
 SPANS = "spans"

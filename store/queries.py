@@ -11,11 +11,21 @@ from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import ENVELOPE, Event
 
 from . import tables
-from .statements import CODE_BLOB, EVENT, MESSAGE, RUN, SELECT_CALLS, SESSION, TIMER, calls_of_round, table_of
+from .statements import (
+    CODE_BLOB,
+    EVENT,
+    EXPORT_CURSOR,
+    MESSAGE,
+    METRIC_STATE,
+    RUN,
+    SELECT_CALLS,
+    SESSION,
+    TIMER,
+    calls_of_round,
+    table_of,
+)
 from .transaction import Row
 
-METRIC_STATE = table_of(tables.MetricState)
-EXPORT_CURSOR = table_of(tables.ExportCursor)
 OWNER = table_of(tables.Owner)
 
 INFO = (
@@ -171,6 +181,7 @@ def active_sessions(connection: Connection, namespace: str, nodes: Iterable[str]
         "node_id",
         "cancel_reason",
         "updated_at",
+        "incarnation",
     )
     statement = select(*(SESSION.c[name] for name in names)).where(
         SESSION.c.namespace == namespace, SESSION.c.active == 1

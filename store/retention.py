@@ -15,9 +15,10 @@ from understudy.errors import InvalidInput, SessionActive
 
 from . import code
 from .progress import SPANS
-from .queries import EXPORT_CURSOR, METRIC_STATE
-from .statements import EVENT, OWNER, RUN, SESSION
+from .statements import EVENT, EXPORT_CURSOR, METRIC_STATE, RUN, SESSION
 from .transaction import Row, Transaction
+
+DAY = 86_400_000_000
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ def drop_tree(tx: Transaction, root_id: str, before: int | None = None) -> Remov
         InvalidInput: it is not the root of its tree.
         SessionActive: it, or one below it, has work to do (only without `before`).
     """
+    root = tx.find(root_id)
+    if root is None and before is not None:
+        return Removed(kept="gone")
     root = tx.session(root_id)
     if root["parent_id"] is not None:
         raise InvalidInput(f"it belongs to the tree of {root['root_id']}, which goes as a whole", session_id=root_id)
@@ -78,9 +82,10 @@ def drop_tree(tx: Transaction, root_id: str, before: int | None = None) -> Remov
         raise SessionActive(f"session {busy['session_id']} has work to do", session_id=root_id)
     if busy is not None or (before is not None and max(row["updated_at"] for row in rows) >= before):
         return Removed(kept="at work")
-    if _first_unexported(tx, ids):
+    tree = select(SESSION.c.session_id).where(SESSION.c.namespace == tx.namespace, SESSION.c.root_id == root_id)
+    if _first_unexported(tx, tree):
         return Removed(kept="not exported yet")
-    where = (EVENT.c.namespace == tx.namespace, EVENT.c.session_id.in_(ids))
+    where = (EVENT.c.namespace == tx.namespace, EVENT.c.session_id.in_(tree))
     events = tx.connection.execute(select(func.count()).select_from(EVENT).where(*where)).scalar() or 0
     tx.drop(ids)
     return Removed(len(ids), events)
@@ -111,7 +116,7 @@ def drop_events(tx: Transaction, session_id: str, before: int) -> Removed:
     return Removed(0, events)
 
 
-def _first_unexported(tx: Transaction, session_ids: list[str]) -> int | None:
+def _first_unexported(tx: Transaction, session_ids: Any) -> int | None:
     """The first `seq` of an event that the metrics' checkpoint or the span exporter has not taken yet."""
     measured = and_(METRIC_STATE.c.namespace == EVENT.c.namespace, METRIC_STATE.c.writer == EVENT.c.writer)
     exported = and_(
@@ -129,9 +134,6 @@ def _first_unexported(tx: Transaction, session_ids: list[str]) -> int | None:
     return found
 
 
-def drop_code(tx: Transaction) -> int | None:
-    """Remove code that no session needs any more; None while a cluster owns the namespace, since it may be in use."""
-    statement = select(OWNER.c.lease_until).where(OWNER.c.namespace == tx.namespace)
-    if (tx.connection.execute(statement).scalar() or 0) > tx.now:
-        return None
-    return code.drop_unused(tx)
+def drop_code(tx: Transaction) -> int:
+    """Remove code that no session has needed for a day."""
+    return code.drop_unused(tx, tx.now - DAY)

@@ -11,8 +11,10 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
-from sqlalchemy import Connection, Inspector, func, inspect, select, text
+from sqlalchemy import Connection, Inspector, Integer, func, inspect, select, text
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from understudy.errors import StoreOwned, StoreSchema, StoreVersion
 
@@ -21,6 +23,9 @@ from .tables import metadata
 
 VERSIONS = tables.SchemaMigration.__table__  # type: ignore[attr-defined]
 OWNER = tables.Owner.__table__  # type: ignore[attr-defined]
+
+OURS = {"schema_migration", "owner", "session", "event"}
+"""Tables that every version of ours has: without them a `schema_migration` is another tool's."""
 
 LOCK = 0x756E6465
 """PostgreSQL's advisory lock of whoever changes the schema: any constant."""
@@ -77,12 +82,6 @@ def ddl(backend: str, version: int = 0, schema: str = "") -> str:
     return "".join(f"{part};\n\n" for part in parts) if pending(version) else ""
 
 
-def create_schema(connection: Connection, name: str) -> None:
-    """Create a PostgreSQL schema where there is none; only then the right to create one is needed."""
-    if not inspect(connection).has_schema(name):
-        connection.exec_driver_sql(f'CREATE SCHEMA IF NOT EXISTS "{name}"')
-
-
 def version_of(connection: Connection) -> int:
     """The schema version of a database; 0 for one without our tables.
 
@@ -90,9 +89,9 @@ def version_of(connection: Connection) -> int:
         StoreSchema: it has tables of the same names that Understudy did not make.
     """
     inspector: Inspector = inspect(connection)
-    if inspector.has_table(VERSIONS.name):
-        return connection.execute(select(func.max(VERSIONS.c.version))).scalar() or 0
     strangers = sorted(set(inspector.get_table_names()) & metadata.tables.keys())
+    if set(strangers) >= OURS and _is_number(inspector):
+        return connection.execute(select(func.max(VERSIONS.c.version))).scalar() or 0
     if strangers:
         raise StoreSchema(
             f"the database has tables that Understudy did not make: {', '.join(strangers)}. Use another database or "
@@ -101,19 +100,30 @@ def version_of(connection: Connection) -> int:
     return 0
 
 
-def migrate(connection: Connection) -> list[int]:
+def _is_number(inspector: Inspector) -> bool:
+    """Whether the table of versions counts as ours does: other tools have one of this name."""
+    columns = {column["name"]: column["type"] for column in inspector.get_columns(VERSIONS.name)}
+    return columns.keys() == {"version", "applied_at"} and isinstance(columns["version"], Integer)
+
+
+def migrate(connection: Connection, schema: str = "") -> list[int]:
     """Bring the schema to the newest version, in the caller's transaction; returns the versions that were applied.
 
     Whoever comes at the same time waits, and then finds nothing left to do.
 
+    Args:
+        schema: the PostgreSQL schema that holds the tables, made if there is none; empty for the connection's own.
+
     Raises:
         StoreVersion: the database is newer than this code.
         StoreOwned: a cluster works with the older schema.
-        StoreSchema: there are tables of the same names that Understudy did not make.
+        StoreSchema: there are tables of the same names that Understudy did not make, or some of ours are incomplete.
     """
     backend = connection.dialect.name
     if backend == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+    if schema and not inspect(connection).has_schema(schema):  # only then the right to make one is needed
+        connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
     version = check_not_newer(connection)
     missing = pending(version)
     if missing and version:
@@ -122,6 +132,7 @@ def migrate(connection: Connection) -> list[int]:
         for statement in migration.statements(backend):
             connection.exec_driver_sql(statement)
         connection.execute(VERSIONS.insert().values(version=migration.version, applied_at=_now()))
+    require(connection, schema)
     return [migration.version for migration in missing]
 
 
@@ -158,7 +169,30 @@ def differences(connection: Connection) -> list[str]:
     return found
 
 
-def require(connection: Connection) -> None:
+def missing_ddl(connection: Connection, schema: str = "") -> str:
+    """The exact SQL that a database lacks: migrations, else what somebody took out of the newest version."""
+    version = version_of(connection)
+    if pending(version):
+        return ddl(connection.dialect.name, version, schema)
+    inspector: Inspector = inspect(connection)
+    statements: list[Any] = []
+    for table in metadata.sorted_tables:
+        if not inspector.has_table(table.name):
+            statements += [CreateTable(table), *map(CreateIndex, table.indexes)]
+            continue
+        columns = {column["name"] for column in inspector.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in columns:
+                made = CreateColumn(column).compile(dialect=connection.dialect)
+                statements.append(text(f"ALTER TABLE {table.name} ADD COLUMN {made}"))
+        indexes = {index["name"] for index in inspector.get_indexes(table.name)}
+        statements += [CreateIndex(index) for index in table.indexes if index.name not in indexes]
+    head = [f'SET search_path TO "{schema}"'] if schema and statements else []
+    compiled = [str(statement.compile(dialect=connection.dialect)).strip() for statement in statements]
+    return "".join(f"{statement};\n\n" for statement in [*head, *compiled])
+
+
+def require(connection: Connection, schema: str = "") -> None:
     """Refuse a database that lacks something.
 
     Raises:
@@ -167,10 +201,9 @@ def require(connection: Connection) -> None:
     """
     found = differences(connection)
     if found:
-        missing = ddl(connection.dialect.name, version_of(connection))
         raise StoreSchema(
-            f"the schema policy is `verify`, and the database needs a change: {'; '.join(found)}.",
-            details={"differences": found, "ddl": missing},
+            f"the database lacks what this version needs: {'; '.join(found)}.",
+            details={"differences": found, "ddl": missing_ddl(connection, schema)},
         )
 
 

@@ -19,7 +19,7 @@ def table_of(model: type) -> Any:
     return model.__table__  # type: ignore[attr-defined]
 
 
-SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, CODE_BLOB = map(
+SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, CODE_BLOB, METRIC_STATE, EXPORT_CURSOR = map(
     table_of,
     (
         tables.Session,
@@ -32,13 +32,15 @@ SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, CODE_
         tables.Reservation,
         tables.Timer,
         tables.CodeBlob,
+        tables.MetricState,
+        tables.ExportCursor,
     ),
 )
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {
     "namespace", "session_id", "parent_id", "root_id", "depth", "call_id", "parent_run_id", "agent", "kind", "spec",
-    "spec_hash", "placement", "metadata_json", "created_at", "pruned_seq",
+    "spec_hash", "placement", "metadata_json", "created_at", "incarnation", "pruned_seq",
 }  # fmt: skip
 MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED]
 # The specification is large and fixed: it is read once, not in every round.

@@ -63,6 +63,7 @@ class Session(Table, table=True):
     other row.
 
     Attributes:
+        incarnation: when it came into this store; another one of the same id, or the same imported again, has another.
         pruned_seq: events up to this `seq` may have been removed by retention; messages never are.
     """
 
@@ -128,6 +129,7 @@ class Session(Table, table=True):
     budget_tokens: int | None = number_column(None)
     budget_reserved: int = number_column()
     budget_spent: int = number_column()
+    incarnation: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     pruned_seq: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
 
 

@@ -143,7 +143,8 @@ class Transaction:
     def create(self, row: Row) -> Row:
         """Add a new session."""
         self.writes += 1
-        full = {**NEW_SESSION, **row, "namespace": self.namespace, "created_at": self.now, "updated_at": self.now}
+        times = dict.fromkeys(("created_at", "updated_at", "incarnation"), self.now)
+        full = {**NEW_SESSION, **row, "namespace": self.namespace, **times}
         self._sessions[row["session_id"]] = full
         self._created.append(full)
         self._dirty[row["session_id"]] = full

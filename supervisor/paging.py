@@ -23,7 +23,8 @@ class Slot:
         wait: why its session waits; None while it acts. Meaningless without a session.
         since: order in which the present wait began.
         resting: its `step` call is pending, so it can be given work.
-        known: the sessions whose windows it caches, with the last `seq` it has of each.
+        incarnation: of its session; one of the same id that was removed and made again has another.
+        known: the sessions whose windows it caches, with the last `seq` it has of each, and their incarnation.
         reply: the future that its pending call awaits.
         reply_echo: messages of its last batch, with the `seq` they got, that its window does not have yet; None if
             they must be read from the store.
@@ -38,13 +39,19 @@ class Slot:
     wait: str | None = None
     since: int = 0
     resting: bool = False
-    known: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    incarnation: int = 0
+    known: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
     reply: Any = None
     reply_echo: list[dict[str, Any]] | None = None
 
-    def remember(self, session_id: str, seq: int) -> None:
+    def known_seq(self, session_id: str, incarnation: int) -> int | None:
+        """Up to where the frame has the session's messages; None if it has nothing of it."""
+        seq, of = self.known.get(session_id, (None, incarnation))
+        return seq if of == incarnation else None
+
+    def remember(self, session_id: str, seq: int, incarnation: int = 0) -> None:
         """Note what the frame has of a session; it forgets the one it used longest ago, as the frame itself does."""
-        self.known[session_id] = max(seq, self.known.get(session_id, 0))
+        self.known[session_id] = (max(seq, self.known_seq(session_id, incarnation) or 0), incarnation)
         self.known.move_to_end(session_id)
         while len(self.known) > CACHED_WINDOWS:
             self.known.popitem(last=False)
