@@ -125,7 +125,10 @@ class Judge:
                     if killed.get(event.pid, event.at + 1) > event.at:
                         self.facts.complain("deaths nobody caused", f"{session_id} seq {event.seq}: pid {event.pid}")
                 elif isinstance(event, ToolInDoubt) and not crashed:
-                    self.facts.complain("in doubt without a death", f"{session_id} {event.call_id}")
+                    told = [f"{e.seq} {e.at} {e.type} {e.body()}" for e in events if e.seq <= event.seq][-12:]
+                    self.facts.complain(
+                        "in doubt without a death", "\n    ".join([f"{session_id} {event.call_id}", *told])
+                    )
                 doubts += isinstance(event, ToolInDoubt)
         crashes = sum(isinstance(event, SessionCrashed) for event in self._log.every())
         self.facts.totals.update({"deaths of sessions at work": crashes, "tool calls in doubt": doubts})

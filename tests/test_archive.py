@@ -22,9 +22,9 @@ from understudy.errors import (
     UnderstudyError,
     UnknownSession,
 )
-from understudy.store import archive, queries
+from understudy.store import archive, queries, retention
 from understudy.store.check import check
-from understudy.store.engine import Database
+from understudy.store.engine import Database, now
 from understudy.store.journal import Journal
 from understudy.testing.offline import OfflineServer
 
@@ -116,7 +116,7 @@ def content(dsn: str, session_id: str, namespace: str = "tests") -> dict[str, An
             "messages": queries.messages(connection, namespace, session_id),
             "runs": [{**run, "namespace": ""} for run in queries.runs(connection, namespace, session_id)],
             "events": [{**event, "writer_seq": 0} for event in events],
-            "info": {**info, "frame_id": None, "actor_pid": None, "node_id": ""},
+            "info": {**info, "frame_id": None, "actor_pid": None, "node_id": "", "updated_at": 0},
         }
 
 
@@ -171,7 +171,7 @@ async def test_exporting_again_gives_the_same_rows(tree: str, other: str) -> Non
     first, second = json.loads(data), json.loads(export(other, "lead"))
     for document in (first, second):
         for session in document["sessions"]:
-            for name in ("frame_id", "actor_pid", "node_id", "wait_holder"):
+            for name in ("frame_id", "actor_pid", "node_id", "wait_holder", "updated_at", "incarnation"):
                 session["session"].pop(name)
             for event in session["event"]:
                 del event["writer"], event["writer_seq"]
@@ -350,3 +350,45 @@ def test_errors_are_of_one_tree() -> None:
     codes = [kind.code for kind in (InvalidArchive, ArchiveVersion, SessionActive)]
     assert codes == ["invalid_archive", "archive_version", "session_active"]
     assert issubclass(InvalidArchive, UnderstudyError)
+
+
+async def test_a_parent_without_its_children_is_imported_too(tree: str, other: str) -> None:
+    """A session whose sub-agents have ended goes alone: without `--tree` its transcript is complete."""
+    assert await load(other, export(tree, "lead", tree=False)) is True
+    assert content(other, "lead")["messages"] == content(tree, "lead")["messages"]
+    with opened(other) as database, database.snapshot() as connection:
+        assert check(connection, "tests") == []
+
+
+async def test_an_archive_that_is_ahead_of_the_store(
+    store: str, beside: str, tmp_path: Path, server: OfflineServer
+) -> None:
+    """Given an import whose original went on, then a later archive of it is a conflict, and not passed over."""
+    async with k.running(store, tmp_path, server=server) as kernel:
+        await kernel.run("s", k.spec(k.script("one", "two")))
+        await load(beside, export(store, "s"))
+        await kernel.send("s", "more", "second")
+        await kernel.end("s", "second")
+    before = rows(beside)
+    with pytest.raises(SessionConflict, match="ahead"):
+        await load(beside, export(store, "s"))
+    assert rows(beside) == before
+
+
+async def test_any_text_can_be_archived(store: str, beside: str, tmp_path: Path, server: OfflineServer) -> None:
+    """An input with NUL and unpaired surrogates, as a shell can pass it, is run, exported and imported."""
+    async with k.running(store, tmp_path, server=server) as kernel:
+        await kernel.spawn("s", k.spec(k.script("fine")))
+        await kernel.send("s", "caf\udce9 \x00 \U0001f600")
+        assert (await kernel.end("s"))["status"] == "completed"
+    assert await load(beside, export(store, "s")) is True
+    assert content(beside, "s")["messages"] == content(store, "s")["messages"]
+
+
+async def test_an_import_is_young(tree: str, other: str) -> None:
+    """Retention by age counts from the import, not from the last change at the source."""
+    began = now()
+    await load(other, export(tree, "lead"))
+    assert content(tree, "lead")["messages"][-1]["created_at"] < began
+    with opened(other) as database, database.read() as connection:
+        assert retention.finished_trees(connection, "tests", began) == []

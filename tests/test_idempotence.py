@@ -107,6 +107,14 @@ class JobHead(Head):
         )
         assert started.returncode == 0, started.stdout + started.stderr
         wait_until(self._answers, "the job server")
+        wait_until(self._takes_jobs, "an agent that runs jobs")
+
+    def _takes_jobs(self) -> bool:
+        """The server answers before there is anybody who runs what it is given."""
+        command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "job", "submit"]
+        command += [f"--address={self.jobs}", "--", "true"]
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        return subprocess.run(command, env={**environment, **self.environment}, capture_output=True).returncode == 0
 
     def _answers(self) -> bool:
         try:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from understudy.errors import InvalidInput, SessionActive, UnknownSession
-from understudy.store import progress, queries, retention
+from understudy.store import archive, progress, queries, retention
 from understudy.store.check import check
 from understudy.store.engine import Database, now
 from understudy.store.journal import Journal
@@ -202,18 +202,20 @@ async def test_a_session_goes_on_after_its_events_went(worked: str, tmp_path: Pa
 
 
 async def test_code_goes_when_nobody_needs_it(store: str, tmp_path: Path, server: OfflineServer) -> None:
-    """Code of removed sessions is removed, other code is not; and none while a cluster owns the namespace."""
+    """Code that no session has needed for a day is removed; what a session needs, or was put lately, is not."""
     async with k.running(store, tmp_path, server=server) as kernel:
-        for session_id in ("a", "b"):
+        for session_id in ("a", "b", "c"):
             session = {"session_id": session_id, "spec": k.spec(), "placement": f"code-{session_id}", "metadata": {}}
             await kernel.ask("spawn", session, {f"code-{session_id}": b"x"})
         await export_all(kernel)
-        assert await do(store, retention.drop_code) is None
-    with opened(store) as database, database.writer.begin() as connection:
-        connection.execute(text("UPDATE owner SET lease_until = 1"))
-    assert (await do(store, lambda tx: retention.drop_tree(tx, "a"))).sessions == 1
-    assert await do(store, retention.drop_code) == 1
-    assert [read(store, queries.blob, f"code-{name}") for name in ("a", "b")] == [None, b"x"]
+        for session_id in ("a", "c"):
+            assert (await do(store, lambda tx, s=session_id: retention.drop_tree(tx, s))).sessions == 1  # type: ignore[misc]
+        assert await do(store, retention.drop_code) == 0
+        with opened(store) as database, database.writer.begin() as connection:
+            connection.execute(text("UPDATE code_blob SET created_at = 1"))
+        await kernel.ask("spawn", {**session, "session_id": "d", "placement": ""}, {"code-c": b"x"})
+        assert await do(store, retention.drop_code) == 1
+    assert [read(store, queries.blob, f"code-{name}") for name in "abc"] == [None, b"x", b"x"]
 
 
 async def test_an_id_may_be_used_again(store: str, tmp_path: Path, server: OfflineServer) -> None:
@@ -235,3 +237,86 @@ async def test_trees_and_events_by_age(worked: str) -> None:
     assert read(worked, retention.finished_trees, 1) == []
     assert read(worked, retention.sessions_with_events, 1) == []
     assert set(read(worked, retention.sessions_with_events, now())) >= {"old", "new", "busy"}
+
+
+async def test_the_journals_own_log_goes_on_after_retention(store: str, tmp_path: Path, server: OfflineServer) -> None:
+    """Given a writer whose newest events were removed, when its service starts again, then its next events have later
+    numbers: they are measured and exported as any others, and stay until then."""
+    async with k.running(store, tmp_path, server=server) as kernel:
+        await kernel.run("one", k.spec(k.script("answer")))
+        await export_all(kernel)
+        last = kernel.service.journal.writer_seq
+    assert (await do(store, lambda tx: retention.drop_tree(tx, "one"))).sessions == 1
+    async with k.running(store, tmp_path, server=server) as kernel:
+        assert kernel.service.journal.writer_seq == last
+        await kernel.run("two", k.spec(k.script("answer")))
+        events = await kernel.service.projection.read_events(last, 100)
+        assert [event.session_id for event in events] == ["two"] * len(events) != []
+        assert kernel.service.projection.metrics.writer_seq == last + len(events)
+
+
+@pytest.mark.parametrize("other", [False, True])
+async def test_a_session_that_is_imported_anew_is_not_the_one_that_was_removed(
+    store: str, tmp_path: Path, server: OfflineServer, other: bool
+) -> None:
+    """Given an idle session in a frame of a running cluster, when it is removed and an archive comes in its place (its
+    own of earlier, or another session of the same id), then the next input continues what was imported."""
+    elsewhere = f"sqlite:///{tmp_path}/elsewhere.db"
+    async with k.running(store, tmp_path, server=server, frames=1) as kernel:
+        await kernel.run("s", k.spec(k.script("first", "second", "third"), hash="mine"))
+        archived = exported(store, "s")
+        if other:
+            async with k.running(elsewhere, tmp_path, server=server) as there:
+                await there.run("s", k.spec("be another\n" + k.script("other", "again"), hash="other"))
+            archived = exported(elsewhere, "s")
+        await kernel.send("s", "forget this", "second")
+        await kernel.end("s", "second")
+        await export_all(kernel)
+        assert (await do(store, lambda tx: retention.drop_tree(tx, "s"))).sessions == 1
+        assert await do(store, lambda tx: archive.load(tx, archive.read(archived, "file")))
+        await kernel.send("s", "and now?", "third")
+        ended = await kernel.end("s", "third")
+        assert ended["status"] == "completed"
+        asked = [str(message["content"]) for message in server.requests[-1].body["messages"]]
+        assert asked[0].startswith("be another") == other
+        assert asked[-1] == "and now?"
+        assert "forget this" not in asked
+
+
+def exported(dsn: str, session_id: str) -> bytes:
+    with opened(dsn) as database, database.snapshot() as connection:
+        return "".join(archive.export(connection, "tests", session_id, tree=True)).encode()
+
+
+async def test_an_imported_session_that_waits_for_a_timer_goes_on_in_a_running_cluster(
+    store: str, tmp_path: Path, server: OfflineServer
+) -> None:
+    """Its timer fires where it is imported, without anything else happening."""
+    elsewhere = f"sqlite:///{tmp_path}/elsewhere.db"
+    policy = {**k.POLICY, "backoff": 1.0, "backoff_max": 1.0}
+    async with k.running(elsewhere, tmp_path, server=server, frames=1) as there:
+
+        def die(_number: int, label: str, worker: k.Worker | None) -> None:
+            if label == "before step" and worker is not None and worker.frame.activation is None:
+                return
+            if label == "reply to step" and worker is not None:
+                there.on_point = None
+                there.kill(worker, replace=False)
+
+        there.on_point = die
+        await there.spawn("s", k.spec(k.script("done"), restart=policy))
+        await there.send("s")
+        await there.until("s", "session_crashed")
+        assert (await there.info("s"))["status"] == "waiting_for_timer"
+        archived = exported(elsewhere, "s")
+    async with k.running(store, tmp_path, server=server) as kernel:
+        assert await do(store, lambda tx: archive.load(tx, archive.read(archived, "file"), resume=True))
+        await kernel.service.recovery.sweep_all(0)
+        await kernel.until("s", "run_finished")
+
+
+async def test_a_tree_that_is_gone_is_no_error(store: str) -> None:
+    """Two prunes at once take the same trees: the second finds them gone; asked for by name it is an error."""
+    assert await do(store, lambda tx: retention.drop_tree(tx, "gone", LATER)) == Removed(kept="gone")
+    with pytest.raises(UnknownSession):
+        await do(store, lambda tx: retention.drop_tree(tx, "gone"))

@@ -109,7 +109,8 @@ async def test_a_store_of_the_first_release_is_brought_up_to_date(store: str) ->
         with database.writer.begin() as connection:
             values = {"namespace": "tests", "session_id": "s", "root_id": "s", "agent": "a", "wait": "idle", "seq": 1}
             columns = {column.name: column for column in metadata.tables["session"].columns}
-            columns.pop("pruned_seq")
+            for name in ("incarnation", "pruned_seq"):
+                columns.pop(name)
             for name, column in columns.items():
                 if name not in values and not column.nullable:
                     values[name] = 0 if "INT" in str(column.type) else ""
@@ -156,20 +157,25 @@ def test_verify_changes_nothing_and_gives_the_exact_ddl(store: str) -> None:
 
 
 def test_verify_names_what_somebody_dropped(store: str) -> None:
-    """A missing index, column or table is found although the version is right."""
+    """A missing index, column or table is found although the version is right, and the DDL puts it back."""
     with opened(store) as database:
         database.prepare()
         with database.writer.begin() as connection:
             connection.execute(text("DROP INDEX session_created"))
             connection.execute(text("DROP TABLE timer"))
             connection.execute(text("ALTER TABLE session DROP COLUMN pruned_seq"))
-        with pytest.raises(StoreSchema) as refused:
-            database.prepare("verify")
-    assert refused.value.details["differences"] == [
-        "column session.pruned_seq is missing",
-        "index session_created is missing",
-        "table timer is missing",
-    ]
+        before = dump(database)
+        for policy in ("verify", "auto"):
+            with pytest.raises(StoreSchema) as refused:
+                database.prepare(policy)
+            assert refused.value.details["differences"] == [
+                "column session.pruned_seq is missing",
+                "index session_created is missing",
+                "table timer is missing",
+            ]
+        assert dump(database) == before
+        run_sql(database, refused.value.details["ddl"])
+        assert database.prepare("verify") == []
 
 
 def test_tables_of_others_are_left_alone(store: str) -> None:
@@ -303,4 +309,45 @@ def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
     before = path.read_bytes()
     with opened(f"sqlite:///{path}") as database:
         assert database.prepare("verify") == []
+    assert path.read_bytes() == before
+
+
+def test_many_nodes_may_boot_at_once_in_a_schema_of_their_own(postgres: str) -> None:
+    """The schema itself is made once, too."""
+    dsn = f"{postgres}{'&' if '?' in postgres else '?'}schema=agents"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    processes = [subprocess.Popen([sys.executable, "-c", BOOT, dsn], text=True, **pipes) for _ in range(4)]
+    results = [process.communicate("\n", timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, [error for _, error in results]
+
+
+def test_the_ddl_of_the_error_makes_a_schema_of_its_own(postgres: str) -> None:
+    """Under `verify`, what the error says is for the schema that the DSN names."""
+    with opened(f"{postgres}{'&' if '?' in postgres else '?'}schema=agents") as database:
+        with pytest.raises(StoreSchema) as refused:
+            database.prepare("verify")
+        run_sql(database, refused.value.details["ddl"])
+        assert database.prepare("verify") == []
+
+
+@pytest.mark.parametrize("columns", ["version VARCHAR(50)", "version BIGINT", "id INTEGER, name TEXT"])
+def test_the_versions_of_another_tool_are_not_ours(store: str, columns: str) -> None:
+    """A `schema_migration` that is not ours is left alone, and not taken for a newer version."""
+    with opened(store) as database:
+        run_sql(database, f"CREATE TABLE schema_migration ({columns});\n")
+        for policy in ("auto", "verify"):
+            with pytest.raises(StoreSchema, match="did not make"):
+                database.prepare(policy)
+
+
+def test_a_strangers_file_is_not_touched(tmp_path: Path) -> None:
+    """Not a byte of a SQLite file that is not ours changes, whatever is asked of it."""
+    path = tmp_path / "other.db"
+    with opened(f"sqlite:///{path}") as database:
+        run_sql(database, "CREATE TABLE session (id INTEGER);\n")
+    before = path.read_bytes()
+    with opened(f"sqlite:///{path}") as database:
+        for policy in ("verify", "auto"):
+            with pytest.raises(StoreSchema):
+                database.prepare(policy)
     assert path.read_bytes() == before

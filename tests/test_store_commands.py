@@ -18,6 +18,7 @@ from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
 from understudy.cluster.cli import app
+from understudy.config import redact
 from understudy.store import schema
 from understudy.store.engine import Database, now
 from understudy.testing.offline import OfflineServer
@@ -174,7 +175,7 @@ def test_export_does_not_overwrite(worked: str, tmp_path: Path) -> None:
     assert target.read_text() == "mine"
     refused(worked, "export", "old", "-o", str(tmp_path / "no" / "a.json"), code="invalid_input", exit_code=2)
     refused(worked, "export", "nobody", "-o", str(tmp_path / "b.json"), code="unknown_session", exit_code=2)
-    assert sorted(path.name for path in tmp_path.glob("*.json*")) == ["a.json"]
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["a.json"]
     done(worked, "export", "old", "-o", str(target), "--force")
     assert target.read_text() != "mine"
 
@@ -306,3 +307,50 @@ def test_help_needs_no_store_modules() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_backup_of_a_store_in_use_ends(tmp_path: Path) -> None:
+    """While another process commits again and again, a backup is complete as of one moment, and no longer than that."""
+    dsn, target = f"sqlite:///{tmp_path}/store.db", tmp_path / "copy.db"
+    done(dsn, "migrate")
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        connection.execute("CREATE TABLE filling (x BLOB)")
+        connection.executemany("INSERT INTO filling VALUES (zeroblob(100000))", [()] * 300)
+        connection.commit()
+    script = "import sqlite3, sys, time\nc = sqlite3.connect(sys.argv[1], timeout=20)\nprint('ready', flush=True)\n"
+    script += "while True:\n    c.execute('INSERT INTO filling VALUES (1)')\n    c.commit()\n    time.sleep(0.005)\n"
+    writer = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "store.db")], stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        done(dsn, "backup", str(target))
+    finally:
+        writer.kill()
+        writer.communicate()
+    with closing(sqlite3.connect(target)) as copy:
+        assert copy.execute("SELECT count(*) FROM filling").fetchone()[0] >= 300
+    assert sorted(path.name for path in tmp_path.glob("copy*")) == ["copy.db"]
+
+
+def test_a_store_that_goes_away_ends_the_command(
+    worked: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """A command does not wait for ever for a store that only reads: it fails, says why, and nothing has changed."""
+    if worked.startswith("sqlite"):
+        return
+    monkeypatch.setattr("understudy.cluster.store_commands.PATIENCE_SECONDS", 0.3)
+    before = dump(worked)
+    mark = "&" if "?" in worked else "?"
+    dsn = f"{worked}{mark}options=-c%20default_transaction_read_only%3Don"
+    refused(dsn, "prune", "--trees", "0m", "--yes", code="store_readonly")
+    assert dump(worked) == before
+
+
+@pytest.mark.parametrize(
+    "dsn", ["postgresql://user:hunter22", "postgresql://user:hun/ter22", "postgresql://h/db?password=hun&ter22"]
+)
+def test_a_malformed_dsn_hides_its_password(dsn: str) -> None:
+    """Whatever is wrong with it."""
+    assert "ter22" not in redact(dsn)
+    assert redact("postgresql://user@host:5432/db") == "postgresql://user@host:5432/db"
+    assert redact("postgresql://host:5432/db") == "postgresql://host:5432/db"
