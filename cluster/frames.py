@@ -169,6 +169,7 @@ class Frames:
         for other in self.paging.slots.values():
             if other is not slot and other.session_id == work["session_id"]:
                 self.release(other)  # fenced by this activation; its next call will tell it
+        self.paging.ready.pop(work["session_id"], None)  # somebody may have found it ready meanwhile
         slot.session_id, slot.epoch, slot.wait, slot.resting = work["session_id"], work["epoch"], None, False
         slot.incarnation = work["incarnation"]
         slot.remember(work["session_id"], work["seq"], slot.incarnation)

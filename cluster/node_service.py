@@ -129,23 +129,24 @@ class NodeService:
             assert request is not None
             return await self._attach(slot, request)
         batch = Batch.from_wire(call["batch"])
-        following = self.frames.paging.next_for(slot) if batch.wait and self.generation else None
+        turns = batch.wait and self.generation and not call.get("leave")
+        following = self.frames.paging.next_for(slot) if turns else None
         self.own.add(batch.session_id)
         try:
             result, work = await self._commit_step(slot, batch, following)
+            if result is not None and result.wait == "model" and request is not None:
+                if not await self._start_call(batch, request, result, slot.placement):
+                    result = replace(result, wait=None)
+                elif batch.session_id in self._cancelled:
+                    self.calls.abort(batch.session_id)
         finally:
+            self._cancelled.discard(batch.session_id)
             woken = self.disown(batch.session_id)
         if result is None:  # fenced, but the frame has other work
-            return self.frames.given(slot, work)
+            assert work is not None
+            return work
         if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
             result = replace(result, wait=None)
-        if result.wait == "model" and request is not None:
-            started = await self._start_call(batch, request, result, slot.placement)
-            if not started:
-                result = replace(result, wait=None)
-            elif batch.session_id in self._cancelled:
-                self.calls.abort(batch.session_id)
-        self._cancelled.discard(batch.session_id)
         if call.get("leave"):
             self.frames.paging.slots.pop(slot.frame_id, None)
             await self.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
@@ -154,7 +155,7 @@ class NodeService:
             return EXIT
         if work is not None:
             self.frames.requeue_unless_waiting(batch.session_id, slot.placement, result.wait)
-            return self.frames.given(slot, work)
+            return work
         if result.wait is None:
             slot.wait = None
             return {"kind": "work", **await self.frames.work(slot)}
@@ -165,7 +166,10 @@ class NodeService:
     async def _commit_step(
         self, slot: Slot, batch: Batch, following: Ready | None
     ) -> tuple[operations.CommitResult | None, dict[str, Any] | None]:
-        """Commit the batch and, in the same transaction, activate the session that the frame turns to."""
+        """Commit the batch and, in the same transaction, activate the session that the frame turns to.
+
+        With the commit the frame holds that session: before anything else is awaited, or others would find it ready.
+        """
         todo: list[Any] = [lambda tx: operations.commit(tx, batch, holder=self.holder)]
         if following is not None:
             self.frames.placing.add(following.session_id)
@@ -185,11 +189,10 @@ class NodeService:
             self.stale(work)
             if following is not None:
                 self.frames.paging.add(following)
-        if isinstance(work, BaseException):
-            work = None
+        work = None if work is None or isinstance(work, BaseException) else self.frames.given(slot, work)
         if isinstance(result, BaseException):
-            self.frames.release(slot)
             if work is None:
+                self.frames.release(slot)
                 raise result
             self.projection.metrics.count_fenced()
             return None, work

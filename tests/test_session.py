@@ -423,3 +423,35 @@ def test_a_call_without_a_result_says_so() -> None:
     """The model learns that the outcome is unknown."""
     sent = to_protocol("", [Message("assistant", None, (ToolCall("r/1/0", "t", "{}", "p"),)), Message("user", "go on")])
     assert sent[1] == {"role": "tool", "tool_call_id": "p", "content": INTERRUPTED}
+
+
+async def test_a_session_that_a_frame_turned_to_is_held_at_once(tmp_path: Path) -> None:
+    """Given a frame that turns to another session while its last one's model call is still being sent out, when the
+    store is swept for sessions that nobody holds, then the other is not taken from it."""
+    path = tmp_path / "notes"
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=0) as kernel:
+        service, sending, sent = kernel.service, asyncio.Event(), asyncio.Event()
+        start_call = service._start_call
+
+        async def slow(batch: Any, *arguments: Any) -> bool:
+            if batch.session_id == "first":
+                sending.set()
+                await sent.wait()
+            return await start_call(batch, *arguments)
+
+        service._start_call = slow  # type: ignore[method-assign]
+        compiled = k.spec(k.script([("note", {"path": str(path), "text": "x"})], "done"), [k.note])
+        for name in ("first", "second"):
+            await kernel.spawn(name, compiled)
+            await kernel.send(name)
+        kernel.add_frame()
+        await asyncio.wait_for(sending.wait(), 10)
+        await service.recovery.sweep_all(0)
+        assert (list(service.frames.paging.ready), service.recovery.swept) == ([], 0)
+        holder = kernel.holder("second")
+        assert holder is not None
+        sent.set()
+        for name in ("first", "second"):
+            assert (await kernel.end(name))["status"] == "completed"
+        assert len(k.notes(path)) == 2
+        assert "tool_in_doubt" not in await kernel.types("second")
