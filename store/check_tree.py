@@ -123,8 +123,10 @@ def child_events(scope: Scope) -> Iterator[Found]:
         yield row["session_id"], f"by the events of its parent {row['parent_id']}, it {row['fault']}"
     is_child = and_(child.c.parent_id == told.c.session_id, child.c.session_id == told.c.child_id)
     # A child that has ended may be missing: its parent can come from an archive without its tree.
+    unspawned, unfinished = (func.coalesce(told.c[name], 0) == 0 for name in types)
+    whole_log = exists().where(parent.c.namespace == scope.namespace, parent.c.session_id == told.c.session_id, whole)
     strange = select(told.c.session_id, told.c.child_id).where(
-        func.coalesce(told.c[types[1]], 0) == 0, ~exists().where(child.c.namespace == scope.namespace, is_child)
+        or_(unfinished, and_(unspawned, whole_log)), ~exists().where(child.c.namespace == scope.namespace, is_child)
     )
     for row in scope.rows(strange):
         yield row["session_id"], f"its events tell of a child {row['child_id']}, which it does not have"
