@@ -87,7 +87,8 @@ class Recovery:
     async def _take_up_session(self, row: Row, live: set[str]) -> int:
         session_id, frame_id = row["session_id"], row["frame_id"]
         held = self._frames.holder(row)
-        if held is not None or session_id in self._paging.ready or session_id in self._node.own:
+        known = session_id in self._paging.ready or session_id in self._node.own | self._frames.placing
+        if held is not None or known:
             return 0
         if frame_id is not None and frame_id in live:
             if frame_id not in self._paging.slots:  # it will call in, with this session or with another

@@ -86,12 +86,18 @@ class Requests:
                 tx.woken[session_id] = woken
                 return accepted, None
 
+        if spare is not None:  # until the frame holds the session: others would find it ready
+            node.frames.placing.add(session_id)
         try:
             accepted, work = await node.journal.submit(operation, session_id)
         except UnderstudyError:
             node.frames.hand_over(spare, None)
             raise
-        node.frames.hand_over(spare, work)
+        else:
+            node.frames.hand_over(spare, work)
+        finally:
+            if spare is not None:
+                node.frames.placing.discard(session_id)
         return accepted
 
     async def cancel(self, session_id: str, run_id: str | None, reason: str) -> bool:

@@ -22,14 +22,14 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode() if not text.isascii() else text
 
 
-def storable_content(content: Any) -> Any:
-    """The same for text, lists of parts and all that is in them."""
+def encodable(content: Any) -> Any:
+    """Text, a list of parts, and all that is in them, with `?` for unpaired surrogates, which nothing can encode."""
     if isinstance(content, str):
-        return storable(content)
+        return content if content.isascii() else content.encode("utf-8", "replace").decode()
     if isinstance(content, list):
-        return [storable_content(item) for item in content]
+        return [encodable(item) for item in content]
     if isinstance(content, dict):
-        return {storable(str(key)): storable_content(value) for key, value in content.items()}
+        return {encodable(key): encodable(value) for key, value in content.items()}
     return content
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, select
 from understudy import events
 from understudy.errors import Fenced, RunConflict, SessionClosed, SessionConflict
 from understudy.identifiers import call_identifier, digest, tool_span_identifier, trace_identifier, wait_key
-from understudy.messages import Message, ToolCall, Usage, storable, storable_content
+from understudy.messages import Message, ToolCall, Usage, encodable, storable
 from understudy.records import Ack, Batch, CallState, ModelAnswer, Spawn
 
 from .budgets import budget_left, reserve, settle, settle_late
@@ -84,7 +84,7 @@ def accept(
         SessionClosed: the session takes no more input.
     """
     row = tx.session(session_id)
-    content = storable_content(content)
+    content = encodable(content)
     fingerprint = digest(repr(content))
     stored = tx.read_one(SELECT_DIGEST, session_id, session=session_id, run=run_id)
     if stored is not None:

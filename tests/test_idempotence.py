@@ -19,6 +19,7 @@ from understudy.events import RunAccepted, RunFinished, ToolStarted
 from understudy.testing.offline import OfflineServer
 
 from .faults import Head, driver, of, output, wait_until
+from .postgres import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -90,13 +91,16 @@ class JobHead(Head):
 
     def start(self) -> None:
         """Start it as an administrator would: `ray start --head` with its dashboard."""
-        from understudy.cluster.ray_edge import _free_port
-
-        port = _free_port()
+        # Below 20,000 are Ray's workers; the agent's usual port may be another head's.
+        ports = set[int]()
+        while len(ports) < 2:
+            ports |= {port for port in [free_port()] if port >= 20_000}
+        port, agent = ports
         self.jobs = f"http://127.0.0.1:{port}"
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--port=0"]
         command += ["--include-dashboard=true", f"--dashboard-port={port}", "--disable-usage-stats"]
+        command += [f"--dashboard-agent-listen-port={agent}"]
         started = subprocess.run(
             command,
             env={**environment, **self.environment},
@@ -114,7 +118,8 @@ class JobHead(Head):
         command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "job", "submit"]
         command += [f"--address={self.jobs}", "--", "true"]
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        return subprocess.run(command, env={**environment, **self.environment}, capture_output=True).returncode == 0
+        done = subprocess.run(command, env={**environment, **self.environment}, capture_output=True)
+        return done.returncode == 0
 
     def _answers(self) -> bool:
         try:
