@@ -281,7 +281,7 @@ def prune(
     if json:
         print_json(removed)
     else:
-        print(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in removed.items() if number is not None))
+        print(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in removed.items()))
     return 0
 
 
@@ -293,13 +293,13 @@ def _confirmed(question: str, *, as_json: bool) -> bool:
 
 def _remove(
     database: Database, namespace: str, work: list[Callable[[Transaction], Removed]], *, quiet: bool
-) -> dict[str, int | None]:
+) -> dict[str, int]:
     from understudy.store import retention
 
-    removed: dict[str, int | None] = {"sessions": 0, "events": 0, "kept_at_work": 0, "kept_unexported": 0, "code": None}
+    removed = {"sessions": 0, "events": 0, "kept_at_work": 0, "kept_unexported": 0, "code": 0}
 
     def count(name: str, number: int) -> None:
-        removed[name] = (removed[name] or 0) + number
+        removed[name] += number
 
     with progress("prune", len(work), quiet=quiet) as advance:
 
@@ -312,10 +312,7 @@ def _remove(
 
         through_journal(database, namespace, work, told)
 
-    def told_code(number: int | None) -> None:
-        removed["code"] = number
-
-    through_journal(database, namespace, [retention.drop_code], told_code)
+    through_journal(database, namespace, [retention.drop_code], lambda number: count("code", number))
     return removed
 
 

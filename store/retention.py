@@ -73,8 +73,8 @@ def drop_tree(tx: Transaction, root_id: str, before: int | None = None) -> Remov
     root = tx.session(root_id)
     if root["parent_id"] is not None:
         raise InvalidInput(f"it belongs to the tree of {root['root_id']}, which goes as a whole", session_id=root_id)
-    statement = select(SESSION.c.session_id).where(SESSION.c.namespace == tx.namespace, SESSION.c.root_id == root_id)
-    ids = sorted(tx.read(statement).scalars())
+    tree = select(SESSION.c.session_id).where(SESSION.c.namespace == tx.namespace, SESSION.c.root_id == root_id)
+    ids = sorted(tx.read(tree).scalars())
     tx.load(ids)
     rows: list[Row] = [tx.session(session_id) for session_id in ids]
     busy = next((row for row in rows if row["active"] or row["inbox_count"]), None)
@@ -82,7 +82,6 @@ def drop_tree(tx: Transaction, root_id: str, before: int | None = None) -> Remov
         raise SessionActive(f"session {busy['session_id']} has work to do", session_id=root_id)
     if busy is not None or (before is not None and max(row["updated_at"] for row in rows) >= before):
         return Removed(kept="at work")
-    tree = select(SESSION.c.session_id).where(SESSION.c.namespace == tx.namespace, SESSION.c.root_id == root_id)
     if _first_unexported(tx, tree):
         return Removed(kept="not exported yet")
     where = (EVENT.c.namespace == tx.namespace, EVENT.c.session_id.in_(tree))

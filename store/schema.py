@@ -8,6 +8,7 @@ what a database administrator may run by hand.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -155,18 +156,7 @@ def differences(connection: Connection) -> list[str]:
     if version == 0:
         return ["no tables yet"]
     found = [f"migration {migration.version} is not applied" for migration in pending(version)]
-    inspector: Inspector = inspect(connection)
-    for table in metadata.sorted_tables:
-        if not inspector.has_table(table.name):
-            found.append(f"table {table.name} is missing")
-            continue
-        columns = {column["name"] for column in inspector.get_columns(table.name)}
-        found += [
-            f"column {table.name}.{column.name} is missing" for column in table.columns if column.name not in columns
-        ]
-        indexes = {index["name"] for index in inspector.get_indexes(table.name)}
-        found += [f"index {index.name} is missing" for index in table.indexes if index.name not in indexes]
-    return found
+    return found + [words for words, _ in _gaps(connection)]
 
 
 def missing_ddl(connection: Connection, schema: str = "") -> str:
@@ -174,22 +164,29 @@ def missing_ddl(connection: Connection, schema: str = "") -> str:
     version = version_of(connection)
     if pending(version):
         return ddl(connection.dialect.name, version, schema)
+    statements = [statement for _, statements in _gaps(connection) for statement in statements]
+    head = [f'SET search_path TO "{schema}"'] if schema and statements else []
+    compiled = [str(statement.compile(dialect=connection.dialect)).strip() for statement in statements]
+    return "".join(f"{statement};\n\n" for statement in [*head, *compiled])
+
+
+def _gaps(connection: Connection) -> Iterator[tuple[str, list[Any]]]:
+    """Each table, column and index that is missing, in words, with the statements that make it."""
     inspector: Inspector = inspect(connection)
-    statements: list[Any] = []
     for table in metadata.sorted_tables:
         if not inspector.has_table(table.name):
-            statements += [CreateTable(table), *map(CreateIndex, table.indexes)]
+            yield f"table {table.name} is missing", [CreateTable(table), *map(CreateIndex, table.indexes)]
             continue
         columns = {column["name"] for column in inspector.get_columns(table.name)}
         for column in table.columns:
             if column.name not in columns:
                 made = CreateColumn(column).compile(dialect=connection.dialect)
-                statements.append(text(f"ALTER TABLE {table.name} ADD COLUMN {made}"))
+                statement = text(f"ALTER TABLE {table.name} ADD COLUMN {made}")
+                yield f"column {table.name}.{column.name} is missing", [statement]
         indexes = {index["name"] for index in inspector.get_indexes(table.name)}
-        statements += [CreateIndex(index) for index in table.indexes if index.name not in indexes]
-    head = [f'SET search_path TO "{schema}"'] if schema and statements else []
-    compiled = [str(statement.compile(dialect=connection.dialect)).strip() for statement in statements]
-    return "".join(f"{statement};\n\n" for statement in [*head, *compiled])
+        for index in table.indexes:
+            if index.name not in indexes:
+                yield f"index {index.name} is missing", [CreateIndex(index)]
 
 
 def require(connection: Connection, schema: str = "") -> None:
