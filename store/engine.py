@@ -104,11 +104,23 @@ class Database:
         return applied
 
     def _use_wal(self) -> None:
-        """Kept in the file from then on; not before it is known to be ours."""
+        """Kept in the file from then on; not before it is known to be ours.
+
+        Two processes that switch at once would wait for each other's read lock, so SQLite refuses one of them without
+        waiting its `busy_timeout`: that one asks again, and finds it done.
+        """
         self.writer.dispose()
-        with self.errors(), self.reader.connect() as connection:
-            driver: Any = connection.connection.driver_connection
-            driver.execute("PRAGMA journal_mode=WAL")
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                with self.errors(), self.reader.connect() as connection:
+                    driver: Any = connection.connection.driver_connection
+                    driver.execute("PRAGMA journal_mode=WAL")
+                return
+            except StoreBusy:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
