@@ -208,7 +208,9 @@ def driver(
     """Start a driver script in a process and directory of its own."""
     directory.mkdir(exist_ok=True)
     script = directory / "driver.py"
-    script.write_text(source)
+    written = directory / f"{uuid.uuid4().hex}.py"
+    written.write_text(source)
+    written.replace(script)  # at once: another driver of this directory may be just reading it
     return subprocess.Popen(
         [sys.executable, str(script), *arguments], cwd=directory, env={**os.environ, **(environment or {})},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **pipes,
