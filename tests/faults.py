@@ -224,7 +224,8 @@ def output(process: subprocess.Popen[str], timeout: float = 2 * PATIENCE) -> Any
             stdout, stderr = process.communicate(timeout=timeout)
         finally:
             process.kill()
-    assert process.returncode == 0 and stdout, f"status {process.returncode}: {stdout}{stderr[-3000:]}"
+    assert process.returncode == 0, stderr[-3000:]
+    assert stdout, f"it said nothing: {stderr[-3000:]}"
     return json.loads(stdout.splitlines()[-1])
 
 
