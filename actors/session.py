@@ -15,13 +15,13 @@ from typing import Any
 
 from understudy.events import Event, ToolFinished, ToolInDoubt, ToolStarted
 from understudy.identifiers import child_identifier, tool_span_identifier
-from understudy.messages import Message
+from understudy.messages import INTERRUPTED, Message
 from understudy.ports import Node
-from understudy.records import LEASE_SECONDS, Ack, Batch, CallState, Finish, ModelRequest, Spawn
+from understudy.records import LEASE_SECONDS, Ack, Batch, CallState, Finish, ModelRequest, Spawn, child_text
 
 from .execution import Outcome, execute, presentable
 from .tools import LoadedTool, ToolContext
-from .window import CONTINUE, INTERRUPTED, Window, estimate_tokens
+from .window import CONTINUE, Window, estimate_tokens
 
 COALESCE_SECONDS = 0.05
 """Results that come this soon after another share its commit."""
@@ -437,15 +437,6 @@ def read_spawn(arguments: str, agents: dict[str, Any]) -> tuple[str | None, str,
     if agent not in agents:
         return f'the argument "agent" must be one of: {", ".join(sorted(agents)) or "(leave it out)"}.', "", None
     return None, task, agent
-
-
-def child_text(payload: dict[str, Any]) -> str:
-    """What the parent's model reads of a child's result: its answer, or how it ended and what it had."""
-    if payload["status"] == "completed":
-        return payload["text"] or ""
-    error = (payload["error"] or {}).get("message", "")
-    said = f"\nIts last words: {payload['text']}" if payload["text"] else ""
-    return f"the sub-agent ended as {payload['status']}: {error}{said}"
 
 
 def _now() -> int:

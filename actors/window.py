@@ -6,11 +6,10 @@ import json
 from typing import Any
 
 from understudy.identifiers import wait_key
-from understudy.messages import Message
+from understudy.messages import INTERRUPTED, Message
 from understudy.records import Ack, CallState, ModelRequest
 
 CONTINUE = "Your last message was cut off. Continue exactly where it stopped, without repeating anything."
-INTERRUPTED = "interrupted: the agent's process died while this tool ran; its outcome is unknown"
 OUTPUT_TOKENS = 4096
 """What a reply may cost when the specification sets no limit of its own; used only where a budget is set."""
 

@@ -19,7 +19,7 @@ from sqlalchemy import event
 from understudy.events import ToolFinished
 from understudy.messages import Message, Usage
 from understudy.records import Batch, CallState, ModelAnswer
-from understudy.store import activation, operations
+from understudy.store import activation, beginnings, operations
 from understudy.store.activation import FrameRef
 from understudy.store.engine import Database
 from understudy.store.journal import Journal
@@ -99,11 +99,11 @@ class _Worker:
     async def create(cls, journal: Journal, session_id: str) -> _Worker:
         spec = {"name": "benchmark", "hash": "hash", "restart": {}}
         await journal.submit(
-            lambda tx: operations.create_session(
+            lambda tx: beginnings.create_session(
                 tx, session_id, spec, spec_hash="hash", placement="", node_id="node", metadata={}
             )
         )
-        await journal.submit(lambda tx: operations.accept(tx, session_id, "run", "go"))
+        await journal.submit(lambda tx: beginnings.accept(tx, session_id, "run", "go"))
         await journal.submit(lambda tx: activation.activate(tx, session_id, FrameRef("frame", 1, "node")))
         return cls(journal, session_id)
 

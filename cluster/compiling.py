@@ -13,7 +13,11 @@ from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMis
 from understudy.identifiers import digest
 from understudy.spec import AgentSpec
 
-LIMITS = ("max_rounds", "max_continuations", "tool_timeout", "parallel_tools", "max_depth", "deadline")
+PLAIN = (
+    "max_rounds", "max_continuations", "tool_timeout", "parallel_tools", "max_depth", "deadline", "restart_type",
+    "on_parent_end", "lifecycle", "shutdown",
+)  # fmt: skip
+"""Fields that are compiled as they are."""
 
 
 class Compiled:
@@ -75,8 +79,9 @@ def compile_spec(spec: AgentSpec, *, model: str, profile: str | None, by_value: 
         "parameters": spec.parameters,
         "budget": spec.budget.model_dump() if spec.budget else None,
         "restart": spec.restart.model_dump(),
+        "supervision": spec.supervision.model_dump(),
         "metadata": spec.metadata,
-        **{name: getattr(spec, name) for name in LIMITS},
+        **{name: getattr(spec, name) for name in PLAIN},
     }
     compiled["hash"] = digest(json.dumps(_identity(compiled), sort_keys=True, default=str))
     return Compiled(compiled, blobs, own_code)

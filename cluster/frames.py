@@ -33,6 +33,7 @@ class Frames:
     Attributes:
         placing: sessions whose activation is being committed.
         expected: sessions that a frame is known to hold which has not called in here yet.
+        condemned: frames whose process the supervisor shall kill; one that calls in has come to its end by itself.
     """
 
     def __init__(self, node: NodeService) -> None:
@@ -40,12 +41,14 @@ class Frames:
         self.paging = Paging()
         self.placing: set[str] = set()
         self.expected: dict[str, set[str]] = {}
+        self.condemned: set[str] = set()
         self.demand_changed = asyncio.Event()
         self._demand_told = 0.0
 
     def calling(self, call: dict[str, Any]) -> Slot:
         """The slot of the calling frame, and what its call tells about sessions it was thought to hold."""
         frame = call["frame"]
+        self.condemned.discard(frame["frame_id"])
         slot = self.paging.slots.get(frame["frame_id"])
         if slot is None:
             slot = Slot(**frame)
@@ -62,6 +65,13 @@ class Frames:
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
         slot.incarnation = call.get("incarnation", 0)
         return slot
+
+    def condemn(self, frame_id: str, session_id: str) -> None:
+        """The frame's activation was ended by force: its process must go, if it is still at it."""
+        slot = self.paging.slots.get(frame_id)
+        if slot is not None and slot.session_id == session_id and not slot.resting:
+            self.condemned.add(frame_id)
+            self.demand_changed.set()
 
     def release(self, slot: Slot) -> None:
         """The frame holds no session any more."""

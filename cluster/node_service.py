@@ -21,6 +21,7 @@ from understudy.store import activation, operations
 from understudy.store.engine import Database, now
 from understudy.store.journal import Committed, Journal
 from understudy.store.transaction import Row, Transaction
+from understudy.supervisor.groups import decide_end
 from understudy.supervisor.paging import Ready, Slot
 
 from .calls import Call, Calls
@@ -29,6 +30,7 @@ from .frames import EXIT, Frames, current_work
 from .projection import Projection
 from .reading import Reading
 from .recovery import Recovery, cancelled
+from .timers import Timers
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +75,14 @@ class NodeService:
         self.config = config
         self._tell = tell
         self.database = Database(config.store)
-        self.journal = Journal(self.database, config.namespace, config.writer, self._committed)
+        self.journal = Journal(
+            self.database, config.namespace, config.writer, self._committed, decide_end=decide_end
+        )  # fmt: skip
         self.gateway = gateway
         self.calls = Calls(gateway, self._answered, self._delta, prepare_profile)
         self.frames = Frames(self)
         self.recovery = Recovery(self)
+        self.timers = Timers(self)
         self.reading = Reading(self.database, config.namespace)
         self.feed = Feed(self.reading.events, self.calls.stream, self.reading.run)
         self.projection = Projection(self)
@@ -101,6 +106,7 @@ class NodeService:
         self.journal.start()
         await self.projection.start()
         self.spawn_task(self.recovery.sweeping())
+        self.spawn_task(self.timers.firing())
 
     async def close(self) -> None:
         """Stop cleanly: what is unanswered stays a wait in the store."""
@@ -273,7 +279,7 @@ class NodeService:
         row = tx.session(session_id)
         incarnation, spec = self._specs.get(session_id, (0, None))
         if spec is None or incarnation != row["incarnation"]:
-            spec = activation.specification(tx, session_id)
+            spec = tx.specification(session_id)
             self.remember_specification(row, spec)
         return spec
 
@@ -318,7 +324,10 @@ class NodeService:
         self.feed.publish(committed.events, written)
         for node_id, session_ids in self._by_home(committed).items():
             self.spawn_task(self._tell(node_id, session_ids))
+        for frame_id, session_id in committed.killed.items():
+            self.frames.condemn(frame_id, session_id)
         self.act(committed.cancelled, committed.woken)
+        self.timers.note(committed.timers.items())
         if committed.repeated:  # what the try before this one changed was not told: look everywhere
             self.feed.forget_all()
             self.spawn_task(self.recovery.sweep_all(0))
@@ -347,6 +356,7 @@ class NodeService:
         A notice that gets lost costs time only: the sweep finds what it would have told.
         """
         self.feed.forget(session_ids)
+        self.spawn_task(self.timers.look())
         told = set(session_ids)
         rows = [row for row in await self.reading.active([self.config.node_id]) if row["session_id"] in told]
         # One that is being placed is left alone: its frame learns the rest with the answer to its first commit.
@@ -399,10 +409,10 @@ class NodeService:
             self.frames.hand_over(spare, None)
             raise
         finally:
-            self.disown(call.session_id)
+            woken = self.disown(call.session_id)
         self.calls.forget(call)
         self.frames.hand_over(spare, work)
-        if not result.won or work is not None:
+        if not result.won or work is not None or (result.ended and not woken):
             return
         still = resident is not None and resident.resting and resident.session_id == call.session_id
         fresh = resident is not None and resident.reply_echo is not None and not result.repeated

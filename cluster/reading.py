@@ -55,9 +55,9 @@ class Reading:
         rows: list[Row] = await self.query(queries.active_sessions, nodes)
         return rows
 
-    async def timers(self) -> list[Row]:
-        """Timers that have not fired."""
-        rows: list[Row] = await self.query(queries.timers)
+    async def timers(self, node_id: str, until: int) -> list[Row]:
+        """Timers of sessions at home on a node that are due by a time (microseconds)."""
+        rows: list[Row] = await self.query(queries.timers, node_id, until)
         return rows
 
     async def blob(self, digest: str) -> bytes:

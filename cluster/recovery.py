@@ -38,7 +38,6 @@ class Recovery:
         self._paging = node.frames.paging
         self.swept = 0
         self.knows_frames = False
-        self._scheduled: set[str] = set()
 
     async def take_up(self, generation: int, live_frames: list[str], nodes: list[str]) -> dict[str, Any]:
         """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
@@ -74,15 +73,8 @@ class Recovery:
         resumed = 0
         for row in rows:
             resumed += await self._take_up_session(row, live)
-        await self._schedule_timers(rows)
+        await self._node.timers.look()
         return {"active": len(rows), "resumed": resumed, "adopted": len(adopted)}
-
-    async def _schedule_timers(self, rows: list[Row]) -> None:
-        """Let the timers of sessions that wait for one fire here; those that will are left alone."""
-        waiting = {row["session_id"] for row in rows if row["wait"] == "timer"} - self._scheduled
-        for timer in await self._node.reading.timers() if waiting else ():
-            if timer["session_id"] in waiting:
-                self._schedule(timer["session_id"], timer["name"], timer["due_at"])
 
     async def _take_up_session(self, row: Row, live: set[str]) -> int:
         session_id, frame_id = row["session_id"], row["frame_id"]
@@ -124,7 +116,7 @@ class Recovery:
             self._node.act(cancelled(rows), {})
             for row in rows:
                 self._sweep(row, age)
-            await self._schedule_timers(rows)
+            await self._node.timers.look()
         except StaleGeneration as error:
             self._node.stale(error)
         except UnderstudyError as error:
@@ -161,6 +153,7 @@ class Recovery:
             raise StaleGeneration("the service has not been taken up")
         since = now()
         slot = self._paging.slots.pop(frame_id, None)
+        self._frames.condemned.discard(frame_id)
         self._frames.demand_changed.set()
         held = {slot.session_id: slot.epoch} if slot is not None and slot.session_id is not None else {}
         if slot is not None:
@@ -213,28 +206,16 @@ class Recovery:
         finally:
             woken = self._node.disown(session_id)
         self._frames.hand_over(spare, work)
-        if verdict is not None and verdict.action == "resume" and work is None:
-            if verdict.delay and not woken:
-                self._schedule(session_id, activation.RESUME_TIMER, now() + verdict.delay)
-            else:
-                await self._requeue(session_id, slot.placement, since)
+        resumes = verdict is not None and verdict.action == "resume" and work is None
+        paused = verdict is not None and verdict.delay and not woken
+        if resumes and not paused:  # a timer ends the pause
+            await self._requeue(session_id, slot.placement, since)
         self._frames.dispatch()
 
     async def _requeue(self, session_id: str, placement: str, since: int) -> None:
         row = await self._node.reading.session(session_id)
         if row["active"] and self._node.is_ready(row):
             self._paging.add(Ready(session_id, placement, "resume", since))
-
-    def _schedule(self, session_id: str, name: str, due_at: int) -> None:
-        async def fire() -> None:
-            try:
-                await asyncio.sleep(max(0.0, (due_at - now()) / 1e6))
-                await self._node.journal.submit(lambda tx: activation.fire(tx, session_id, name))
-            finally:
-                self._scheduled.discard(session_id)
-
-        self._scheduled.add(session_id)
-        self._node.spawn_task(fire())
 
 
 def cancelled(rows: list[Row]) -> dict[str, Row]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy.errors import UnderstudyError
-from understudy.store import activation, code, endings, operations, queries
+from understudy.store import activation, beginnings, code, endings, queries
 from understudy.store.transaction import Transaction
 from understudy.supervisor.paging import Ready
 
@@ -37,7 +37,7 @@ class Requests:
         def operation(tx: Transaction) -> dict[str, Any]:
             for digest, data in blobs.items():
                 code.put(tx, digest, data)
-            created = operations.create_session(
+            created = beginnings.create_session(
                 tx, session["session_id"], session["spec"], spec_hash=session["spec"]["hash"],
                 placement=session["placement"], node_id=node.config.node_id, metadata=session["metadata"],
             )  # fmt: skip
@@ -58,7 +58,7 @@ class Requests:
             `{"created", "after"}`: whether it is new, and the session's `seq` before it.
 
         Raises:
-            UnknownSession, RunConflict, SessionClosed: see `operations.accept`.
+            UnknownSession, RunConflict, SessionClosed: see `beginnings.accept`.
         """
         node = self._node
         placement = await node.placement(session_id)
@@ -67,7 +67,7 @@ class Requests:
 
         def operation(tx: Transaction) -> tuple[dict[str, Any], dict[str, Any] | None]:
             after = tx.session(session_id)["seq"]
-            created = operations.accept(
+            created = beginnings.accept(
                 tx, session_id, run["run_id"], run["content"], trace_id=run.get("trace_id", ""),
                 parent_span_id=run.get("parent_span_id", ""),
             )  # fmt: skip

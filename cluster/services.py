@@ -120,7 +120,9 @@ class NodeActor:
     async def demand(self, timeout: float) -> dict[str, Any]:
         node = await self._node()
         demand = await node.frames.demand(timeout)
-        return {"pid": os.getpid(), "generation": node.generation, "nodes": node.nodes, "demand": demand}
+        condemned = list(node.frames.condemned)
+        known = {"pid": os.getpid(), "generation": node.generation, "nodes": node.nodes}
+        return {**known, "demand": demand, "condemned": condemned}
 
     async def watched_by(self, pid: int, node_id: str) -> None:
         """Learn who supervises, to replace it when it hangs: Ray does not see a stopped process for over a minute."""

@@ -71,11 +71,13 @@ class UnknownEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionCreated(Event):
-    """The session exists. `call_id` is the parent's spawning tool call, if any."""
+    """The session exists. `call_id` is the parent's spawning tool call, if any; `restart`: how often its task had been
+    started before, in other sessions."""
 
     type: ClassVar[str] = "session_created"
     depth: int = 0
     call_id: str | None = None
+    restart: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +289,28 @@ class ChildFinished(Event):
     call_id: str = ""
     child_id: str = ""
     status: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildRestarted(Event):
+    """A sub-agent's task is started again, as `child_id`, after `delay`: the last one, `lost_id`, ended as `status`."""
+
+    type: ClassVar[str] = "child_restarted"
+    call_id: str = ""
+    child_id: str = ""
+    lost_id: str = ""
+    restart: int = 0
+    delay: int = 0
+    status: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShutdownForced(Event):
+    """The run was told to end and had not after `waited`: it is ended without its agent, whose process is killed."""
+
+    type: ClassVar[str] = "shutdown_forced"
+    waited: int = 0
+    frame_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,9 +47,9 @@ def call_identifier(run_id: str, round_number: int, index: int) -> str:
     return f"{run_id}/{round_number}/{index}"
 
 
-def child_identifier(parent_id: str, call_id: str) -> str:
-    """The id of the session that a `spawn_agent` call creates: the same call never makes two."""
-    return f"c-{digest(parent_id, call_id)}"
+def child_identifier(parent_id: str, call_id: str, restart: int = 0) -> str:
+    """The id of the session that a `spawn_agent` call creates, or its n-th restart: the same one never makes two."""
+    return f"c-{digest(parent_id, call_id)}" + (f".{restart}" if restart else "")
 
 
 def wait_key(session_id: str, run_id: str, round_number: int) -> str:

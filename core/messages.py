@@ -14,6 +14,9 @@ WIRE_VERSION = 1
 Content = str | list[dict[str, Any]] | None
 """Text, or a list of typed parts as in the OpenAI protocol (`{"type": "text", "text": ...}`)."""
 
+INTERRUPTED = "interrupted: the agent's process died while this tool ran; its outcome is unknown"
+"""What a model reads as the result of a call in doubt."""
+
 
 def storable(text: str) -> str:
     """The text as every store can keep it: NUL becomes U+FFFD, an unpaired surrogate `?`."""

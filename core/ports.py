@@ -68,3 +68,59 @@ class Verdict:
 
 
 Decide = Callable[[Death], Verdict]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A sub-agent of a group: of a run that does not have its result yet.
+
+    Attributes:
+        order: of its start within the group.
+        restart: its restart type: `permanent`, `transient` or `temporary`.
+        ended: the status of its task's run; None while it is at work.
+    """
+
+    child_id: str
+    order: int
+    restart: str
+    ended: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A restart or an escalation under way.
+
+    Attributes:
+        stop: who must end first, in turn; the first one has been asked to.
+        start: who is started again then, in this order, after `delay` microseconds.
+        escalate: why the supervising run fails then; empty if it does not.
+    """
+
+    stop: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+    delay: int = 0
+    escalate: str = ""
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """What a run remembers of its group: times of the restarts (microseconds UTC), how far the pauses have grown."""
+
+    restarts: tuple[int, ...] = ()
+    level: int = 0
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class GroupDecision:
+    """What to do now, in this order: note `state`, deliver results, start again, escalate, ask one to stop."""
+
+    state: GroupState
+    deliver: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+    delay: int = 0
+    escalate: str = ""
+    stop: str = ""
+
+
+DecideEnd = Callable[[dict[str, Any], GroupState, list[Member], str, int, str], GroupDecision]

@@ -261,3 +261,14 @@ class Ack:
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> Ack:
         return cls(**{**data, "inbox": tuple(data["inbox"])})
+
+
+def child_text(payload: dict[str, Any]) -> str:
+    """What the parent's model reads of a child's result: its answer, or how it ended and what it had by then."""
+    if payload["status"] == "completed":
+        return payload["text"] or ""
+    error = (payload["error"] or {}).get("message", "")
+    tools = ", ".join(f"{name} ({count} times)" if count > 1 else name for name, count in payload.get("tools") or ())
+    done = f"\nIt had used: {tools}." if tools else ""
+    said = f"\nIts last words: {payload['text']}" if payload["text"] else ""
+    return f"the sub-agent ended as {payload['status']}: {error}{done}{said}"

@@ -70,6 +70,29 @@ class RestartPolicy(Strict):
     backoff_max: float = Field(10.0, ge=0, le=3_600)
 
 
+class Supervision(Strict):
+    """What an agent's run does about its sub-agents that end badly, as OTP's supervisors do (`docs/supervision.md`).
+
+    Attributes:
+        strategy: who is started again with one that failed: it alone, all of them, or those started after it.
+        max_restarts: restarts within `period` seconds; one more and `exceeded` applies (OTP's intensity).
+        backoff: pause in seconds before the first restart; doubles up to `backoff_max`, and begins anew when there was
+            no restart for `reset_after` seconds.
+        jitter: up to this fraction is added to a pause, so that those which failed together don't return together.
+        exceeded: `escalate` ends the run as failed, which its own parent's rules then deal with, up to the root;
+            `report` tells the model how the sub-agent failed, and goes on.
+    """
+
+    strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] = "one_for_one"
+    max_restarts: int = Field(2, ge=0, le=10_000)
+    period: float = Field(3600.0, gt=0, le=31_536_000)
+    backoff: float = Field(1.0, ge=0, le=3_600)
+    backoff_max: float = Field(60.0, ge=0, le=86_400)
+    jitter: float = Field(0.2, ge=0, le=1)
+    reset_after: float = Field(600.0, gt=0, le=31_536_000)
+    exceeded: Literal["escalate", "report"] = "escalate"
+
+
 class AgentSpec(Strict):
     """What an agent is and may do.
 
@@ -87,6 +110,15 @@ class AgentSpec(Strict):
         max_depth: how deep the tree below this agent may grow.
         allow_bash: `bash` is refused unless this is true.
         deadline: seconds for one model call, retries included.
+        supervision: what becomes of this agent's sub-agents that end badly.
+        restart_type: as a sub-agent: `temporary` is never started again, `transient` when it ends badly, `permanent`
+            whatever way it ends. Being started again means anew: another session with the same task and no history.
+        on_parent_end: as a sub-agent still at work when its parent's run ends: it is told to end and waited for
+            (`cancel`), it goes on by itself (`abandon`), or it is waited for (`wait`).
+        lifecycle: as a sub-agent, after its task: it takes no more input (`ephemeral`), it stays open until its parent
+            is closed (`linked`), or for good (`detached`).
+        shutdown: seconds that a run has to end once it is told to; then it is ended by force and its process is killed.
+            0 does so at once, None never.
     """
 
     name: str = Field(pattern=NAME)
@@ -106,6 +138,11 @@ class AgentSpec(Strict):
     parameters: dict[str, Any] = Field(default_factory=dict)
     budget: Budget | None = None
     restart: RestartPolicy = Field(default_factory=RestartPolicy)
+    supervision: Supervision = Field(default_factory=Supervision)
+    restart_type: Literal["permanent", "transient", "temporary"] = "temporary"
+    on_parent_end: Literal["cancel", "abandon", "wait"] = "cancel"
+    lifecycle: Literal["ephemeral", "linked", "detached"] = "ephemeral"
+    shutdown: float | None = Field(10.0, ge=0, le=86_400)
     metadata: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("tools", mode="before")

@@ -7,25 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import insert, select, update
 
 from understudy import events
 from understudy.errors import Fenced, StaleGeneration, StoreOwned
-from understudy.messages import Message
 from understudy.ports import Death, Decide, Verdict
 from understudy.records import CallState, Finish
 
+from . import timers
+from .beginnings import PAUSE_TIMER, pause
 from .budgets import budget_left
-from .endings import end_queued, finish_run
+from .endings import end_queued, end_without_agent, finish_run
 from .operations import request_key
-from .statements import MESSAGE, OWNER, SESSION, TIMER
+from .partial import last_text, settle_calls
+from .statements import OWNER, SESSION
 from .transaction import Row, Transaction
-
-RESUME_TIMER = "resume"
-
-SELECT_SPECIFICATION = select(SESSION.c.spec).where(
-    SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")
-)
 
 
 @dataclass(frozen=True)
@@ -192,7 +188,7 @@ def crash(
             park(tx, session_id, epoch)
         return None
     if row["frame_id"] is None:  # told before, by a commit whose outcome was not known; or it had parked
-        return Verdict("resume", delay=_until_resumed(tx, row))
+        return Verdict("resume", delay=timers.left(tx, row, PAUSE_TIMER) if row["wait"] == "timer" else 0)
     waiting = row["wait"] is not None
     progress = row["progress"] > row["progress_at_death"]
     deaths = tuple(row["deaths"] or ())
@@ -209,63 +205,21 @@ def crash(
     if verdict.action == "quarantine":
         quarantine(tx, row, verdict.reason)
     elif verdict.delay and not waiting:
-        row["wait"], row["wait_since"], row["status"] = "timer", tx.now, "waiting_for_timer"
-        _drop_timer(tx, session_id, RESUME_TIMER)  # one may be left of an earlier crash whose wait was cut short
-        tx.insert(
-            TIMER, {"session_id": session_id, "name": RESUME_TIMER, "due_at": tx.now + verdict.delay, "payload": None}
-        )
+        pause(tx, row, verdict.delay)
     elif not waiting:
         tx.wake(row)
     return verdict
-
-
-def _until_resumed(tx: Transaction, row: Row) -> int:
-    """Microseconds that are left of the pause after a crash; 0 if there is none."""
-    if row["wait"] != "timer":
-        return 0
-    where = (TIMER.c.namespace == tx.namespace, TIMER.c.session_id == row["session_id"], TIMER.c.name == RESUME_TIMER)
-    due: int | None = tx.read(select(TIMER.c.due_at).where(*where), row["session_id"]).scalar()
-    return max(1, (due or 0) - tx.now)
 
 
 def quarantine(tx: Transaction, row: Row, reason: str) -> None:
     """Give a session up: its run ends, its parent gets a typed result, its siblings go on."""
     tx.append(row, events.SessionQuarantined(reason=reason))
     error = {"code": "quarantined", "message": reason, "session_id": row["session_id"]}
-    finish_run(tx, row, Finish("quarantined", text=last_text(tx, row), error=error))
+    settle_calls(tx, row)
+    finish_run(tx, row, Finish("quarantined", text=last_text(tx, row), error=error), hold=False)
     end_queued(tx, row, "quarantined", reason)
     row["epoch"] += 1  # whoever still holds it may write nothing more
     row["status"], row["active"], row["wait"] = "quarantined", 0, "idle"
-
-
-def last_text(tx: Transaction, row: Row) -> str:
-    """The last thing the agent said in its current run, for a result that has no better one."""
-    # Without the run: one in which the agent has said nothing yet would be looked for through the whole history.
-    statement = (
-        select(MESSAGE.c.run_id, MESSAGE.c.body)
-        .where(
-            MESSAGE.c.namespace == tx.namespace,
-            MESSAGE.c.session_id == row["session_id"],
-            MESSAGE.c.role == "assistant",
-        )
-        .order_by(MESSAGE.c.seq.desc())
-        .limit(1)
-    )
-    last = tx.read(statement, row["session_id"]).first()
-    return Message.from_wire(last.body).text if last is not None and last.run_id == row["run_id"] else ""
-
-
-def _drop_timer(tx: Transaction, session_id: str, name: str) -> None:
-    where = (TIMER.c.namespace == tx.namespace, TIMER.c.session_id == session_id, TIMER.c.name == name)
-    tx.read(delete(TIMER).where(*where), session_id)
-
-
-def fire(tx: Transaction, session_id: str, name: str) -> None:
-    """A timer is due: the session that waits for it is ready."""
-    _drop_timer(tx, session_id, name)
-    row = tx.find(session_id)
-    if row is not None and row["wait"] == "timer":
-        tx.wake(row)
 
 
 def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
@@ -301,7 +255,7 @@ def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: st
     if row["wait"] != "model":
         return None
     if row["cancel_reason"] is not None:  # nothing is bought for a run that shall end
-        tx.wake(row)
+        end_without_agent(tx, row)
         return None
     tx.changed(row)
     lost_key, since = request_key(row), row["wait_since"]
@@ -314,9 +268,3 @@ def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: st
     )
     attempt: int = row["wait_attempt"]
     return attempt
-
-
-def specification(tx: Transaction, session_id: str) -> dict[str, Any]:
-    """The session's specification."""
-    found: dict[str, Any] = tx.read_one(SELECT_SPECIFICATION, session_id, session=session_id)
-    return found

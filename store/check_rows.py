@@ -13,7 +13,7 @@ from sqlalchemy import Connection, and_, case, exists, false, func, not_, or_, s
 
 from understudy.records import RUN_STATUSES
 
-from .activation import RESUME_TIMER
+from .beginnings import PAUSE_TIMER
 from .endings import TERMINAL
 from .statements import EVENT, INBOX, MESSAGE, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
 
@@ -133,7 +133,8 @@ def current_run(scope: Scope) -> Iterator[Found]:
     )
     left = or_(
         SESSION.c.round != 0, SESSION.c.calls_open != 0, SESSION.c.children_open != 0, SESSION.c.trace_id != "",
-        SESSION.c.cancel_reason.is_not(None), SESSION.c.run_usage.is_not(None),
+        SESSION.c.cancel_reason.is_not(None), SESSION.c.run_usage.is_not(None), SESSION.c.held.is_not(None),
+        SESSION.c.group_state.is_not(None),
     )  # fmt: skip
     statement = (
         select(SESSION.c.session_id, SESSION.c.run_id, RUN.c.run_id.label("found"))
@@ -202,17 +203,10 @@ def open_calls(scope: Scope) -> Iterator[Found]:
     found = counts.subquery()
     for row in scope.rows(select(found).where(found.c.pending != found.c.calls_open)):
         yield row["session_id"], f"calls_open is {row['calls_open']}, and {row['pending']} calls have no result"
-    # A quarantined run ends where its process died: nobody is left to answer its calls, and no model is asked again.
     forgotten = (
         select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id, TOOL_CALL.c.state)
         .join(SESSION, same_session(SESSION, TOOL_CALL))
-        .outerjoin(RUN, same_run(TOOL_CALL))
-        .where(
-            scope.of(TOOL_CALL),
-            TOOL_CALL.c.state != "done",
-            not_(func.coalesce(pending, false())),
-            func.coalesce(RUN.c.status, "") != "quarantined",
-        )
+        .where(scope.of(TOOL_CALL), TOOL_CALL.c.state != "done", not_(func.coalesce(pending, false())))
     )
     for row in scope.rows(forgotten):
         yield row["session_id"], f"call {row['call_id']} is {row['state']}, and its round is over"
@@ -221,7 +215,7 @@ def open_calls(scope: Scope) -> Iterator[Found]:
 def timer(scope: Scope) -> Iterator[Found]:
     """A session that waits for a timer has one."""
     # Not the other way round: a cancel cuts the wait short, and the timer fires later without effect.
-    due = exists().where(same_session(TIMER, SESSION), TIMER.c.name == RESUME_TIMER)
+    due = exists().where(same_session(TIMER, SESSION), TIMER.c.name == PAUSE_TIMER)
     statement = select(SESSION.c.session_id).where(scope.of(SESSION), SESSION.c.wait == "timer", not_(due))
     for row in scope.rows(statement):
         yield row["session_id"], "it waits for a timer that does not exist"

@@ -8,8 +8,8 @@ from sqlalchemy import and_, case, exists, func, not_, or_, select
 
 from understudy.identifiers import wait_key
 
+from .beginnings import TASK, TASK_AT_WORK, TASK_UNTOLD
 from .check_rows import Found, Scope, same_session
-from .endings import TASK
 from .statements import EVENT, RESERVATION, RUN, SESSION, TOOL_CALL
 
 
@@ -19,7 +19,7 @@ def tree(scope: Scope) -> Iterator[Found]:
     made_by = exists().where(
         TOOL_CALL.c.namespace == columns.namespace, TOOL_CALL.c.session_id == columns.parent_id,
         TOOL_CALL.c.call_id == columns.call_id, TOOL_CALL.c.run_id == columns.parent_run_id,
-        TOOL_CALL.c.child_id == columns.session_id,
+        or_(TOOL_CALL.c.child_id == columns.session_id, columns.replaced_by.is_not(None)),
     )  # fmt: skip
     has_task = exists().where(same_session(RUN, SESSION), RUN.c.run_id == TASK)
     alone = and_(
@@ -46,16 +46,17 @@ def tree(scope: Scope) -> Iterator[Found]:
 
 
 def children_open(scope: Scope) -> Iterator[Found]:
-    """`children_open` is the number of the current run's children whose task has not ended."""
+    """`children_open` is the number of the current run's children that it wants to hear the end of, and has not."""
     child = SESSION.alias("child")
     at_work = (
         select(func.count())
         .select_from(child)
-        .join(RUN, and_(same_session(RUN, child), RUN.c.run_id == TASK, RUN.c.finished_at == 0))
         .where(
             child.c.namespace == SESSION.c.namespace,
             child.c.parent_id == SESSION.c.session_id,
             child.c.parent_run_id == SESSION.c.run_id,
+            child.c.task_open > 0,
+            child.c.abandoned == 0,
         )
         .scalar_subquery()
     )
@@ -65,6 +66,21 @@ def children_open(scope: Scope) -> Iterator[Found]:
     found = statement.subquery()
     for row in scope.rows(select(found).where(found.c.at_work != found.c.children_open)):
         yield row["session_id"], f"children_open is {row['children_open']}, and {row['at_work']} are at work"
+
+    ended = RUN.c.finished_at > 0
+    tasks = (
+        select(SESSION.c.session_id, SESSION.c.task_open, RUN.c.status)
+        .join(RUN, and_(same_session(RUN, SESSION), RUN.c.run_id == TASK))
+        .where(
+            scope.of(SESSION),
+            SESSION.c.parent_id.is_not(None),
+            or_(
+                and_(SESSION.c.task_open == TASK_AT_WORK, ended), and_(SESSION.c.task_open != TASK_AT_WORK, not_(ended))
+            ),
+        )
+    )
+    for row in scope.rows(tasks):
+        yield row["session_id"], f"its task is {row['status']}, and task_open is {row['task_open']}"
 
 
 def child_events(scope: Scope) -> Iterator[Found]:
@@ -99,17 +115,19 @@ def child_events(scope: Scope) -> Iterator[Found]:
     parent_was_gone = and_(
         started_by.c.finished_at > 0, or_(task.c.started_at == 0, task.c.cancel_requested.is_not(None))
     )
+    columns = SESSION.c
+    untold = or_(columns.task_open == TASK_UNTOLD, columns.replaced_by.is_not(None), columns.abandoned == 1)
     faults = case(
         (or_(spawned > 1, and_(whole, spawned == 0)), "was not spawned once"),
         (finished > 1, "was reported more than once"),
         (and_(finished == 1, task.c.finished_at == 0), "was reported before its task ended"),
         (and_(finished == 1, told.c.status != task.c.status), "was reported with another status than its task has"),
+        (and_(finished > 0, columns.replaced_by.is_not(None)), "was reported, and started again"),
         (
-            and_(whole, finished == 0, task.c.finished_at > 0, not_(parent_was_gone)),
+            and_(whole, finished == 0, task.c.finished_at > 0, not_(or_(parent_was_gone, untold))),
             "ended, and its parent wasn't told",
         ),
     )
-    columns = SESSION.c
     found = (
         select(columns.session_id, columns.parent_id, faults.label("fault"))
         .join(parent, and_(parent.c.namespace == columns.namespace, parent.c.session_id == columns.parent_id))

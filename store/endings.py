@@ -10,25 +10,37 @@ from understudy import events
 from understudy.messages import storable
 from understudy.records import Finish
 
+from . import groups
+from .beginnings import TASK, TASK_UNTOLD, start_again
 from .budgets import settle
+from .partial import last_text, settle_calls, tools_used
 from .statements import RUN, SESSION
 from .transaction import Row, Transaction
 
-TASK = "task"
-"""Run id of a child's one task, given by its parent."""
-
 TERMINAL = ("completed", "failed", "cancelled", "quarantined")
 
+SHUTDOWN_TIMER = "shutdown"
+"""The timer of a run that was told to end."""
 
-def finish_run(tx: Transaction, row: Row, finish: Finish) -> None:
-    """End the current run: its row, its event, the parent's inbox, and what the session does next."""
+ENDED = "its parent's run ended"
+
+
+def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) -> None:
+    """End the current run: its row, its event, the parent's inbox, and what the session does next.
+
+    Children first: where some are still at work the run is only held, and ends with the last of them.
+
+    Args:
+        hold: False does not wait for children; those that shall end with their parent are told to.
+    """
     run_id = row["run_id"]
     if run_id is None:
         return
-    status = "cancelled" if row["cancel_reason"] is not None and finish.status != "quarantined" else finish.status
-    error = finish.error
-    if status == "cancelled" and error is None:
-        error = {"code": "cancelled", "message": row["cancel_reason"] or "cancelled", "session_id": row["session_id"]}
+    tx.changed(row)
+    if hold and row["children_open"] > 0:
+        row.update(held=finish.to_wire(), wait="child", wait_since=tx.now, status="waiting_for_child", active=1)
+        return
+    status, error = _ending(row, finish)
     settle(tx, row)
     tx.update_run(
         row["session_id"], run_id, status=status, text=storable(finish.text), output=finish.output, error=error,
@@ -42,21 +54,20 @@ def finish_run(tx: Transaction, row: Row, finish: Finish) -> None:
             error_message=(error or {}).get("message", "")[:500],
         ),
     )  # fmt: skip
-    is_task = row["parent_id"] is not None and run_id == TASK
-    if is_task:
-        _deliver(tx, row, status, finish, error)
-        row["closed"] = 1
-        row["status"] = status if status in TERMINAL else "completed"
-    else:
-        row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
-    had_children = row["children_open"] > 0
+    if row["cancel_reason"] is not None:
+        tx.drop_timer(row, SHUTDOWN_TIMER)
+    had_children = groups.at_work(tx, row) if row["children_open"] > 0 else []
+    row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
+    if row["task_open"] and run_id == TASK:
+        _end_task(tx, row, status)
+        _task_ended(tx, row, status, finish, error)
     row.update(
-        run_id=None, cancel_reason=None, children_open=0, calls_open=0, run_usage=None, trace_id="", parent_span_id="",
-        round=0, error=error if status in ("failed", "quarantined") else None, wait="idle", active=0, wait_error=None,
+        run_id=None, cancel_reason=None, cancel_as=None, held=None, group_state=None, children_open=0, calls_open=0,
+        run_usage=None, trace_id="", parent_span_id="", round=0, wait="idle", active=0, wait_error=None,
+        error=error if status in ("failed", "quarantined") else None,
     )  # fmt: skip
-    if had_children:  # after the run is gone from the row, so that what they still deliver is dropped
-        for child in children(tx, row["session_id"]):
-            request_cancel(tx, child, "its parent's run ended")
+    for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
+        _leave(tx, child, ENDED)
     tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] == "child_result"])
     if row["closed"] or status == "quarantined":
         end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
@@ -64,36 +75,100 @@ def finish_run(tx: Transaction, row: Row, finish: Finish) -> None:
         tx.wake(row)
 
 
-def _deliver(tx: Transaction, child: Row, status: str, finish: Finish, error: dict[str, Any] | None) -> None:
-    """Put a child's result into its parent's inbox; the parent wakes when it has them all."""
-    parent = tx.session(child["parent_id"])
-    if parent["run_id"] is None or parent["run_id"] != child["parent_run_id"]:
+def _ending(row: Row, finish: Finish) -> tuple[str, dict[str, Any] | None]:
+    """Status and error of a run that ends: whoever asked it to may have said as what."""
+    if row["cancel_reason"] is None or finish.status == "quarantined":
+        return finish.status, finish.error
+    said = row["cancel_as"] or {"status": "cancelled", "code": "cancelled"}
+    message = row["cancel_reason"] or said["code"]
+    return said["status"], {"code": said["code"], "message": message, "session_id": row["session_id"]}
+
+
+def _end_task(tx: Transaction, child: Row, status: str) -> None:
+    """A child's task is over; what becomes of the session says its lifecycle."""
+    tx.changed(child)
+    child["task_open"] = TASK_UNTOLD
+    alone = child["lifecycle"] == "linked" and tx.session(child["parent_id"])["closed"]
+    if child["lifecycle"] == "ephemeral" or alone or status == "quarantined":
+        child["closed"] = 1
+        child["status"] = status if status in TERMINAL else "completed"
+
+
+def _task_ended(tx: Transaction, child: Row, status: str, finish: Finish, error: dict[str, Any] | None) -> None:
+    """Do what the parent's rules say about the end of a child's task: deliver the result, or start it again."""
+    parent = _waits_for(tx, child)
+    if parent is None:
+        child["task_open"] = 0
         return
+    supervised = child["restart_type"] != "temporary" or parent["group_state"]
+    if not supervised or parent["cancel_reason"] is not None:
+        _deliver(tx, parent, child, status, finish, error, child["run_usage"], child["round"])
+        return
+    decision = groups.decide(tx, parent, child, status)
+    for child_id in decision.deliver:
+        if child_id == child["session_id"]:
+            _deliver(tx, parent, child, status, finish, error, child["run_usage"], child["round"])
+        else:
+            _deliver_late(tx, parent, tx.session(child_id))
+    for child_id in decision.start:
+        start_again(tx, parent, tx.session(child_id), decision.delay)
+    if decision.escalate:
+        request_cancel(tx, parent, decision.escalate, ending={"status": "failed", "code": "restart_intensity"})
+    elif decision.stop:
+        request_cancel(tx, tx.session(decision.stop), "it is stopped with its group")
+
+
+def _waits_for(tx: Transaction, child: Row) -> Row | None:
+    """The parent, if its current run still wants the child's result."""
+    parent = tx.session(child["parent_id"])
+    wanted = not child["abandoned"] and parent["run_id"] is not None and parent["run_id"] == child["parent_run_id"]
+    return parent if wanted else None
+
+
+def _deliver(
+    tx: Transaction, parent: Row, child: Row, status: str, finish: Finish, error: dict[str, Any] | None,
+    usage: list[Any] | None = None, rounds: int = 0,
+) -> None:  # fmt: skip
+    """Put a child's result into its parent's inbox; the parent goes on when it has them all."""
+    tx.changed(child)
+    child["task_open"] = 0
     tx.append(parent, events.ChildFinished(call_id=child["call_id"], child_id=child["session_id"], status=status))
-    payload = {
-        "child_id": child["session_id"], "status": status, "text": finish.text, "output": finish.output,
-        "error": error, "usage": child["run_usage"], "rounds": child["round"],
-    }  # fmt: skip
-    tx.put_inbox(parent, "child_result", child["call_id"], payload)
     parent["children_open"] -= 1
-    if parent["wait"] == "child" and parent["children_open"] == 0:
+    if parent["held"] is None:
+        payload = {
+            "child_id": child["session_id"], "status": status, "text": finish.text, "output": finish.output,
+            "error": error, "usage": usage, "rounds": rounds,
+            "tools": [] if status == "completed" else tools_used(tx, child, TASK),
+        }  # fmt: skip
+        tx.put_inbox(parent, "child_result", child["call_id"], payload)
+    if parent["wait"] != "child" or parent["children_open"] > 0:
+        return
+    if parent["held"] is not None:
+        finish_run(tx, parent, Finish(**parent["held"]))
+    elif parent["cancel_reason"] is not None:
+        end_without_agent(tx, parent)
+    else:
         tx.wake(parent)
 
 
-def children(tx: Transaction, session_id: str) -> list[Row]:
-    """The session's children that are at work."""
-    statement = select(SESSION.c.session_id).where(
-        SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == session_id, SESSION.c.active == 1
-    )
-    ids = list(tx.read(statement).scalars())
-    tx.load(ids)
-    return [row for row in map(tx.session, ids) if row["active"]]
+def _deliver_late(tx: Transaction, parent: Row, child: Row) -> None:
+    """The same for a child that ended before, and was to be started again."""
+    where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == child["session_id"], RUN.c.run_id == TASK)
+    run = tx.read(select(RUN).where(*where), child["session_id"]).mappings().one()
+    finish = Finish(run["status"], run["text"] or "", run["output"])
+    _deliver(tx, parent, child, run["status"], finish, run["error"], run["usage"], run["rounds"])
 
 
-def request_cancel(tx: Transaction, row: Row, reason: str, run_id: str | None = None) -> bool:
+def request_cancel(
+    tx: Transaction, row: Row, reason: str, run_id: str | None = None, *, ending: dict[str, str] | None = None
+) -> bool:
     """Ask the current run (or the queued one named) to end, and all that it spawned; True if there was one.
 
-    From this commit on the run can neither spawn nor call a model, so no child appears behind the walk.
+    From this commit on the run can neither spawn nor call a model, so no child appears behind the walk. A run that
+    nothing runs of ends here and now; another one has the session's `shutdown` time to end.
+
+    Args:
+        ending: `{"status", "code"}` of the run, if it shall not end as cancelled.
     """
     queued = next((i for i in tx.inbox(row) if i["kind"] == "input" and i["key"] == (run_id or i["key"])), None)
     if row["run_id"] is None or (run_id is not None and run_id != row["run_id"]):
@@ -106,16 +181,70 @@ def request_cancel(tx: Transaction, row: Row, reason: str, run_id: str | None = 
     if row["cancel_reason"] is not None:
         return True
     tx.changed(row)
-    row["cancel_reason"] = reason = storable(reason)
-    tx.append(row, events.CancelRequested(reason=reason))
+    row["cancel_reason"], row["cancel_as"] = storable(reason), ending
+    tx.append(row, events.CancelRequested(reason=row["cancel_reason"]))
     where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row["session_id"], RUN.c.run_id == row["run_id"])
-    tx.read(update(RUN).where(*where).values(cancel_requested=reason), row["session_id"])
+    tx.read(update(RUN).where(*where).values(cancel_requested=row["cancel_reason"]), row["session_id"])
     tx.cancelled[row["session_id"]] = row
-    for child in children(tx, row["session_id"]):
-        request_cancel(tx, child, reason)
-    if row["wait"] == "timer" or (row["wait"] == "child" and row["children_open"] == 0):
-        tx.wake(row)
+    run_id = row["run_id"]
+    for child_id in groups.drop_plan(tx, row):
+        _deliver_late(tx, row, tx.session(child_id))
+    for child in reversed(groups.at_work(tx, row)):
+        _leave(tx, child, reason)
+    if row["run_id"] != run_id:  # the last of its children has ended, and it with them
+        return True
+    if row["wait"] == "timer" or (row["wait"] is None and row["frame_id"] is None):
+        end_without_agent(tx, row)
+    elif row["shutdown"] == 0:
+        end_by_force(tx, row)
+    elif row["shutdown"] is not None:
+        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + row["shutdown"], {"run_id": run_id})
     return True
+
+
+def _leave(tx: Transaction, child: Row, reason: str) -> None:
+    """A parent's run ends, or shall: what that means for one of its children says the child's specification."""
+    parent = _waits_for(tx, child)
+    if child["on_parent_end"] == "cancel":
+        request_cancel(tx, child, reason)
+    elif child["on_parent_end"] == "abandon" or parent is None:
+        tx.changed(child)
+        child["abandoned"] = 1
+        if parent is not None:
+            tx.changed(parent)
+            parent["children_open"] -= 1
+            if parent["wait"] == "child" and parent["children_open"] == 0:
+                end_without_agent(tx, parent)
+
+
+def end_without_agent(tx: Transaction, row: Row) -> None:
+    """End a run that was asked to, and that nothing runs of: no process is needed for it."""
+    settle_calls(tx, row)
+    finish_run(tx, row, Finish("cancelled", last_text(tx, row)))
+
+
+def shut_down(tx: Transaction, row: Row, run_id: str) -> None:
+    """The time is over that a run had to end. While it only waits for its children, which have times of their own, it
+    is given as much again."""
+    if row["run_id"] != run_id or row["cancel_reason"] is None or row["shutdown"] is None:
+        return
+    if row["wait"] == "child" and row["children_open"] > 0:
+        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(row["shutdown"], 1_000_000), {"run_id": run_id})
+    else:
+        end_by_force(tx, row)
+
+
+def end_by_force(tx: Transaction, row: Row) -> None:
+    """End the current run without its agent, whose process must be killed: it may write nothing more."""
+    frame_id = row["frame_id"] if row["wait"] is None else None
+    tx.append(row, events.ShutdownForced(waited=row["shutdown"] or 0, frame_id=frame_id or ""))
+    if frame_id is not None:
+        tx.killed[frame_id] = row["session_id"]
+    row["epoch"] += 1
+    row["batch_no"] = 0
+    row["frame_id"] = row["actor_pid"] = None
+    settle_calls(tx, row)
+    finish_run(tx, row, Finish("cancelled", last_text(tx, row)), hold=False)
 
 
 def end_queued(tx: Transaction, row: Row, status: str, reason: str) -> None:
@@ -140,15 +269,17 @@ def _end_queued_run(tx: Transaction, row: Row, item: dict[str, Any], status: str
             error_message=reason[:500],
         ),
     )  # fmt: skip
-    if row["parent_id"] is not None and item["key"] == TASK:
-        row["status"], row["closed"], row["active"], row["wait"] = status, 1, 0, "idle"
-        _deliver(tx, row, status, Finish(status), error)
-    elif row["run_id"] is None and row["inbox_count"] == 0 and row["status"] == "running":
+    if row["run_id"] is None and row["inbox_count"] == 0 and row["status"] in ("running", "waiting_for_timer"):
         row["status"], row["active"], row["wait"] = "idle", 0, "idle"
+    if row["task_open"] and item["key"] == TASK:
+        _end_task(tx, row, status)
+        if row["closed"]:
+            row["active"], row["wait"] = 0, "idle"
+        _task_ended(tx, row, status, Finish(status), error)
 
 
 def close(tx: Transaction, session_id: str, reason: str) -> bool:
-    """Take no more input; cancel what runs, children included. True if the session was open."""
+    """Take no more input; cancel what runs, children included; close those linked to it. True if it was open."""
     row = tx.session(session_id)
     if row["closed"]:
         return False
@@ -159,4 +290,10 @@ def close(tx: Transaction, session_id: str, reason: str) -> bool:
     request_cancel(tx, row, reason)
     if row["run_id"] is None:
         row["status"], row["active"], row["wait"] = "completed", 0, "idle"
+    linked = select(SESSION.c.session_id).where(
+        SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == session_id, SESSION.c.closed == 0,
+        SESSION.c.lifecycle == "linked", SESSION.c.task_open == 0,
+    )  # fmt: skip
+    for child_id in list(tx.read(linked).scalars()):
+        close(tx, child_id, reason)
     return True

@@ -25,9 +25,11 @@ from sqlalchemy import Connection, func, select
 
 from understudy.errors import StoreBusy, StoreUnreachable, UnderstudyError
 from understudy.events import Event
+from understudy.ports import DecideEnd
 
 from .engine import Database, now
 from .failures import StoreRace
+from .groups import deliver_each
 from .statements import EVENT, EXPORT_CURSOR, METRIC_STATE
 from .transaction import Row, Transaction
 
@@ -61,6 +63,8 @@ class Committed:
 
     Attributes:
         written: every session that was changed, as it is now, and its `seq` before.
+        timers: when each timer that was set is due, by session and name.
+        killed: frames that must end, and the session of each whose run was ended by force.
         repeated: an earlier try may have been committed unnoticed; what it changed is not told again.
     """
 
@@ -68,6 +72,8 @@ class Committed:
     woken: dict[str, Row]
     cancelled: dict[str, Row]
     written: dict[str, tuple[int, Row]]
+    timers: dict[tuple[str, str], int]
+    killed: dict[str, str]
     operations: int
     seconds: float
     repeated: bool = False
@@ -93,6 +99,7 @@ class Journal:
         busy_since: when others were first in the way of the next group (monotonic); None while nobody is.
 
     Args:
+        decide_end: what becomes of a group of sub-agents when one of them ends.
         patience: seconds until operations fail while the store is away, for a command that somebody waits for; None for
             no end.
     """
@@ -104,6 +111,7 @@ class Journal:
         writer: str,
         on_commit: Callable[[Committed], None],
         *,
+        decide_end: DecideEnd = deliver_each,
         patience: float | None = None,
     ) -> None:
         self.database = database
@@ -114,6 +122,7 @@ class Journal:
         self.unreachable_since: float | None = None
         self.busy_since: float | None = None
         self._on_commit = on_commit
+        self._decide_end = decide_end
         self._patience = patience
         self._submitted: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._groups: deque[list[_Submitted]] = deque()
@@ -306,6 +315,7 @@ class Journal:
                 writer=self.writer,
                 writer_seq=self.writer_seq,
                 generation=self.generation,
+                decide_end=self._decide_end,
             )
             tx.load(session_id for submitted in group for session_id in submitted.touches)
             count = 0
@@ -322,7 +332,9 @@ class Journal:
                         submitted.results.append(error)
             tx.flush()
         self.writer_seq = tx.writer_seq
-        return Committed(tx.committed_events, tx.woken, tx.cancelled, tx.written, count, 0.0)
+        return Committed(
+            tx.committed_events, tx.woken, tx.cancelled, tx.written, tx.timers, tx.killed, count, 0.0
+        )  # fmt: skip
 
     def _last_writer_seq(self, connection: Connection) -> int:
         """Where this journal's own log ends: its newest events may be gone by now, but not what was made of them."""

@@ -9,103 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import bindparam, select
-
 from understudy import events
-from understudy.errors import Fenced, RunConflict, SessionClosed, SessionConflict
-from understudy.identifiers import call_identifier, digest, tool_span_identifier, trace_identifier, wait_key
-from understudy.messages import Message, ToolCall, Usage, encodable, storable
-from understudy.records import Ack, Batch, CallState, ModelAnswer, Spawn
+from understudy.errors import Fenced
+from understudy.identifiers import call_identifier, trace_identifier, wait_key
+from understudy.messages import Message, ToolCall, Usage, storable
+from understudy.records import Ack, Batch, CallState, ModelAnswer
 
+from .beginnings import spawn
 from .budgets import budget_left, reserve, settle, settle_late
-from .endings import TASK, finish_run
-from .statements import RUN, TOOL_CALL
+from .endings import end_without_agent, finish_run
+from .statements import TOOL_CALL
 from .transaction import Row, Transaction
-
-SELECT_DIGEST = select(RUN.c.digest).where(
-    RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
-)
-
-
-def create_session(
-    tx: Transaction,
-    session_id: str,
-    spec: dict[str, Any],
-    *,
-    spec_hash: str,
-    placement: str,
-    node_id: str,
-    metadata: dict[str, str],
-    parent: Row | None = None,
-    call_id: str | None = None,
-) -> bool:
-    """Get or create a session; True when it was created.
-
-    Raises:
-        SessionConflict: it exists with another specification.
-    """
-    existing = tx.find(session_id)
-    if existing is not None:
-        if existing["spec_hash"] != spec_hash:
-            raise SessionConflict(f"session {session_id!r} exists with another specification", session_id=session_id)
-        return False
-    budget = (spec.get("budget") or {}).get("tokens")
-    row = tx.create(
-        {
-            "session_id": session_id,
-            "parent_id": parent["session_id"] if parent else None,
-            "root_id": parent["root_id"] if parent else session_id,
-            "depth": parent["depth"] + 1 if parent else 0,
-            "call_id": call_id,
-            "parent_run_id": parent["run_id"] if parent else None,
-            "agent": spec["name"],
-            "spec": spec,
-            "spec_hash": spec_hash,
-            "placement": placement,
-            "metadata_json": metadata,
-            "node_id": node_id,
-            "budget_tokens": budget,
-            "wait": "idle",
-        }
-    )
-    tx.append(row, events.SessionCreated(depth=row["depth"], call_id=call_id))
-    return True
-
-
-def accept(
-    tx: Transaction, session_id: str, run_id: str, content: Any, *, trace_id: str = "", parent_span_id: str = "",
-    source: str = "client",
-) -> bool:  # fmt: skip
-    """Accept an input as a run; True when it is new, False when the same one was accepted before.
-
-    Raises:
-        UnknownSession: there is no such session.
-        RunConflict: the run exists with another input.
-        SessionClosed: the session takes no more input.
-    """
-    row = tx.session(session_id)
-    content = encodable(content)
-    fingerprint = digest(repr(content))
-    stored = tx.read_one(SELECT_DIGEST, session_id, session=session_id, run=run_id)
-    if stored is not None:
-        if stored != fingerprint:
-            raise RunConflict(f"run {run_id!r} exists with another input", session_id=session_id)
-        return False
-    if row["closed"] or row["status"] == "quarantined":
-        raise SessionClosed(f"the session is {row['status'] if not row['closed'] else 'closed'}", session_id=session_id)
-    trace_id = trace_id or trace_identifier(session_id, run_id)
-    tx.insert(
-        RUN,
-        {"session_id": session_id, "run_id": run_id, "digest": fingerprint, "content": content, "source": source,
-         "status": "queued", "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now},
-    )  # fmt: skip
-    event = events.RunAccepted(run_id=run_id, trace_id=trace_id, source=source, parent_span_id=parent_span_id)
-    tx.append(row, event)
-    payload = {"content": content, "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now}
-    tx.put_inbox(row, "input", run_id, payload)
-    if row["wait"] == "idle":
-        tx.wake(row)
-    return True
 
 
 def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
@@ -143,8 +57,8 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
     tx.take_inbox(row, batch.inbox_done)
     # A cancelled run may not grow: its spawns and its next model call are left out, and the Ack says why.
     if cancel is None:
-        for spawn in batch.spawns:
-            _spawn(tx, row, spawn)
+        for wanted in batch.spawns:
+            spawn(tx, row, wanted)
     if batch.finish is not None:
         finish_run(tx, row, batch.finish)
         return CommitResult(_ack(tx, row, first_seq), row["wait"], 0, "")
@@ -188,6 +102,7 @@ def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
     row.update(
         run_id=run_id, round=0, run_usage=None, run_started_at=tx.now, cancel_reason=None, active=1, status="running",
         trace_id=payload["trace_id"], parent_span_id=payload["parent_span_id"], children_open=0, calls_open=0,
+        cancel_as=None, held=None, group_state=None,
     )  # fmt: skip
     tx.take_inbox(row, [item["id"]])
     end = dict.fromkeys(("text", "output", "error", "usage"))
@@ -204,23 +119,6 @@ def _set_call(tx: Transaction, row: Row, call: CallState) -> None:
     tx.update_call(
         row["session_id"], call.call_id, state=call.state, epoch=row["epoch"], executions=call.executions,
         result=call.result if call.state == "finished" else None, child_id=call.child_id,
-    )  # fmt: skip
-
-
-def _spawn(tx: Transaction, row: Row, spawn: Spawn) -> None:
-    """Create a child with its task, or find the one that this call created before."""
-    if tx.find(spawn.child_id) is not None:
-        return
-    create_session(
-        tx, spawn.child_id, spawn.spec, spec_hash=spawn.spec["hash"], placement=row["placement"],
-        node_id=row["node_id"], metadata=spawn.spec.get("metadata") or {}, parent=row, call_id=spawn.call_id,
-    )  # fmt: skip
-    row["children_open"] += 1
-    child_agent = spawn.spec["name"]
-    tx.append(row, events.ChildSpawned(call_id=spawn.call_id, child_id=spawn.child_id, child_agent=child_agent))
-    accept(
-        tx, spawn.child_id, TASK, spawn.text, trace_id=row["trace_id"], source="parent",
-        parent_span_id=tool_span_identifier(row["session_id"], spawn.call_id),
     )  # fmt: skip
 
 
@@ -252,12 +150,14 @@ class AnswerResult:
     Attributes:
         won: False for a late one, which changed nothing for the session.
         repeated: it was committed before, by a transaction whose outcome was not known.
+        ended: the run was asked to end, and has with this answer.
     """
 
     won: bool
     message: Message | None = None
     repeated: bool = False
     calls: tuple[CallState, ...] = ()
+    ended: bool = False
 
 
 def answer(
@@ -272,6 +172,8 @@ def answer(
     current = row["run_id"] == run_id and row["round"] == round_number
     if current and row["wait"] is None and row["wait_holder"] == f"answered {attempt}":
         return AnswerResult(True, repeated=True)
+    if row["wait_holder"] == f"ended {key}":
+        return AnswerResult(True, repeated=True, ended=True)
     won = current and row["wait"] == "model"
     tokens = got.usage.total_tokens
     tx.changed(row)
@@ -309,6 +211,11 @@ def answer(
         message, calls = _append_answer(tx, row, run_id, round_number, got, wanted)
     tx.append(row, event)
     row["wait_holder"] = f"answered {attempt}"
+    row["wait"] = None
+    if row["cancel_reason"] is not None:
+        row["wait_holder"] = f"ended {key}"
+        end_without_agent(tx, row)
+        return AnswerResult(True, message, ended=True)
     tx.wake(row)
     return AnswerResult(True, message, calls=calls)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, and_, bindparam, select
 
 from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import ENVELOPE, Event
@@ -191,9 +191,15 @@ def active_sessions(connection: Connection, namespace: str, nodes: Iterable[str]
     return [dict(row) for row in connection.execute(statement.order_by(SESSION.c.updated_at)).mappings()]
 
 
-def timers(connection: Connection, namespace: str) -> list[Row]:
-    """Timers that have not fired."""
-    statement = select(TIMER).where(TIMER.c.namespace == namespace)
+def timers(connection: Connection, namespace: str, node_id: str, until: int) -> list[Row]:
+    """Timers of sessions at home on a node that are due by a time (microseconds), the first one first."""
+    of_session = and_(SESSION.c.namespace == TIMER.c.namespace, SESSION.c.session_id == TIMER.c.session_id)
+    statement = (
+        select(TIMER.c.session_id, TIMER.c.name, TIMER.c.due_at)
+        .join(SESSION, of_session)
+        .where(TIMER.c.namespace == namespace, TIMER.c.due_at <= until, SESSION.c.node_id == node_id)
+        .order_by(TIMER.c.due_at)
+    )
     return [dict(row) for row in connection.execute(statement).mappings()]
 
 

@@ -40,7 +40,8 @@ SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, CODE_
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {
     "namespace", "session_id", "parent_id", "root_id", "depth", "call_id", "parent_run_id", "agent", "kind", "spec",
-    "spec_hash", "placement", "metadata_json", "created_at", "incarnation", "pruned_seq",
+    "spec_hash", "placement", "metadata_json", "created_at", "incarnation", "pruned_seq", "restart_type",
+    "on_parent_end", "lifecycle", "shutdown", "start_order", "restart_number",
 }  # fmt: skip
 MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED]
 # The specification is large and fixed: it is read once, not in every round.
@@ -61,7 +62,8 @@ def select_sessions(count: int, lock: bool) -> Any:
 # What hardly any commit changes: where it did not, a shorter statement writes the row.
 SELDOM = (
     "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
-    "progress_at_death", "restarts", "tokens_redone", "budget_tokens", "budget_reserved", "budget_spent",
+    "progress_at_death", "restarts", "tokens_redone", "budget_tokens", "budget_reserved", "budget_spent", "cancel_as",
+    "held", "group_state", "task_open", "replaced_by", "abandoned",
 )  # fmt: skip
 OFTEN = [name for name in MUTABLE if name not in SELDOM]
 
@@ -119,11 +121,19 @@ SELECT_CALLS = select(TOOL_CALL).where(
     TOOL_CALL.c.session_id == bindparam("session"),
     TOOL_CALL.c.call_id.in_([bindparam(f"call{number}") for number in range(CALLS_AT_ONCE)]),
 )
+SELECT_SPECIFICATION = select(SESSION.c.spec).where(
+    SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")
+)
 SELECT_OWNER = select(OWNER.c.generation).where(OWNER.c.namespace == bindparam("ns"))
 DELETE_INBOX = delete(INBOX).where(
     INBOX.c.namespace == bindparam("b_namespace"),
     INBOX.c.session_id == bindparam("b_session_id"),
     INBOX.c.item == bindparam("b_item"),
+)
+DELETE_TIMER = delete(TIMER).where(
+    TIMER.c.namespace == bindparam("b_namespace"),
+    TIMER.c.session_id == bindparam("b_session_id"),
+    TIMER.c.name == bindparam("b_name"),
 )
 
 

@@ -65,6 +65,15 @@ class Session(Table, table=True):
     Attributes:
         incarnation: when it came into this store; another one of the same id, or the same imported again, has another.
         pruned_seq: events up to this `seq` may have been removed by retention; messages never are.
+        start_order: among its siblings; the parent's `seq` at its spawn.
+        shutdown: microseconds that a run has to end once it was told to; None: for ever.
+        restart_number: how often its task had been started before, in other sessions.
+        task_open: 1 for a child whose task has not ended, 2 if its parent was not told of the end yet, else 0.
+        replaced_by: the session in which its task was started again.
+        abandoned: its parent's run ended without it, and wants no result.
+        cancel_as: `{"status", "code"}`: how the run ends that was asked to, if not as cancelled.
+        held: how the current run ends as soon as its children have (`Finish`).
+        group_state: of the current run's children: restarts and the plan under way.
     """
 
     __tablename__ = "session"
@@ -88,6 +97,12 @@ class Session(Table, table=True):
     placement: str = text_column("")
     metadata_json: dict[str, Any] | None = json_column()
     created_at: int = number_column()
+    restart_type: str = text_column("temporary")
+    on_parent_end: str = text_column("cancel")
+    lifecycle: str = text_column("ephemeral")
+    shutdown: int | None = number_column(None)
+    start_order: int = number_column()
+    restart_number: int = number_column()
 
     updated_at: int = number_column()
     status: str = text_column("idle")
@@ -114,6 +129,9 @@ class Session(Table, table=True):
     wait_holder: str = text_column("")
     wait_error: dict[str, Any] | None = json_column()
     cancel_reason: str | None = text_column()
+    cancel_as: dict[str, Any] | None = json_column()
+    held: dict[str, Any] | None = json_column()
+    group_state: dict[str, Any] | None = json_column()
     trace_id: str = text_column("")
     parent_span_id: str = text_column("")
     run_usage: list[Any] | None = json_column()
@@ -124,6 +142,9 @@ class Session(Table, table=True):
     progress: int = number_column()
     progress_at_death: int = number_column()
     restarts: int = number_column()
+    task_open: int = number_column()
+    replaced_by: str | None = text_column()
+    abandoned: int = number_column()
     tokens_used: int = number_column()
     tokens_redone: int = number_column()
     budget_tokens: int | None = number_column(None)
@@ -235,7 +256,7 @@ class Reservation(Table, table=True):
 
 
 class Timer(Table, table=True):
-    """A wake-up that survives restarts: the delayed resume of a session that crashed without progress."""
+    """Something that is due at a time, whatever dies until then; `timers.py` has the names and what each does."""
 
     __tablename__ = "timer"
     __table_args__ = (Index("timer_due", "namespace", "due_at"),)

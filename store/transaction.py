@@ -11,12 +11,14 @@ from sqlalchemy import Connection, delete
 from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, Event
 from understudy.messages import WIRE_VERSION, Message
+from understudy.ports import DecideEnd
 
 from .prepared import Row as Row
 from .prepared import Statements, cursor_of, pipelined
 from .statements import (
     CALL_STATE,
     DELETE_INBOX,
+    DELETE_TIMER,
     EVENT,
     INBOX,
     LOADED_AT_ONCE,
@@ -31,6 +33,7 @@ from .statements import (
     SELECT_INBOX,
     SELECT_MESSAGES,
     SELECT_OWNER,
+    SELECT_SPECIFICATION,
     SESSION,
     TIMER,
     TOOL_CALL,
@@ -55,6 +58,9 @@ class Transaction:
         committed_events: the events in order, for the projection.
         woken: sessions whose wait ended here; they are ready for a frame.
         cancelled: sessions whose current run was asked to end here.
+        timers: when each timer that was set here is due, by session and name.
+        killed: the processes that hold sessions whose run was ended by force here, by frame: their sessions.
+        decide_end: what becomes of a group of sub-agents when one of them ends.
         written: every session that was changed, as it is now, and its `seq` before.
     """
 
@@ -68,6 +74,7 @@ class Transaction:
         writer: str,
         writer_seq: int,
         generation: int,
+        decide_end: DecideEnd,
     ) -> None:
         self.connection = connection
         self._statements = statements
@@ -77,9 +84,12 @@ class Transaction:
         self.writer = writer
         self.writer_seq = writer_seq
         self.generation = generation
+        self.decide_end = decide_end
         self.committed_events: list[Event] = []
         self.woken: dict[str, Row] = {}
         self.cancelled: dict[str, Row] = {}
+        self.timers: dict[tuple[str, str], int] = {}
+        self.killed: dict[str, str] = {}
         self.written: dict[str, tuple[int, Row]] = {}
         self.writes = 0
         self._sessions: dict[str, Row | None] = {}
@@ -92,6 +102,7 @@ class Transaction:
         self._call_updates: list[Row] = []
         self._inbox_deletes: list[Row] = []
         self._run_updates: list[Row] = []
+        self._timer_changes: dict[tuple[str, str], Row | None] = {}
         self._owner: int | None = None
 
     def load(self, session_ids: Iterable[str]) -> None:
@@ -129,6 +140,11 @@ class Transaction:
         if row is None:
             raise UnknownSession(f"there is no session {session_id!r} in this store", session_id=session_id)
         return row
+
+    def specification(self, session_id: str) -> dict[str, Any]:
+        """The session's specification, which its row does not have: it is large, and never changes."""
+        found: dict[str, Any] = self.read_one(SELECT_SPECIFICATION, session_id, session=session_id)
+        return found
 
     def changed(self, row: Row) -> None:
         """Note that `row` must be written back."""
@@ -304,6 +320,22 @@ class Transaction:
                 {"b_namespace": self.namespace, "b_session_id": row["session_id"], "b_item": item}
             )
 
+    def set_timer(self, row: Row, name: str, due_at: int, payload: dict[str, Any] | None = None) -> None:
+        """Have something happen at a time; a timer of this name that the session has is replaced."""
+        self.writes += 1
+        key = (row["session_id"], name)
+        self._unwritten.add(row["session_id"])
+        self._timer_changes[key] = {"namespace": self.namespace, "session_id": row["session_id"], "name": name,
+                                    "due_at": due_at, "payload": payload}  # fmt: skip
+        self.timers[key] = due_at
+
+    def drop_timer(self, row: Row, name: str) -> None:
+        """Have it not happen; nothing if there is no such timer."""
+        self.writes += 1
+        self._unwritten.add(row["session_id"])
+        self._timer_changes[row["session_id"], name] = None
+        self.timers.pop((row["session_id"], name), None)
+
     def wake(self, row: Row) -> None:
         """End the session's wait: it is ready for a frame."""
         self.changed(row)
@@ -332,6 +364,7 @@ class Transaction:
             self._write_all()
         self._created, self._unwritten = [], set()
         self._inbox_deletes, self._inserts, self._call_updates, self._run_updates = [], {}, [], []
+        self._timer_changes = {}
 
     def _write_all(self) -> None:
         if self._created:
@@ -350,8 +383,16 @@ class Transaction:
             self._seldom[session_id] = seldom
         self._write(UPDATE_SESSION_OFTEN, often)
         self._write(UPDATE_SESSION, all_columns)
+        keys = [
+            {"b_namespace": self.namespace, "b_session_id": session, "b_name": name}
+            for session, name in self._timer_changes
+        ]
+        self._write(DELETE_TIMER, keys)
         for table, rows in self._inserts.items():
             self._statements.insert(self._cursor, table, rows)
+        timers = [row for row in self._timer_changes.values() if row is not None]
+        if timers:
+            self._statements.insert(self._cursor, TIMER, timers)
         self._write(DELETE_INBOX, self._inbox_deletes)  # after the inserts: what came in here may have gone here too
         self._write(UPDATE_CALL, self._call_updates)
         self._write(UPDATE_RUN, self._run_updates)

@@ -357,6 +357,8 @@ class Supervisor:
                 known = (node.handle.pid, self.generation, set(self._nodes))
                 if (served["pid"], served["generation"], set(served["nodes"])) != known:
                     await self._take_up(node)
+                for frame_id in served["condemned"]:
+                    await self._kill_frame(frame_id, "its run was ended by force")
                 await self._balance(node, served["demand"])
             except Exception as error:
                 log.warning("demand of node %s unknown: %s", node.handle.node_id[:8], error)
@@ -411,8 +413,13 @@ class Supervisor:
 
     async def _probe_frame(self, frame: FrameHandle) -> None:
         reason = await frame_hangs(frame)
-        if reason and frame.frame_id in self._frames:
-            log.warning("frame %s (pid %d) hangs: %s", frame.frame_id, frame.pid, reason)
+        if reason:
+            await self._kill_frame(frame.frame_id, reason)
+
+    async def _kill_frame(self, frame_id: str, reason: str) -> None:
+        frame = self._frames.get(frame_id)
+        if frame is not None:
+            log.warning("frame %s (pid %d) is killed: %s", frame_id, frame.pid, reason)
             await self.machinery.kill(frame.node_id, frame.pid, frame)
 
     async def _probe_node(self, node: _Node) -> None:

@@ -20,7 +20,7 @@ from understudy.identifiers import child_identifier
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
-from understudy.store import activation, endings, operations
+from understudy.store import activation, beginnings, endings, operations, timers
 from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
 from understudy.store.engine import Database
 from understudy.store.statements import EVENT, MESSAGE
@@ -76,7 +76,7 @@ class Play:
         if all(session["closed"] or session["status"] == "quarantined" for session in sessions):
             between.append(lambda: self.db.create(f"more{len(sessions)}", spec("more", budget={"tokens": 500})))
         for timer in rows(self.db, "timer"):
-            between.append(lambda s=timer["session_id"], n=timer["name"]: self.db.do(activation.fire, s, n))
+            between.append(lambda s=timer["session_id"], n=timer["name"]: self.db.do(timers.fire, s, n))
         for session in sessions:
             between += self._client(session) + self._deaths(session)
         return between
@@ -476,7 +476,7 @@ async def test_what_is_broken_everywhere_is_told_a_hundred_times(store: str) -> 
 
         def create(tx: Any) -> None:
             for number in range(450):
-                operations.create_session(tx, f"s{number}", spec(), **options)
+                beginnings.create_session(tx, f"s{number}", spec(), **options)
 
         await db.journal.submit(create)
         assert violations(db) == []

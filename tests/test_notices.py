@@ -12,7 +12,7 @@ import pytest
 
 from understudy.cluster import recovery
 from understudy.errors import StaleGeneration
-from understudy.store import activation, operations
+from understudy.store import activation, beginnings
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
@@ -128,7 +128,7 @@ async def test_sessions_of_a_lost_node_run_elsewhere(postgres: str, server: Offl
         await a.spawn("mine", k.spec())
         await a.send("mine")
         await b.spawn("call", k.spec())
-        await b.service.journal.submit(lambda tx: operations.accept(tx, "call", "r", "hello"))
+        await b.service.journal.submit(lambda tx: beginnings.accept(tx, "call", "r", "hello"))
         await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
         await b.lose()
         await a.take_up(await a.ask("acquire", "tests", k.LEASE, "tests"), ["a"])
@@ -186,10 +186,10 @@ async def test_nodes_share_the_sessions_of_a_lost_one(postgres: str, server: Off
 
         def settle(tx: Any) -> None:
             for name in names:
-                operations.create_session(
+                beginnings.create_session(
                     tx, name, k.spec(), spec_hash="hash", placement="", node_id="lost", metadata={}
                 )
-                operations.accept(tx, name, "r", "hello")
+                beginnings.accept(tx, name, "r", "hello")
 
         await a.service.journal.submit(settle)
         shares = [

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, inspect, text
 
 from understudy.config import check_store, split_schema
 from understudy.errors import InvalidConfiguration, StoreOwned, StoreSchema, StoreVersion
-from understudy.store import activation, operations, queries, schema
+from understudy.store import activation, beginnings, queries, schema
 from understudy.store.engine import Database
 from understudy.store.journal import Journal
 from understudy.store.tables import metadata
@@ -120,7 +120,7 @@ async def test_a_store_of_the_first_release_is_brought_up_to_date(store: str) ->
         assert database.prepare() == list(range(2, NEWEST + 1))
         journal = Journal(database, "tests", "w", lambda committed: None)
         journal.start()
-        assert await journal.submit(lambda tx: operations.accept(tx, "s", "r", "go"))
+        assert await journal.submit(lambda tx: beginnings.accept(tx, "s", "r", "go"))
         with database.read() as connection:
             assert queries.session_info(connection, "tests", "s")["seq"] == 2
         await journal.close()

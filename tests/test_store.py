@@ -35,7 +35,7 @@ from understudy.events import ToolStarted
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
-from understudy.store import activation, endings, operations, queries
+from understudy.store import activation, beginnings, endings, operations, queries
 from understudy.store.activation import FrameRef
 from understudy.store.engine import Database
 from understudy.store.failures import StoreRace
@@ -72,10 +72,10 @@ class Store:
     async def create(self, session_id: str, compiled: dict[str, Any] | None = None) -> bool:
         compiled = compiled or spec()
         options = {"spec_hash": compiled["hash"], "placement": "", "node_id": "node-1", "metadata": {}}
-        return await self.do(operations.create_session, session_id, compiled, **options)
+        return await self.do(beginnings.create_session, session_id, compiled, **options)
 
     async def accept(self, session_id: str, run_id: str = "r", content: Any = "go") -> bool:
-        return await self.do(operations.accept, session_id, run_id, content)
+        return await self.do(beginnings.accept, session_id, run_id, content)
 
     async def activate(self, session_id: str, frame: FrameRef = FRAME) -> dict[str, Any]:
         return await self.do(activation.activate, session_id, frame)
@@ -328,10 +328,10 @@ async def test_a_refused_operation_does_not_disturb_its_group(db: Store) -> None
 
     results = await db.journal.submit_all(
         [
-            lambda tx: operations.accept(tx, "a", "r", "go"),
+            lambda tx: beginnings.accept(tx, "a", "r", "go"),
             broken,
-            lambda tx: operations.accept(tx, "missing", "r", "go"),
-            lambda tx: operations.accept(tx, "b", "r", "go"),
+            lambda tx: beginnings.accept(tx, "missing", "r", "go"),
+            lambda tx: beginnings.accept(tx, "b", "r", "go"),
         ]
     )
     assert [type(result) for result in results] == [bool, UnderstudyError, UnknownSession, bool]
@@ -397,7 +397,7 @@ async def test_no_child_appears_behind_a_cancellation(db: Store) -> None:
     """A cancel reaches the running children; a spawn committed after it creates none, and its Ack says why."""
     await spawned(db)
     await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
-    assert db.session("kid")["cancel_reason"] == "stop"
+    assert db.read(queries.run_info, "kid", "task")["cancel_requested"] == "stop"
     ack = (await db.commit("s", 2, 2, spawns=(Spawn("r/1/1", "late", spec("kid"), "x"),))).ack
     assert ack.cancel == "stop"
     with pytest.raises(UnknownSession):
@@ -453,9 +453,7 @@ async def test_a_cancelled_run_keeps_the_text_of_a_late_answer_but_not_its_calls
     await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
     result = await db.answer("s", content="so far", tool_calls=(("p", "t", "{}"),))
     assert (result.won, result.calls, result.message.content) == (True, (), "so far")
-    work = await db.activate("s")
-    assert (work["calls"], work["cancel"]) == ([], "stop")
-    await db.commit("s", 2, 1, finish=Finish("completed", "so far"), wait="idle")
+    assert result.ended, "no process is needed for that"
     run = db.read(queries.run_info, "s", "r")
     assert (run["status"], run["text"]) == ("cancelled", "so far")
 
@@ -694,7 +692,7 @@ def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
 
 BOOT = """
 import asyncio, sys
-from understudy.store import operations
+from understudy.store import beginnings
 from understudy.store.engine import Database
 from understudy.store.journal import Journal
 
@@ -706,8 +704,8 @@ async def main(dsn, name):
     journal.start()
     options = dict(spec_hash="h", placement="", node_id="n", metadata={})
     for session_id in ("shared", name):
-        await journal.submit(lambda tx: operations.create_session(tx, session_id, {"name": "a"}, **options))
-    await journal.submit(lambda tx: operations.accept(tx, "shared", name, "go"))
+        await journal.submit(lambda tx: beginnings.create_session(tx, session_id, {"name": "a"}, **options))
+    await journal.submit(lambda tx: beginnings.accept(tx, "shared", name, "go"))
     await journal.close()
 
 asyncio.run(main(*sys.argv[1:]))
@@ -781,7 +779,7 @@ async def test_an_input_that_is_cancelled_in_the_transaction_that_accepted_it_st
     await db.create("s")
     await db.journal.submit_all(
         [
-            lambda tx: operations.accept(tx, "s", "first", "go"),
+            lambda tx: beginnings.accept(tx, "s", "first", "go"),
             lambda tx: endings.request_cancel(tx, tx.session("s"), "no", "first"),
         ]
     )

@@ -27,7 +27,7 @@ import pytest
 from sqlalchemy import text
 
 from understudy.errors import InvalidConfiguration, StoreBusy, StoreReadOnly, StoreRefused, StoreUnreachable
-from understudy.store import operations, postgresql, queries
+from understudy.store import beginnings, postgresql, queries
 from understudy.store.engine import Database
 
 from .postgres import PostgresServer, free_port
@@ -368,7 +368,7 @@ async def test_a_deadlock_is_retried(server: PostgresServer, dsn: str, caplog: p
 
         def both(tx: Any) -> None:
             tx.session("a")
-            operations.accept(tx, "b", "r", "go")
+            beginnings.accept(tx, "b", "r", "go")
 
         with psycopg.connect(dsn) as peer:
             peer.execute("SET deadlock_timeout = '60s'")  # the journal is the one that is sent back
@@ -427,7 +427,7 @@ async def test_a_statement_that_takes_too_long(
 
 PEER = """
 import asyncio, sys
-from understudy.store import operations, postgresql
+from understudy.store import beginnings, postgresql
 from understudy.store.engine import Database
 from understudy.store.journal import Journal
 
@@ -440,7 +440,7 @@ async def main(dsn):
         tx.session("s")
         print("has the lock", flush=True)
         sys.stdin.readline()
-        return operations.accept(tx, "s", "of the peer", "go")
+        return beginnings.accept(tx, "s", "of the peer", "go")
     await journal.submit(operation)
     await journal.close()
     print("committed", flush=True)

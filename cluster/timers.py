@@ -1,0 +1,79 @@
+"""The timers of a node's sessions: fires what is due, in time, whatever died since it was set."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from understudy.errors import UnderstudyError
+from understudy.store import timers
+from understudy.store.engine import now
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+
+log = logging.getLogger(__name__)
+
+HORIZON_SECONDS = 30.0
+"""Timers that are due within this time are kept in memory; the sweep looks for the others long before they are."""
+
+REPEAT_SECONDS = 1.0
+
+Key = tuple[str, str]
+
+
+class Timers:
+    """Keeps what is due soon, and one task that waits for the first of it.
+
+    A timer that was dropped or set again since does nothing when it fires: the store decides. So it may be noted twice.
+    """
+
+    def __init__(self, node: NodeService, clock: Callable[[], int] = now) -> None:
+        self._node = node
+        self._now = clock
+        self._due: dict[Key, int] = {}
+        self._order: list[tuple[int, Key]] = []
+        self._changed = asyncio.Event()
+
+    def note(self, found: Iterable[tuple[Key, int]]) -> None:
+        """Timers of sessions at home here, with the time each is due (microseconds); those due later are left."""
+        horizon = self._now() + int(HORIZON_SECONDS * 1e6)
+        for key, due_at in found:
+            if due_at <= horizon and self._due.get(key) != due_at:
+                self._due[key] = due_at
+                heapq.heappush(self._order, (due_at, key))
+                self._changed.set()
+
+    async def look(self) -> None:
+        """Note what the store has, of sessions that this node is the home of, and is due soon."""
+        horizon = self._now() + int(HORIZON_SECONDS * 1e6)
+        found = await self._node.reading.timers(self._node.config.node_id, horizon)
+        self.note(((row["session_id"], row["name"]), row["due_at"]) for row in found)
+
+    async def firing(self) -> None:
+        """Fire what is due, for as long as the service lives."""
+        while True:
+            self._changed.clear()
+            pause = (self._order[0][0] - self._now()) / 1e6 if self._order else None
+            if pause is None or pause > 0:
+                try:
+                    await asyncio.wait_for(self._changed.wait(), pause)
+                except TimeoutError:
+                    pass
+                continue
+            due_at, key = heapq.heappop(self._order)
+            if self._due.get(key) == due_at:  # else it was set again
+                del self._due[key]
+                self._node.spawn_task(self._fire(key, due_at))
+
+    async def _fire(self, key: Key, due_at: int) -> None:
+        session_id, name = key
+        try:
+            await self._node.journal.submit(lambda tx: timers.fire(tx, session_id, name), session_id)
+        except UnderstudyError as error:
+            log.warning("timer %s of session %s is put off: %s", name, session_id, error)
+            await asyncio.sleep(REPEAT_SECONDS)
+            self.note([(key, due_at)])

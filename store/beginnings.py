@@ -1,0 +1,183 @@
+"""How things begin: sessions, inputs, sub-agents and their restarts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import bindparam, select
+
+from understudy import events
+from understudy.errors import RunConflict, SessionClosed, SessionConflict
+from understudy.identifiers import child_identifier, digest, tool_span_identifier, trace_identifier
+from understudy.messages import encodable
+from understudy.records import Spawn
+
+from .statements import RUN
+from .transaction import Row, Transaction
+
+TASK = "task"
+"""Run id of a child's one task, given by its parent."""
+
+TASK_AT_WORK, TASK_UNTOLD = 1, 2
+"""`task_open` of a child whose task has not ended, and of one that shall be started again before its parent hears."""
+
+PAUSE_TIMER = "pause"
+"""The timer that ends a pause: before a crashed session is resumed, or a failed sub-agent is started again."""
+
+MICROSECONDS = 1_000_000
+SHUTDOWN_SECONDS = 10.0
+"""Where a specification of an older version says nothing."""
+
+SELECT_DIGEST = select(RUN.c.digest).where(
+    RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
+)
+SELECT_CONTENT = select(RUN.c.content).where(
+    RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
+)
+
+
+def create_session(
+    tx: Transaction,
+    session_id: str,
+    spec: dict[str, Any],
+    *,
+    spec_hash: str,
+    placement: str,
+    node_id: str,
+    metadata: dict[str, str],
+    parent: Row | None = None,
+    call_id: str | None = None,
+    replaces: Row | None = None,
+) -> bool:
+    """Get or create a session; True when it was created.
+
+    Args:
+        replaces: the sub-agent whose task is started again in this one.
+
+    Raises:
+        SessionConflict: it exists with another specification.
+    """
+    existing = tx.find(session_id)
+    if existing is not None:
+        if existing["spec_hash"] != spec_hash:
+            raise SessionConflict(f"session {session_id!r} exists with another specification", session_id=session_id)
+        return False
+    restart_number = replaces["restart_number"] + 1 if replaces else 0
+    shutdown = spec.get("shutdown", SHUTDOWN_SECONDS)
+    row = tx.create(
+        {
+            "session_id": session_id,
+            "parent_id": parent["session_id"] if parent else None,
+            "root_id": parent["root_id"] if parent else session_id,
+            "depth": parent["depth"] + 1 if parent else 0,
+            "call_id": call_id,
+            "parent_run_id": parent["run_id"] if parent else None,
+            "agent": spec["name"],
+            "spec": spec,
+            "spec_hash": spec_hash,
+            "placement": placement,
+            "metadata_json": metadata,
+            "node_id": node_id,
+            "budget_tokens": (spec.get("budget") or {}).get("tokens"),
+            "wait": "idle",
+            "restart_type": spec.get("restart_type", "temporary"),
+            "on_parent_end": spec.get("on_parent_end", "cancel"),
+            "lifecycle": spec.get("lifecycle", "ephemeral"),
+            "shutdown": None if shutdown is None else int(shutdown * MICROSECONDS),
+            "start_order": replaces["start_order"] if replaces else parent["seq"] if parent else 0,
+            "restart_number": restart_number,
+            "task_open": TASK_AT_WORK if parent else 0,
+        }
+    )
+    tx.append(row, events.SessionCreated(depth=row["depth"], call_id=call_id, restart=restart_number))
+    return True
+
+
+def accept(
+    tx: Transaction, session_id: str, run_id: str, content: Any, *, trace_id: str = "", parent_span_id: str = "",
+    source: str = "client",
+) -> bool:  # fmt: skip
+    """Accept an input as a run; True when it is new, False when the same one was accepted before.
+
+    Raises:
+        UnknownSession: there is no such session.
+        RunConflict: the run exists with another input.
+        SessionClosed: the session takes no more input.
+    """
+    row = tx.session(session_id)
+    content = encodable(content)
+    fingerprint = digest(repr(content))
+    stored = tx.read_one(SELECT_DIGEST, session_id, session=session_id, run=run_id)
+    if stored is not None:
+        if stored != fingerprint:
+            raise RunConflict(f"run {run_id!r} exists with another input", session_id=session_id)
+        return False
+    if row["closed"] or row["status"] == "quarantined":
+        raise SessionClosed(f"the session is {row['status'] if not row['closed'] else 'closed'}", session_id=session_id)
+    trace_id = trace_id or trace_identifier(session_id, run_id)
+    tx.insert(
+        RUN,
+        {"session_id": session_id, "run_id": run_id, "digest": fingerprint, "content": content, "source": source,
+         "status": "queued", "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now},
+    )  # fmt: skip
+    event = events.RunAccepted(run_id=run_id, trace_id=trace_id, source=source, parent_span_id=parent_span_id)
+    tx.append(row, event)
+    payload = {"content": content, "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now}
+    tx.put_inbox(row, "input", run_id, payload)
+    if row["wait"] == "idle":
+        tx.wake(row)
+    return True
+
+
+def spawn(tx: Transaction, parent: Row, wanted: Spawn) -> None:
+    """Create a child with its task, or find the one that this call created before."""
+    if tx.find(wanted.child_id) is None:
+        parent["children_open"] += 1
+        _begin(tx, parent, wanted.call_id, wanted.child_id, wanted.spec, wanted.text)
+
+
+def start_again(tx: Transaction, parent: Row, ended: Row, delay: int) -> None:
+    """Start a sub-agent's task anew, after `delay` microseconds: in another session, without what the last one knew.
+
+    The parent's call waits on; the result it gets will be the new session's.
+    """
+    number = ended["restart_number"] + 1
+    child_id = child_identifier(parent["session_id"], ended["call_id"], number)
+    spec = tx.specification(ended["session_id"])
+    task = tx.read_one(SELECT_CONTENT, ended["session_id"], session=ended["session_id"], run=TASK)
+    tx.changed(ended)
+    ended["replaced_by"], ended["task_open"] = child_id, 0
+    event = events.ChildRestarted(
+        call_id=ended["call_id"], child_id=child_id, lost_id=ended["session_id"], restart=number, delay=delay,
+        status=ended["status"],
+    )  # fmt: skip
+    tx.append(parent, event)
+    tx.update_call(
+        parent["session_id"], ended["call_id"], state="started", epoch=parent["epoch"], executions=number + 1,
+        result=None, child_id=child_id,
+    )  # fmt: skip
+    _begin(tx, parent, ended["call_id"], child_id, spec, task, replaces=ended, delay=delay)
+
+
+def _begin(
+    tx: Transaction, parent: Row, call_id: str, child_id: str, spec: dict[str, Any], task: Any, *,
+    replaces: Row | None = None, delay: int = 0,
+) -> None:  # fmt: skip
+    create_session(
+        tx, child_id, spec, spec_hash=spec["hash"], placement=parent["placement"], node_id=parent["node_id"],
+        metadata=spec.get("metadata") or {}, parent=parent, call_id=call_id, replaces=replaces,
+    )  # fmt: skip
+    tx.append(parent, events.ChildSpawned(call_id=call_id, child_id=child_id, child_agent=spec["name"]))
+    if delay:
+        pause(tx, tx.session(child_id), delay)
+    accept(
+        tx, child_id, TASK, task, trace_id=parent["trace_id"], source="parent",
+        parent_span_id=tool_span_identifier(parent["session_id"], call_id),
+    )  # fmt: skip
+
+
+def pause(tx: Transaction, row: Row, delay: int) -> None:
+    """Let a session wait for so many microseconds."""
+    tx.changed(row)
+    row.update(wait="timer", wait_since=tx.now, status="waiting_for_timer", active=1)
+    tx.set_timer(row, PAUSE_TIMER, tx.now + delay)

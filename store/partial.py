@@ -1,0 +1,90 @@
+"""What is left of a run that ends without its agent: its last words, what it had done, results for its open calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import func, select
+
+from understudy import events
+from understudy.messages import INTERRUPTED, Message, storable
+from understudy.records import child_text
+
+from .statements import MESSAGE, TOOL_CALL
+from .transaction import Row, Transaction
+
+CANCELLED = "cancelled"
+
+
+def last_text(tx: Transaction, row: Row) -> str:
+    """The last thing the agent said in its current run, for a result that has no better one."""
+    # Without the run: one in which the agent has said nothing yet would be looked for through the whole history.
+    statement = (
+        select(MESSAGE.c.run_id, MESSAGE.c.body)
+        .where(
+            MESSAGE.c.namespace == tx.namespace,
+            MESSAGE.c.session_id == row["session_id"],
+            MESSAGE.c.role == "assistant",
+        )
+        .order_by(MESSAGE.c.seq.desc())
+        .limit(1)
+    )
+    last = tx.read(statement, row["session_id"]).first()
+    return Message.from_wire(last.body).text if last is not None and last.run_id == row["run_id"] else ""
+
+
+def tools_used(tx: Transaction, row: Row, run_id: str) -> list[list[Any]]:
+    """The tools that were executed in a run: `[name, count]`, the first one first."""
+    statement = (
+        select(TOOL_CALL.c.tool, func.count())
+        .where(
+            TOOL_CALL.c.namespace == tx.namespace,
+            TOOL_CALL.c.session_id == row["session_id"],
+            TOOL_CALL.c.run_id == run_id,
+            TOOL_CALL.c.executions > 0,
+            TOOL_CALL.c.state == "done",
+        )
+        .group_by(TOOL_CALL.c.tool)
+        .order_by(func.min(TOOL_CALL.c.updated_at), TOOL_CALL.c.tool)
+    )
+    return [list(found) for found in tx.read(statement, row["session_id"])]
+
+
+def settle_calls(tx: Transaction, row: Row) -> None:
+    """Give each open call of the current round its one result, as the agent would have: what it has, or that it ended.
+
+    A call in doubt is not said to be cancelled: nobody knows what became of it.
+    """
+    if row["run_id"] is None or row["calls_open"] <= 0:
+        return
+    tx.changed(row)
+    results = {item["key"]: item["payload"] for item in tx.inbox(row) if item["kind"] == "child_result"}
+    for call in tx.calls(row["session_id"], row["run_id"], row["round"]):
+        if call["state"] == "done":
+            continue
+        content = (call["result"] or {}).get("content")
+        if content is None:
+            content = _settle(tx, row, call, results.get(call["call_id"]))
+        message = Message(
+            "tool", content, tool_call_id=call["call_id"], name=call["tool"], run_id=row["run_id"], round=row["round"]
+        )
+        tx.append(row, message)
+        row["calls_open"] -= 1
+        tx.update_call(
+            row["session_id"], call["call_id"], state="done", epoch=row["epoch"], executions=call["executions"],
+            result=None, child_id=call["child_id"],
+        )  # fmt: skip
+
+
+def _settle(tx: Transaction, row: Row, call: Row, child: dict[str, Any] | None) -> str:
+    outcome, content = CANCELLED, CANCELLED
+    if child is not None:
+        outcome, content = "ok" if child["status"] == "completed" else "error", storable(child_text(child))
+    elif call["state"] == "started" and call["child_id"] is None:
+        outcome, content = "interrupted", INTERRUPTED
+    event = events.ToolFinished(
+        call_id=call["call_id"], tool=call["tool"], outcome=outcome, started_at=tx.now, executions=call["executions"],
+        error_message="" if outcome == "ok" else content[:300],
+    )  # fmt: skip
+    tx.append(row, event)
+    return content

@@ -1,0 +1,41 @@
+"""Timers: what is due at a time, whatever dies until then. A node service fires those of the sessions at home there.
+
+| name | what it does |
+|---|---|
+| `pause` | ends the pause before a crashed session is resumed, or a failed sub-agent is started again |
+| `shutdown` | ends a run by force that was told to end and has not |
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+
+from .beginnings import PAUSE_TIMER
+from .endings import SHUTDOWN_TIMER, shut_down
+from .statements import TIMER
+from .transaction import Row, Transaction
+
+
+def fire(tx: Transaction, session_id: str, name: str) -> None:
+    """Do what is due; nothing if the timer was dropped, or set again for later."""
+    found = _timer(tx, session_id, name)
+    row = tx.find(session_id)
+    if found is None or row is None or found["due_at"] > tx.now:
+        return
+    tx.drop_timer(row, name)
+    if name == PAUSE_TIMER and row["wait"] == "timer":
+        tx.wake(row)
+    elif name == SHUTDOWN_TIMER:
+        shut_down(tx, row, found["payload"]["run_id"])
+
+
+def left(tx: Transaction, row: Row, name: str) -> int:
+    """Microseconds until a timer of the session is due, at least 1; 0 if there is none."""
+    found = _timer(tx, row["session_id"], name)
+    return max(1, found["due_at"] - tx.now) if found is not None else 0
+
+
+def _timer(tx: Transaction, session_id: str, name: str) -> Row | None:
+    where = (TIMER.c.namespace == tx.namespace, TIMER.c.session_id == session_id, TIMER.c.name == name)
+    row = tx.read(select(TIMER.c.due_at, TIMER.c.payload).where(*where), session_id).mappings().first()
+    return dict(row) if row is not None else None
