@@ -71,6 +71,7 @@ class Frames:
         slot = self.paging.slots.get(frame_id)
         if slot is not None and slot.session_id == session_id and not slot.resting:
             self.condemned.add(frame_id)
+            self.release(slot)  # the session may be given to another frame at once
             self.demand_changed.set()
 
     def release(self, slot: Slot) -> None:

@@ -1,0 +1,357 @@
+"""Supervision as it is done: restarts of sub-agents, shutdown, what a parent's end means, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.actors.tools import tool
+from understudy.spec import Supervision
+from understudy.testing.offline import Reply, register_policy
+
+from . import kernel as k
+
+FAILS = "offline-script: this is not JSON"
+"""Instructions under which every model call is refused, so that the run fails."""
+
+
+def supervision(**fields: Any) -> dict[str, Any]:
+    return Supervision(**{"backoff": 0.01, "backoff_max": 0.05, "jitter": 0.0, **fields}).model_dump()
+
+
+def worker(instructions: str = "", tools: Any = (), *, name: str = "worker", **fields: Any) -> dict[str, Any]:
+    """The specification of a sub-agent."""
+    return k.spec(instructions, tools, name=name, hash=name, supervision=supervision(), **fields)
+
+
+def lead(*agents: dict[str, Any], rules: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """An agent that starts one of each of these sub-agents and then says so."""
+    spawns = [("spawn_agent", {"agent": agent["name"], "task": f"for {agent['name']}"}) for agent in agents]
+    return k.spec(
+        k.script(spawns, "done"), ["spawn_agent"], agents={agent["name"]: agent for agent in agents},
+        supervision=rules or supervision(), **fields,
+    )  # fmt: skip
+
+
+def fails_first(marker: str, times: int) -> str:
+    """Instructions under which the first so many model calls are refused."""
+    left = Counter({marker: times})
+
+    def policy(body: dict[str, Any]) -> Reply:
+        if left[marker] > 0:
+            left[marker] -= 1
+            raise ValueError("refused")
+        return Reply(text=f"{marker} says so")
+
+    register_policy(marker, policy)
+    return f"offline-policy: {marker}"
+
+
+class Begun:
+    """How far tools are."""
+
+    number = asyncio.Semaphore(0)
+    let_go = threading.Event()
+
+
+@tool(on_crash="rerun")
+async def wait_for_ever() -> str:
+    """Do so, unless cancelled."""
+    Begun.number.release()
+    return await k.never()
+
+
+@tool
+async def does_not_listen() -> str:
+    """Go on when cancelled."""
+    Begun.number.release()
+    while not Begun.let_go.is_set():
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            continue
+    return "at last"
+
+
+@pytest.fixture
+async def kernel(tmp_path: Path) -> AsyncIterator[k.Kernel]:
+    Begun.number, Begun.let_go = asyncio.Semaphore(0), threading.Event()
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=3) as kernel:
+        yield kernel
+        Begun.let_go.set()
+
+
+@pytest.fixture
+async def stored(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
+    """The same on either backend."""
+    async with k.running(store, tmp_path, frames=3) as kernel:
+        yield kernel
+
+
+async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
+    return [m["content"] for m in await kernel.messages(session_id) if m["role"] == "tool"]
+
+
+async def tree(kernel: k.Kernel) -> list[dict[str, Any]]:
+    """The sub-agents of `s`, in the order of their creation."""
+    return [row for row in await kernel.ask("read", "tree", ["s"], {}) if row["session_id"] != "s"]
+
+
+async def test_a_failed_sub_agent_is_started_again(stored: k.Kernel) -> None:
+    """Anew, in another session with the same task; its parent gets one result, the last one's."""
+    flaky = worker(fails_first("flaky", 2), restart_type="transient")
+    run = await stored.run("s", lead(flaky))
+    assert (run["status"], await results(stored)) == ("completed", ["flaky says so"])
+    rows = await tree(stored)
+    assert [row["status"] for row in rows] == ["failed", "failed", "completed"]
+    first = [m["content"] for m in await stored.messages(rows[2]["session_id"])]
+    assert first == ["for worker", "flaky says so"], "it knows nothing of those before it"
+    restarted = [event["data"] for event in await stored.events("s") if event["type"] == "child_restarted"]
+    assert [(data["restart"], data["status"], data["delay"]) for data in restarted] == [
+        (1, "failed", 10_000), (2, "failed", 20_000),
+    ]  # fmt: skip
+
+
+async def test_too_many_restarts_fail_the_parent(kernel: k.Kernel) -> None:
+    """The siblings are stopped, and the parent's run ends as failed, with how often and who."""
+    rules = supervision(max_restarts=2)
+    agents = (
+        worker(FAILS, restart_type="transient"),
+        worker(k.script([("wait_for_ever", {})]), [wait_for_ever], name="b"),
+    )
+    run = await kernel.run("s", lead(*agents, rules=rules))
+    assert (run["status"], run["error"]["code"]) == ("failed", "restart_intensity")
+    assert "more than 2 times" in run["error"]["message"]
+    assert Counter(row["status"] for row in await tree(kernel)) == {"failed": 3, "cancelled": 1}
+
+
+async def test_it_escalates_to_the_root(kernel: k.Kernel) -> None:
+    """A supervisor that fails for its sub-agents is a failed sub-agent itself: its own parent starts it again, within
+    its limits, and fails in the end."""
+    bottom = worker(FAILS, restart_type="transient", name="bottom")
+    middle = {
+        **lead(bottom, rules=supervision(max_restarts=1)),
+        "name": "middle",
+        "hash": "m",
+        "restart_type": "transient",
+    }
+    run = await kernel.run("s", lead(middle, rules=supervision(max_restarts=1)))
+    assert (run["status"], run["error"]["code"]) == ("failed", "restart_intensity")
+    found = Counter((row["agent"], row["status"]) for row in await tree(kernel))
+    assert found == {("middle", "failed"): 2, ("bottom", "failed"): 4}
+
+
+async def test_report_tells_the_model(kernel: k.Kernel) -> None:
+    """With `exceeded="report"` the last failure is a result to the model, and the run goes on."""
+    rules = supervision(max_restarts=1, exceeded="report")
+    run = await kernel.run("s", lead(worker(FAILS, restart_type="transient"), rules=rules))
+    assert run["status"] == "completed"
+    assert "ended as failed" in (await results(kernel))[0]
+
+
+async def test_one_for_all(kernel: k.Kernel) -> None:
+    """When one fails the other is stopped first, and then both start again."""
+    Begun.let_go.set()
+    flaky = worker(fails_first("all", 1), restart_type="transient", name="flaky")
+    steady = worker(k.script({"text": "steady", "delay": 0.4}), restart_type="transient", name="steady")
+    run = await kernel.run("s", lead(steady, flaky, rules=supervision(strategy="one_for_all")))
+    assert (run["status"], await results(kernel)) == ("completed", ["steady", "all says so"])
+    found = Counter((row["agent"], row["status"]) for row in await tree(kernel))
+    assert found == {
+        ("steady", "cancelled"): 1,
+        ("steady", "completed"): 1,
+        ("flaky", "failed"): 1,
+        ("flaky", "completed"): 1,
+    }
+
+
+async def test_rest_for_one(kernel: k.Kernel) -> None:
+    """Who started before the one that fails goes on; who started after it is started again."""
+    flaky = worker(fails_first("rest", 1), restart_type="transient", name="flaky")
+    before, after = (
+        worker(k.script({"text": name, "delay": 0.4}), restart_type="transient", name=name)
+        for name in ("before", "after")
+    )
+    run = await kernel.run("s", lead(before, flaky, after, rules=supervision(strategy="rest_for_one")))
+    assert (run["status"], await results(kernel)) == ("completed", ["before", "rest says so", "after"])
+    found = Counter(row["agent"] for row in await tree(kernel))
+    assert found == {"before": 1, "flaky": 2, "after": 2}
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_restarts_survive_deaths(stored: k.Kernel, seed: int) -> None:
+    """Whatever commit a frame dies at, the tree ends with the same results and as many restarts."""
+
+    def die(number: int, label: str, process: k.Worker | None) -> None:
+        if process is not None and number % 11 == seed:
+            stored.kill(process)
+
+    stored.on_point = die
+    flaky = worker(fails_first(f"deadly {seed}", 1), restart_type="transient", name="flaky")
+    steady = worker(k.script({"text": "steady", "delay": 0.2}), restart_type="transient", name="steady")
+    run = await stored.run("s", lead(steady, flaky, rules=supervision(strategy="one_for_all")))
+    stored.on_point = None
+    assert run["status"] == "completed"
+    assert sorted(await results(stored)) == sorted(["steady", f"deadly {seed} says so"])
+    assert [e["type"] for e in await stored.events("s")].count("child_restarted") in (1, 2)
+
+
+# Shutdown.
+
+
+async def test_a_run_that_does_not_end_is_ended_by_force(kernel: k.Kernel) -> None:
+    """After its `shutdown` time, with a result for its open call; its process shall be killed, and may write nothing
+    more; the session takes the next input elsewhere."""
+    compiled = k.spec(k.script([("does_not_listen", {})], "done"), [does_not_listen], shutdown=0.3)
+    await kernel.spawn("s", compiled)
+    await kernel.send("s")
+    await Begun.number.acquire()
+    frame = kernel.holder("s")
+    assert await kernel.ask("cancel", "s", None, "enough")
+    run = await kernel.end("s")
+    assert (run["status"], run["error"]["message"]) == ("cancelled", "enough")
+    assert "shutdown_forced" in await kernel.types("s")
+    assert await results(kernel) == [
+        "interrupted: the agent's process died while this tool ran; its outcome is unknown"
+    ]
+    assert frame is not None
+    assert kernel.service.frames.condemned == {frame.frame_id}
+    Begun.let_go.set()
+    await kernel.send("s", "again", "r2")
+    assert (await kernel.end("s", "r2"))["status"] == "completed"
+    assert kernel.service.recovery.swept == 0
+
+
+async def test_brutal_kill(kernel: k.Kernel) -> None:
+    """With `shutdown=0` nobody is waited for."""
+    await kernel.spawn("s", k.spec(k.script([("wait_for_ever", {})]), [wait_for_ever], shutdown=0))
+    await kernel.send("s")
+    await Begun.number.acquire()
+    await kernel.ask("cancel", "s", None, "enough")
+    types = await kernel.types("s")
+    assert types[-3:] == ["shutdown_forced", "tool_finished", "run_finished"]
+
+
+async def test_the_time_to_end_survives_the_node_service(kernel: k.Kernel) -> None:
+    """The timer is in the store: another node service ends the run just as well."""
+    compiled = k.spec(k.script([("does_not_listen", {})]), [does_not_listen], shutdown=0.5)
+    await kernel.spawn("s", compiled)
+    await kernel.send("s")
+    await Begun.number.acquire()
+    await kernel.ask("cancel", "s", None, "enough")
+    kernel.kill_node()
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    Begun.let_go.set()
+
+
+async def test_nothing_is_needed_to_end_what_only_waits(kernel: k.Kernel) -> None:
+    """A tree of which nobody acts is cancelled without any process, children first."""
+    child = worker(k.script({"text": "late", "delay": 30}))
+    await kernel.spawn("s", lead(child, {**child, "name": "other", "hash": "other"}))
+    await kernel.send("s")
+    await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 2)
+    activations = (await kernel.types("s")).count("session_activated")
+    await kernel.ask("cancel", "s", None, "enough")
+    run = await kernel.end("s")
+    assert run["status"] == "cancelled"
+    assert await results(kernel) == ["the sub-agent ended as cancelled: enough"] * 2
+    assert (await kernel.types("s")).count("session_activated") == activations
+    finished = {row["session_id"]: row["updated_at"] for row in await tree(kernel)}
+    assert all(at <= run["finished_at"] for at in finished.values())
+    await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 0)
+
+
+async def test_a_cancelled_child_gives_what_it_had(kernel: k.Kernel) -> None:
+    """Its parent reads which tools it had used and what it said last."""
+    child = worker(
+        k.script(
+            {"text": "half way", "tool_calls": [["look", {"path": "/dev/null", "text": "x"}]]},
+            {"text": "x", "delay": 30},
+        ),
+        [k.look],
+    )
+    await kernel.spawn("s", lead(child))
+    await kernel.send("s")
+    kid = (await kernel.until("s", "child_spawned"))[-1]["data"]["child_id"]
+    await kernel.until(kid, "model_call_started", 2)
+    await kernel.ask("cancel", kid, None, "too slow")
+    assert (await kernel.end("s"))["status"] == "completed"
+    [said] = await results(kernel)
+    assert "ended as cancelled: too slow" in said
+    assert "It had used: look." in said
+
+
+# A parent's end.
+
+
+def family(child: dict[str, Any]) -> dict[str, Any]:
+    return lead(child, shutdown=5.0)
+
+
+async def test_abandoned_children_go_on(kernel: k.Kernel) -> None:
+    """`on_parent_end="abandon"`: the parent's run ends at once, the child works on, its result stays its own."""
+    await kernel.spawn("s", family(worker(k.script({"text": "alone", "delay": 0.5}), on_parent_end="abandon")))
+    await kernel.send("s")
+    kid = (await kernel.until("s", "child_spawned"))[-1]["data"]["child_id"]
+    await kernel.until(kid, "model_call_started")
+    await kernel.ask("cancel", "s", None, "enough")
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    run = await kernel.end(kid, "task")
+    assert (run["status"], run["text"]) == ("completed", "alone")
+
+
+async def test_a_parent_may_wait(kernel: k.Kernel) -> None:
+    """`on_parent_end="wait"`: the parent's run ends after the child, which nobody disturbed."""
+    await kernel.spawn("s", family(worker(k.script({"text": "finished", "delay": 0.5}), on_parent_end="wait")))
+    await kernel.send("s")
+    kid = (await kernel.until("s", "child_spawned"))[-1]["data"]["child_id"]
+    await kernel.until(kid, "model_call_started")
+    await kernel.ask("cancel", "s", None, "enough")
+    parent, child = await kernel.end("s"), await kernel.end(kid, "task")
+    assert (parent["status"], child["status"]) == ("cancelled", "completed")
+    assert parent["finished_at"] >= child["finished_at"]
+
+
+@pytest.mark.parametrize(("lifecycle", "closed"), [("ephemeral", True), ("linked", False), ("detached", False)])
+async def test_lifecycles(kernel: k.Kernel, lifecycle: str, closed: bool) -> None:
+    """After its task an ephemeral sub-agent takes no input; a linked one does until its parent is closed; a detached
+    one for good."""
+    await kernel.spawn("s", lead(worker(lifecycle=lifecycle)))
+    await kernel.send("s")
+    await kernel.end("s")
+    [row] = await tree(kernel)
+    kid = row["session_id"]
+    assert bool((await kernel.info(kid))["closed"]) == closed
+    if not closed:
+        await kernel.send(kid, "more", "second")
+        assert (await kernel.end(kid, "second"))["status"] == "completed"
+    await kernel.ask("close", "s", "enough")
+    assert bool((await kernel.info(kid))["closed"]) == (lifecycle != "detached")
+
+
+@pytest.mark.parametrize("kills", [False, True])
+async def test_no_child_appears_behind_a_cancel(stored: k.Kernel, kills: bool) -> None:
+    """A tree that goes on spawning is cancelled in the midst of it, also with deaths during the walk: all of it ends,
+    and nothing is created after."""
+    inner = lead(*(worker(k.script({"text": "late", "delay": 5}), name=f"leaf{n}") for n in range(4)))
+    middles = [{**inner, "name": f"middle{n}", "hash": f"m{n}", "max_depth": 2} for n in range(4)]
+    await stored.spawn("s", lead(*middles))
+    await stored.send("s")
+    await stored.until("s", "child_spawned", 2)
+    if kills:
+        stored.on_point = lambda number, _label, process: stored.kill(process) if process and number % 7 == 0 else None
+    await stored.ask("cancel", "s", None, "enough")
+    assert (await stored.end("s"))["status"] == "cancelled"
+    stored.on_point = None
+    end = (await stored.ask("read", "run", ["s", "r"], {}))["finished_at"]
+    rows = await tree(stored)
+    assert {row["status"] for row in rows} == {"cancelled"}
+    assert all(row["created_at"] <= end for row in rows)
+    await asyncio.to_thread(stored.server.wait, lambda stats: stats.in_flight == 0)
+    assert len(await tree(stored)) == len(rows)
