@@ -263,6 +263,7 @@ class _Call:
         self._started_at = time.time_ns() // 1_000
         self._start = time.monotonic_ns()
         self._first_chunk = 0
+        self._silence = asyncio.timeout(None)
 
     async def run(self) -> ModelAnswer:
         """The tries, until one succeeds, fails for good, or time is up."""
@@ -298,6 +299,16 @@ class _Call:
                 self._on_restart()
 
     async def _try(self) -> Completion:
+        """One try, given up when the endpoint says nothing for too long, be it before its answer or in the midst of it."""
+        stall = self._request.stall
+        self._silence = asyncio.timeout(stall)
+        try:
+            async with self._silence:
+                return await self._exchange()
+        except TimeoutError:
+            raise _Failure(f"the endpoint said nothing for {stall:g} s") from None
+
+    async def _exchange(self) -> Completion:
         try:
             # Not `chat.completions.create`: it would walk through all messages, which have the endpoint's form
             # already, against its types, and that costs more CPU than all the rest of the call.
@@ -348,7 +359,9 @@ class _Call:
     async def _read_stream(self, response: httpx2.Response, completion: Completion) -> None:
         stream = EventStream()
         chunks = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
+        loop, stall = asyncio.get_running_loop(), self._request.stall
         async for chunk in chunks:
+            self._silence.reschedule(loop.time() + stall)
             for event in stream.feed(chunk):
                 self._deliver(completion.add(event.data))
             if completion.done:

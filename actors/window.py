@@ -114,6 +114,7 @@ class Window:
             tools=tools,
             parameters=parameters,
             deadline=spec["deadline"],
+            stall=spec.get("stall", 300.0),
         )
 
 

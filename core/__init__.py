@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from .events import Event
     from .messages import Message, ToolCall, Usage
-    from .spec import AgentSpec, Budget, RestartPolicy
+    from .spec import AgentSpec, Budget, RestartPolicy, Supervision
 
     __version__: str
 
@@ -57,6 +57,7 @@ __all__ = [
     "SessionClosed",
     "SessionInfo",
     "StoreError",
+    "Supervision",
     "ToolCall",
     "ToolContext",
     "ToolError",
@@ -75,6 +76,7 @@ _HOMES = {
     "Event": "events",
     "Message": "messages",
     "RestartPolicy": "spec",
+    "Supervision": "spec",
     "Run": "cluster.client",
     "RunResult": "cluster.results",
     "Session": "cluster.client",

@@ -55,6 +55,7 @@ class ModelRequest:
         messages, tools: in the OpenAI chat completions form.
         parameters: temperature, max_tokens, … passed through to the endpoint.
         deadline: seconds for the whole call, retries included.
+        stall: seconds without a byte from the endpoint after which a try is given up.
     """
 
     wait_key: str
@@ -64,6 +65,7 @@ class ModelRequest:
     tools: list[dict[str, Any]] = field(default_factory=list)
     parameters: dict[str, Any] = field(default_factory=dict)
     deadline: float = 600.0
+    stall: float = 300.0
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -75,6 +77,7 @@ class ModelRequest:
             "tools": self.tools,
             "parameters": self.parameters,
             "deadline": self.deadline,
+            "stall": self.stall,
         }
 
     @classmethod

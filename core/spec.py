@@ -110,6 +110,7 @@ class AgentSpec(Strict):
         max_depth: how deep the tree below this agent may grow.
         allow_bash: `bash` is refused unless this is true.
         deadline: seconds for one model call, retries included.
+        stall: seconds without a byte from the endpoint after which a try of a model call is given up, and made again.
         supervision: what becomes of this agent's sub-agents that end badly.
         restart_type: as a sub-agent: `temporary` is never started again, `transient` when it ends badly, `permanent`
             whatever way it ends. Being started again means anew: another session with the same task and no history.
@@ -135,6 +136,7 @@ class AgentSpec(Strict):
     max_depth: int = Field(3, ge=0, le=16)
     allow_bash: bool = False
     deadline: float = Field(600.0, gt=0, le=86_400)
+    stall: float = Field(300.0, gt=0, le=86_400)
     parameters: dict[str, Any] = Field(default_factory=dict)
     budget: Budget | None = None
     restart: RestartPolicy = Field(default_factory=RestartPolicy)

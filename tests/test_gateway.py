@@ -57,9 +57,10 @@ async def endpoint(*answers: bytes, on_close: asyncio.Event | None = None) -> As
 
     With `on_close` it keeps the connections open, and sets the event when a client closes one.
     """
-    left = list(answers)
+    left, served = list(answers), list[Any]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(asyncio.current_task())
         await reader.readuntil(b"\r\n\r\n")
         writer.write(left.pop(0) if len(left) > 1 else left[0])
         await writer.drain()
@@ -74,6 +75,7 @@ async def endpoint(*answers: bytes, on_close: asyncio.Event | None = None) -> As
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     finally:
         server.close()
+        await asyncio.gather(*served, return_exceptions=True)
 
 
 def http_answer(body: bytes | str, content_type: str = "text/event-stream", status: str = "200 OK") -> bytes:
@@ -393,6 +395,24 @@ async def test_the_deadline_bounds_all_tries() -> None:
             error = await failure_of(model.call(request(deadline=0.05)), ModelUnavailable)
             await asyncio.to_thread(server.wait, lambda stats: stats.aborted == 1)
     assert "0.05 s" in error.message
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_stream_that_stalls_is_given_up(begun: bool) -> None:
+    """An endpoint that keeps a connection open and says nothing, before its answer or in the midst of it, is asked
+    again; what had been streamed is void. In the end the error says so."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    started = stream_of({"content": "so far"}, finish=None, done=False).encode()
+    heard: list[str] = []
+    async with (
+        endpoint(head + started if begun else b"", on_close=asyncio.Event()) as url,
+        gateway(url) as model,
+    ):
+        call = model.call(request(stall=0.05), on_delta=heard.append, on_restart=lambda: heard.append("again"))
+        error = await failure_of(call, ModelUnavailable)
+    assert "said nothing for 0.05 s" in error.message
+    assert error.details["retries"] == 3
+    assert heard == (["so far", "again"] * 3 + ["so far"] if begun else [])
 
 
 # Refusals and garbage
