@@ -60,15 +60,15 @@ class FrameProcess:
         return False
 
     async def kill(self) -> None:
-        """SIGKILL, of this process and of no other: what its tools started goes on, as it would."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        """SIGKILL, also of what its tools started in its process group."""
+        # Not `Process.kill`: it looks whether the process has ended, and then asyncio can't.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
         await self._process.wait()
 
     async def bury(self) -> None:
-        """End it and whatever it left in its process group, and give its socket back."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """End it, if it is not dead yet, and give its socket back."""
         await self.kill()
         self._writer.close()
         with contextlib.suppress(OSError):

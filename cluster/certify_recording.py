@@ -51,12 +51,10 @@ class Asked:
 
     Attributes:
         offered: hash of the model's name and the tools offered to it.
-        hash: of all of it.
     """
 
     entries: tuple[Entry, ...]
     offered: str
-    hash: str
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def read_request(request: ModelRequest, names: dict[str, str]) -> Asked:
         key, tool = places.get(message.get("tool_call_id", ""), ("", ""))
         entries.append(Entry(message["role"], text, key, tool, tuple(calls)))
     offered = digest(request.model, json.dumps(request.tools, sort_keys=True))
-    return Asked(tuple(entries), offered, digest(repr(entries), offered))
+    return Asked(tuple(entries), offered)
 
 
 def text_of(content: Any) -> str:

@@ -10,15 +10,12 @@ from rich.text import Text
 
 from .certify import Certificate
 from .certify_verdict import (
-    EQUAL,
     NOT_CALLED,
     NOT_INTERRUPTED,
-    NOT_REACHED,
     NOT_SAFE,
     RECONCILED,
     REPORTED,
     SAFE,
-    TOLD,
     Comparison,
     PointReport,
     ToolReport,
@@ -32,9 +29,6 @@ STYLE = {
     NOT_INTERRUPTED: "yellow",
     NOT_CALLED: "yellow",
 }
-
-QUIET = (EQUAL, TOLD, NOT_REACHED)
-"""Of runs that ended so, there is nothing to show."""
 
 SHOWN_ALIKE = 3
 """So many findings of one kind about one tool are shown in full; `--json` has all."""
@@ -89,16 +83,13 @@ def _show_tools(console: Console, tools: tuple[ToolReport, ...]) -> None:
 
 
 def _show_points(console: Console, points: tuple[PointReport, ...]) -> None:
-    """How the runs with a death ended, and those that did otherwise one by one."""
+    """How the runs with a death ended."""
     real = [point for point in points if not point.forced]
     states = Counter(point.comparison.state for point in real)
     console.print()
     console.print(
         f"{_counted(len(real), 'death')}: " + ", ".join(f"{number} {state}" for state, number in states.items())
     )
-    for point in real:
-        if point.comparison.state not in QUIET:
-            console.print(f"  {point.point}: {point.comparison.state}", markup=False)
 
 
 def _show_findings(console: Console, found: Certificate) -> None:

@@ -20,12 +20,16 @@ from typer.testing import CliRunner, Result
 from understudy.cluster import certify_stage as stage
 from understudy.cluster.certify import spread
 from understudy.cluster.certify_verdict import (
+    DIFFERENT,
+    EQUAL,
     NOT_CALLED,
     NOT_INTERRUPTED,
     NOT_SAFE,
     RECONCILED,
     REPORTED,
     SAFE,
+    TOLD,
+    TOLD_DIFFERENT,
 )
 from understudy.cluster.cli import app
 
@@ -196,7 +200,7 @@ def test_a_safe_agent_passes(tmp_path: Path) -> None:
     ):
         assert words in reached
     assert stage.Point(stage.TOOL_DONE, "agent", 0, "2/0", "put").__str__() in reached
-    assert states(found) == {"equal", "equal but for what the model was told"}
+    assert states(found) == {EQUAL, TOLD, TOLD_DIFFERENT}  # the last: `put` never began, so its file is missing
     assert [path.name for path in agent.workspace.iterdir()] == ["facts.txt"]
     assert (found["rounds"], found["status"]) == (3, "completed")
 
@@ -286,8 +290,9 @@ def test_sub_agents_are_killed_as_well(tmp_path: Path) -> None:
     assert verdicts(found) == {"look": SAFE, "append": NOT_SAFE}
     assert {tuple(finding["tools"]) for finding in found["verdict"]["findings"]} == {("append",)}
     assert len(found["sessions"]) == 3
-    assert all("agent › writer 1/1: after the effect" in finding["point"] for finding in found["verdict"]["findings"])
-    assert states(found) == {"equal", "different"}
+    points = [finding["point"] for finding in found["verdict"]["findings"]]
+    assert any("agent › writer 1/1: after the effect of append (1/0)" in point for point in points), points
+    assert states(found) == {EQUAL, DIFFERENT}
 
 
 def test_points_are_limited_evenly_and_kept(tmp_path: Path) -> None:
@@ -309,7 +314,7 @@ def test_points_are_limited_evenly_and_kept(tmp_path: Path) -> None:
 def test_a_run_that_does_not_end_is_told(tmp_path: Path) -> None:
     """An agent that would be given up after its first death ends otherwise: quarantined, which is a finding."""
     agent = Agent(tmp_path, "done", tools=(), restart={"stuck_after": 1})
-    found = agent.certified("--points", "1", exit_code=1)
+    found = agent.certified(exit_code=1)
     assert kinds(found) == {"ended"}
     assert "quarantined" in found["verdict"]["findings"][0]["text"]
 
