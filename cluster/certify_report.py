@@ -10,6 +10,8 @@ from rich.text import Text
 
 from .certify import Certificate
 from .certify_verdict import (
+    DIFFERENT,
+    ENDED,
     NOT_CALLED,
     NOT_INTERRUPTED,
     NOT_SAFE,
@@ -83,13 +85,15 @@ def _show_tools(console: Console, tools: tuple[ToolReport, ...]) -> None:
 
 
 def _show_points(console: Console, points: tuple[PointReport, ...]) -> None:
-    """How the runs with a death ended."""
+    """How each run with a death ended."""
     real = [point for point in points if not point.forced]
     states = Counter(point.comparison.state for point in real)
+    counts = ", ".join(f"{number} {state}" for state, number in states.items())
     console.print()
-    console.print(
-        f"{_counted(len(real), 'death')}: " + ", ".join(f"{number} {state}" for state, number in states.items())
-    )
+    console.print(f"{_counted(len(real), 'death')}: {counts or 'none'}", markup=False)
+    for point in real:
+        style = "red" if point.comparison.state in (DIFFERENT, ENDED) else ""
+        console.print(Text(f"  {point.point}: {point.comparison.state}", style))
 
 
 def _show_findings(console: Console, found: Certificate) -> None:

@@ -210,8 +210,8 @@ class _Judge:
         points = []
         for run in self.records:
             comparison = compare(self.clean, run, self.unsteady_tools, run.in_doubt, self.unsteady_files)
-            tools = tuple(sorted({self._tool(call) for call in self._interrupted(run)}))
-            points.append(PointReport(str(run.victim), run.forced, tools, comparison))
+            hit = tuple(sorted({self._tool(call) for call in self._interrupted(run)}))
+            points.append(PointReport(str(run.victim), run.forced, hit, comparison))
             if not run.forced:
                 findings += self._findings(run, comparison)
         tools = tuple(self._tool_report(name, points, findings) for name in self.policies)
