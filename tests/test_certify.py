@@ -17,6 +17,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
+from understudy.cluster import certify_processes
 from understudy.cluster import certify_stage as stage
 from understudy.cluster.certify_verdict import (
     DIFFERENT,
@@ -31,6 +32,7 @@ from understudy.cluster.certify_verdict import (
     TOLD_DIFFERENT,
 )
 from understudy.cluster.cli import app
+from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
 
@@ -105,6 +107,11 @@ def remember(text: str) -> str:
 def recall() -> str:
     """What is in this process's memory."""
     return ",".join(seen)
+
+@tool(on_crash="rerun")
+def keys() -> str:
+    """Which keys this process knows."""
+    return ",".join(name for name in os.environ if name.startswith("OPENAI"))
 
 @tool(on_crash="rerun")
 def slow(context: ToolContext) -> str:
@@ -363,6 +370,26 @@ def test_a_run_that_fails_undisturbed_is_no_certificate(tmp_path: Path) -> None:
     agent = Agent(tmp_path, "done", tools=(), instructions="offline-script: nonsense")
     result = agent.certify()
     assert (result.exit_code, "the undisturbed run ended as failed" in result.stderr) == (1, True), result.output
+
+
+def test_only_the_recorded_run_asks_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a key, the endpoint is asked once for each round of the undisturbed run, and no process of a session has
+    the key in its environment."""
+    agent = Agent(tmp_path, [("keys", {})], "done", tools=("keys",), model="m")
+    with OfflineServer() as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "a-key-of-somebody")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        found = agent.certified("--only", "keys", exit_code=0)
+        assert (found["runs"], server.count) == (3, 2)
+        (result,) = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "tool"]
+    assert result == "OPENAI_BASE_URL"
+
+
+def test_a_process_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a session's process ends before it has begun, the command ends with the last that it said."""
+    monkeypatch.setattr(certify_processes, "START", "raise SystemExit('out of luck')")
+    result = Agent(tmp_path, "done", tools=()).certify()
+    assert (result.exit_code, "out of luck" in result.stderr) == (1, True), result.output
 
 
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:

@@ -29,7 +29,15 @@ from understudy.cluster.certify_verdict import (
 from understudy.errors import InvalidInput
 from understudy.records import ModelRequest
 
+from .test_imports import loaded_by
+
 TEXTS = st.text(max_size=5)
+
+
+def test_no_ray_is_needed_and_frames_stay_lean() -> None:
+    """The command loads no Ray, and a session's process under it nothing that is heavy."""
+    assert loaded_by({"frame": "import understudy.cluster.certify_frame"}) == {}
+    assert "ray" not in loaded_by({"command": "import understudy.cluster.certify, understudy.cluster.certify_report"})
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(None, 10), (20, 10), (10, 10), (3, 3), (2, 2), (1, 1)])
