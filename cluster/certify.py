@@ -19,8 +19,8 @@ from understudy.identifiers import new_identifier
 from understudy.testing.offline import OfflineServer
 
 from .agent_file import AgentFile
-from .certify_files import Workspaces
-from .certify_frame import TOOL_BEGINS, TOOL_DONE
+from .certify_files import File, Workspaces
+from .certify_frame import TOOL_DONE
 from .certify_processes import FrameProcesses
 from .certify_recording import Recorded, Recorder, Replayer, Round, WatchedGateway
 from .certify_stage import Point, Record, Stage
@@ -168,11 +168,12 @@ class Certification:
                 clean, recording = await self._recorded()
             plan = self._plan(clean)
             with self._progress("certifying", len(plan) + 1) as advance:
-                control = await self._replayed(recording, Record())
+                control = await self._replayed(clean, recording, Record())
                 advance(1)
                 records = []
                 for point, forced in plan:
-                    records.append(await self._replayed(recording, Record(victim=point, forced=forced)))
+                    record = Record(victim=point, forced=forced)
+                    records.append(await self._replayed(clean, recording, record))
                     advance(1)
         finally:
             await self._processes.close()
@@ -201,9 +202,11 @@ class Certification:
             raise RunFailed(f"the undisturbed run ended as {record.status}: {record.error}")
         return record, recording
 
-    async def _replayed(self, recording: dict[Round, Recorded], record: Record) -> Record:
+    async def _replayed(self, clean: Record, recording: dict[Round, Recorded], record: Record) -> Record:
         spec = _rerunning(self._request.spec, record.forced) if record.forced else self._request.spec
         await self._run(Replayer(recording), record, spec)
+        # What is as in the undisturbed run is kept once, however many runs there are.
+        record.files = {path: _same(file, clean.files.get(path)) for path, file in record.files.items()}
         return record
 
     async def _run(self, gateway: WatchedGateway, record: Record, spec: dict[str, Any]) -> None:
@@ -233,7 +236,7 @@ class Certification:
             if request.only is None or point.tool == request.only:
                 found.append((point, ""))
             reported = policies.get(point.tool) == "report" and request.only in (None, point.tool)
-            if reported and point.moment in (TOOL_BEGINS, TOOL_DONE):
+            if reported and point.moment == TOOL_DONE:
                 found.append((point, point.tool))
         return spread(found, request.points)
 
@@ -249,6 +252,10 @@ def spread(plan: list[Any], limit: int | None) -> list[Any]:
     if limit == 1:
         return [plan[len(plan) // 2]]
     return [plan[index * (len(plan) - 1) // (limit - 1)] for index in range(limit)]
+
+
+def _same(file: File, known: File | None) -> File:
+    return known if known is not None and known == file else file
 
 
 def _one_at_a_time(spec: dict[str, Any]) -> dict[str, Any]:

@@ -118,6 +118,9 @@ def halting(tool: LoadedTool, halt: Halt) -> LoadedTool:
 
 async def _run(descriptor: int) -> None:
     connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(
+        False
+    )  # its end is how this process's death is noticed: tools' processes must not hold it
     reader, writer = await asyncio.open_unix_connection(sock=connection, limit=LINE_LIMIT)
     writer.write(b'{"ready": true}\n')
     line = await reader.readline()

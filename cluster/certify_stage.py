@@ -73,7 +73,7 @@ class Record:
         forced: the tool that was made to `rerun`, if any.
         killed: a process was killed.
         points: all that were passed, in order.
-        begun: how often each tool call's function was about to start.
+        begun: how often each tool call's function was about to start; `executed`: how often it did.
         settled: calls that had their effect before anybody was killed.
         in_doubt: calls that had started when their process died, and what was done about each.
         error: why the run ended as it did.
@@ -84,6 +84,7 @@ class Record:
     killed: bool = False
     points: list[Point] = field(default_factory=list)
     begun: dict[Call, int] = field(default_factory=dict)
+    executed: dict[Call, int] = field(default_factory=dict)
     settled: set[Call] = field(default_factory=set)
     in_doubt: dict[Call, str] = field(default_factory=dict)
     status: str = ""
@@ -229,13 +230,15 @@ class Stage:
         return result
 
     async def _tool(self, moment: str, session_id: str, call_id: str, tool: str) -> None:
-        name, key = self._names[session_id], _key(call_id)
-        record = self._record
+        name, record = self._names[session_id], self._record
+        call = name, _key(call_id)
         if moment == TOOL_BEGINS:
-            record.begun[name, key] = record.begun.get((name, key), 0) + 1
+            record.begun[call] = record.begun.get(call, 0) + 1
         elif not record.killed:
-            record.settled.add((name, key))
-        await self._pass(Point(moment, name, 0, key, tool))
+            record.settled.add(call)
+        await self._pass(Point(moment, name, 0, call[1], tool))
+        if moment == TOOL_BEGINS:
+            record.executed[call] = record.executed.get(call, 0) + 1
 
     async def _model_call(self, session_id: str, round_number: int) -> None:
         try:

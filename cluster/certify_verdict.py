@@ -85,7 +85,7 @@ class ToolReport:
     Attributes:
         calls: in the undisturbed run.
         interrupted: runs in which a death came between a call's begin and its result's commit.
-        executions: the most that one call was executed in these runs.
+        executions: the most that one call's function ran in these runs.
         hint: what could be declared otherwise, or what limits the verdict.
     """
 
@@ -241,7 +241,7 @@ class _Judge:
 
     def _findings(self, run: Record, comparison: Comparison) -> Iterator[Finding]:
         where = str(run.victim)
-        twice = sorted({self._tool(call) for call, number in run.begun.items() if number > 1})
+        twice = sorted({self._tool(call) for call, number in run.executed.items() if number > 1})
         for name in twice:
             if self.policies.get(name) != "rerun":
                 yield Finding("ran_twice", f"{name} ran twice, and is not declared rerun", where, (name,), comparison)
@@ -265,17 +265,17 @@ class _Judge:
         policy = self.policies[name]
         calls = [call for call, entry in self.results.items() if entry.tool == name]
         hit = [run for run in self.records if not run.forced and self._interrupted(run) & {*calls}]
-        executions = max((run.begun.get(call, 0) for run in hit for call in calls), default=0)
+        executions = max((run.executed.get(call, 0) for run in hit for call in calls), default=0)
         blamed = any(
             name in finding.tools for finding in findings if finding.kind in ("rerun_changed", "ended", "ran_twice")
         )
         verdict = {"rerun": SAFE, "report": REPORTED}.get(policy, RECONCILED)
         if not calls:
             verdict = NOT_CALLED
-        elif not hit:
-            verdict = NOT_INTERRUPTED
         elif blamed:
             verdict = NOT_SAFE
+        elif not hit or (policy == "rerun" and executions < 2):
+            verdict = NOT_INTERRUPTED
         return ToolReport(name, policy, verdict, len(calls), len(hit), executions, self._hint(name, points))
 
     def _hint(self, name: str, points: list[PointReport]) -> str:

@@ -18,6 +18,7 @@ from understudy.cluster.certify_verdict import (
     DIFFERENT,
     ENDED,
     EQUAL,
+    NOT_INTERRUPTED,
     NOT_REACHED,
     NOT_SAFE,
     REPORTED,
@@ -153,7 +154,7 @@ def record(victim: Point | None = None, result: str = "ok", **fields: Any) -> Re
     asked = {("agent", 1): Asked(tuple(entries[:1]), "o"), ("agent", 2): Asked(tuple(entries[:3]), "o")}
     given: dict[str, Any] = {
         "killed": victim is not None, "status": "completed", "transcript": {"agent": entries}, "asked": asked,
-        "begun": {("agent", "1/0"): 1}, **fields,
+        "begun": {("agent", "1/0"): 1}, "executed": fields.get("begun", {("agent", "1/0"): 1}), **fields,
     }  # fmt: skip
     return Record(victim=victim, **given)
 
@@ -162,7 +163,7 @@ CALL = ("agent", "1/0")
 BEGINS = Point(TOOL_BEGINS, "agent", 0, "1/0", "act")
 DONE = Point(TOOL_DONE, "agent", 0, "1/0", "act")
 LAST = Point(BEFORE_COMMIT, "agent", 3, what="end: completed")
-TWICE = {CALL: 2}
+ONCE, TWICE = {CALL: 1}, {CALL: 2}
 
 
 @pytest.mark.parametrize(
@@ -176,9 +177,11 @@ TWICE = {CALL: 2}
         ("report", record(DONE, "?", in_doubt={CALL: "report"}, files={"a": File("file", "x")}), TOLD_DIFFERENT, None,
          REPORTED),
         ("report", record(DONE, begun=TWICE), EQUAL, "ran_twice", NOT_SAFE),
-        ("rerun", record(LAST, "other"), DIFFERENT, "differs", "not interrupted"),
-        ("rerun", record(LAST, status="quarantined", error="died"), ENDED, "ended", "not interrupted"),
-        ("rerun", record(DONE, killed=False), NOT_REACHED, None, "not interrupted"),
+        ("rerun", record(BEGINS, begun=TWICE, executed=ONCE), EQUAL, None, NOT_INTERRUPTED),
+        ("rerun", record(BEGINS, "other", begun=TWICE, executed=ONCE), DIFFERENT, "differs", NOT_INTERRUPTED),
+        ("rerun", record(LAST, "other"), DIFFERENT, "differs", NOT_INTERRUPTED),
+        ("rerun", record(LAST, status="quarantined", error="died"), ENDED, "ended", NOT_INTERRUPTED),
+        ("rerun", record(DONE, killed=False), NOT_REACHED, None, NOT_INTERRUPTED),
     ],
 )  # fmt: skip
 def test_one_death_one_verdict(policy: str, run: Record, state: str, kind: str | None, verdict: str) -> None:
