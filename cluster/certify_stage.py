@@ -115,6 +115,8 @@ class Stage:
         self._frame: FrameProcess | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lost: asyncio.Event = asyncio.Event()
+        self._uncommitted: set[Call] = set()
+        self._committed = asyncio.Condition()
         gateway.halt = self._model_call
         config = NodeConfig(f"sqlite:///{directory / 'store.db'}", "default", NODE, NODE, span_directory=str(directory))
         self._service = NodeService(config, gateway, _prepared)
@@ -200,12 +202,13 @@ class Stage:
                 self._go(self._answer(frame, message))
             await self._processes.release(frame)
             self._frame = None
+            await self._settle(set(self._uncommitted))
             await self._service.recovery.frame_died(frame.frame_id, "process_died")
             self._lost.set()
 
     async def _answer(self, frame: FrameProcess, message: dict[str, Any]) -> None:
         try:
-            result = await self._handle(message["method"], message["arguments"])
+            result = await self._handle(frame, message["method"], message["arguments"])
         except _Killed:
             return
         except UnderstudyError as error:
@@ -213,9 +216,9 @@ class Stage:
         else:
             frame.say({"id": message["id"], "result": result})
 
-    async def _handle(self, method: str, arguments: list[Any]) -> Any:
+    async def _handle(self, frame: FrameProcess, method: str, arguments: list[Any]) -> Any:
         if method == "halt":
-            return await self._tool(*arguments)
+            return await self._tool(frame, *arguments)
         batch = arguments[0].get("batch") if method in ("step", "commit") else None
         if batch is None:
             return await getattr(self._service, method)(*arguments)
@@ -226,19 +229,39 @@ class Stage:
         what = _described(batch)
         await self._pass(Point(BEFORE_COMMIT, name, number, what=what))
         result = await getattr(self._service, method)(*arguments)
+        await self._settle({(name, _key(call["call_id"])) for call in batch["calls"] if call["state"] != "started"})
         await self._pass(Point(REPLY_LOST, name, number, what=what))
         return result
 
-    async def _tool(self, moment: str, session_id: str, call_id: str, tool: str) -> None:
+    async def _tool(self, frame: FrameProcess, moment: str, session_id: str, call_id: str, tool: str) -> None:
         name, record = self._names[session_id], self._record
         call = name, _key(call_id)
         if moment == TOOL_BEGINS:
+            await self._alone(name)
+            if frame is not self._frame:  # it died while it waited
+                raise _Killed
             record.begun[call] = record.begun.get(call, 0) + 1
         elif not record.killed:
             record.settled.add(call)
         await self._pass(Point(moment, name, 0, call[1], tool))
         if moment == TOOL_BEGINS:
             record.executed[call] = record.executed.get(call, 0) + 1
+        else:
+            self._uncommitted.add(call)
+
+    async def _alone(self, session: str) -> None:
+        """Let a tool begin when the results of those before it are committed: a death then repeats one call only.
+
+        Results that come soon after another share its commit, so this lasts as long as a frame waits for others.
+        """
+        async with self._committed:
+            await self._committed.wait_for(lambda: not any(name == session for name, _ in self._uncommitted))
+
+    async def _settle(self, calls: set[Call]) -> None:
+        """These calls' results are committed, or gone with their process."""
+        async with self._committed:
+            self._uncommitted -= calls
+            self._committed.notify_all()
 
     async def _model_call(self, session_id: str, round_number: int) -> None:
         try:

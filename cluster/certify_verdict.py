@@ -256,9 +256,7 @@ class _Judge:
             text = f"running {', '.join(twice)} a second time changed {_what(comparison)}"
             yield Finding("rerun_changed", text, where, tuple(twice), comparison)
         elif comparison.state == DIFFERENT:
-            text = (
-                f"after the crash {_what(comparison)} differ, although no tool ran twice: was something kept in memory?"
-            )
+            text = f"no tool ran twice, but {_what(comparison)} changed: was something kept in memory?"
             yield Finding("differs", text, where, (), comparison)
 
     def _tool_report(self, name: str, points: list[PointReport], findings: list[Finding]) -> ToolReport:

@@ -229,6 +229,15 @@ def test_a_tool_that_appends_is_not_safe_to_rerun(tmp_path: Path) -> None:
         assert words in shown.stdout, shown.stdout
 
 
+def test_a_death_repeats_one_call(tmp_path: Path) -> None:
+    """Two calls in one round: a tool that is harmless to repeat is not blamed for the one before it."""
+    calls = [("append", {"text": "a line"}), ("look", {"name": "facts.txt"})]
+    agent = Agent(tmp_path, calls, "done", tools=("append", "look"))
+    found = agent.certified(exit_code=1)
+    assert verdicts(found) == {"append": NOT_SAFE, "look": SAFE}
+    assert [finding["tools"] for finding in found["verdict"]["findings"]] == [["append"]] * 2
+
+
 def test_another_result_of_the_second_execution_is_found(tmp_path: Path) -> None:
     """A tool that fails the second time changes no file but the transcript: its diff is shown, and that the request
     after the crash differs."""

@@ -202,9 +202,8 @@ def test_what_was_seen_before_a_death_is_not_blamed_on_it() -> None:
 
 def test_files_that_differ_without_a_death_are_noted() -> None:
     """A file with the time in it, say, is neither compared nor a finding."""
-    clean, control, run = (record(v, files={"log": File("file", str(v))}) for v in (None, LAST, BEGINS))
-    control = record(files={"log": File("file", "control")})
-    found = judge(spec(act="rerun"), clean, control, [run])
+    clean, control = (record(files={"log": File("file", at)}) for at in ("now", "later"))
+    found = judge(spec(act="rerun"), clean, control, [record(LAST, files={"log": File("file", "last")})])
     assert (found.findings, found.points[0].comparison.state) == ((), EQUAL)
     assert any("log" in note for note in found.notes)
 
