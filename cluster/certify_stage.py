@@ -116,6 +116,7 @@ class Stage:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lost: asyncio.Event = asyncio.Event()
         self._uncommitted: set[Call] = set()
+        self._finished: set[Call] = set()
         self._committed = asyncio.Condition()
         gateway.halt = self._model_call
         config = NodeConfig(f"sqlite:///{directory / 'store.db'}", "default", NODE, NODE, span_directory=str(directory))
@@ -229,7 +230,9 @@ class Stage:
         what = _described(batch)
         await self._pass(Point(BEFORE_COMMIT, name, number, what=what))
         result = await getattr(self._service, method)(*arguments)
-        await self._settle({(name, _key(call["call_id"])) for call in batch["calls"] if call["state"] != "started"})
+        finished = {(name, _key(call["call_id"])) for call in batch["calls"] if call["state"] != "started"}
+        self._finished |= finished
+        await self._settle(finished)
         await self._pass(Point(REPLY_LOST, name, number, what=what))
         return result
 
@@ -246,7 +249,7 @@ class Stage:
         await self._pass(Point(moment, name, 0, call[1], tool))
         if moment == TOOL_BEGINS:
             record.executed[call] = record.executed.get(call, 0) + 1
-        else:
+        elif call not in self._finished:  # it may have run on after its timeout, which is its result
             self._uncommitted.add(call)
 
     async def _alone(self, session: str) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -413,20 +412,18 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     agent = Agent(tmp_path, [("slow", {})], "done", tools=("slow",))
     agent.file.write_text(json.dumps(agent.data))
     begun = tmp_path / "begun"
+    os.mkfifo(begun)
     command = [sys.executable, "-P", "-c", "from understudy.cluster.cli import main; main()", "certify"]
     running = subprocess.Popen(
         [*command, str(agent.file), "--input", "go", "--yes"], env={**os.environ, "BEGUN": str(begun)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
-        while not (begun.exists() and begun.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.05)  # another process writes it
-        pid = int(begun.read_text())
+        pid = int(begun.read_text())  # as soon as the tool writes it
         started = [child.pid for child in psutil.Process(running.pid).children(recursive=True)]
         assert pid in started
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=30)
+        _, said = running.communicate(timeout=60)
     finally:
         running.kill()
         running.wait()
