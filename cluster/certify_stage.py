@@ -32,7 +32,6 @@ WATCH_SECONDS = 5.0
 BEFORE_COMMIT = "before_commit"
 MODEL_CALL = "model_call"
 REPLY_LOST = "reply_lost"
-MOMENTS = (BEFORE_COMMIT, MODEL_CALL, REPLY_LOST, TOOL_BEGINS, TOOL_DONE)
 
 
 @dataclass(frozen=True)
