@@ -13,7 +13,9 @@ from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMis
 from understudy.identifiers import digest
 from understudy.spec import AgentSpec
 
-LIMITS = ("max_rounds", "max_continuations", "tool_timeout", "parallel_tools", "max_depth", "deadline")
+LIMITS = (
+    "max_rounds", "max_continuations", "repeat_limit", "tool_timeout", "parallel_tools", "max_depth", "deadline",
+)  # fmt: skip
 
 
 class Compiled:

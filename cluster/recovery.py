@@ -195,9 +195,10 @@ class Recovery:
                 return None, None  # its new home has dealt with this death
             policy = self._node.specification_in(tx, session_id)["restart"]
             verdict = activation.crash(tx, session_id, epoch, decide, cause=cause, pid=slot.pid, policy=policy)
-            if verdict is None or verdict.action != "resume" or spare is None:
+            if verdict is None or verdict.action == "quarantine" or spare is None:
                 return verdict, None
-            if verdict.delay and tx.session(session_id)["wait"] == "timer":
+            wait = tx.session(session_id)["wait"]
+            if wait == "input" or (verdict.delay and wait == "timer"):
                 return verdict, None
             return verdict, self._frames.activation(spare, ready, parked)(tx)
 
@@ -213,7 +214,7 @@ class Recovery:
         finally:
             woken = self._node.disown(session_id)
         self._frames.hand_over(spare, work)
-        if verdict is not None and verdict.action == "resume" and work is None:
+        if verdict is not None and verdict.action != "quarantine" and work is None:
             if verdict.delay and not woken:
                 self._schedule(session_id, activation.RESUME_TIMER, now() + verdict.delay)
             else:

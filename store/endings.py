@@ -52,12 +52,12 @@ def finish_run(tx: Transaction, row: Row, finish: Finish) -> None:
     had_children = row["children_open"] > 0
     row.update(
         run_id=None, cancel_reason=None, children_open=0, calls_open=0, run_usage=None, trace_id="", parent_span_id="",
-        round=0, error=error if status in ("failed", "quarantined") else None, wait="idle", active=0, wait_error=None,
+        aborted=0, round=0, error=error if status in ("failed", "quarantined") else None, wait="idle", active=0, wait_error=None,
     )  # fmt: skip
     if had_children:  # after the run is gone from the row, so that what they still deliver is dropped
         for child in children(tx, row["session_id"]):
             request_cancel(tx, child, "its parent's run ended")
-    tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] == "child_result"])
+    tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] != "input"])
     if row["closed"] or status == "quarantined":
         end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
     elif row["inbox_count"] > 0:
@@ -76,7 +76,7 @@ def _deliver(tx: Transaction, child: Row, status: str, finish: Finish, error: di
     }  # fmt: skip
     tx.put_inbox(parent, "child_result", child["call_id"], payload)
     parent["children_open"] -= 1
-    if parent["wait"] == "child" and parent["children_open"] == 0:
+    if parent["wait"] in ("child", "input") and parent["children_open"] == 0:
         tx.wake(parent)
 
 
@@ -113,7 +113,7 @@ def request_cancel(tx: Transaction, row: Row, reason: str, run_id: str | None = 
     tx.cancelled[row["session_id"]] = row
     for child in children(tx, row["session_id"]):
         request_cancel(tx, child, reason)
-    if row["wait"] == "timer" or (row["wait"] == "child" and row["children_open"] == 0):
+    if row["wait"] == "timer" or (row["wait"] in ("child", "input") and row["children_open"] == 0):
         tx.wake(row)
     return True
 
