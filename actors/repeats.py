@@ -27,7 +27,7 @@ def repeats(messages: Sequence[Message], call_id: str) -> int:
     """
     rounds = [message for message in messages if message.role == "assistant"]
     results = {message.tool_call_id: message.text for message in messages if message.role == "tool"}
-    wanted = next((_signature(call.name, call.arguments) for call in rounds[-1].tool_calls if call.call_id == call_id))
+    wanted = next(_signature(call.name, call.arguments) for call in rounds[-1].tool_calls if call.call_id == call_id)
     count, known = 1, None
     for message in reversed(rounds[:-1]):
         same = [call for call in message.tool_calls if _signature(call.name, call.arguments) == wanted]

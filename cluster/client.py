@@ -268,7 +268,7 @@ class Run:
         self._after = after
 
     def result(self, timeout: float | None = None, *, check: bool = False) -> RunResult:
-        """Wait for the end, or for a pause: then `status` is `waiting_for_input`, and `pending` is what must be answered.
+        """Wait for the end, or for a pause: then `status` is `waiting_for_input`, and `pending` must be answered.
 
         Asked again after the answer, it waits on.
 

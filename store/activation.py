@@ -280,6 +280,7 @@ def quarantine(tx: Transaction, row: Row, reason: str) -> None:
     error = {"code": "quarantined", "message": reason, "session_id": row["session_id"]}
     finish_run(tx, row, Finish("quarantined", text=last_text(tx, row), error=error))
     end_queued(tx, row, "quarantined", reason)
+    row["error"] = error  # also where no run had begun
     row["epoch"] += 1  # whoever still holds it may write nothing more
     row["status"], row["active"], row["wait"] = "quarantined", 0, "idle"
 

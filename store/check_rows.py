@@ -136,8 +136,8 @@ def current_run(scope: Scope) -> Iterator[Found]:
         RUN.c.parent_span_id != SESSION.c.parent_span_id,
     )
     left = or_(
-        SESSION.c.aborted != 0, SESSION.c.round != 0, SESSION.c.calls_open != 0, SESSION.c.children_open != 0, SESSION.c.trace_id != "",
-        SESSION.c.cancel_reason.is_not(None), SESSION.c.run_usage.is_not(None),
+        SESSION.c.round != 0, SESSION.c.calls_open != 0, SESSION.c.children_open != 0, SESSION.c.trace_id != "",
+        SESSION.c.cancel_reason.is_not(None), SESSION.c.run_usage.is_not(None), SESSION.c.aborted != 0,
     )  # fmt: skip
     statement = (
         select(SESSION.c.session_id, SESSION.c.run_id, RUN.c.run_id.label("found"))
@@ -238,7 +238,9 @@ def questions(scope: Scope) -> Iterator[Found]:
         same_session(later, QUESTION), later.c.call_id == QUESTION.c.call_id, later.c.asked > QUESTION.c.asked
     )
     of_call = and_(same_session(QUESTION, TOOL_CALL), QUESTION.c.call_id == TOOL_CALL.c.call_id)
-    in_inbox = exists().where(same_session(INBOX, TOOL_CALL), INBOX.c.kind == "answer", INBOX.c.key == QUESTION.c.call_id)
+    in_inbox = exists().where(
+        same_session(INBOX, TOOL_CALL), INBOX.c.kind == "answer", INBOX.c.key == QUESTION.c.call_id
+    )
     open_question = and_(QUESTION.c.answered_at == 0, is_last)
     has_question = exists().where(of_call, or_(open_question, and_(is_last, in_inbox)))
     calls = select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id).where(
@@ -255,7 +257,10 @@ def questions(scope: Scope) -> Iterator[Found]:
         .where(scope.of(QUESTION), QUESTION.c.answered_at == 0, or_(not_(waits), not_(is_last)))
     )
     for row in scope.rows(left):
-        yield row["session_id"], f"a question of call {row['call_id']} has no answer, and the call does not wait for one"
+        yield (
+            row["session_id"],
+            f"a question of call {row['call_id']} has no answer, and the call does not wait for one",
+        )
     paused = exists().where(same_run(QUESTION), QUESTION.c.answered_at == 0)
     runs = select(RUN.c.session_id, RUN.c.run_id, RUN.c.status).where(
         scope.of(RUN), RUN.c.finished_at == 0, RUN.c.started_at > 0, (RUN.c.status == "waiting_for_input") != paused
@@ -278,9 +283,7 @@ def question_events(scope: Scope) -> Iterator[Found]:
             scope.of(SESSION)
         )
         counts = found.subquery()
-        wrong = or_(
-            counts.c.told > counts.c.asked, and_(counts.c.told < counts.c.asked, counts.c.pruned_seq == 0)
-        )
+        wrong = or_(counts.c.told > counts.c.asked, and_(counts.c.told < counts.c.asked, counts.c.pruned_seq == 0))
         for row in scope.rows(select(counts).where(wrong)):
             yield row["session_id"], f"{row['told']} {name} events, and {row['asked']} questions that have one"
 

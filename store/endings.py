@@ -52,7 +52,8 @@ def finish_run(tx: Transaction, row: Row, finish: Finish) -> None:
     had_children = row["children_open"] > 0
     row.update(
         run_id=None, cancel_reason=None, children_open=0, calls_open=0, run_usage=None, trace_id="", parent_span_id="",
-        aborted=0, round=0, error=error if status in ("failed", "quarantined") else None, wait="idle", active=0, wait_error=None,
+        round=0, error=error if status in ("failed", "quarantined") else None, wait="idle", active=0, wait_error=None,
+        aborted=0,
     )  # fmt: skip
     if had_children:  # after the run is gone from the row, so that what they still deliver is dropped
         for child in children(tx, row["session_id"]):

@@ -1,4 +1,4 @@
-"""Tool calls that wait for people: asking, answering, giving up. One path for a model's questions and calls in doubt."""
+"""Tool calls that wait for people: asking, answering, giving up. One path for questions and for calls in doubt."""
 
 from __future__ import annotations
 

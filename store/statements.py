@@ -19,7 +19,21 @@ def table_of(model: type) -> Any:
     return model.__table__  # type: ignore[attr-defined]
 
 
-SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, QUESTION, CODE_BLOB, METRIC_STATE, EXPORT_CURSOR = map(
+(
+    SESSION,
+    RUN,
+    MESSAGE,
+    EVENT,
+    TOOL_CALL,
+    INBOX,
+    OWNER,
+    RESERVATION,
+    TIMER,
+    QUESTION,
+    CODE_BLOB,
+    METRIC_STATE,
+    EXPORT_CURSOR,
+) = map(
     table_of,
     (
         tables.Session,

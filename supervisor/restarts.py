@@ -34,11 +34,10 @@ def decide(death: Death) -> Verdict:
     policy = death.policy
     try:
         period, limit, stuck_after = policy["period"] * MICROSECONDS, policy["max_restarts"], policy["stuck_after"]
-        horizon = max(policy["period"], _reset_after(death)) * MICROSECONDS
-        known = tuple(at for at in death.deaths if death.at - at < horizon)
         if death.waiting:
-            return Verdict("resume", deaths=known, stuck=death.stuck)
-        known = (*known, death.at)[-max(limit + 1, REMEMBERED_DEATHS) :]
+            return Verdict("resume", deaths=death.deaths, stuck=death.stuck)
+        known = _connected((*death.deaths, death.at), max(policy["period"], _reset_after(death)))
+        known = known[-max(limit + 1, REMEMBERED_DEATHS) :]
         stuck = 0 if death.progress else death.stuck + 1
         delay = 0 if death.progress else _delay(death, known, stuck)
     except KeyError as error:
@@ -61,14 +60,18 @@ def _reset_after(death: Death) -> float:
     return float(death.policy["period"] if found is None else found)
 
 
+def _connected(deaths: tuple[int, ...], seconds: float) -> tuple[int, ...]:
+    """The last of these times, as many as follow each other within so many seconds."""
+    first = len(deaths) - 1
+    while first > 0 and deaths[first] - deaths[first - 1] < seconds * MICROSECONDS:
+        first -= 1
+    return deaths[first:]
+
+
 def _delay(death: Death, known: tuple[int, ...], stuck: int) -> int:
-    """The pause after the `stuck`-th death in a row without progress; `known` are the last deaths, this one included."""
-    policy, reset_after = death.policy, _reset_after(death) * MICROSECONDS
-    in_a_row = 1
-    for at, following in zip(known[-2::-1], known[:0:-1], strict=True):
-        if in_a_row == stuck or following - at >= reset_after:
-            break
-        in_a_row += 1
+    """The pause after the `stuck`-th death in a row without progress; `known` ends with this one."""
+    policy = death.policy
+    in_a_row = min(stuck, len(_connected(known, _reset_after(death))))
     delay = min(policy["backoff_max"], policy["backoff"] * 2 ** (in_a_row - 1))
     share = int(digest("jitter", death.session_id, str(death.number), size=4), 16) / 2**32
     return int(delay * (1 - policy.get("jitter", 0.0) * share) * MICROSECONDS)

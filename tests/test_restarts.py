@@ -26,9 +26,7 @@ policies = st.fixed_dictionaries(
         "reset_after": st.none() | st.integers(1, 600),
     }
 )
-deaths = st.lists(
-    st.tuples(st.integers(0, 100 * SECOND), st.booleans(), st.booleans(), st.integers(0, 3)), max_size=30
-)
+deaths = st.lists(st.tuples(st.integers(0, 100 * SECOND), st.booleans(), st.booleans(), st.integers(0, 3)), max_size=30)
 """Microseconds after the last one, whether it waited, whether there was progress, how many calls were open."""
 
 History = list[tuple[int, bool, bool, int]]
@@ -57,6 +55,8 @@ def test_a_death_while_waiting_never_counts(history: History, policy: dict[str, 
     """It is resumed at once, and neither the count of deaths nor the one without progress grows."""
     for _, verdict in life([(pause, True, progress, calls) for pause, _, progress, calls in history], policy):
         assert verdict == Verdict("resume")
+    before = Death(at=100, deaths=(1, 2), stuck=2, waiting=True, progress=False, policy=policy, open_calls=1)
+    assert decide(before) == Verdict("resume", deaths=(1, 2), stuck=2)
 
 
 @given(deaths, policies)
@@ -99,7 +99,7 @@ def test_calls_are_aborted_at_most_once_and_only_if_there_are_any(history: Histo
     aborts = [death for death, verdict in found if verdict.action == "abort"]
     assert len(aborts) <= 1
     for death in aborts:
-        assert death.open_calls and not death.waiting and not death.progress
+        assert (death.open_calls > 0, death.waiting, death.progress) == (True, False, False)
         assert death.stuck + 1 >= policy["stuck_after"]
 
 

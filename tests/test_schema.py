@@ -109,7 +109,7 @@ async def test_a_store_of_the_first_release_is_brought_up_to_date(store: str) ->
         with database.writer.begin() as connection:
             values = {"namespace": "tests", "session_id": "s", "root_id": "s", "agent": "a", "wait": "idle", "seq": 1}
             columns = {column.name: column for column in metadata.tables["session"].columns}
-            for name in ("incarnation", "pruned_seq"):
+            for name in ("incarnation", "pruned_seq", "aborted"):
                 columns.pop(name)
             for name, column in columns.items():
                 if name not in values and not column.nullable:
