@@ -231,7 +231,7 @@ def open_calls(scope: Scope) -> Iterator[Found]:
 
 def questions(scope: Scope) -> Iterator[Found]:
     """A call waits for a person exactly if its last question has no answer, or has one that is in the inbox; a run is
-    paused exactly if it has a question without an answer.
+    paused exactly if it has a question without an answer, and nobody asked it to end.
     """
     later = QUESTION.alias("later")
     is_last = ~exists().where(
@@ -262,8 +262,9 @@ def questions(scope: Scope) -> Iterator[Found]:
             f"a question of call {row['call_id']} has no answer, and the call does not wait for one",
         )
     paused = exists().where(same_run(QUESTION), QUESTION.c.answered_at == 0)
+    waiting = and_(paused, RUN.c.cancel_requested.is_(None))
     runs = select(RUN.c.session_id, RUN.c.run_id, RUN.c.status).where(
-        scope.of(RUN), RUN.c.finished_at == 0, RUN.c.started_at > 0, (RUN.c.status == "waiting_for_input") != paused
+        scope.of(RUN), RUN.c.finished_at == 0, RUN.c.started_at > 0, (RUN.c.status == "waiting_for_input") != waiting
     )
     for row in scope.rows(runs):
         yield row["session_id"], f"run {row['run_id']!r} is {row['status']}, and its questions say otherwise"

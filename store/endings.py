@@ -110,7 +110,8 @@ def request_cancel(tx: Transaction, row: Row, reason: str, run_id: str | None = 
     row["cancel_reason"] = reason = storable(reason)
     tx.append(row, events.CancelRequested(reason=reason))
     where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row["session_id"], RUN.c.run_id == row["run_id"])
-    tx.read(update(RUN).where(*where).values(cancel_requested=reason), row["session_id"])
+    # Nobody's answer is waited for any more.
+    tx.read(update(RUN).where(*where).values(cancel_requested=reason, status="running"), row["session_id"])
     tx.cancelled[row["session_id"]] = row
     for child in children(tx, row["session_id"]):
         request_cancel(tx, child, reason)

@@ -33,16 +33,6 @@ async def kernel(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
         yield made
 
 
-async def asked(kernel: k.Kernel, session_id: str = "s") -> list[dict[str, Any]]:
-    """What the session asks, once it waits and no frame holds it."""
-    async with asyncio.timeout(20):
-        while True:
-            info = await kernel.info(session_id)
-            if info["status"] == "waiting_for_input" and info["frame_id"] is None:
-                return await kernel.ask("read", "questions", [session_id], {})
-            await asyncio.sleep(0.005)
-
-
 async def begin(kernel: k.Kernel, *replies: Any, tools: Any = (), session_id: str = "s", **more: Any) -> None:
     """A session whose model gives these replies, at work on an input."""
     await kernel.spawn(session_id, k.spec(k.script(*replies), ["request_user_input", *tools], **more))
@@ -71,7 +61,7 @@ async def test_a_question_pauses_the_run_and_holds_no_process(kernel: k.Kernel) 
     """Given the only frame's session asks, then it has left the frame, another session works there, and the answer
     lets it go on."""
     await begin(kernel, [QUESTION], "done")
-    [question] = await asked(kernel)
+    [question] = await kernel.paused("s")
     assert (question["call_id"], question["kind"], question["prompt"], question["options"]) == (
         "r/1/0", "question", "Which colour?", ["red", "blue"],
     )  # fmt: skip
@@ -115,10 +105,10 @@ async def test_other_calls_of_the_round_go_on(kernel: k.Kernel, tmp_path: Path) 
 async def test_two_questions_at_once(kernel: k.Kernel) -> None:
     """Each has its own answer, in any order; the run is paused until it has both."""
     await begin(kernel, [QUESTION, ("request_user_input", {"prompt": "Why?"})], "done")
-    assert [question["call_id"] for question in await asked(kernel)] == ["r/1/0", "r/1/1"]
+    assert [question["call_id"] for question in await kernel.paused("s")] == ["r/1/0", "r/1/1"]
     await kernel.ask("answer", "s", "r/1/1", "ok", "because", 1)
     await kernel.until("s", "tool_finished")
-    assert [question["call_id"] for question in await asked(kernel)] == ["r/1/0"]
+    assert [question["call_id"] for question in await kernel.paused("s")] == ["r/1/0"]
     assert (await kernel.ask("read", "run", ["s", "r"], {}))["status"] == "waiting_for_input"
     await kernel.ask("answer", "s", "r/1/0", "error", "colour-blind", 1)
     assert (await kernel.end("s"))["status"] == "completed"
@@ -142,7 +132,7 @@ async def test_a_question_beside_a_child(kernel: k.Kernel) -> None:
     spawn = ("spawn_agent", {"agent": "worker", "task": "dig"})
     await begin(kernel, [QUESTION, spawn], "done", tools=["spawn_agent"], agents={"worker": child})
     await kernel.until("s", "tool_finished")
-    assert [question["call_id"] for question in await asked(kernel)] == ["r/1/0"]
+    assert [question["call_id"] for question in await kernel.paused("s")] == ["r/1/0"]
     await kernel.ask("answer", "s", "r/1/0", "ok", "red", 1)
     assert (await kernel.end("s"))["status"] == "completed"
     assert await results(kernel) == ["red", "offline: dig"]
@@ -162,7 +152,7 @@ async def test_a_person_decides_about_a_call_in_doubt(
     notes = tmp_path / "notes"
     die_of_the_effect(kernel)
     await begin(kernel, [("pay", {"path": str(notes), "text": "x"})], "done", tools=[pay])
-    [question] = await asked(kernel)
+    [question] = await kernel.paused("s")
     assert (question["kind"], question["options"]) == ("in_doubt", [])
     assert all(part in question["prompt"] for part in ("pay", str(notes)))
     assert await kernel.ask("answer", "s", "r/1/0", decision, text, 1)
@@ -179,7 +169,7 @@ async def test_a_call_that_dies_again_asks_again(kernel: k.Kernel, tmp_path: Pat
     die_of_the_effect(kernel, times=5)
     await begin(kernel, [("pay", {"path": str(notes), "text": "x"})], "done", tools=[pay])
     for time in range(1, 6):
-        [question] = await asked(kernel)
+        [question] = await kernel.paused("s")
         assert question["asked"] == time
         assert await kernel.ask("answer", "s", "r/1/0", "rerun", "", time) is True
         for earlier in range(1, time + 1):
@@ -196,7 +186,7 @@ async def test_a_call_that_dies_again_asks_again(kernel: k.Kernel, tmp_path: Pat
 async def test_ten_answers_at_once(kernel: k.Kernel) -> None:
     """Ten clients with one answer: one of them brings it, it is the call's result once; another answer is refused."""
     await begin(kernel, [QUESTION], "done")
-    await asked(kernel)
+    await kernel.paused("s")
     new = await asyncio.gather(*(kernel.ask("answer", "s", "r/1/0", "ok", "blue", 1) for _ in range(10)))
     assert sorted(new) == [False] * 9 + [True]
     with pytest.raises(AnswerConflict):
@@ -211,7 +201,7 @@ async def test_ten_answers_at_once(kernel: k.Kernel) -> None:
 async def test_ten_different_answers_at_once(kernel: k.Kernel) -> None:
     """The first one counts, for the call and for everybody who asks."""
     await begin(kernel, [QUESTION], "done")
-    await asked(kernel)
+    await kernel.paused("s")
     sent = [kernel.ask("answer", "s", "r/1/0", "ok", f"colour {number}", 1) for number in range(10)]
     found = await asyncio.gather(*sent, return_exceptions=True)
     [first] = [number for number, result in enumerate(found) if result is True]
@@ -223,7 +213,7 @@ async def test_ten_different_answers_at_once(kernel: k.Kernel) -> None:
 async def test_answers_that_nobody_asked_for(kernel: k.Kernel) -> None:
     """A call that asks nothing, a run that has ended, a session that is not there: each is a typed error."""
     await begin(kernel, [QUESTION], "done")
-    await asked(kernel)
+    await kernel.paused("s")
     with pytest.raises(NotAsked):
         await kernel.ask("answer", "s", "r/9/0", "ok", "x", None)
     with pytest.raises(NotAsked):
@@ -244,7 +234,7 @@ async def test_answers_that_nobody_asked_for(kernel: k.Kernel) -> None:
 async def test_any_text_is_an_answer(kernel: k.Kernel, text: str) -> None:
     """What a store or the wire can't keep is replaced; nothing else changes."""
     await begin(kernel, [("request_user_input", {"prompt": text[:1000]})], "done")
-    await asked(kernel)
+    await kernel.paused("s")
     await kernel.ask("answer", "s", "r/1/0", "ok", text, 1)
     assert await kernel.ask("answer", "s", "r/1/0", "ok", text, 1) is False
     await kernel.end("s")
@@ -259,7 +249,7 @@ async def test_any_text_is_an_answer(kernel: k.Kernel, text: str) -> None:
 async def test_the_wait_is_ended(kernel: k.Kernel, how: str, answered: bool) -> None:
     """Cancel and close end a run that waits for a person, also right behind an answer, and leave no question open."""
     await begin(kernel, [QUESTION], "done")
-    await asked(kernel)
+    await kernel.paused("s")
     if answered:
         await asyncio.gather(
             kernel.ask("answer", "s", "r/1/0", "ok", "red", 1),
@@ -272,7 +262,7 @@ async def test_the_wait_is_ended(kernel: k.Kernel, how: str, answered: bool) -> 
     kernel.check()
     if how == "cancel":
         await kernel.send("s", "again", "r2")
-        assert [question["call_id"] for question in await asked(kernel)] == ["r2/1/0"]
+        assert [question["call_id"] for question in await kernel.paused("s")] == ["r2/1/0"]
         await kernel.ask("answer", "s", "r2/1/0", "ok", "red", 1)
         assert (await kernel.end("s", "r2"))["status"] == "completed"
 
@@ -284,7 +274,7 @@ async def test_a_parents_cancel_reaches_a_child_that_waits(kernel: k.Kernel) -> 
     await begin(kernel, [spawn], "done", tools=["spawn_agent"], agents={"worker": child})
     await kernel.until("s", "child_spawned")
     [below] = [row for row in await kernel.ask("read", "tree", ["s"], {}) if row["parent_id"]]
-    await asked(kernel, below["session_id"])
+    await kernel.paused(below["session_id"])
     tree = {row["session_id"]: row for row in await kernel.ask("read", "tree", ["s"], {})}
     assert len(tree[below["session_id"]]["pending"]) == 1
     await kernel.ask("cancel", "s", None, "enough")
@@ -296,10 +286,10 @@ async def test_what_is_pending_can_be_given_up(kernel: k.Kernel) -> None:
     """`abort_pending` gives one call, or all that wait, an `aborted` result; the run goes on, and a repetition finds
     nothing."""
     await begin(kernel, [QUESTION, QUESTION, QUESTION], "done")
-    await asked(kernel)
+    await kernel.paused("s")
     assert await kernel.ask("abort_pending", "s", "r/1/1") == ["r/1/1"]
     await kernel.until("s", "tool_finished")
-    await asked(kernel)
+    await kernel.paused("s")
     await kernel.ask("answer", "s", "r/1/0", "ok", "red", 1)
     assert await kernel.ask("abort_pending", "s", None) == ["r/1/2"]
     assert (await kernel.end("s"))["status"] == "completed"
@@ -314,7 +304,7 @@ async def test_what_is_pending_can_be_given_up(kernel: k.Kernel) -> None:
 async def test_what_nobody_does_while_it_waits(kernel: k.Kernel) -> None:
     """Neither the node service's death nor that of the frame it was in counts, activates it, or asks again."""
     await begin(kernel, [QUESTION], "done")
-    await asked(kernel)
+    await kernel.paused("s")
     before = await kernel.info("s")
     kernel.kill_node()
     await kernel.quiet()

@@ -245,8 +245,8 @@ async def play(dsn: str, choices: list[int]) -> None:
 
 async def scene(db: Store) -> None:
     """Sessions in every condition: `old` is through with a run, `lead` waits for `kid`, which waits for its model,
-    `boss` has the result of `aide` in its inbox, `queued` has only an input, `crashed` waits for its timer, `asking` waits
-    for a person, and `told` has a person's answer in its inbox."""
+    `boss` has the result of `aide` in its inbox, `queued` has only an input, `crashed` waits for its timer, `asking`
+    waits for a person, and `told` has a person's answer in its inbox."""
     await db.asking("old")
     await db.activate("old")
     await db.answer("old", tool_calls=(("p", "t", "{}"),))

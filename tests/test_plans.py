@@ -148,8 +148,7 @@ async def questions(kernel: k.Kernel) -> None:
     await kernel.until("s-asking", "input_requested", 2)
     assert await kernel.ask("abort_pending", "s-asking", None)
     await kernel.until("s-asking", "input_requested", 3)
-    while (await kernel.info("s-asking"))["status"] != "waiting_for_input":
-        await asyncio.sleep(0.005)
+    await kernel.paused("s-asking")
 
 
 async def reads(kernel: k.Kernel) -> None:
