@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from understudy.messages import Message
+from understudy.errors import NoProgress
+from understudy.messages import Message, ToolCall
+from understudy.records import CallState
 
 REPEATED = (
     "not executed: you asked for the same call with the same arguments in each of your last turns, and you have its "
@@ -16,35 +18,54 @@ REPEATED = (
 )
 
 
-def repeats(messages: Sequence[Message], call_id: str) -> int:
-    """In how many rounds in a row, the last included, the model asked for what the call asks for.
+NO_PROGRESS = {
+    "code": NoProgress.code,
+    "message": "the model asked for the same call in round after round, although it was told that it has the result",
+}
+"""How a run ends whose model does not listen."""
 
-    Earlier rounds count as long as their results are the same: one that differs is progress.
+
+def judge(messages: Sequence[Message], calls: Sequence[CallState], limit: int) -> tuple[set[str], bool]:
+    """The calls of a round that are not executed once more, and whether the run shall end for lack of progress.
 
     Args:
-        messages: of the current run, in order.
-        call_id: a call of the last round.
+        messages: of the session, in order; the last answer is the round's.
+        limit: rounds in a row of which the last is not executed; 0 for none.
     """
-    rounds = [message for message in messages if message.role == "assistant"]
-    results = {message.tool_call_id: message.text for message in messages if message.role == "tool"}
-    wanted = next(_signature(call.name, call.arguments) for call in rounds[-1].tool_calls if call.call_id == call_id)
-    count, known = 1, None
-    for message in reversed(rounds[:-1]):
-        same = [call for call in message.tool_calls if _signature(call.name, call.arguments) == wanted]
-        if not same:
+    counts = {call.call_id: repeats(messages, call.call_id) for call in calls} if limit else {}
+    return {name for name, count in counts.items() if count >= limit}, any(n >= 2 * limit for n in counts.values())
+
+
+def repeats(messages: Sequence[Message], call_id: str) -> int:
+    """In how many rounds in a row, the last included, the model asked for what this call of the last round asks for.
+
+    Earlier rounds of the run count as long as their results are the same: one that differs is progress.
+    """
+    wanted, known, count = None, None, 0
+    results: dict[str | None, str] = {}  # of the round that is being looked at
+    for message in reversed(messages):
+        if message.run_id != messages[-1].run_id:
             break
-        result = results.get(same[0].call_id)
-        if result != REPEATED:
-            if known is not None and result != known:
+        if message.role == "tool":
+            results[message.tool_call_id] = message.text
+        if message.role != "assistant":
+            continue
+        if wanted is None:
+            wanted = next(_signature(call) for call in message.tool_calls if call.call_id == call_id)
+        else:
+            same = next((call for call in message.tool_calls if _signature(call) == wanted), None)
+            result = results.get(same.call_id) if same is not None else None
+            if same is None or (result != REPEATED and known not in (None, result)):
                 break
-            known = result
+            known = known if result == REPEATED else result
+        results = {}
         count += 1
     return count
 
 
-def _signature(name: str, arguments: str) -> tuple[str, str]:
+def _signature(call: ToolCall) -> tuple[str, str]:
     """A call's tool and arguments; how its JSON is written makes no difference."""
     try:
-        return name, json.dumps(json.loads(arguments), sort_keys=True)
+        return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
     except ValueError:
-        return name, arguments
+        return call.name, call.arguments

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from understudy.errors import NoProgress
 from understudy.events import Event, ToolFinished, ToolInDoubt, ToolStarted
 from understudy.identifiers import child_identifier, tool_span_identifier
 from understudy.messages import Message
@@ -22,7 +21,7 @@ from understudy.records import LEASE_SECONDS, Ack, Ask, Batch, CallState, Finish
 
 from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began, read_question
 from .execution import Outcome, execute, presentable
-from .repeats import REPEATED, repeats
+from .repeats import NO_PROGRESS, REPEATED, judge
 from .spawning import child_text, read_spawn
 from .tools import LoadedTool, ToolContext
 from .window import CONTINUE, INTERRUPTED, Window, estimate_tokens
@@ -95,10 +94,10 @@ class Activation:
                 return Step(None, window.request(window.round))
             if window.calls:
                 limit = window.spec.get("repeat_limit", 0)  # sessions of earlier versions have none
-                repeated = self._repeats() if limit else {}
-                if any(count >= 2 * limit for count in repeated.values()):
-                    return self._finish("failed", window.reply(), error=_no_progress(2 * limit))
-                waiting = await self._run_tools({call_id for call_id, count in repeated.items() if count >= limit > 0})
+                repeated, hopeless = judge(window.messages, window.calls, limit)
+                if hopeless:
+                    return self._finish("failed", window.reply(), error=NO_PROGRESS)
+                waiting = await self._run_tools(repeated)
                 if window.cancel is None and self.leave:
                     return self._step(leave=True)
                 if window.cancel is None and waiting is not None:
@@ -215,11 +214,6 @@ class Activation:
     async def _commit(self, batch: Batch) -> Ack:
         call = {"frame": {"frame_id": self._frame_id}, "batch": batch.to_wire()}
         return Ack.from_wire(await self._node.commit(call))
-
-    def _repeats(self) -> dict[str, int]:
-        """In how many rounds in a row each call of the round was asked for, by its id."""
-        messages = self.window.run_messages()
-        return {call.call_id: repeats(messages, call.call_id) for call in self.window.calls}
 
     async def _run_tools(self, repeated: set[str]) -> str | None:
         """Bring every call of the round to its result; what is waited for where children or people are not ready.
@@ -471,11 +465,6 @@ class Activation:
             self._draft.inbox_done.append(item["id"])
             found = Outcome(outcome, child_text(payload), max(0, _now() - started), started)
             self._record(call, found, executions=1)
-
-
-def _no_progress(rounds: int) -> dict[str, Any]:
-    text = f"the model asked for the same call in {rounds} rounds in a row, and was told that it has the result"
-    return {"code": NoProgress.code, "message": text}
 
 
 def _now() -> int:

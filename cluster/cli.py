@@ -223,7 +223,7 @@ def answer(
 @command
 def abort_pending(
     session: SessionId,
-    call: Annotated[str | None, typer.Argument(metavar="[CALL]", help="Default: all that wait.")] = None,
+    call: Annotated[str | None, typer.Argument(metavar="CALL", help="Default: all that wait.")] = None,
     store: Store = None,
     json: Json = False,
 ) -> int:

@@ -84,7 +84,7 @@ class SessionInfo:
         tokens_redone: tokens that were paid again because a node service was lost.
         created_at, updated_at: microseconds since 1970 UTC.
         tools: tools it is at; told by `tree` only.
-        pending: what it waits for, if it waits for a person; not told by `info`.
+        pending: what it asks, while its status is `waiting_for_input`.
     """
 
     id: str

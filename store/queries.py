@@ -56,7 +56,7 @@ def session_info(connection: Connection, namespace: str, session_id: str) -> Row
     row = connection.execute(statement).mappings().first()
     if row is None:
         raise UnknownSession(f"there is no session {session_id!r} in this store", session_id=session_id)
-    return dict(row)
+    return dict(row) | _asked(connection, namespace, dict(row))
 
 
 def session_list(

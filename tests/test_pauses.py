@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from understudy.cluster.client import Run, Session
+from understudy.cluster.client import Session
 from understudy.cluster.follower import Follower
-from understudy.cluster.results import PendingInput
+from understudy.cluster.rendering import print_pending
+from understudy.cluster.results import PendingInput, SessionInfo
 from understudy.errors import AnswerConflict, DeadlineExceeded, InvalidInput, NotAsked, RunFailed
 from understudy.events import InputReceived, InputRequested
 
@@ -139,17 +142,21 @@ async def test_what_is_no_answer(session: Session) -> None:
     assert (await asyncio.to_thread(run.result, 20)).status == "cancelled"
 
 
-async def test_who_waits_while_nobody_answers(session: Session) -> None:
-    """An answered question does not end the wait a second time: `result` runs into its timeout where nothing comes."""
-    run = await asyncio.to_thread(session.send, "go", run_id="r")
-    assert isinstance(run, Run)
-    paused = await asyncio.to_thread(run.result, 20)
-    session_of_nobody = session.run("never")
-    with pytest.raises(Exception, match="no run"):
-        await asyncio.to_thread(session_of_nobody.result, 5)
-    await asyncio.to_thread(session.answer, paused.pending[0].call_id, "red")
-    second = await asyncio.to_thread(run.result, 20)
-    assert second.pending[0].call_id == "r/2/0"
-    await asyncio.to_thread(session.send, "later", run_id="r2")
+async def test_a_queued_run_behind_a_paused_one(session: Session) -> None:
+    """It waits for its turn: neither its own `result` nor its events take the other's pause for theirs."""
+    first = await asyncio.to_thread(session.send, "go", run_id="r")
+    assert (await asyncio.to_thread(first.result, 20)).pending
+    second = await asyncio.to_thread(session.send, "later", run_id="r2")
     with pytest.raises(DeadlineExceeded):
-        await asyncio.to_thread(session.run("r2").result, 0.3)
+        await asyncio.to_thread(second.result, 0.3)
+
+
+async def test_how_it_is_shown(kernel: k.Kernel, session: Session) -> None:
+    """`ps` and `show` say what a session waits for, and how to answer."""
+    run = await asyncio.to_thread(session.send, "go", run_id="r")
+    assert (await asyncio.to_thread(run.result, 20)).pending
+    await kernel.paused("s")
+    info = SessionInfo.from_row(await kernel.info("s"))
+    shown = StringIO()
+    print_pending(info.id, info.pending, Console(file=shown, width=200))
+    assert all(part in shown.getvalue() for part in ("Which colour?", "red, blue", "understudy answer s r/1/0 TEXT"))
