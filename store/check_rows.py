@@ -243,8 +243,12 @@ def questions(scope: Scope) -> Iterator[Found]:
     )
     open_question = and_(QUESTION.c.answered_at == 0, is_last)
     has_question = exists().where(of_call, or_(open_question, and_(is_last, in_inbox)))
-    calls = select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id).where(
-        scope.of(TOOL_CALL), TOOL_CALL.c.state == "asked", not_(has_question)
+    # A quarantined run ends where it was; its calls stay as they are.
+    at_work = and_(same_session(SESSION, TOOL_CALL), SESSION.c.run_id == TOOL_CALL.c.run_id)
+    calls = (
+        select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id)
+        .join(SESSION, at_work)
+        .where(scope.of(TOOL_CALL), TOOL_CALL.c.state == "asked", not_(has_question))
     )
     for row in scope.rows(calls):
         yield row["session_id"], f"call {row['call_id']} waits for a person, and asks nothing that has no answer"

@@ -497,6 +497,24 @@ async def test_any_text_can_be_checked(store: str) -> None:
         assert violations(db) == []
 
 
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_run_that_is_given_up_while_it_asks(store: str, answered: bool) -> None:
+    """Its question stays as it is, with or without an answer that nobody has taken up; the session may go on."""
+    async with opened(store) as db:
+        await db.asking("s")
+        await db.answer("s", tool_calls=(("p", "t", "{}"), ("q", "t", "{}")))
+        await db.commit("s", 1, 2, asks=(Ask("r/1/0", "question", "Well?"),))
+        if answered:
+            await db.do(questions.answer, "s", "r/1/0", "ok", "yes")
+        assert not violations(db)
+        hopeless = Verdict("quarantine", reason="hopeless")
+        await db.do(activation.crash, "s", 1, lambda _: hopeless, cause="died", pid=1, policy={})
+        assert not violations(db)
+        await db.do(activation.resume, "s")
+        await db.accept("s", "r2")
+        assert not violations(db)
+
+
 async def test_what_is_broken_everywhere_is_told_a_hundred_times(store: str) -> None:
     """The number of sessions does not matter, nor that they are read in pages; of one rule only so much is told."""
     async with opened(store) as db:
