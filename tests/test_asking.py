@@ -362,6 +362,7 @@ async def person(kernel: k.Kernel, session_id: str) -> AsyncIterator[list[dict[s
 
 
 @pytest.mark.conformance
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["frame", "node"])
 async def test_a_death_anywhere_asks_nobody_twice(tmp_path: Path, victim: str) -> None:
     """Frame or node service killed at each call, commit, tool and answer: the transcript is that of a run without
