@@ -162,6 +162,10 @@ class NodeService:
         if work is not None:
             self.frames.requeue_unless_waiting(batch.session_id, slot.placement, result.wait)
             return work
+        if result.wait == "input":  # that may be weeks: no process is held for it
+            self.frames.release(slot)
+            await self.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
+            return await self.frames.rest(slot, None)
         if result.wait is None:
             slot.wait = None
             return {"kind": "work", **await self.frames.work(slot)}
