@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
 from understudy.errors import UnderstudyError
+from understudy.prices import Price
 
 from .ray_edge import RAY_NAMESPACE, connect_ray
 from .services import SupervisorActor, supervisor_name
@@ -27,7 +28,8 @@ def main() -> int:
     parser.add_argument("--address", required=True)
     arguments = parser.parse_args()
     given = json.load(sys.stdin)
-    settings = Settings(**given["settings"])
+    prices = {model: Price(**price) for model, price in given["settings"].pop("prices").items()}
+    settings = Settings(**given["settings"], prices=prices)
     try:
         connect_ray(arguments.address)
         # A SQLite file is on one node: elsewhere the same path would be another, empty store. With PostgreSQL any node

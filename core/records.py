@@ -174,7 +174,7 @@ class Batch:
         finish: how the current run ends with this batch.
         wait: None to go on; `model`, `child` or `idle` to wait for that.
         request_round, request_model, request_profile: of the model call, when `wait` is `model`.
-        request_tokens: what to reserve for it in the tree's budget.
+        request_tokens, request_output: its input as estimated, and the longest reply it wants; 0 without a budget.
     """
 
     session_id: str
@@ -191,6 +191,7 @@ class Batch:
     request_model: str = ""
     request_profile: str = ""
     request_tokens: int = 0
+    request_output: int = 0
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -212,6 +213,7 @@ class Batch:
             "request_model": self.request_model,
             "request_profile": self.request_profile,
             "request_tokens": self.request_tokens,
+            "request_output": self.request_output,
         }
 
     @classmethod
@@ -233,6 +235,7 @@ class Batch:
             request_model=data["request_model"],
             request_profile=data["request_profile"],
             request_tokens=data["request_tokens"],
+            request_output=data["request_output"],
         )
 
 
@@ -244,7 +247,6 @@ class Ack:
         first_seq: `seq` of the batch's first entry; the others follow without gaps. 0 for a replay.
         inbox: rows not yet taken care of, oldest first: `{"id", "kind", "key", "payload"}`.
         cancel: reason, when somebody asked to end the current run.
-        budget_left: tokens left in the tree's budget; None without one.
         replayed: the batch had been committed before.
     """
 
@@ -252,7 +254,6 @@ class Ack:
     first_seq: int = 0
     inbox: tuple[dict[str, Any], ...] = ()
     cancel: str | None = None
-    budget_left: int | None = None
     replayed: bool = False
 
     def to_wire(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from understudy.records import RUN_STATUSES
 
 from .activation import RESUME_TIMER
 from .endings import TERMINAL
-from .statements import EVENT, INBOX, MESSAGE, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
+from .statements import ACCOUNT, EVENT, INBOX, MESSAGE, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
 
 Found = tuple[str, str]
 """A session, and what is wrong with it."""
@@ -52,7 +52,7 @@ def same_run(table: Any) -> Any:
 
 def own_session(scope: Scope) -> Iterator[Found]:
     """Every row belongs to a session that exists."""
-    for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, RESERVATION, TIMER):
+    for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER):
         orphans = select(table.c.session_id, func.count().label("rows")).where(
             scope.of(table), ~exists().where(same_session(SESSION, table))
         )

@@ -10,7 +10,7 @@ from understudy import events
 from understudy.messages import storable
 from understudy.records import Finish
 
-from .budgets import settle
+from .charging import settle
 from .statements import RUN, SESSION
 from .transaction import Row, Transaction
 

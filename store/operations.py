@@ -15,9 +15,11 @@ from understudy import events
 from understudy.errors import Fenced, RunConflict, SessionClosed, SessionConflict
 from understudy.identifiers import call_identifier, digest, tool_span_identifier, trace_identifier, wait_key
 from understudy.messages import Message, ToolCall, Usage, encodable, storable
+from understudy.prices import Price
 from understudy.records import Ack, Batch, CallState, ModelAnswer, Spawn
 
-from .budgets import budget_left, reserve, settle, settle_late
+from . import charging
+from .budgets import Ask
 from .endings import TASK, finish_run
 from .statements import RUN, TOOL_CALL
 from .transaction import Row, Transaction
@@ -49,7 +51,7 @@ def create_session(
         if existing["spec_hash"] != spec_hash:
             raise SessionConflict(f"session {session_id!r} exists with another specification", session_id=session_id)
         return False
-    budget = (spec.get("budget") or {}).get("tokens")
+    accounts = charging.open_accounts(tx, session_id, spec.get("budget"), parent)
     row = tx.create(
         {
             "session_id": session_id,
@@ -64,7 +66,7 @@ def create_session(
             "placement": placement,
             "metadata_json": metadata,
             "node_id": node_id,
-            "budget_tokens": budget,
+            "accounts": accounts,
             "wait": "idle",
         }
     )
@@ -108,8 +110,12 @@ def accept(
     return True
 
 
-def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
+def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | None = None) -> CommitResult:
     """Commit one batch of an activation. Key: (session, epoch, batch_no); a replay changes nothing.
+
+    Args:
+        holder: the node service that makes the model call, if the batch asks for one.
+        price: of that call's model, if it has one.
 
     Raises:
         Fenced: a newer activation exists.
@@ -122,7 +128,7 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
             session_id=batch.session_id,
         )
     if batch.batch_no == row["batch_no"]:
-        return CommitResult(_ack(tx, row, 0, replayed=True), row["wait"], row["wait_attempt"], row["wait_holder"])
+        return _committed(tx, row, 0, replayed=True)
     tx.changed(row)
     row["batch_no"] = batch.batch_no
     row["wait_error"] = None
@@ -138,21 +144,19 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
     first_seq = row["seq"] + 1
     for entry in batch.entries:
         tx.append(row, entry)
-    for call in batch.calls:
-        _set_call(tx, row, call)
-    tx.take_inbox(row, batch.inbox_done)
     # A cancelled run may not grow: its spawns and its next model call are left out, and the Ack says why.
-    if cancel is None:
-        for spawn in batch.spawns:
-            _spawn(tx, row, spawn)
+    refused = [spawn.call_id for spawn in batch.spawns if cancel is None and not _spawn(tx, row, spawn)]
+    for call in batch.calls:
+        _set_call(tx, row, replace(call, child_id=None) if call.call_id in refused else call)
+    tx.take_inbox(row, batch.inbox_done)
     if batch.finish is not None:
         finish_run(tx, row, batch.finish)
         return CommitResult(_ack(tx, row, first_seq), row["wait"], 0, "")
-    _set_wait(tx, row, batch, holder)
-    return CommitResult(_ack(tx, row, first_seq), row["wait"], row["wait_attempt"], row["wait_holder"])
+    _set_wait(tx, row, batch, holder, price)
+    return _committed(tx, row, first_seq)
 
 
-def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str) -> None:
+def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str, price: Price | None) -> None:
     if batch.wait == "idle" and row["run_id"] is None and row["inbox_count"] == 0:
         row["wait"], row["active"] = "idle", 0
         row["status"] = row["status"] if row["closed"] else "idle"  # a closed one goes on saying how it ended
@@ -161,23 +165,33 @@ def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str) -> None:
     if batch.wait in (None, "idle") or row["cancel_reason"] is not None:
         return
     if batch.wait == "model":
-        _wait_for_model(tx, row, batch, holder)
+        _wait_for_model(tx, row, batch, holder, price)
     elif batch.wait == "child" and row["children_open"]:
         row["wait"], row["wait_since"], row["status"] = "child", tx.now, "waiting_for_child"
 
 
 @dataclass(frozen=True)
 class CommitResult:
-    """What a commit led to: the Ack, and what the session waits for now (None: it can go on)."""
+    """What a commit led to: the Ack, and what the session waits for now (None: it can go on).
+
+    Attributes:
+        longest_reply: that is paid for, in tokens, if it waits for a model; 0 for any length.
+    """
 
     ack: Ack
     wait: str | None
     attempt: int
     holder: str
+    longest_reply: int = 0
+
+
+def _committed(tx: Transaction, row: Row, first_seq: int, *, replayed: bool = False) -> CommitResult:
+    ack = _ack(tx, row, first_seq, replayed=replayed)
+    return CommitResult(ack, row["wait"], row["wait_attempt"], row["wait_holder"], charging.longest_reply(tx, row))
 
 
 def _ack(tx: Transaction, row: Row, first_seq: int, *, replayed: bool = False) -> Ack:
-    return Ack(row["seq"], first_seq, tx.inbox(row), row["cancel_reason"], budget_left(tx, row), replayed)
+    return Ack(row["seq"], first_seq, tx.inbox(row), row["cancel_reason"], replayed)
 
 
 def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
@@ -193,6 +207,7 @@ def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
     end = dict.fromkeys(("text", "output", "error", "usage"))
     tx.update_run(row["session_id"], run_id, **end, status="running", rounds=0, started_at=tx.now, finished_at=0)
     tx.append(row, events.RunStarted(queued=tx.now - payload["accepted_at"]))
+    charging.begin_run(tx, row)
     return True
 
 
@@ -207,10 +222,21 @@ def _set_call(tx: Transaction, row: Row, call: CallState) -> None:
     )  # fmt: skip
 
 
-def _spawn(tx: Transaction, row: Row, spawn: Spawn) -> None:
-    """Create a child with its task, or find the one that this call created before."""
+def _spawn(tx: Transaction, row: Row, spawn: Spawn) -> bool:
+    """Create a child with its task, or find the one that this call created before.
+
+    False if a budget does not allow it: then the call's result is in the inbox, as a child's would be.
+    """
     if tx.find(spawn.child_id) is not None:
-        return
+        return True
+    refusal = charging.admit_child(tx, row)
+    if refusal is not None:
+        payload = {
+            "child_id": None, "status": "budget_exceeded", "text": "", "output": None, "usage": None, "rounds": 0,
+            "error": refusal.error(row["session_id"]),
+        }  # fmt: skip
+        tx.put_inbox(row, "child_result", spawn.call_id, payload)
+        return False
     create_session(
         tx, spawn.child_id, spawn.spec, spec_hash=spawn.spec["hash"], placement=row["placement"],
         node_id=row["node_id"], metadata=spawn.spec.get("metadata") or {}, parent=row, call_id=spawn.call_id,
@@ -222,13 +248,16 @@ def _spawn(tx: Transaction, row: Row, spawn: Spawn) -> None:
         tx, spawn.child_id, TASK, spawn.text, trace_id=row["trace_id"], source="parent",
         parent_span_id=tool_span_identifier(row["session_id"], spawn.call_id),
     )  # fmt: skip
+    return True
 
 
-def _wait_for_model(tx: Transaction, row: Row, batch: Batch, holder: str) -> str | None:
-    """Reserve tokens and wait; None when the tree's budget does not allow the call."""
-    if not reserve(tx, row, batch.request_round, batch.request_tokens):
-        row["wait"] = None
-        return None
+def _wait_for_model(tx: Transaction, row: Row, batch: Batch, holder: str, price: Price | None) -> None:
+    """Reserve what the call may take, and wait; where a budget does not allow it, the session is told and goes on."""
+    ask = Ask(batch.request_tokens, batch.request_output, price)
+    refusal = charging.reserve(tx, row, batch.request_round, ask)
+    if refusal is not None:
+        row["wait_error"] = refusal.error(row["session_id"])
+        return
     row.update(
         wait="model", status="waiting_for_model", round=batch.request_round, wait_attempt=1, wait_since=tx.now,
         wait_holder=holder,
@@ -237,7 +266,6 @@ def _wait_for_model(tx: Transaction, row: Row, batch: Batch, holder: str) -> str
         request_key=request_key(row), model=batch.request_model, profile=batch.request_profile, attempt=1
     )
     tx.append(row, event)
-    return "model"
 
 
 def request_key(row: Row) -> str:
@@ -276,6 +304,7 @@ def answer(
     tokens = got.usage.total_tokens
     tx.changed(row)
     row["tokens_used"] += tokens
+    row["cost_used"] += got.usage.cost
     row["tokens_redone"] += tokens if attempt > 1 else 0
     failed = got.error is not None
     shared: dict[str, Any] = {
@@ -293,11 +322,11 @@ def answer(
             usage=got.usage.to_wire(), first_chunk=got.first_chunk, redone=attempt > 1, tool_calls=len(got.tool_calls),
         )  # fmt: skip
     if not won:
-        settle_late(tx, row, tokens)
+        charging.settle_late(tx, row, got.usage)
         tx.append(row, event)
         return AnswerResult(False)
     row["run_usage"] = (Usage.from_wire(row["run_usage"]) + got.usage).to_wire()
-    settle(tx, row, spent=tokens)
+    charging.settle(tx, row, got.usage, rounds=0 if failed else 1)
     message: Message | None = None
     calls: tuple[CallState, ...] = ()
     if failed:

@@ -19,7 +19,10 @@ def table_of(model: type) -> Any:
     return model.__table__  # type: ignore[attr-defined]
 
 
-SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, CODE_BLOB, METRIC_STATE, EXPORT_CURSOR = map(
+(
+    SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, ACCOUNT, RESERVATION, TIMER, CODE_BLOB, METRIC_STATE,
+    EXPORT_CURSOR,
+) = map(
     table_of,
     (
         tables.Session,
@@ -29,18 +32,19 @@ SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, CODE_
         tables.ToolCall,
         tables.Inbox,
         tables.Owner,
+        tables.Account,
         tables.Reservation,
         tables.Timer,
         tables.CodeBlob,
         tables.MetricState,
         tables.ExportCursor,
     ),
-)
+)  # fmt: skip
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {
     "namespace", "session_id", "parent_id", "root_id", "depth", "call_id", "parent_run_id", "agent", "kind", "spec",
-    "spec_hash", "placement", "metadata_json", "created_at", "incarnation", "pruned_seq",
+    "spec_hash", "placement", "metadata_json", "created_at", "incarnation", "pruned_seq", "accounts",
 }  # fmt: skip
 MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED]
 # The specification is large and fixed: it is read once, not in every round.
@@ -58,10 +62,19 @@ def select_sessions(count: int, lock: bool) -> Any:
     return found.order_by(SESSION.c.session_id).with_for_update() if lock else found
 
 
+@cache
+def select_accounts(count: int, lock: bool) -> Any:
+    """Reads the accounts of so many sessions; locked in one order, as the sessions are."""
+    ids: list[Any] = [bindparam(f"id{number}") for number in range(count)]
+    found = select(ACCOUNT).where(ACCOUNT.c.namespace == bindparam("ns"), ACCOUNT.c.session_id.in_(ids))
+    found = found.order_by(ACCOUNT.c.session_id, ACCOUNT.c.scope, ACCOUNT.c.resource)
+    return found.with_for_update() if lock else found
+
+
 # What hardly any commit changes: where it did not, a shorter statement writes the row.
 SELDOM = (
     "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
-    "progress_at_death", "restarts", "tokens_redone", "budget_tokens", "budget_reserved", "budget_spent",
+    "progress_at_death", "restarts", "tokens_redone", "cost_used",
 )  # fmt: skip
 OFTEN = [name for name in MUTABLE if name not in SELDOM]
 
@@ -71,6 +84,20 @@ def _update_session(names: Iterable[str]) -> Any:
     return update(SESSION).where(*key).values({name: bindparam(f"b_{name}") for name in names})
 
 
+ACCOUNT_KEY = ("namespace", "session_id", "scope", "resource")
+ACCOUNT_STATE = ("reserved", "spent", "beyond", "since")
+UPDATE_ACCOUNT = (
+    update(ACCOUNT)
+    .where(*(ACCOUNT.c[name] == bindparam(f"b_{name}") for name in ACCOUNT_KEY))
+    .values({name: bindparam(f"b_{name}") for name in ACCOUNT_STATE})
+)
+
+SELECT_RESERVATION = select(RESERVATION).where(
+    RESERVATION.c.namespace == bindparam("ns"), RESERVATION.c.session_id == bindparam("session")
+)
+DELETE_RESERVATION = delete(RESERVATION).where(
+    RESERVATION.c.namespace == bindparam("b_namespace"), RESERVATION.c.session_id == bindparam("b_session_id")
+)
 UPDATE_SESSION = _update_session(MUTABLE)
 UPDATE_SESSION_OFTEN = _update_session(OFTEN)
 CALL_STATE = ("state", "epoch", "executions", "result", "child_id", "updated_at")

@@ -12,9 +12,12 @@ from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, Event
 from understudy.messages import WIRE_VERSION, Message
 
+from .accounts import Accounts
+from .budgets import Charge, owners
 from .prepared import Row as Row
 from .prepared import Statements, cursor_of, pipelined
 from .statements import (
+    ACCOUNT,
     CALL_STATE,
     DELETE_INBOX,
     EVENT,
@@ -56,6 +59,7 @@ class Transaction:
         woken: sessions whose wait ended here; they are ready for a frame.
         cancelled: sessions whose current run was asked to end here.
         written: every session that was changed, as it is now, and its `seq` before.
+        accounts: of the budgets; `charges` has those that concern a session.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Transaction:
         self.woken: dict[str, Row] = {}
         self.cancelled: dict[str, Row] = {}
         self.written: dict[str, tuple[int, Row]] = {}
+        self.accounts = Accounts(statements, self._cursor, namespace, lock=connection.dialect.name != "sqlite")
         self.writes = 0
         self._sessions: dict[str, Row | None] = {}
         self._seldom: dict[str, tuple[Any, ...]] = {}
@@ -130,6 +135,23 @@ class Transaction:
             raise UnknownSession(f"there is no session {session_id!r} in this store", session_id=session_id)
         return row
 
+    def charges(self, row: Row) -> list[Charge]:
+        """The accounts that a session is charged to, nearest first: its own, and its ancestors' of their trees.
+
+        They may be changed; whoever does has changed the session as well.
+        """
+        if row["accounts"] is None:
+            return []
+        # Those of all sessions that were read so far, in one order: two journals can't deadlock on them.
+        known = (other["accounts"] for other in self._sessions.values() if other is not None)
+        self.accounts.load(owner for accounts in known for owner, _ in owners(accounts))
+        return [
+            Charge(level, account)
+            for owner, level in owners(row["accounts"])
+            for account in self.accounts.of(owner)
+            if level == 0 or account["scope"] == "tree"
+        ]
+
     def changed(self, row: Row) -> None:
         """Note that `row` must be written back."""
         self.writes += 1
@@ -157,10 +179,11 @@ class Transaction:
         self.flush()
         for start in range(0, len(session_ids), LOADED_AT_ONCE):
             some = session_ids[start : start + LOADED_AT_ONCE]
-            for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, RESERVATION, TIMER, SESSION):
+            for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, SESSION):
                 self.writes += 1
                 where = (table.c.namespace == self.namespace, table.c.session_id.in_(some))
                 self.connection.execute(delete(table).where(*where))
+        self.accounts.forget(session_ids)
         for session_id in session_ids:
             self._sessions[session_id] = None
             self._dirty.pop(session_id, None)
@@ -355,6 +378,7 @@ class Transaction:
         self._write(DELETE_INBOX, self._inbox_deletes)  # after the inserts: what came in here may have gone here too
         self._write(UPDATE_CALL, self._call_updates)
         self._write(UPDATE_RUN, self._run_updates)
+        self.accounts.write()
 
     def _write(self, statement: Any, rows: list[Row]) -> None:
         if rows:
