@@ -59,12 +59,12 @@ class Requests:
         return found
 
     def _require_prices(self, spec: dict[str, Any], limited: bool = False) -> None:
-        """A limit of money can only be kept for models with a price: the agent's, and those of all that it may create."""
+        """A limit of money needs models with prices: the agent's, and those of all that it may create."""
         limited = limited or any(resource == "cost" for _, resource, _ in budgets.limits_of(spec.get("budget")))
         if limited and self._node.gateway.price(spec["profile"], spec["model"]) is None:
             raise InvalidSpec(
                 f"budget: the cost of agent {spec['name']!r} is limited, and model {spec['model']!r} has no price. "
-                "Give it one in the file that UNDERSTUDY_PRICES names or with Cluster.connect(prices=…), or limit tokens.",
+                "Give it one in the file of UNDERSTUDY_PRICES or with Cluster.connect(prices=…), or limit tokens.",
             )
         for agent in spec.get("agents", {}).values():
             self._require_prices(agent, limited)
