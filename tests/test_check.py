@@ -293,6 +293,7 @@ def retype(session_id: str, old: str, new: str) -> str:
     return f"UPDATE event SET type = '{new}' WHERE session_id = '{session_id}' AND type = '{old}'"
 
 
+ACCOUNT = "namespace, session_id, scope, resource, allowed, reserved, spent, beyond, since"
 GHOST = "INSERT INTO timer (namespace, session_id, name, due_at) VALUES ('tests', 'ghost', 'resume', 1)"
 STRAY = (
     "INSERT INTO inbox (namespace, session_id, item, kind, key, created_at) "
@@ -342,10 +343,14 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("budget_limit", "lead", account("lead", allowed=-1, beyond=500)),
     ("budget_limit", "lead", account("lead", allowed=50)),
     ("budget budget_limit", "boss", account("boss", resource="'rounds'", beyond=1)),
-    ("budget_limit", "boss", account("boss", resource="'seconds'") + ";" + row("boss", tokens_used=0)),
+    ("budget budget_limit", "boss", account("boss", resource="'seconds'")),
     ("charged_accounts", "kid", row("kid", accounts="'lead:2'")),
     ("charged_accounts", "old", row("old", accounts="'old:0'")),
-    ("charged_accounts", "lead", "DELETE FROM account WHERE session_id = 'lead'"),
+    (
+        "charged_accounts",
+        "old",
+        f"INSERT INTO account ({ACCOUNT}) VALUES ('tests', 'old', 'run', 'rounds', 5, 0, 0, 0, 0)",
+    ),
     ("reservation", "kid", "UPDATE reservation SET wait_key = 'kid/task/9'"),
     ("reservation", "kid", "DELETE FROM reservation;" + account("lead", reserved=0)),
     ("tokens", "old", row("old", cost_used=1)),
