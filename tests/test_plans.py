@@ -32,7 +32,7 @@ from . import plans
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(240)]
 
-LARGE = {"message", "event", "tool_call", "run", "session", "inbox", "reservation"}
+LARGE = {"message", "event", "tool_call", "run", "session", "inbox", "account", "reservation"}
 EXPECTED = 58
 """Fewer distinct statements than this, however long their lists are, and something was not recorded."""
 
