@@ -86,6 +86,7 @@ class Gateway:
         _check_profile(profile)
         known = self._endpoints.get(profile.name)
         if known is not None:
+            profile = profile.after(known.profile)
             if known.profile == profile:
                 return
             self._retired.add(known)

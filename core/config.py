@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .errors import InvalidConfiguration, InvalidInput
@@ -113,6 +113,10 @@ class ModelProfile:
     max_concurrency: int = 1024
     requests_per_minute: float | None = None
     prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
+
+    def after(self, known: ModelProfile | None) -> ModelProfile:
+        """This profile in place of the one before it; it keeps prices that it lacks: budgets depend on them."""
+        return replace(self, prices={**known.prices, **self.prices}) if known is not None else self
 
     def __repr__(self) -> str:
         return f"ModelProfile(name={self.name!r}, base_url={self.base_url!r}, api_key=***)"

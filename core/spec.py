@@ -79,7 +79,7 @@ class Budget(Strict):
     rounds: int | None = Field(None, ge=1, le=10**9)
     children: int | None = Field(None, ge=0, le=10**9)
     depth: int | None = Field(None, ge=0, le=16)
-    seconds: float | None = Field(None, gt=0, le=10**9)
+    seconds: float | None = Field(None, ge=0.001, le=10**9)
 
     @model_validator(mode="after")
     def _limits(self) -> Budget:
@@ -93,7 +93,7 @@ class Budget(Strict):
         """The limits by resource, in whole units: cost in millionths, time in microseconds."""
         found = {name: getattr(self, name) for name in RESOURCES}
         scale = {"cost": MILLION, "seconds": MILLION}
-        return {name: int(limit * scale.get(name, 1)) for name, limit in found.items() if limit is not None}
+        return {name: round(limit * scale.get(name, 1)) for name, limit in found.items() if limit is not None}
 
 
 RESOURCES = ("tokens", "cost", "rounds", "children", "depth", "seconds")

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from understudy.actors.estimates import estimate_tokens
+from understudy.actors.gateway import Gateway
 from understudy.actors.tools import tool
+from understudy.cluster import bootstrap
 from understudy.cluster.compiling import compile_spec
 from understudy.cluster.results import RunResult, SessionInfo
-from understudy.config import Settings
+from understudy.config import ModelProfile, Settings
 from understudy.errors import InvalidConfiguration, InvalidSpec
 from understudy.messages import Usage
 from understudy.prices import MILLION, Price, money, price_table
@@ -85,6 +87,18 @@ def test_a_price_that_is_none(table: Any) -> None:
     """A field that is missing, negative or no number is refused with its place."""
     with pytest.raises(InvalidConfiguration):
         price_table(table)
+
+
+def test_prices_reach_the_services() -> None:
+    """The settings that start the services carry the table; a profile that comes again without prices keeps them."""
+    settings = Settings("sqlite:////s.db", "m", prices=CHEAP)
+    assert bootstrap.read(bootstrap.request(settings, "spans")) == (settings, "spans")
+    gateway = Gateway(prices={"m": Price(1, 1, 1), "n": Price(2, 2, 2)})
+    gateway.register(ModelProfile("p", "key", prices={"m": Price(3, 3, 3)}))
+    gateway.register(ModelProfile("p", "key", prices={"o": Price(4, 4, 4)}))
+    gateway.register(ModelProfile("p", "key"))
+    found = [gateway.price("p", model) for model in ("m", "n", "o", "x")]
+    assert found == [Price(3, 3, 3), Price(2, 2, 2), Price(4, 4, 4), None]
 
 
 def test_a_price_table_that_is_not_there(tmp_path: Path) -> None:
@@ -472,7 +486,7 @@ async def test_a_call_that_goes_out_again_keeps_its_reservation(kernel: k.Kernel
 
 
 async def test_what_ends_early_gives_back_what_it_held(kernel: k.Kernel) -> None:
-    """A run that is cancelled during its call holds nothing any more; nor does a session that is given up."""
+    """A run that is cancelled during its call holds nothing any more."""
     kernel.server.hold()
     await kernel.spawn("s", k.spec(budget=[{"tokens": 300}]))
     await kernel.send("s")
