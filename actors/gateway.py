@@ -7,10 +7,9 @@ no sessions and writes nothing: its caller keeps the waits and the journal.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
@@ -29,9 +28,10 @@ from understudy.errors import (
     ModelRefused,
     ModelUnavailable,
 )
-from understudy.messages import Usage
+from understudy.prices import Price
 from understudy.records import ModelAnswer, ModelRequest
 
+from .estimates import estimate_usage
 from .sse import Completion, EndpointError, EventStream, Malformed
 
 PROVIDER = "openai"
@@ -61,9 +61,18 @@ class Gateway:
         retries: how often a call that failed in a way worth retrying is tried again, after the first try.
         backoff: seconds before the first retry; doubles up to `backoff_max`, less a random quarter. `Retry-After`
             from the endpoint takes precedence.
+        prices: of models, for profiles that have none of their own for them.
     """
 
-    def __init__(self, *, retries: int = 3, backoff: float = 0.5, backoff_max: float = 8.0) -> None:
+    def __init__(
+        self,
+        *,
+        retries: int = 3,
+        backoff: float = 0.5,
+        backoff_max: float = 8.0,
+        prices: Mapping[str, Price] | None = None,
+    ) -> None:
+        self._prices = dict(prices or {})
         self._backoff = _Backoff(retries, backoff, backoff_max)
         self._endpoints: dict[str, _Endpoint] = {}
         self._retired: set[_Endpoint] = set()
@@ -77,6 +86,7 @@ class Gateway:
         _check_profile(profile)
         known = self._endpoints.get(profile.name)
         if known is not None:
+            profile = profile.after(known.profile)
             if known.profile == profile:
                 return
             self._retired.add(known)
@@ -89,6 +99,12 @@ class Gateway:
     def knows(self, name: str) -> bool:
         """Whether a profile of this name is registered."""
         return name in self._endpoints
+
+    def price(self, profile: str, model: str) -> Price | None:
+        """What a model costs under a profile; None if nobody has said."""
+        endpoint = self._endpoints.get(profile)
+        own = endpoint.profile.prices.get(model) if endpoint is not None else None
+        return own or self._prices.get(model)
 
     async def call(
         self,
@@ -388,7 +404,7 @@ class _Call:
             content=completion.content,
             tool_calls=calls,
             finish_reason=completion.finish_reason or ("tool_calls" if calls else "stop"),
-            usage=completion.usage or self._estimate(completion),
+            usage=completion.usage or estimate_usage(self._request, completion.content or "", calls),
             response_model=completion.model,
             response_id=completion.identifier,
             provider=PROVIDER,
@@ -398,12 +414,6 @@ class _Call:
             retries=self._retries,
             extra=completion.extra,
         )
-
-    def _estimate(self, completion: Completion) -> Usage:
-        """About four characters a token, where the endpoint did not count."""
-        asked = len(json.dumps(self._request.messages)) + len(json.dumps(self._request.tools))
-        said = len(completion.content or "") + sum(len(name) + len(text) for _, name, text in completion.tool_calls)
-        return Usage(input_tokens=-(-asked // 4), output_tokens=-(-said // 4), estimated=True)
 
     def _elapsed(self) -> int:
         """Microseconds since the first try began."""

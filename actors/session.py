@@ -30,20 +30,18 @@ from understudy.records import (
 )
 
 from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began, read_question
+from .estimates import estimate_tokens
 from .execution import Outcome, execute, presentable
 from .repeats import NO_PROGRESS, REPEATED, judge
 from .spawning import read_spawn
 from .tools import LoadedTool, ToolContext
-from .window import CONTINUE, Window, estimate_tokens
+from .window import CONTINUE, Window, wanted_reply
 
 COALESCE_SECONDS = 0.05
 """Results that come this soon after another share its commit."""
 
 WATCH_AFTER_SECONDS = 0.25
 """Tools that run longer are watched for a cancellation."""
-
-MINIMAL_REPLY_TOKENS = 16
-"""A budget that leaves less room for a reply is used up."""
 
 Loader = Callable[[dict[str, Any]], Awaitable[LoadedTool]]
 
@@ -99,7 +97,9 @@ class Activation:
             if window.cancel is not None:
                 return self._finish("cancelled", window.reply())
             if window.model_error is not None:
-                return self._finish("failed", window.reply(), error=window.model_error)
+                refused = window.model_error["code"] == "budget_exceeded"  # by an account; nothing was asked
+                status = "budget_exceeded" if refused else "failed"
+                return self._finish(status, window.reply(), error=window.model_error)
             if window.wait == "model":  # taken up while a call is in flight: attach to it
                 return Step(None, window.request(window.round))
             if window.calls:
@@ -159,12 +159,7 @@ class Activation:
         request = window.request(window.round + 1)
         if drafted:
             del window.messages[-len(drafted) :]
-        tokens = 0
-        if window.budget_left is not None:
-            tokens = estimate_tokens([*request.messages, *request.tools]) + request.parameters["max_completion_tokens"]
-            if tokens > window.budget_left or request.parameters["max_completion_tokens"] < MINIMAL_REPLY_TOKENS:
-                return self._finish("budget_exceeded", window.reply())
-        step = self._step(wait="model", round_number=window.round + 1, tokens=tokens)
+        step = self._step(wait="model", round_number=window.round + 1, request=request)
         step.request = request
         return step
 
@@ -180,20 +175,20 @@ class Activation:
             self._settle(call, outcome)
         if status == "round_limit":
             error = {"code": "round_limit", "message": f"no answer after {self.window.round} rounds"}
-        if status == "budget_exceeded":
-            error = {"code": "budget_exceeded", "message": "the tree's token budget does not allow another model call"}
         return self._step(wait="idle", finish=Finish(status, text, error=error))
 
     def _step(
         self, *, wait: str | None = None, finish: Finish | None = None, leave: bool = False, round_number: int = 0,
-        tokens: int = 0,
+        request: ModelRequest | None = None,
     ) -> Step:  # fmt: skip
-        return Step(self._batch(wait=wait, finish=finish, round_number=round_number, tokens=tokens), leave=leave)
+        return Step(self._batch(wait=wait, finish=finish, round_number=round_number, request=request), leave=leave)
 
     def _batch(
-        self, *, wait: str | None = None, finish: Finish | None = None, round_number: int = 0, tokens: int = 0
-    ) -> Batch:
+        self, *, wait: str | None = None, finish: Finish | None = None, round_number: int = 0,
+        request: ModelRequest | None = None,
+    ) -> Batch:  # fmt: skip
         window, draft = self.window, self._draft
+        charged = request if window.budgeted else None
         self._draft = _Draft()
         window.batch_no += 1
         return Batch(
@@ -211,7 +206,8 @@ class Activation:
             request_round=round_number,
             request_model=window.spec["model"] if wait == "model" else "",
             request_profile=window.spec["profile"] if wait == "model" else "",
-            request_tokens=tokens,
+            request_tokens=estimate_tokens([*charged.messages, *charged.tools]) if charged else 0,
+            request_output=wanted_reply(charged) if charged else 0,
         )
 
     async def _flush(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from understudy.identifiers import wait_key
@@ -11,7 +12,7 @@ from understudy.records import Ack, CallState, ModelRequest
 
 CONTINUE = "Your last message was cut off. Continue exactly where it stopped, without repeating anything."
 OUTPUT_TOKENS = 4096
-"""What a reply may cost when the specification sets no limit of its own; used only where a budget is set."""
+"""How long a reply may be when the specification sets no limit of its own; used only where a budget is set."""
 
 
 class Window:
@@ -19,6 +20,7 @@ class Window:
 
     Attributes:
         incarnation: of the session: another one of the same id has nothing to do with it.
+        budgeted: its model calls are charged to accounts, so they must say what they want.
     """
 
     def __init__(self, session_id: str, spec: dict[str, Any]) -> None:
@@ -37,7 +39,7 @@ class Window:
         self.model_error: dict[str, Any] | None = None
         self.cancel: str | None = None
         self.inbox: list[dict[str, Any]] = []
-        self.budget_left: int | None = None
+        self.budgeted = False
         self.depth = 0
 
     def apply(self, work: dict[str, Any]) -> bool:
@@ -53,12 +55,12 @@ class Window:
         self.calls = [CallState.from_wire(call) for call in work["calls"]]
         self.run_id, self.round, self.trace_id = work["run_id"], work["round"], work["trace_id"]
         self.wait, self.model_error, self.depth = work["wait"], work["model_error"], work["depth"]
-        self.cancel, self.inbox, self.budget_left = work["cancel"], work["inbox"], work["budget_left"]
+        self.cancel, self.inbox, self.budgeted = work["cancel"], work["inbox"], work["budgeted"]
         return True
 
     def acknowledge(self, ack: Ack) -> None:
         """Take in what a commit returned."""
-        self.cancel, self.inbox, self.budget_left = ack.cancel, list(ack.inbox), ack.budget_left
+        self.cancel, self.inbox = ack.cancel, list(ack.inbox)
 
     def run_messages(self) -> list[Message]:
         """The messages of the current run, oldest first."""
@@ -94,17 +96,11 @@ class Window:
     def request(self, round_number: int) -> ModelRequest:
         """The model call of a round. A pure function of the window: the same after any crash."""
         spec = self.spec
-        parameters = dict(spec["parameters"])
         messages = to_protocol(spec["instructions"], self.messages)
         tools = [
             {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
             for tool in spec["tools"]
         ]
-        if self.budget_left is not None:
-            cap = parameters.get("max_completion_tokens") or parameters.get("max_tokens") or OUTPUT_TOKENS
-            room = max(1, self.budget_left - estimate_tokens([*messages, *tools]))
-            parameters.pop("max_tokens", None)
-            parameters["max_completion_tokens"] = min(cap, room)
         assert self.run_id is not None
         return ModelRequest(
             wait_key=wait_key(self.session_id, self.run_id, round_number),
@@ -112,15 +108,24 @@ class Window:
             model=spec["model"],
             messages=messages,
             tools=tools,
-            parameters=parameters,
+            parameters=dict(spec["parameters"]),
             deadline=spec["deadline"],
             stall=spec.get("stall", 300.0),
         )
 
 
-def estimate_tokens(messages: list[dict[str, Any]]) -> int:
-    """A careful guess of a request's input tokens: three characters each."""
-    return len(json.dumps(messages, ensure_ascii=False)) // 3 + 1
+def wanted_reply(request: ModelRequest) -> int:
+    """The longest reply that a request wants, in tokens."""
+    parameters = request.parameters
+    return int(parameters.get("max_completion_tokens") or parameters.get("max_tokens") or OUTPUT_TOKENS)
+
+
+def with_longest_reply(request: ModelRequest, tokens: int) -> ModelRequest:
+    """The request with the reply that is paid for; 0 for any length."""
+    if not tokens:
+        return request
+    parameters = {name: value for name, value in request.parameters.items() if name != "max_tokens"}
+    return replace(request, parameters={**parameters, "max_completion_tokens": tokens})
 
 
 def to_protocol(instructions: str, messages: list[Message]) -> list[dict[str, Any]]:

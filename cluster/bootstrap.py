@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
 from understudy.errors import UnderstudyError
+from understudy.prices import Price
 
 from .ray_edge import RAY_NAMESPACE, connect_ray
 from .services import SupervisorActor, supervisor_name
@@ -26,8 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m understudy.cluster.bootstrap")
     parser.add_argument("--address", required=True)
     arguments = parser.parse_args()
-    given = json.load(sys.stdin)
-    settings = Settings(**given["settings"])
+    settings, span_directory = read(sys.stdin.read())
     try:
         connect_ray(arguments.address)
         # A SQLite file is on one node: elsewhere the same path would be another, empty store. With PostgreSQL any node
@@ -40,7 +40,7 @@ def main() -> int:
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=bound,
-        ).remote(settings, given["span_directory"])
+        ).remote(settings, span_directory)
         pid = ray.get(handle.start.remote(), timeout=60)
     except UnderstudyError as error:
         print(json.dumps({"error": error.to_wire()}))
@@ -52,6 +52,13 @@ def main() -> int:
 def request(settings: Settings, span_directory: str) -> str:
     """What `main` reads from stdin."""
     return json.dumps({"settings": asdict(settings), "span_directory": span_directory})
+
+
+def read(text: str) -> tuple[Settings, str]:
+    """What `request` wrote."""
+    given = json.loads(text)
+    prices = {model: Price(**price) for model, price in given["settings"].pop("prices").items()}
+    return Settings(**given["settings"], prices=prices), given["span_directory"]
 
 
 if __name__ == "__main__":

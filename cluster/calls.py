@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from understudy.actors.estimates import estimate_usage
 from understudy.actors.gateway import Gateway
 from understudy.errors import ModelProfileMissing, UnderstudyError
-from understudy.messages import Usage
 from understudy.records import ModelAnswer, ModelRequest
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,9 @@ class Calls:
             answer = ModelAnswer(error=wire)
         if not answer.started_at:
             answer = replace(answer, started_at=started, duration=time.time_ns() // 1000 - started)
+        price = self.gateway.price(call.request.profile, call.request.model)
+        if price is not None:
+            answer = replace(answer, usage=replace(answer.usage, cost=price.cost(answer.usage)))
         try:
             # Shielded: a cancellation that comes now must not lose an answer that was paid for.
             await asyncio.shield(self._answered(call, answer))
@@ -156,10 +159,7 @@ class Calls:
 
 def _partial(call: Call) -> ModelAnswer:
     text = "".join(call.text)
-    usage = Usage(
-        sum(len(str(m.get("content") or "")) for m in call.request.messages) // 4, len(text) // 4, estimated=True
-    )
     if not text:
         error: dict[str, Any] = {"code": "aborted", "message": "the call was aborted", "session_id": call.session_id}
         return ModelAnswer(error=error)
-    return ModelAnswer(content=text, finish_reason="aborted", usage=usage)
+    return ModelAnswer(content=text, finish_reason="aborted", usage=estimate_usage(call.request, text))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from understudy.config import ModelProfile, Settings, model_profile_from_environment
@@ -13,6 +14,7 @@ from understudy.errors import DeadlineExceeded, InvalidConfiguration, InvalidInp
 from understudy.events import Event, ModelCallCompleted, RunFinished, StreamRestarted, TextDelta
 from understudy.identifiers import check_identifier, digest, new_identifier
 from understudy.messages import Message
+from understudy.prices import price_table
 from understudy.records import RUN_STATUSES
 from understudy.spec import AgentSpec
 
@@ -51,6 +53,7 @@ class Cluster:
         standby: int | None = None,
         max_actors: int | None = None,
         profiles: Iterable[ModelProfile] = (),
+        prices: Mapping[str, Any] | str | Path | None = None,
         code_by_value: bool = True,
         start: bool = True,
         timeout: float = 60.0,
@@ -62,6 +65,9 @@ class Cluster:
             address: of Ray; default `RAY_ADDRESS`, else the cluster on this machine.
             namespace, model, standby, max_actors: instead of the `UNDERSTUDY_…` variables.
             profiles: endpoints and credentials by name, for specs that name one; the first is the default.
+            prices: what models cost, by name, as `{"input", "cached_input", "output"}` per million tokens, or a JSON or
+                TOML file of that; beside `UNDERSTUDY_PRICES`. The services take them from the connect that starts them,
+                and with the profiles of any; a profile's own come first.
             code_by_value: let tools defined in `__main__` travel by value.
             start: start what does not run; if False, raise `ClusterUnreachable` instead.
             timeout: seconds until the services must answer.
@@ -76,10 +82,12 @@ class Cluster:
         check_identifier(settings.namespace, "namespace")
         if not 0 <= settings.standby <= 64 or (settings.max_actors is not None and settings.max_actors < 1):
             raise InvalidConfiguration("standby must be 0 to 64, and max_actors at least 1")
+        settings = replace(settings, prices={**settings.prices, **price_table(prices or {})})
         known = list(profiles)
         own = model_profile_from_environment()
         if own is not None:
             known.append(own)
+        known = [replace(profile, prices={**settings.prices, **profile.prices}) for profile in known]
         # Here, not on the background loop: Ray sets its signal handlers only from the main thread.
         connection = Connection(settings, connect_ray(address, start=start))
         background.wait(connection.open(known, timeout, start=start))
@@ -90,7 +98,7 @@ class Cluster:
         """Get or create a session for an agent; the same id and spec give the same session.
 
         Raises:
-            InvalidSpec: the spec can't be used.
+            InvalidSpec: the spec can't be used, or limits the cost of a model without a price.
             SessionConflict: the id exists with another spec.
         """
         if not isinstance(spec, AgentSpec):

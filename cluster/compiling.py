@@ -59,8 +59,6 @@ def compile_spec(spec: AgentSpec, *, model: str, profile: str | None, by_value: 
     agents: dict[str, Any] = {}
     own_code = any(_is_own(tool["source"]) for tool in tools)
     for agent in spec.agents:
-        if agent.budget is not None:
-            raise InvalidSpec(f"agents: the budget of {agent.name!r} belongs to the root, for the whole tree.")
         child = compile_spec(agent, model=model, profile=spec.profile or profile, by_value=by_value)
         if agent.name in agents:
             raise InvalidSpec(f"agents has two entries named {agent.name!r}.")
@@ -77,7 +75,7 @@ def compile_spec(spec: AgentSpec, *, model: str, profile: str | None, by_value: 
         "agents": agents,
         "workspace": os.path.abspath(spec.workspace) if spec.workspace is not None else None,
         "parameters": spec.parameters,
-        "budget": spec.budget.model_dump() if spec.budget else None,
+        "budget": [{"scope": budget.scope, **budget.limits()} for budget in spec.budgets] or None,
         "restart": spec.restart.model_dump(),
         "supervision": spec.supervision.model_dump(),
         "metadata": spec.metadata,

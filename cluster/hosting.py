@@ -34,7 +34,7 @@ class NodeHost:
             settings.schema_policy,
         )  # fmt: skip
         self._tell = tell
-        self._gateway = Gateway()
+        self._gateway = Gateway(prices=settings.prices)
         self._service: NodeService | None = None
         self._requests: Requests | None = None
         self._starting = asyncio.Lock()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from understudy.actors.gateway import Gateway
+from understudy.actors.window import with_longest_reply
 from understudy.config import ModelProfile
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
 from understudy.records import Ack, Batch, ModelAnswer, ModelRequest
@@ -180,7 +181,8 @@ class NodeService:
 
         With the commit the frame holds that session: before anything else is awaited, or others would find it ready.
         """
-        todo: list[Any] = [lambda tx: operations.commit(tx, batch, holder=self.holder)]
+        price = self.gateway.price(batch.request_profile, batch.request_model)
+        todo: list[Any] = [lambda tx: operations.commit(tx, batch, holder=self.holder, price=price)]
         if following is not None:
             self.frames.placing.add(following.session_id)
             todo.append(self.frames.activation(slot, following, (batch.session_id, batch.epoch)))
@@ -214,15 +216,15 @@ class NodeService:
         assert session_id is not None
         if self.calls.find(request.wait_key) is None:
             try:
-                attempt = await self.journal.submit(
+                issued = await self.journal.submit(
                     lambda tx: activation.reissue(tx, session_id, epoch, self.holder, request.model)
                 )
             except Fenced:
                 self.frames.release(slot)
                 raise
-            if attempt is None:
+            if issued is None:
                 return {"kind": "work", **await self.frames.work(slot)}
-            self._call(request, attempt, slot.placement)
+            self._call(request, issued, slot.placement)
         slot.reply_echo = None
         return await self.frames.rest(slot, "model")
 
@@ -230,19 +232,20 @@ class NodeService:
         self, batch: Batch, request: ModelRequest, result: operations.CommitResult, placement: str
     ) -> bool:
         """Send the call out; False if the session does not wait for it any more."""
-        attempt: int | None = result.attempt
+        issued: activation.Issued | None = activation.Issued(result.attempt, result.longest_reply)
         if result.holder != self.holder and self.calls.find(request.wait_key) is None:
             # The batch was committed by a service that died with the call: it goes out again, as the next attempt.
-            attempt = await self.journal.submit(
+            issued = await self.journal.submit(
                 lambda tx: activation.reissue(tx, batch.session_id, batch.epoch, self.holder, request.model)
             )
-        if attempt is not None:
-            self._call(request, attempt, placement)
-        return attempt is not None
+        if issued is not None:
+            self._call(request, issued, placement)
+        return issued is not None
 
-    def _call(self, request: ModelRequest, attempt: int, placement: str) -> None:
+    def _call(self, request: ModelRequest, issued: activation.Issued, placement: str) -> None:
         session_id, run_id, round_number = split_wait_key(request.wait_key)
-        self.calls.start(Call(session_id, run_id, round_number, attempt, placement, request))
+        request = with_longest_reply(request, issued.longest_reply)
+        self.calls.start(Call(session_id, run_id, round_number, issued.attempt, placement, request))
 
     async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
         """See `understudy.ports.Node.commit`."""

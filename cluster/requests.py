@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from understudy.errors import UnderstudyError
-from understudy.store import activation, beginnings, code, endings, queries, questions
+from understudy.errors import InvalidSpec, UnderstudyError
+from understudy.store import activation, beginnings, budgets, code, endings, queries, questions
 from understudy.store.transaction import Transaction
 from understudy.supervisor.paging import Ready
 
@@ -32,10 +32,17 @@ class Requests:
         self._node = node
 
     async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
-        """Get or create a session: `{"created", "node_id"}`, the node that looks after it. Raises `SessionConflict`."""
+        """Get or create a session: `{"created", "node_id"}`, the node that looks after it.
+
+        Raises:
+            SessionConflict: it exists with another specification.
+            InvalidSpec: it limits the cost of a model that has no price.
+        """
         node = self._node
 
         def operation(tx: Transaction) -> dict[str, Any]:
+            if tx.find(session["session_id"]) is None:
+                self._require_prices(session["spec"])
             for digest, data in blobs.items():
                 code.put(tx, digest, data)
             created = beginnings.create_session(
@@ -51,6 +58,17 @@ class Requests:
         if found["created"]:
             node.remember_placement(session["session_id"], session["placement"])
         return found
+
+    def _require_prices(self, spec: dict[str, Any], limited: bool = False) -> None:
+        """A limit of money needs models with prices: the agent's, and those of all that it may create."""
+        limited = limited or any(resource == "cost" for _, resource, _ in budgets.limits_of(spec.get("budget")))
+        if limited and self._node.gateway.price(spec["profile"], spec["model"]) is None:
+            raise InvalidSpec(
+                f"budget: the cost of agent {spec['name']!r} is limited, and model {spec['model']!r} has no price. "
+                "Give it one in the file of UNDERSTUDY_PRICES or with Cluster.connect(prices=…), or limit tokens.",
+            )
+        for agent in spec.get("agents", {}).values():
+            self._require_prices(agent, limited)
 
     async def send(self, session_id: str, run: dict[str, Any]) -> dict[str, Any]:
         """Accept an input; it is durable when this returns. Where a frame is free the session is activated with it.

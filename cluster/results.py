@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from understudy.messages import Usage
+from understudy.prices import money
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class RunResult:
         """Whether the run completed."""
         return self.status == "completed"
 
+    @property
+    def cost(self) -> Decimal:
+        """What its model calls cost, in the price table's currency; 0 for models without a price."""
+        return money(self.usage.cost)
+
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> RunResult:
         usage = Usage.from_wire(row["usage"])
@@ -82,6 +89,7 @@ class SessionInfo:
         actor_pid: the process that holds it; None while it is passive.
         restarts: crashes it came back from.
         tokens_redone: tokens that were paid again because a node service was lost.
+        cost: of all its model calls, in the price table's currency; 0 for models without a price.
         created_at, updated_at: microseconds since 1970 UTC.
         tools: tools it is at; told by `tree` only.
         pending: what it asks, while its status is `waiting_for_input`.
@@ -108,6 +116,7 @@ class SessionInfo:
     run_id: str | None = None
     round: int = 0
     call_id: str | None = None
+    cost: Decimal = Decimal(0)
     tools: tuple[str, ...] = field(default=())
     pending: tuple[PendingInput, ...] = ()
 
@@ -121,6 +130,7 @@ class SessionInfo:
             id=row["session_id"],
             name=row["agent"],
             metadata=row["metadata_json"] or {},
+            cost=money(row.get("cost_used", 0)),
             tools=tuple(row.get("tools", ())),
             pending=_pending(row),
             **{name: row[name] for name in names},

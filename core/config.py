@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .errors import InvalidConfiguration, InvalidInput
 from .identifiers import check_identifier, digest
+from .prices import Price, price_table
 
 OFFLINE_MODEL = "offline"
 """Name of the deterministic model that needs no key and no network."""
@@ -103,6 +104,7 @@ class ModelProfile:
         base_url: None for the openai package's default.
         max_concurrency: model calls at once per node; more wait in order.
         requests_per_minute: None for no limit.
+        prices: what its models cost, by name; others cost what the services' own table says.
     """
 
     name: str
@@ -110,6 +112,11 @@ class ModelProfile:
     base_url: str | None = None
     max_concurrency: int = 1024
     requests_per_minute: float | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
+
+    def after(self, known: ModelProfile | None) -> ModelProfile:
+        """This profile in place of the one before it; it keeps prices that it lacks: budgets depend on them."""
+        return replace(self, prices={**known.prices, **self.prices}) if known is not None else self
 
     def __repr__(self) -> str:
         return f"ModelProfile(name={self.name!r}, base_url={self.base_url!r}, api_key=***)"
@@ -128,6 +135,7 @@ class Settings:
     otlp_endpoint: str | None = None
     offline_latency: float = 0.05
     schema_policy: str = "auto"
+    prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
 
     def __repr__(self) -> str:
         return f"Settings(store={redact(self.store)!r}, model={self.model!r}, namespace={self.namespace!r})"
@@ -173,6 +181,11 @@ class Settings:
         policy = env.get("UNDERSTUDY_SCHEMA_POLICY") or "auto"
         if policy not in SCHEMA_POLICIES:
             problems.append(f"UNDERSTUDY_SCHEMA_POLICY={policy!r} must be one of {', '.join(SCHEMA_POLICIES)}")
+        prices: dict[str, Price] = {}
+        try:
+            prices = price_table(env["UNDERSTUDY_PRICES"]) if env.get("UNDERSTUDY_PRICES") else {}
+        except InvalidConfiguration as error:
+            problems.append(f"UNDERSTUDY_PRICES: {error.message}")
         if problems:
             raise InvalidConfiguration("; ".join(problems), details={"problems": problems})
         return cls(
@@ -185,6 +198,7 @@ class Settings:
             otlp_endpoint=env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
             offline_latency=latency,
             schema_policy=policy,
+            prices=prices,
         )
 
     @property

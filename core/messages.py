@@ -38,13 +38,19 @@ def encodable(content: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one or more model calls. `estimated` when an endpoint did not say."""
+    """Tokens of one or more model calls, and what they cost.
+
+    Attributes:
+        estimated: an endpoint did not say how many; counted by the length of the texts.
+        cost: in millionths of the price table's currency; 0 for a model without a price.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     estimated: bool = False
+    cost: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -58,10 +64,12 @@ class Usage:
             self.cached_tokens + other.cached_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             self.estimated or other.estimated,
+            self.cost + other.cost,
         )
 
     def to_wire(self) -> list[Any]:
-        return [self.input_tokens, self.output_tokens, self.cached_tokens, self.reasoning_tokens, self.estimated]
+        wire = [self.input_tokens, self.output_tokens, self.cached_tokens, self.reasoning_tokens, self.estimated]
+        return [*wire, self.cost] if self.cost else wire
 
     @classmethod
     def from_wire(cls, data: list[Any] | None) -> Usage:

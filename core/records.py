@@ -205,7 +205,7 @@ class Batch:
         finish: how the current run ends with this batch.
         wait: None to go on; `model`, `child`, `input` or `idle` to wait for that.
         request_round, request_model, request_profile: of the model call, when `wait` is `model`.
-        request_tokens: what to reserve for it in the tree's budget.
+        request_tokens, request_output: its input as estimated, and the longest reply it wants; 0 without a budget.
     """
 
     session_id: str
@@ -223,6 +223,7 @@ class Batch:
     request_profile: str = ""
     request_tokens: int = 0
     asks: tuple[Ask, ...] = ()
+    request_output: int = 0
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -245,6 +246,7 @@ class Batch:
             "request_profile": self.request_profile,
             "request_tokens": self.request_tokens,
             "asks": [ask.to_wire() for ask in self.asks],
+            "request_output": self.request_output,
         }
 
     @classmethod
@@ -267,6 +269,7 @@ class Batch:
             request_profile=data["request_profile"],
             request_tokens=data["request_tokens"],
             asks=tuple(Ask.from_wire(ask) for ask in data.get("asks", ())),
+            request_output=data["request_output"],
         )
 
 
@@ -278,7 +281,6 @@ class Ack:
         first_seq: `seq` of the batch's first entry; the others follow without gaps. 0 for a replay.
         inbox: rows not yet taken care of, oldest first: `{"id", "kind", "key", "payload"}`.
         cancel: reason, when somebody asked to end the current run.
-        budget_left: tokens left in the tree's budget; None without one.
         replayed: the batch had been committed before.
     """
 
@@ -286,7 +288,6 @@ class Ack:
     first_seq: int = 0
     inbox: tuple[dict[str, Any], ...] = ()
     cancel: str | None = None
-    budget_left: int | None = None
     replayed: bool = False
 
     def to_wire(self) -> dict[str, Any]:
@@ -302,6 +303,8 @@ def child_text(payload: dict[str, Any]) -> str:
     if payload["status"] == "completed":
         return payload["text"] or ""
     error = (payload["error"] or {}).get("message", "")
+    if payload["child_id"] is None:
+        return f"no sub-agent was started: {error}. Go on without it."
     tools = ", ".join(f"{name} ({count} times)" if count > 1 else name for name, count in payload.get("tools") or ())
     done = f"\nIt had used: {tools}." if tools else ""
     said = f"\nIts last words: {payload['text']}" if payload["text"] else ""

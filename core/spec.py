@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from .errors import InvalidSpec
+from .prices import MILLION
 
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
 
@@ -37,7 +48,7 @@ class Strict(BaseModel, metaclass=_AllProblems):
 def problems(error: ValidationError) -> list[dict[str, str]]:
     """Every problem as `{"field", "problem"}`, in the order of the fields."""
     return [
-        {"field": ".".join(str(part) for part in item["loc"]) or "(whole)", "problem": item["msg"]}
+        {"field": ".".join(str(part) for part in item["loc"] if part not in TAGS) or "(whole)", "problem": item["msg"]}
         for item in error.errors(include_url=False, include_context=False, include_input=False)
     ]
 
@@ -49,9 +60,51 @@ def _describe(kind: str, error: ValidationError) -> str:
 
 
 class Budget(Strict):
-    """Limits of a whole tree. Tokens are reserved before a model call and settled after it."""
+    """Limits of what a session may use; at least one. Exact rules: docs/budgets.md.
 
-    tokens: int | None = Field(None, ge=1)
+    Attributes:
+        scope: `tree`: the session and all below it, over its life; `session`: the session alone, over its life; `run`:
+            each run of the session alone.
+        tokens: input and output together.
+        cost: money in the price table's currency; every model in the scope must have a price.
+        rounds: model calls that were answered.
+        children: sub-agents started.
+        depth: levels of sub-agents below the session; with the scope `tree` only.
+        seconds: time since the scope's first run began, whatever was done in it.
+    """
+
+    scope: Literal["tree", "session", "run"] = "tree"
+    tokens: int | None = Field(None, ge=1, le=10**15)
+    cost: Decimal | None = Field(None, gt=0, le=10**9, decimal_places=6)
+    rounds: int | None = Field(None, ge=1, le=10**9)
+    children: int | None = Field(None, ge=0, le=10**9)
+    depth: int | None = Field(None, ge=0, le=16)
+    seconds: float | None = Field(None, ge=0.001, le=10**9)
+
+    @model_validator(mode="after")
+    def _limits(self) -> Budget:
+        if not self.limits():
+            raise ValueError(f"needs at least one of {', '.join(RESOURCES)}")
+        if self.depth is not None and self.scope != "tree":
+            raise ValueError("depth needs the scope 'tree'")
+        return self
+
+    def limits(self) -> dict[str, int]:
+        """The limits by resource, in whole units: cost in millionths, time in microseconds."""
+        found = {name: getattr(self, name) for name in RESOURCES}
+        scale = {"cost": MILLION, "seconds": MILLION}
+        return {name: round(limit * scale.get(name, 1)) for name, limit in found.items() if limit is not None}
+
+
+RESOURCES = ("tokens", "cost", "rounds", "children", "depth", "seconds")
+"""What a budget can limit."""
+
+TAGS = ONE, SEVERAL = "(one)", "(several)"
+
+Budgets = Annotated[
+    Annotated[Budget, Tag(ONE)] | Annotated[tuple[Budget, ...], Tag(SEVERAL)],
+    Discriminator(lambda value: SEVERAL if isinstance(value, (list, tuple)) else ONE),
+]
 
 
 class RestartPolicy(Strict):
@@ -128,6 +181,7 @@ class AgentSpec(Strict):
             is closed (`linked`), or for good (`detached`).
         shutdown: seconds that a run has to end once it is told to; then it is ended by force and its process is killed.
             0 does so at once, None never.
+        budget: one, or several with a scope each. A sub-agent's own apply within those of the agents above it.
     """
 
     name: str = Field(pattern=NAME)
@@ -147,7 +201,7 @@ class AgentSpec(Strict):
     deadline: float = Field(600.0, gt=0, le=86_400)
     stall: float = Field(300.0, gt=0, le=86_400)
     parameters: dict[str, Any] = Field(default_factory=dict)
-    budget: Budget | None = None
+    budget: Budgets | None = None
     restart: RestartPolicy = Field(default_factory=RestartPolicy)
     supervision: Supervision = Field(default_factory=Supervision)
     restart_type: Literal["permanent", "transient", "temporary"] = "temporary"
@@ -172,6 +226,22 @@ class AgentSpec(Strict):
         if value == 1:
             raise ValueError("must be 0 (no limit) or at least 2: with 1 no call would be executed")
         return value
+
+    @field_validator("budget")
+    @classmethod
+    def _budget(cls, value: Budget | tuple[Budget, ...] | None) -> Budget | tuple[Budget, ...] | None:
+        scopes = [budget.scope for budget in value] if isinstance(value, tuple) else []
+        twice = sorted({scope for scope in scopes if scopes.count(scope) > 1})
+        if twice:
+            raise ValueError(f"there can be one budget for each scope; there are several for {', '.join(twice)}")
+        return value
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """Its budgets, however many there are."""
+        if self.budget is None:
+            return ()
+        return self.budget if isinstance(self.budget, tuple) else (self.budget,)
 
     @field_validator("parameters")
     @classmethod

@@ -28,6 +28,7 @@ from understudy.events import (
     ToolFinished,
     ToolInDoubt,
 )
+from understudy.messages import Usage
 from understudy.records import RUN_STATUSES
 
 from . import conventions as names
@@ -69,6 +70,11 @@ def _tokens(index: int) -> Mapping[type[Event], Measure]:
         return ((event.agent, event.model), usage[index]) if usage and usage[index] else None
 
     return {ModelCallCompleted: measure}
+
+
+def _cost(event: ModelCallCompleted) -> tuple[Labels, int] | None:
+    cost = Usage.from_wire(event.usage).cost
+    return ((event.agent, event.model), cost) if cost else None
 
 
 def _first_chunk(event: ModelCallCompleted) -> tuple[Labels, int] | None:
@@ -153,6 +159,13 @@ TABLE: tuple[MetricRow, ...] = (
         "Output tokens spent on reasoning.",
         ("agent", "model"),
         measures=_tokens(3),
+    ),
+    MetricRow(
+        names.MODEL_COST,
+        "counter",
+        "What model calls cost, in millionths of the price table's currency.",
+        ("agent", "model"),
+        measures={ModelCallCompleted: _cost},
     ),
     MetricRow(
         names.INVOKE_AGENT_DURATION,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from sqlalchemy import insert, select, update
@@ -16,7 +16,7 @@ from understudy.records import CallState, Finish
 
 from . import timers
 from .beginnings import PAUSE_TIMER, pause
-from .budgets import budget_left
+from .charging import longest_reply
 from .endings import end_queued, end_without_agent, finish_run
 from .operations import request_key
 from .partial import last_text, settle_calls
@@ -144,7 +144,7 @@ def work(tx: Transaction, row: Row, after_seq: int) -> dict[str, Any]:
 
 
 def current(tx: Transaction, row: Row) -> dict[str, Any]:
-    """The part of the work that is told afresh every time: run, wait, inbox, cancel, budget."""
+    """The part of the work that is told afresh every time: run, wait, inbox, cancel."""
     return {
         "incarnation": row["incarnation"],
         "spec_hash": row["spec_hash"],
@@ -160,7 +160,7 @@ def current(tx: Transaction, row: Row) -> dict[str, Any]:
         "children_open": row["children_open"],
         "cancel": row["cancel_reason"],
         "inbox": list(tx.inbox(row)),
-        "budget_left": budget_left(tx, row),
+        "budgeted": row["accounts"] is not None,
     }
 
 
@@ -294,7 +294,14 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
     return share
 
 
-def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: str) -> int | None:
+class Issued(NamedTuple):
+    """A model call's attempt, and the longest reply that is paid for (0: any)."""
+
+    attempt: int
+    longest_reply: int
+
+
+def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: str) -> Issued | None:
     """Take over a model call whose node service is gone, as the next attempt; None if nobody waits for it any more."""
     row = tx.session(session_id)
     if row["epoch"] != epoch:
@@ -313,5 +320,4 @@ def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: st
             request_key=request_key(row), lost_key=lost_key, model=model, attempt=row["wait_attempt"], started_at=since
         ),
     )
-    attempt: int = row["wait_attempt"]
-    return attempt
+    return Issued(row["wait_attempt"], longest_reply(tx, row))

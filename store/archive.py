@@ -15,25 +15,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, insert, select, update
 
 from understudy.errors import ArchiveVersion, InvalidArchive, InvalidInput, SessionActive, SessionConflict
 from understudy.identifiers import check_identifier
 
-from . import code, progress, schema
+from . import budgets, code, ledger, progress, schema
 from .check import check
 from .engine import now
 from .prepared import defaults
 from .queries import session_info
-from .statements import CODE_BLOB, EVENT, INBOX, MESSAGE, QUESTION, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
+from .statements import (
+    ACCOUNT,
+    ACCOUNT_KEY,
+    CODE_BLOB,
+    EVENT,
+    INBOX,
+    MESSAGE,
+    QUESTION,
+    RESERVATION,
+    RUN,
+    SESSION,
+    TIMER,
+    TOOL_CALL,
+)
 from .transaction import Row, Transaction
 
 FORMAT = "understudy-archive"
 VERSION = 1
-PARTS = {table.name: table for table in (RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, RESERVATION, TIMER, QUESTION)}
+PARTS = {table.name: table for table in (RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION)}
 ORDER = {"run": RUN.c.accepted_at, "message": MESSAGE.c.seq, "event": EVENT.c.seq, "inbox": INBOX.c.item}
 SUM = b'"sha256":"'
 AT_ONCE = 1_000
+BUDGET_SCHEMA = 4
+"""Older archives have a tree's one budget in columns of its root."""
 
 
 def export(connection: Connection, namespace: str, session_id: str, *, tree: bool = False) -> Iterator[str]:
@@ -156,6 +171,8 @@ def read(data: bytes, name: str) -> Archive:
                 f"{name} has archive version {version[0]}, schema {version[1]}; this code knows {VERSION}, {newest}"
             )
         blobs = {digest: base64.b64decode(text, validate=True) for digest, text in document["code"].items()}
+        if version[1] < BUDGET_SCHEMA:
+            _add_accounts(document["sessions"])
         archive = Archive(document["sessions"], blobs, checksum)
         _check_rows(archive)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, binascii.Error) as error:
@@ -165,6 +182,23 @@ def read(data: bytes, name: str) -> Archive:
     except InvalidInput as error:
         raise InvalidArchive(f"{name} has not the form of an archive: {error.message}") from None
     return archive
+
+
+def _add_accounts(sessions: list[dict[str, Any]]) -> None:
+    """Give an older archive's sessions the accounts that the migration gives a store's."""
+    limited = {item["session"]["session_id"] for item in sessions if item["session"]["budget_tokens"] is not None}
+    for item in sessions:
+        row = item["session"]
+        allowed, reserved, spent = (row.pop(f"budget_{name}") for name in ("tokens", "reserved", "spent"))
+        item["account"] = []
+        if row["root_id"] in limited:
+            row["accounts"] = budgets.written([(row["root_id"], row["depth"])])
+        if allowed is not None:
+            account = budgets.new_account(row["session_id"], "tree", "tokens", allowed)
+            account.update(reserved=reserved, spent=spent, beyond=max(0, spent + reserved - allowed))
+            item["account"] = [{**account, "since": row["created_at"]}]
+        for held in item["reservation"]:
+            held.pop("root_id")
 
 
 def _check_rows(archive: Archive) -> None:
@@ -237,16 +271,16 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False) -> bool:
 
 def _insert(tx: Transaction, archive: Archive) -> None:
     top = archive.top
-    whole = top["parent_id"] is None
+    known = {session["session"]["session_id"] for session in archive.sessions}
     writer = f"import-{archive.checksum[:16]}-{tx.now}"
     writer_seq = 0
-    reserved = sum(item["tokens"] for session in archive.sessions for item in session["reservation"]) if whole else 0
     for session in archive.sessions:
         row = {**session["session"], "frame_id": None, "actor_pid": None, "node_id": "", "root_id": top["session_id"]}
         row["incarnation"] = row["updated_at"] = tx.now  # retention counts from here
         row["depth"] -= top["depth"]
         if row["session_id"] == top["session_id"]:
-            row.update(parent_id=None, call_id=None, parent_run_id=None, budget_reserved=reserved)
+            row.update(parent_id=None, call_id=None, parent_run_id=None)
+        row["accounts"] = budgets.written(item for item in budgets.owners(row.get("accounts")) if item[0] in known)
         if row["wait"] == "model":
             row["wait_holder"] = ""  # whoever takes it up issues the call again
         _rows(tx, SESSION, [row])
@@ -257,13 +291,27 @@ def _insert(tx: Transaction, archive: Archive) -> None:
                     {**item, "writer": writer, "writer_seq": writer_seq + index + 1} for index, item in enumerate(rows)
                 ]
                 writer_seq += len(rows)
-            if name != "reservation" or whole:
+            if name != "reservation" or row["accounts"] is not None:
                 _rows(tx, table, rows)
+    _take_off(tx, top["session_id"])
     # Its events were measured and exported where they happened.
     progress.save_metrics(tx, writer, writer_seq, None)
     progress.save_cursor(tx, writer, progress.SPANS, writer_seq)
     for digest, data in archive.code.items():
         code.put(tx, digest, data)
+
+
+def _take_off(tx: Transaction, root_id: str) -> None:
+    """What sessions had used that did not come along is taken off the limits: what is left stays the same."""
+    for account, spent, reserved in ledger.reckon(tx.connection, tx.namespace, [root_id]):
+        elsewhere = max(0, account["spent"] - spent)
+        allowed, used = max(0, account["allowed"] - elsewhere), account["spent"] - elsewhere
+        values = {"allowed": allowed, "spent": used, "reserved": min(account["reserved"], reserved)}
+        values["beyond"] = max(account["beyond"], used + values["reserved"] - allowed)
+        if any(account[name] != value for name, value in values.items()):
+            key = [ACCOUNT.c[name] == account[name] for name in ACCOUNT_KEY]
+            tx.writes += 1
+            tx.connection.execute(update(ACCOUNT).where(*key).values(**values))
 
 
 def _rows(tx: Transaction, table: Any, rows: list[Row]) -> None:

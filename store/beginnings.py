@@ -12,6 +12,7 @@ from understudy.identifiers import child_identifier, digest, tool_span_identifie
 from understudy.messages import encodable
 from understudy.records import Spawn
 
+from . import charging
 from .statements import RUN
 from .transaction import Row, Transaction
 
@@ -62,6 +63,7 @@ def create_session(
         if existing["spec_hash"] != spec_hash:
             raise SessionConflict(f"session {session_id!r} exists with another specification", session_id=session_id)
         return False
+    accounts = charging.open_accounts(tx, session_id, spec.get("budget"), parent)
     restart_number = replaces["restart_number"] + 1 if replaces else 0
     shutdown = spec.get("shutdown", SHUTDOWN_SECONDS)
     row = tx.create(
@@ -78,7 +80,7 @@ def create_session(
             "placement": placement,
             "metadata_json": metadata,
             "node_id": node_id,
-            "budget_tokens": (spec.get("budget") or {}).get("tokens"),
+            "accounts": accounts,
             "wait": "idle",
             "restart_type": spec.get("restart_type", "temporary"),
             "on_parent_end": spec.get("on_parent_end", "cancel"),
@@ -129,18 +131,33 @@ def accept(
     return True
 
 
-def spawn(tx: Transaction, parent: Row, wanted: Spawn) -> None:
-    """Create a child with its task, or find the one that this call created before."""
-    if tx.find(wanted.child_id) is None:
-        parent["children_open"] += 1
-        _begin(tx, parent, wanted.call_id, wanted.child_id, wanted.spec, wanted.text)
+def spawn(tx: Transaction, parent: Row, wanted: Spawn) -> bool:
+    """Create a child with its task, or find the one that this call created before.
+
+    False if a budget does not allow it: then the call's result is in the inbox, as a child's would be.
+    """
+    if tx.find(wanted.child_id) is not None:
+        return True
+    refusal = charging.admit_child(tx, parent)
+    if refusal is not None:
+        payload = {
+            "child_id": None, "status": "budget_exceeded", "text": "", "output": None, "usage": None, "rounds": 0,
+            "error": refusal.error(parent["session_id"]),
+        }  # fmt: skip
+        tx.put_inbox(parent, "child_result", wanted.call_id, payload)
+        return False
+    parent["children_open"] += 1
+    _begin(tx, parent, wanted.call_id, wanted.child_id, wanted.spec, wanted.text)
+    return True
 
 
-def start_again(tx: Transaction, parent: Row, ended: Row, delay: int) -> None:
+def start_again(tx: Transaction, parent: Row, ended: Row, delay: int) -> bool:
     """Start a sub-agent's task anew, after `delay` microseconds: in another session, without what the last one knew.
 
-    The parent's call waits on; the result it gets will be the new session's.
+    The parent's call waits on; the result it gets will be the new session's. False if a budget does not allow it.
     """
+    if charging.admit_child(tx, parent) is not None:
+        return False
     number = ended["restart_number"] + 1
     child_id = child_identifier(parent["session_id"], ended["call_id"], number)
     spec = tx.specification(ended["session_id"])
@@ -157,6 +174,7 @@ def start_again(tx: Transaction, parent: Row, ended: Row, delay: int) -> None:
         result=None, child_id=child_id,
     )  # fmt: skip
     _begin(tx, parent, ended["call_id"], child_id, spec, task, replaces=ended, delay=delay)
+    return True
 
 
 def _begin(

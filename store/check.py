@@ -1,7 +1,8 @@
 """The accounting identity: what the tables of a store must say after every commit, proved from the tables alone.
 
-Each rule is one small function or class whose docstring states it (`check_rows.py` and `check_tree.py`: SQL;
-`check_log.py`: what takes reading the log). A violation is a bug of ours, or somebody else's hand in the database.
+Each rule is one small function or class whose docstring states it (`check_rows.py`, `check_tree.py` and
+`check_budgets.py`: SQL; `check_log.py`: what takes reading the log). A violation is a bug of ours, or somebody else's
+hand in the database.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, case, cast, func, literal_column, null, select, union_all
 
+from .check_budgets import BUDGET_RULES
 from .check_log import LOG_RULES, Entry
 from .check_rows import ROW_RULES, Found, Scope, same_run, same_session
 from .check_tree import TREE_RULES
@@ -31,7 +33,7 @@ PAGE = 200
 ROLES_READ = ("assistant", "tool")
 EVENTS_READ = ("session_activated", "model_call_completed", "model_call_failed", "tool_finished", "run_finished")
 
-SQL_RULES = {**ROW_RULES, **TREE_RULES}
+SQL_RULES = {**ROW_RULES, **TREE_RULES, **BUDGET_RULES}
 
 RULES: dict[str, str] = {name: inspect.getdoc(rule) or "" for name, rule in {**SQL_RULES, **LOG_RULES}.items()}
 """What each rule demands, by its name."""
@@ -104,7 +106,8 @@ def _follow(scope: Scope, session: Row, log: Iterable[Entry]) -> Iterator[tuple[
 def _page(scope: Scope, after: str | None) -> list[Row]:
     """The next sessions, in the database's own order of ids."""
     names = (
-        "session_id", "seq", "pruned_seq", "run_id", "round", "run_usage", "tokens_used", "tokens_redone", "epoch",
+        "session_id", "seq", "pruned_seq", "run_id", "round", "run_usage", "tokens_used", "tokens_redone", "cost_used",
+        "epoch",
     )  # fmt: skip
     calls = select(func.count()).select_from(TOOL_CALL).where(same_session(TOOL_CALL, SESSION)).scalar_subquery()
     statement = select(*(SESSION.c[name] for name in names), calls.label("tool_calls")).where(scope.of(SESSION))

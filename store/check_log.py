@@ -223,20 +223,23 @@ class ToolCalls(LogRule):
 
 
 class Tokens(LogRule):
-    """Every token is counted once: `tokens_used` is the sum of all answers, `tokens_redone` of those issued again."""
+    """Every token is counted once: `tokens_used` and `cost_used` are the sums of all answers, `tokens_redone` of those
+    issued again."""
 
     types = ("model_call_completed",)
-    used = redone = 0
+    used = redone = cost = 0
 
     def read(self, entry: Entry) -> Iterable[str]:
         # A failed call has no usage: what the endpoint billed for it is not known.
-        tokens = Usage.from_wire(entry.data.get("usage")).total_tokens
+        usage = Usage.from_wire(entry.data.get("usage"))
+        tokens = usage.total_tokens
+        self.cost += usage.cost
         self.used += tokens
         self.redone += tokens if entry.data.get("attempt", 1) > 1 else 0
         return ()
 
     def end(self) -> Iterator[str]:
-        for name, count in (("tokens_used", self.used), ("tokens_redone", self.redone)):
+        for name, count in (("tokens_used", self.used), ("tokens_redone", self.redone), ("cost_used", self.cost)):
             booked = self.session[name]
             if booked < count or (booked > count and not self.pruned):
                 yield f"{name} is {booked}, and the answers in the log have {count}"

@@ -15,7 +15,7 @@ from understudy.records import RUN_STATUSES
 
 from .beginnings import PAUSE_TIMER
 from .endings import TERMINAL
-from .statements import EVENT, INBOX, MESSAGE, QUESTION, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
+from .statements import ACCOUNT, EVENT, INBOX, MESSAGE, QUESTION, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
 
 ENDED = [name for name in RUN_STATUSES if name != "waiting_for_input"]
 
@@ -54,7 +54,7 @@ def same_run(table: Any) -> Any:
 
 def own_session(scope: Scope) -> Iterator[Found]:
     """Every row belongs to a session that exists."""
-    for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, RESERVATION, TIMER, QUESTION):
+    for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION):
         orphans = select(table.c.session_id, func.count().label("rows")).where(
             scope.of(table), ~exists().where(same_session(SESSION, table))
         )

@@ -1,4 +1,4 @@
-"""Rules of the accounting identity between the sessions of a tree: parents and children, and the budget they share."""
+"""Rules of the accounting identity between the sessions of a tree: parents and children."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy import and_, case, exists, func, not_, or_, select
 
-from understudy.identifiers import wait_key
-
 from .beginnings import TASK, TASK_AT_WORK, TASK_UNTOLD
 from .check_rows import Found, Scope, same_session
-from .statements import EVENT, RESERVATION, RUN, SESSION, TOOL_CALL
+from .statements import EVENT, RUN, SESSION, TOOL_CALL
 
 
 def tree(scope: Scope) -> Iterator[Found]:
@@ -150,67 +148,6 @@ def child_events(scope: Scope) -> Iterator[Found]:
         yield row["session_id"], f"its events tell of a child {row['child_id']}, which it does not have"
 
 
-def budget(scope: Scope) -> Iterator[Found]:
-    """A tree's budget: spent is what its sessions used, reserved is what its reservations hold; else both are 0."""
-    member = SESSION.alias("member")
-    used = (
-        select(func.coalesce(func.sum(member.c.tokens_used), 0))
-        .where(member.c.namespace == SESSION.c.namespace, member.c.root_id == SESSION.c.session_id)
-        .scalar_subquery()
-    )
-    held = (
-        select(func.coalesce(func.sum(RESERVATION.c.tokens), 0))
-        .where(RESERVATION.c.namespace == SESSION.c.namespace, RESERVATION.c.root_id == SESSION.c.session_id)
-        .scalar_subquery()
-    )
-    counts = and_(SESSION.c.budget_tokens.is_not(None), SESSION.c.root_id == SESSION.c.session_id)
-    found = (
-        select(
-            SESSION.c.session_id, SESSION.c.budget_spent, SESSION.c.budget_reserved,
-            case((counts, used), else_=0).label("used"), case((counts, held), else_=0).label("held"),
-        )
-        .where(scope.of(SESSION))
-        .subquery()
-    )  # fmt: skip
-    wrong = or_(found.c.used != found.c.budget_spent, found.c.held != found.c.budget_reserved)
-    for row in scope.rows(select(found).where(wrong)):
-        yield (
-            row["session_id"],
-            f"the tree's budget has {row['budget_spent']} spent and {row['budget_reserved']} reserved; its sessions "
-            f"used {row['used']} and hold {row['held']}",
-        )
-
-
-def reservation(scope: Scope) -> Iterator[Found]:
-    """Tokens are reserved for the very call that a session waits for, and for every such call under a budget."""
-    root = SESSION.alias("root")
-    names = ("session_id", "root_id", "run_id", "round", "wait", "cancel_reason")
-    statement = (
-        select(
-            *(SESSION.c[name] for name in names), root.c.budget_tokens, RESERVATION.c.wait_key,
-            RESERVATION.c.root_id.label("held_from"),
-        )
-        .join(root, and_(root.c.namespace == SESSION.c.namespace, root.c.session_id == SESSION.c.root_id))
-        .outerjoin(RESERVATION, same_session(RESERVATION, SESSION))
-        .where(
-            scope.of(SESSION),
-            or_(
-                RESERVATION.c.wait_key.is_not(None),
-                and_(SESSION.c.wait == "model", root.c.budget_tokens.is_not(None)),
-            ),
-        )
-    )  # fmt: skip
-    for row in scope.rows(statement):
-        key = wait_key(row["session_id"], row["run_id"] or "", row["round"])
-        # A call that was lost with its node is not issued again for a run that shall end: its tokens are given back
-        # when the run ends.
-        waits = row["wait"] == "model" or (row["wait"] is None and row["cancel_reason"] is not None)
-        if row["wait_key"] is None:
-            yield row["session_id"], f"nothing is reserved for the model call {key}"
-        elif not waits or row["wait_key"] != key or row["held_from"] != row["root_id"] or row["budget_tokens"] is None:
-            yield row["session_id"], f"tokens are reserved for {row['wait_key']}, which the session does not wait for"
-
-
 TREE_RULES: dict[str, Callable[[Scope], Iterable[Found]]] = {
-    rule.__name__: rule for rule in (tree, children_open, child_events, budget, reservation)
+    rule.__name__: rule for rule in (tree, children_open, child_events)
 }

@@ -12,7 +12,7 @@ from understudy.records import Finish
 
 from . import groups
 from .beginnings import TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, start_again
-from .budgets import settle
+from .charging import settle
 from .partial import last_text, settle_calls, tools_used
 from .statements import RUN, SESSION
 from .transaction import Row, Transaction
@@ -21,6 +21,9 @@ TERMINAL = ("completed", "failed", "cancelled", "quarantined")
 
 SHUTDOWN_TIMER = "shutdown"
 """The timer of a run that was told to end."""
+
+DEADLINE_TIMER = "deadline"
+"""The timer of a run under a budget of seconds."""
 
 ENDED = "its parent's run ended"
 
@@ -56,6 +59,8 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     )  # fmt: skip
     if row["cancel_reason"] is not None:
         tx.drop_timer(row, SHUTDOWN_TIMER)
+    if row["accounts"] is not None:
+        tx.drop_timer(row, DEADLINE_TIMER)
     had_children = groups.at_work(tx, row) if row["children_open"] > 0 else []
     row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
     if row["task_open"] == TASK_AT_WORK and run_id == TASK:
@@ -111,7 +116,8 @@ def _task_ended(tx: Transaction, child: Row, status: str, finish: Finish, error:
         else:
             _deliver_late(tx, parent, tx.session(child_id))
     for child_id in decision.start:
-        start_again(tx, parent, tx.session(child_id), decision.delay)
+        if not start_again(tx, parent, tx.session(child_id), decision.delay):
+            _deliver_late(tx, parent, tx.session(child_id))
     if decision.escalate:
         request_cancel(tx, parent, decision.escalate, ending={"status": "failed", "code": "restart_intensity"})
     elif decision.stop:
@@ -239,6 +245,12 @@ def shut_down(tx: Transaction, row: Row, run_id: str) -> None:
         tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(row["shutdown"], 1_000_000), {"run_id": run_id})
     else:
         end_by_force(tx, row)
+
+
+def out_of_time(tx: Transaction, row: Row, run_id: str, reason: str) -> None:
+    """A budget of seconds is used up: the run is told to end."""
+    if row["run_id"] == run_id:
+        request_cancel(tx, row, reason, ending={"status": "budget_exceeded", "code": "budget_exceeded"})
 
 
 def end_by_force(tx: Transaction, row: Row) -> None:

@@ -13,18 +13,24 @@ from understudy import events
 from understudy.errors import Fenced
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
 from understudy.messages import Message, ToolCall, Usage, storable
+from understudy.prices import Price
 from understudy.records import Ack, Batch, CallState, ModelAnswer
 
+from . import charging
 from .beginnings import spawn
-from .budgets import budget_left, reserve, settle, settle_late
-from .endings import end_without_agent, finish_run
+from .budgets import Ask
+from .endings import DEADLINE_TIMER, end_without_agent, finish_run
 from .questions import ask
 from .statements import TOOL_CALL
 from .transaction import Row, Transaction
 
 
-def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
+def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | None = None) -> CommitResult:
     """Commit one batch of an activation. Key: (session, epoch, batch_no); a replay changes nothing.
+
+    Args:
+        holder: the node service that makes the model call, if the batch asks for one.
+        price: of that call's model, if it has one.
 
     Raises:
         Fenced: a newer activation exists.
@@ -37,7 +43,7 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
             session_id=batch.session_id,
         )
     if batch.batch_no == row["batch_no"]:
-        return CommitResult(_ack(tx, row, 0, replayed=True), row["wait"], row["wait_attempt"], row["wait_holder"])
+        return _committed(tx, row, 0, replayed=True)
     tx.changed(row)
     row["batch_no"] = batch.batch_no
     row["wait_error"] = None
@@ -53,23 +59,21 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
     first_seq = row["seq"] + 1
     for entry in batch.entries:
         tx.append(row, entry)
-    for call in batch.calls:
-        _set_call(tx, row, call)
-    tx.take_inbox(row, batch.inbox_done)
     # A cancelled run may not grow: its spawns, questions and next model call are left out, and the Ack says why.
-    if cancel is None:
-        for wanted in batch.spawns:
-            spawn(tx, row, wanted)
-        for asked in batch.asks:
-            ask(tx, row, asked)
+    refused = [wanted.call_id for wanted in batch.spawns if cancel is None and not spawn(tx, row, wanted)]
+    for call in batch.calls:
+        _set_call(tx, row, replace(call, child_id=None) if call.call_id in refused else call)
+    tx.take_inbox(row, batch.inbox_done)
+    for asked in batch.asks if cancel is None else ():
+        ask(tx, row, asked)
     if batch.finish is not None:
         finish_run(tx, row, batch.finish)
         return CommitResult(_ack(tx, row, first_seq), row["wait"], 0, "")
-    _set_wait(tx, row, batch, holder)
-    return CommitResult(_ack(tx, row, first_seq), row["wait"], row["wait_attempt"], row["wait_holder"])
+    _set_wait(tx, row, batch, holder, price)
+    return _committed(tx, row, first_seq)
 
 
-def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str) -> None:
+def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str, price: Price | None) -> None:
     if batch.wait == "idle" and row["run_id"] is None and row["inbox_count"] == 0:
         row["wait"], row["active"] = "idle", 0
         row["status"] = row["status"] if row["closed"] else "idle"  # a closed one goes on saying how it ended
@@ -78,7 +82,7 @@ def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str) -> None:
     if batch.wait in (None, "idle") or row["cancel_reason"] is not None:
         return
     if batch.wait == "model":
-        _wait_for_model(tx, row, batch, holder)
+        _wait_for_model(tx, row, batch, holder, price)
     elif batch.wait == "child" and row["children_open"]:
         row["wait"], row["wait_since"], row["status"] = "child", tx.now, "waiting_for_child"
     elif batch.wait == "input" and not any(item["kind"] != "input" for item in tx.inbox(row)):
@@ -87,16 +91,26 @@ def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str) -> None:
 
 @dataclass(frozen=True)
 class CommitResult:
-    """What a commit led to: the Ack, and what the session waits for now (None: it can go on)."""
+    """What a commit led to: the Ack, and what the session waits for now (None: it can go on).
+
+    Attributes:
+        longest_reply: that is paid for, in tokens, if it waits for a model; 0 for any length.
+    """
 
     ack: Ack
     wait: str | None
     attempt: int
     holder: str
+    longest_reply: int = 0
+
+
+def _committed(tx: Transaction, row: Row, first_seq: int, *, replayed: bool = False) -> CommitResult:
+    ack = _ack(tx, row, first_seq, replayed=replayed)
+    return CommitResult(ack, row["wait"], row["wait_attempt"], row["wait_holder"], charging.longest_reply(tx, row))
 
 
 def _ack(tx: Transaction, row: Row, first_seq: int, *, replayed: bool = False) -> Ack:
-    return Ack(row["seq"], first_seq, tx.inbox(row), row["cancel_reason"], budget_left(tx, row), replayed)
+    return Ack(row["seq"], first_seq, tx.inbox(row), row["cancel_reason"], replayed)
 
 
 def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
@@ -113,6 +127,10 @@ def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
     end = dict.fromkeys(("text", "output", "error", "usage"))
     tx.update_run(row["session_id"], run_id, **end, status="running", rounds=0, started_at=tx.now, finished_at=0)
     tx.append(row, events.RunStarted(queued=tx.now - payload["accepted_at"]))
+    charging.begin_run(tx, row)
+    deadline = charging.deadline(tx, row)
+    if deadline is not None:
+        tx.set_timer(row, DEADLINE_TIMER, deadline.due_at, {"run_id": run_id, "reason": deadline.refusal.message})
     return True
 
 
@@ -127,11 +145,13 @@ def _set_call(tx: Transaction, row: Row, call: CallState) -> None:
     )  # fmt: skip
 
 
-def _wait_for_model(tx: Transaction, row: Row, batch: Batch, holder: str) -> str | None:
-    """Reserve tokens and wait; None when the tree's budget does not allow the call."""
-    if not reserve(tx, row, batch.request_round, batch.request_tokens):
-        row["wait"] = None
-        return None
+def _wait_for_model(tx: Transaction, row: Row, batch: Batch, holder: str, price: Price | None) -> None:
+    """Reserve what the call may take, and wait; where a budget does not allow it, the session is told and goes on."""
+    wanted = Ask(batch.request_tokens, batch.request_output, price)
+    refusal = charging.reserve(tx, row, batch.request_round, wanted)
+    if refusal is not None:
+        row["wait_error"] = refusal.error(row["session_id"])
+        return
     row.update(
         wait="model", status="waiting_for_model", round=batch.request_round, wait_attempt=1, wait_since=tx.now,
         wait_holder=holder,
@@ -140,7 +160,6 @@ def _wait_for_model(tx: Transaction, row: Row, batch: Batch, holder: str) -> str
         request_key=request_key(row), model=batch.request_model, profile=batch.request_profile, attempt=1
     )
     tx.append(row, event)
-    return "model"
 
 
 def request_key(row: Row) -> str:
@@ -183,6 +202,7 @@ def answer(
     tokens = got.usage.total_tokens
     tx.changed(row)
     row["tokens_used"] += tokens
+    row["cost_used"] += got.usage.cost
     row["tokens_redone"] += tokens if attempt > 1 else 0
     failed = got.error is not None
     shared: dict[str, Any] = {
@@ -200,11 +220,11 @@ def answer(
             usage=got.usage.to_wire(), first_chunk=got.first_chunk, redone=attempt > 1, tool_calls=len(got.tool_calls),
         )  # fmt: skip
     if not won:
-        settle_late(tx, row, tokens)
+        charging.settle_late(tx, row, got.usage)
         tx.append(row, event)
         return AnswerResult(False)
     row["run_usage"] = (Usage.from_wire(row["run_usage"]) + got.usage).to_wire()
-    settle(tx, row, spent=tokens)
+    charging.settle(tx, row, got.usage, rounds=0 if failed else 1)
     message: Message | None = None
     calls: tuple[CallState, ...] = ()
     if failed:

@@ -31,8 +31,8 @@ OWNER = table_of(tables.Owner)
 
 INFO = (
     "session_id", "agent", "kind", "status", "parent_id", "root_id", "depth", "call_id", "epoch", "seq", "actor_pid",
-    "frame_id", "node_id", "restarts", "tokens_used", "tokens_redone", "created_at", "updated_at", "metadata_json",
-    "error", "run_id", "round", "closed", "active", "wait", "wait_attempt", "placement",
+    "frame_id", "node_id", "restarts", "tokens_used", "tokens_redone", "cost_used", "created_at", "updated_at",
+    "metadata_json", "error", "run_id", "round", "closed", "active", "wait", "wait_attempt", "placement",
 )  # fmt: skip
 INFO_COLUMNS = [SESSION.c[name] for name in INFO]
 SELECT_RUN = select(RUN).where(

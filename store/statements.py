@@ -20,19 +20,8 @@ def table_of(model: type) -> Any:
 
 
 (
-    SESSION,
-    RUN,
-    MESSAGE,
-    EVENT,
-    TOOL_CALL,
-    INBOX,
-    OWNER,
-    RESERVATION,
-    TIMER,
-    QUESTION,
-    CODE_BLOB,
-    METRIC_STATE,
-    EXPORT_CURSOR,
+    SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, ACCOUNT, RESERVATION, TIMER, QUESTION, CODE_BLOB,
+    METRIC_STATE, EXPORT_CURSOR,
 ) = map(
     table_of,
     (
@@ -43,6 +32,7 @@ def table_of(model: type) -> Any:
         tables.ToolCall,
         tables.Inbox,
         tables.Owner,
+        tables.Account,
         tables.Reservation,
         tables.Timer,
         tables.Question,
@@ -50,12 +40,12 @@ def table_of(model: type) -> Any:
         tables.MetricState,
         tables.ExportCursor,
     ),
-)
+)  # fmt: skip
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {
     "namespace", "session_id", "parent_id", "root_id", "depth", "call_id", "parent_run_id", "agent", "kind", "spec",
-    "spec_hash", "placement", "metadata_json", "created_at", "incarnation", "pruned_seq", "restart_type",
+    "spec_hash", "placement", "metadata_json", "created_at", "incarnation", "pruned_seq", "accounts", "restart_type",
     "on_parent_end", "lifecycle", "shutdown", "start_order", "restart_number",
 }  # fmt: skip
 MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED]
@@ -74,11 +64,20 @@ def select_sessions(count: int, lock: bool) -> Any:
     return found.order_by(SESSION.c.session_id).with_for_update() if lock else found
 
 
+@cache
+def select_accounts(count: int, lock: bool) -> Any:
+    """Reads the accounts of so many sessions; locked in one order, as the sessions are."""
+    ids: list[Any] = [bindparam(f"id{number}") for number in range(count)]
+    found = select(ACCOUNT).where(ACCOUNT.c.namespace == bindparam("ns"), ACCOUNT.c.session_id.in_(ids))
+    found = found.order_by(ACCOUNT.c.session_id, ACCOUNT.c.scope, ACCOUNT.c.resource)
+    return found.with_for_update() if lock else found
+
+
 # What hardly any commit changes: where it did not, a shorter statement writes the row.
 SELDOM = (
     "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
-    "progress_at_death", "restarts", "aborted", "tokens_redone", "budget_tokens", "budget_reserved", "budget_spent",
-    "cancel_as", "held", "group_state", "task_open", "replaced_by", "abandoned",
+    "progress_at_death", "restarts", "aborted", "tokens_redone", "cost_used", "cancel_as", "held", "group_state",
+    "task_open", "replaced_by", "abandoned",
 )  # fmt: skip
 OFTEN = [name for name in MUTABLE if name not in SELDOM]
 
@@ -88,6 +87,20 @@ def _update_session(names: Iterable[str]) -> Any:
     return update(SESSION).where(*key).values({name: bindparam(f"b_{name}") for name in names})
 
 
+ACCOUNT_KEY = ("namespace", "session_id", "scope", "resource")
+ACCOUNT_STATE = ("reserved", "spent", "beyond", "since")
+UPDATE_ACCOUNT = (
+    update(ACCOUNT)
+    .where(*(ACCOUNT.c[name] == bindparam(f"b_{name}") for name in ACCOUNT_KEY))
+    .values({name: bindparam(f"b_{name}") for name in ACCOUNT_STATE})
+)
+
+SELECT_RESERVATION = select(RESERVATION).where(
+    RESERVATION.c.namespace == bindparam("ns"), RESERVATION.c.session_id == bindparam("session")
+)
+DELETE_RESERVATION = delete(RESERVATION).where(
+    RESERVATION.c.namespace == bindparam("b_namespace"), RESERVATION.c.session_id == bindparam("b_session_id")
+)
 UPDATE_SESSION = _update_session(MUTABLE)
 UPDATE_SESSION_OFTEN = _update_session(OFTEN)
 CALL_STATE = ("state", "epoch", "executions", "result", "child_id", "updated_at")

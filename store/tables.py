@@ -76,6 +76,9 @@ class Session(Table, table=True):
         cancel_as: `{"status", "code"}`: how the run ends that was asked to, if not as cancelled.
         held: how the current run ends as soon as its children have (`Finish`).
         group_state: of the current run's children: restarts and the plan under way.
+        accounts: what it is charged to: the sessions that have the accounts and how many levels above they are,
+            nearest first (`c-1:0,root:2`); None if there is no budget, so that it costs nothing then.
+        cost_used: of all answers, in millionths of the price table's currency.
     """
 
     __tablename__ = "session"
@@ -150,12 +153,11 @@ class Session(Table, table=True):
     abandoned: int = number_column()
     tokens_used: int = number_column()
     tokens_redone: int = number_column()
-    budget_tokens: int | None = number_column(None)
-    budget_reserved: int = number_column()
-    budget_spent: int = number_column()
     incarnation: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     pruned_seq: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     aborted: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
+    accounts: str | None = text_column()
+    cost_used: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
 
 
 class Run(Table, table=True):
@@ -272,15 +274,44 @@ class Inbox(Table, table=True):
     created_at: int = number_column()
 
 
+class Account(Table, table=True):
+    """One limit of a session's budget, and how far it is used up.
+
+    Attributes:
+        scope: `tree`, `session` or `run`; see `understudy.spec.Budget`.
+        resource: `tokens`, `cost` (millionths), `rounds`, `children`, `depth` or `seconds` (the limit in microseconds).
+        reserved: for model calls in flight; nothing of `children`, `depth` and `seconds`.
+        spent: nothing of `depth` and `seconds`.
+        beyond: what answers took beyond what was reserved for them; `spent + reserved <= allowed + beyond` always.
+        since: when the first run of the scope began; 0 before.
+    """
+
+    __tablename__ = "account"
+    namespace: str = key_column()
+    session_id: str = key_column()
+    scope: str = key_column()
+    resource: str = key_column()
+    allowed: int = number_column()
+    reserved: int = number_column()
+    spent: int = number_column()
+    beyond: int = number_column()
+    since: int = number_column()
+
+
 class Reservation(Table, table=True):
-    """Tokens set aside for a model call in flight, from the budget of its tree."""
+    """What is set aside for a model call in flight, in every account that its session is charged to; and one round.
+
+    Attributes:
+        output: the longest reply that was paid for, in tokens; 0 for any length.
+    """
 
     __tablename__ = "reservation"
     namespace: str = key_column()
     session_id: str = key_column()
     wait_key: str = text_column("")
-    root_id: str = text_column("")
     tokens: int = number_column()
+    cost: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
+    output: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
 
 
 class Timer(Table, table=True):

@@ -4,6 +4,7 @@
 |---|---|
 | `pause` | ends the pause before a crashed session is resumed, or a failed sub-agent is started again |
 | `shutdown` | ends a run by force that was told to end and has not |
+| `deadline` | tells a run to end whose budget of seconds is used up |
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from sqlalchemy import select
 
 from .beginnings import PAUSE_TIMER
-from .endings import SHUTDOWN_TIMER, shut_down
+from .endings import DEADLINE_TIMER, SHUTDOWN_TIMER, out_of_time, shut_down
 from .statements import TIMER
 from .transaction import Row, Transaction
 
@@ -27,6 +28,8 @@ def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
         tx.wake(row)
     elif name == SHUTDOWN_TIMER:
         shut_down(tx, row, found["payload"]["run_id"])
+    elif name == DEADLINE_TIMER:
+        out_of_time(tx, row, **found["payload"])
 
 
 def left(tx: Transaction, row: Row, name: str) -> int:

@@ -13,9 +13,12 @@ from understudy.events import ENVELOPE, Event
 from understudy.messages import WIRE_VERSION, Message
 from understudy.ports import DecideEnd
 
+from .accounts import Accounts
+from .budgets import Charge, owners
 from .prepared import Row as Row
 from .prepared import Statements, cursor_of, pipelined
 from .statements import (
+    ACCOUNT,
     CALL_STATE,
     DELETE_INBOX,
     DELETE_TIMER,
@@ -63,6 +66,7 @@ class Transaction:
         killed: the processes that hold sessions whose run was ended by force here, by frame: their sessions.
         decide_end: what becomes of a group of sub-agents when one of them ends.
         written: every session that was changed, as it is now, and its `seq` before.
+        accounts: of the budgets; `charges` has those that concern a session.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Transaction:
         self.timers: dict[tuple[str, str], int] = {}
         self.killed: dict[str, str] = {}
         self.written: dict[str, tuple[int, Row]] = {}
+        self.accounts = Accounts(statements, self._cursor, namespace, lock=connection.dialect.name != "sqlite")
         self.writes = 0
         self._sessions: dict[str, Row | None] = {}
         self._seldom: dict[str, tuple[Any, ...]] = {}
@@ -147,6 +152,23 @@ class Transaction:
         found: dict[str, Any] = self.read_one(SELECT_SPECIFICATION, session_id, session=session_id)
         return found
 
+    def charges(self, row: Row) -> list[Charge]:
+        """The accounts that a session is charged to, nearest first: its own, and its ancestors' of their trees.
+
+        They may be changed; whoever does has changed the session as well.
+        """
+        if row["accounts"] is None:
+            return []
+        # Those of all sessions that were read so far, in one order: two journals can't deadlock on them.
+        known = (other["accounts"] for other in self._sessions.values() if other is not None)
+        self.accounts.load(owner for accounts in known for owner, _ in owners(accounts))
+        return [
+            Charge(level, account)
+            for owner, level in owners(row["accounts"])
+            for account in self.accounts.of(owner)
+            if level == 0 or account["scope"] == "tree"
+        ]
+
     def changed(self, row: Row) -> None:
         """Note that `row` must be written back."""
         self.writes += 1
@@ -174,10 +196,11 @@ class Transaction:
         self.flush()
         for start in range(0, len(session_ids), LOADED_AT_ONCE):
             some = session_ids[start : start + LOADED_AT_ONCE]
-            for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, RESERVATION, TIMER, QUESTION, SESSION):
+            for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, SESSION):
                 self.writes += 1
                 where = (table.c.namespace == self.namespace, table.c.session_id.in_(some))
                 self.connection.execute(delete(table).where(*where))
+        self.accounts.forget(session_ids)
         for session_id in session_ids:
             self._sessions[session_id] = None
             self._dirty.pop(session_id, None)
@@ -397,6 +420,7 @@ class Transaction:
         self._write(DELETE_INBOX, self._inbox_deletes)  # after the inserts: what came in here may have gone here too
         self._write(UPDATE_CALL, self._call_updates)
         self._write(UPDATE_RUN, self._run_updates)
+        self.accounts.write()
 
     def _write(self, statement: Any, rows: list[Row]) -> None:
         if rows:

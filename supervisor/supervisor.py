@@ -150,7 +150,7 @@ class Supervisor:
 
     async def register(self, profile: Any) -> None:
         """Learn a model profile and tell the node services. Its credentials stay in their memory."""
-        self.profiles[profile.name] = profile
+        self.profiles[profile.name] = profile = profile.after(self.profiles.get(profile.name))
         told = [
             asyncio.wait_for(node.handle.call("register", profile), ANSWER_SECONDS) for node in self._nodes.values()
         ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -25,6 +25,7 @@ from understudy.cluster.node_service import NodeConfig, NodeService
 from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
 from understudy.errors import StaleGeneration, StoreUnreachable
+from understudy.prices import Price
 from understudy.store.check import check
 from understudy.store.engine import Database
 from understudy.testing.offline import OfflineServer
@@ -163,7 +164,14 @@ class Kernel:
     """
 
     def __init__(
-        self, dsn: str, server: OfflineServer, directory: Path, namespace: str = "tests", *, node_id: str = "node1"
+        self,
+        dsn: str,
+        server: OfflineServer,
+        directory: Path,
+        namespace: str = "tests",
+        *,
+        node_id: str = "node1",
+        prices: Mapping[str, Price] | None = None,
     ) -> None:
         self.node_id = node_id
         self.nodes = [node_id]
@@ -176,7 +184,7 @@ class Kernel:
         self.workers: dict[str, Worker] = {}
         self.points: list[str] = []
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
-        self._gateway = Gateway(backoff=0.001, backoff_max=0.002)
+        self._gateway = Gateway(backoff=0.001, backoff_max=0.002, prices=prices)
         self._life: Life | None = None
         self._up = asyncio.Event()
         self._numbers = itertools.count()
@@ -442,11 +450,17 @@ def _without_waiting_for_the_disk(connection: Any, _record: Any) -> None:
 
 @asynccontextmanager
 async def running(
-    dsn: str, directory: Path, *, frames: int = 2, server: OfflineServer | None = None, **options: Any
+    dsn: str,
+    directory: Path,
+    *,
+    frames: int = 2,
+    server: OfflineServer | None = None,
+    prices: Mapping[str, Price] | None = None,
+    **options: Any,
 ) -> AsyncIterator[Kernel]:
     """A kernel with its own offline model, unless one is given."""
     made = server or OfflineServer(**options).start()
-    kernel = Kernel(dsn, made, directory)
+    kernel = Kernel(dsn, made, directory, prices=prices)
     try:
         await kernel.start(frames)
         try:

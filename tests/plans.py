@@ -155,7 +155,8 @@ def _histories(connection: Connection) -> None:
 
 def _few(connection: Connection) -> None:
     _insert(connection, "inbox", ANY, 1, **OWN, item="n.i", kind="'input'", key="'k'", payload="'{}'")
-    _insert(connection, "reservation", ANY, 1, **OWN, root_id="s.root_id")
+    _insert(connection, "reservation", ANY, 1, **OWN)
+    _insert(connection, "account", ANY, 2, **OWN, scope="'tree'", resource="'resource' || n.i")
     _insert(connection, "timer", ANY + " AND s.active = 1", 1, **OWN, name="'resume'", due_at="n.i")
     _insert(connection, "owner", "n", 3, namespace="CASE WHEN n.i = 3 THEN 'tests' ELSE 'other' || n.i END")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from understudy.errors import (
     ArchiveVersion,
@@ -22,17 +22,24 @@ from understudy.errors import (
     UnderstudyError,
     UnknownSession,
 )
-from understudy.store import archive, queries, retention
+from understudy.store import archive, budgets, queries, retention
 from understudy.store.check import check
 from understudy.store.engine import Database, now
 from understudy.store.journal import Journal
+from understudy.store.statements import ACCOUNT, SESSION
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
 
 pytestmark = pytest.mark.conformance
 
-CHILD = k.spec(k.script([("look", {"path": "/dev/null", "text": "x"})], "seen"), [k.look], name="child")
+CHILD = k.spec(
+    k.script([("look", {"path": "/dev/null", "text": "x"})], "seen"),
+    [k.look],
+    name="child",
+    budget=[{"scope": "session", "rounds": 5}],
+)
+LIMITS = [{"scope": "tree", "tokens": 100_000, "rounds": 6, "children": 9}, {"scope": "run", "children": 2}]
 SPAWN = [("spawn_agent", {"agent": "child", "task": f"look {number}"}) for number in range(2)]
 
 
@@ -58,7 +65,7 @@ def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     directory = tmp_path_factory.mktemp("tree")
 
     async def work(dsn: str) -> None:
-        compiled = k.spec(k.script(SPAWN, "both seen"), ["spawn_agent"], agents={"child": CHILD})
+        compiled = k.spec(k.script(SPAWN, "both seen"), ["spawn_agent"], agents={"child": CHILD}, budget=LIMITS)
         async with k.running(dsn, directory) as kernel:
             assert (await kernel.run("lead", compiled))["status"] == "completed"
 
@@ -122,7 +129,7 @@ def content(dsn: str, session_id: str, namespace: str = "tests") -> dict[str, An
 
 def rows(dsn: str) -> dict[str, list[str]]:
     with opened(dsn) as database, database.read() as connection:
-        names = ("session", "run", "message", "event", "tool_call", "inbox", "code_blob", "metric_state")
+        names = ("session", "run", "message", "event", "tool_call", "inbox", "account", "code_blob", "metric_state")
         return {name: sorted(map(str, connection.execute(text(f"SELECT * FROM {name}")))) for name in names}
 
 
@@ -198,6 +205,44 @@ async def test_a_session_without_its_tree(tree: str, other: str) -> None:
     assert (info["parent_id"], info["root_id"], info["depth"], info["call_id"]) == (None, child, 0, None)
     with opened(other) as database, database.snapshot() as connection:
         assert check(connection, "tests") == []
+
+
+def accounts(dsn: str, session_id: str) -> dict[str, tuple[int, int]]:
+    """What is allowed and what is left, by scope and resource."""
+    statement = select(ACCOUNT).where(ACCOUNT.c.session_id == session_id)
+    with opened(dsn) as database, database.read() as connection:
+        found = [dict(row) for row in connection.execute(statement).mappings()]
+    return {f"{row['scope']} {row['resource']}": (row["allowed"], budgets.left(row)) for row in found}
+
+
+async def test_what_is_left_of_a_budget_stays(tree: str, other: str) -> None:
+    """Given a session that is imported without those below it, what they had used is taken off its limits; a
+    sub-agent that is imported alone has its own budget left, and none of those above."""
+    await load(other, export(tree, "lead", tree=False))
+    before, after = accounts(tree, "lead"), accounts(other, "lead")
+    assert {name: left for name, (_, left) in before.items()} == {name: left for name, (_, left) in after.items()}
+    assert (before["tree rounds"], after["tree rounds"]) == ((6, 0), (2, 0))
+    assert (before["tree children"], after["tree children"]) == ((9, 7), (7, 7))
+    child = children(tree)[0]
+    await load(other, export(tree, child, tree=False))
+    assert accounts(other, child) == accounts(tree, child) == {"session rounds": (5, 3)}
+
+
+async def test_the_budget_of_an_older_archive(tree: str, other: str) -> None:
+    """Given an archive of before there were accounts, then the tree's token budget is what it was."""
+    document = json.loads(export(tree, "lead"))
+    document["schema"] = 2
+    used = sum(item["session"]["tokens_used"] for item in document["sessions"])
+    for item in document["sessions"]:
+        row = item["session"]
+        del row["accounts"], row["cost_used"], item["account"]
+        is_root = row["session_id"] == "lead"
+        row.update(budget_tokens=5_000 if is_root else None, budget_reserved=0, budget_spent=used if is_root else 0)
+    assert await load(other, sealed(document)) is True
+    assert accounts(other, "lead") == {"tree tokens": (5_000, 5_000 - used)}
+    with opened(other) as database, database.read() as connection:
+        charged = connection.execute(select(SESSION.c.accounts).order_by(SESSION.c.depth)).scalars().all()
+    assert charged == ["lead:0", "lead:1", "lead:1"]
 
 
 async def test_another_session_of_the_same_id_is_kept(
@@ -337,6 +382,7 @@ MISTAKES: dict[str, Any] = {
     "code that is no base64": lambda d: d["code"].update(x="!"),
     "a message less": lambda d: d["sessions"][0]["message"].pop(),
     "a message twice": lambda d: d["sessions"][0]["message"].append(d["sessions"][0]["message"][0]),
+    "a budget made up": lambda d: d["sessions"][0]["account"][-1].update(spent=-5),
     "tokens made up": lambda d: d["sessions"][0]["session"].update(tokens_used=10**9),
 }
 

@@ -117,9 +117,9 @@ class Play:
             return lambda: db.do(activation.crash, session_id, epoch, decide, cause="died", pid=1, policy={})
 
         async def reissue() -> None:
-            attempt = await db.do(activation.reissue, session_id, epoch, "h", "m")
-            if attempt is not None:
-                self.calls.add((session_id, row["run_id"], row["round"], attempt))
+            issued = await db.do(activation.reissue, session_id, epoch, "h", "m")
+            if issued is not None:
+                self.calls.add((session_id, row["run_id"], row["round"], issued.attempt))
 
         found: list[Move] = [lambda: db.activate(session_id)]
         if row["frame_id"]:
@@ -326,11 +326,18 @@ def row(session_id: str, **values: Any) -> str:
     return f"UPDATE session SET {changes} WHERE session_id = '{session_id}'"
 
 
+def account(session_id: str, **values: Any) -> str:
+    """SQL that changes a session's account."""
+    changes = ", ".join(f"{name} = {value}" for name, value in values.items())
+    return f"UPDATE account SET {changes} WHERE session_id = '{session_id}'"
+
+
 def retype(session_id: str, old: str, new: str) -> str:
     """SQL that makes events others."""
     return f"UPDATE event SET type = '{new}' WHERE session_id = '{session_id}' AND type = '{old}'"
 
 
+ACCOUNT = "namespace, session_id, scope, resource, allowed, reserved, spent, beyond, since"
 GHOST = "INSERT INTO timer (namespace, session_id, name, due_at) VALUES ('tests', 'ghost', 'resume', 1)"
 STRAY = (
     "INSERT INTO inbox (namespace, session_id, item, kind, key, created_at) "
@@ -385,11 +392,22 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("child_events", "aide", retype("boss", "child_finished", "tool_in_doubt")),
     ("child_events", "aide", "UPDATE run SET status = 'failed' WHERE session_id = 'aide'"),
     ("child_events", "old", retype("old", "model_call_started", "child_finished")),
-    ("budget", "lead", row("lead", budget_spent="budget_spent + 1")),
-    ("budget", "lead", row("lead", budget_reserved=0)),
-    ("budget", "old", row("old", budget_spent=1)),
+    ("budget", "lead", account("lead", spent="spent + 1")),
+    ("budget", "lead", account("lead", reserved=0)),
+    ("budget_limit", "lead", account("lead", allowed=-1, beyond=500)),
+    ("budget_limit", "lead", account("lead", allowed=50)),
+    ("budget budget_limit", "boss", account("boss", resource="'rounds'", beyond=1)),
+    ("budget budget_limit", "boss", account("boss", resource="'seconds'")),
+    ("charged_accounts", "kid", row("kid", accounts="'lead:2'")),
+    ("charged_accounts", "old", row("old", accounts="'old:0'")),
+    (
+        "charged_accounts",
+        "old",
+        f"INSERT INTO account ({ACCOUNT}) VALUES ('tests', 'old', 'run', 'rounds', 5, 0, 0, 0, 0)",
+    ),
     ("reservation", "kid", "UPDATE reservation SET wait_key = 'kid/task/9'"),
-    ("reservation", "kid", "DELETE FROM reservation;" + row("lead", budget_reserved=0)),
+    ("reservation", "kid", "DELETE FROM reservation;" + account("lead", reserved=0)),
+    ("tokens", "old", row("old", cost_used=1)),
     ("sequence", "old", row("old", seq="seq + 1")),
     ("sequence", "old", row("old", seq="seq - 1")),
     ("sequence", "old", row("old", pruned_seq=99)),

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import or_, select
 
 from understudy.actors.window import INTERRUPTED
+from understudy.prices import Price
+from understudy.store.statements import ACCOUNT
 
 from . import kernel as k
 
@@ -19,12 +22,16 @@ pytestmark = pytest.mark.conformance
 TOOL_ROUNDS = 2
 
 
-def compiled(tool: Any, path: Path) -> dict[str, Any]:
+BUDGET = [{"scope": "tree", "tokens": 50_000, "rounds": 3}, {"scope": "run", "rounds": 3, "cost": 10**6}]
+"""Not a round more than the session needs: one that was counted twice would end it early."""
+
+
+def compiled(tool: Any, path: Path, budget: Any = None) -> dict[str, Any]:
     """Two rounds of tools, the second with two calls at once, then a third with the answer."""
     name = tool.__name__
     calls = [[(name, {"path": str(path), "text": f"{number}"})] for number in range(TOOL_ROUNDS)]
     calls[-1].append((name, {"path": str(path), "text": "twin"}))
-    return k.spec(k.script(*calls, "all done"), [tool])
+    return k.spec(k.script(*calls, "all done"), [tool], budget=budget)
 
 
 @dataclass
@@ -36,9 +43,9 @@ class Clean:
     points: list[str]
 
 
-async def clean_run(kernel: k.Kernel, tool: Any, path: Path) -> Clean:
+async def clean_run(kernel: k.Kernel, tool: Any, path: Path, budget: Any) -> Clean:
     start = len(kernel.points)
-    await kernel.run("clean", compiled(tool, path))
+    await kernel.run("clean", compiled(tool, path, budget))
     transcript = await kernel.transcript("clean")
     assert [entry[0] for entry in transcript] == ["user", *["assistant", "tool"] * TOOL_ROUNDS, "tool", "assistant"]
     return Clean(transcript, asked(kernel, path), kernel.points[start:])
@@ -71,15 +78,15 @@ class Deaths:
         self.kernel.kill(worker)
 
 
-async def sweep(kernel: k.Kernel, tool: Any, directory: Path, victim: str) -> list[str]:
+async def sweep(kernel: k.Kernel, tool: Any, directory: Path, victim: str, budget: Any = None) -> list[str]:
     """One session per point, with a death there; returns what was not as in the clean run."""
-    clean = await clean_run(kernel, tool, directory / "clean")
+    clean = await clean_run(kernel, tool, directory / "clean", budget)
     problems = []
     for at in range(len(clean.points) + 4):
         session_id, path = f"s{at}", directory / f"notes-{at}"
         deaths = Deaths(kernel, session_id, at, victim)
         try:
-            ended = await kernel.run(session_id, compiled(tool, path))
+            ended = await kernel.run(session_id, compiled(tool, path, budget))
         except k.Stuck as stuck:
             problems.append(f"point {at} ({deaths.label}): {stuck}")
             break
@@ -133,4 +140,18 @@ async def test_a_death_anywhere_leaves_the_transcript_as_it_would_have_been(
     started call of a default tool runs twice, and a frame's death costs no model call."""
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path) as kernel:
         problems = await sweep(kernel, tool, tmp_path, victim)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("victim", ["frame", "node"])
+async def test_a_death_anywhere_charges_a_budget_as_it_would_have_been(victim: str, tmp_path: Path) -> None:
+    """The same under a budget of exactly as many rounds as the session needs: none is counted twice or kept reserved,
+    and the books balance after every death."""
+    prices = {"offline": Price(10**6, 10**6, 10**6)}
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, prices=prices) as kernel:
+        problems = await sweep(kernel, k.look, tmp_path, victim, BUDGET)
+        with kernel.service.database.read() as connection:
+            left = connection.execute(select(ACCOUNT).where(or_(ACCOUNT.c.reserved != 0, ACCOUNT.c.beyond != 0))).all()
+            rounds = connection.execute(select(ACCOUNT.c.spent).where(ACCOUNT.c.resource == "rounds")).scalars()
+            assert (left, set(rounds)) == ([], {TOOL_ROUNDS + 1})
     assert not problems, "\n".join(problems)

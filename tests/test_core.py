@@ -111,7 +111,6 @@ acks = st.builds(
     first_seq=counts,
     inbox=st.lists(json_objects, max_size=3).map(tuple),
     cancel=st.none() | texts,
-    budget_left=st.none() | st.integers(),
     replayed=st.booleans(),
 )
 

@@ -273,12 +273,12 @@ async def test_json_although_streaming_was_asked_for() -> None:
 
 
 async def test_missing_usage_is_estimated() -> None:
-    """Where the endpoint does not count, a quarter of the characters is assumed, and marked as estimated."""
+    """Where the endpoint does not count, a token for three bytes is assumed, and marked as estimated."""
     async with endpoint(http_answer(stream_of({"content": "x" * 40}))) as url, gateway(url) as model:
         answer = await model.call(request("y" * 400))
     assert answer.usage.estimated
-    assert answer.usage.output_tokens == 10
-    assert 100 <= answer.usage.input_tokens <= 120
+    assert answer.usage.output_tokens == 14
+    assert 133 <= answer.usage.input_tokens <= 160
 
 
 @pytest.mark.parametrize(

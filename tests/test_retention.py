@@ -26,7 +26,7 @@ pytestmark = pytest.mark.conformance
 
 CHILD = k.spec(k.script("seen"), name="child")
 SPAWN = [("spawn_agent", {"agent": "child", "task": "look"})]
-TABLES = ("session", "run", "message", "event", "tool_call", "inbox", "reservation", "timer")
+TABLES = ("session", "run", "message", "event", "tool_call", "inbox", "account", "reservation", "timer")
 LATER = 1 << 62
 
 
@@ -86,7 +86,7 @@ async def export_all(kernel: k.Kernel) -> None:
 @pytest.fixture
 async def worked(store: str, tmp_path: Path, server: OfflineServer) -> str:
     """A store with two trees that are over and exported, `old` and `new`, and `busy`, whose input nobody takes up."""
-    lead = k.spec(k.script(SPAWN, "both seen"), ["spawn_agent"], agents={"child": CHILD})
+    lead = k.spec(k.script(SPAWN, "both seen"), ["spawn_agent"], agents={"child": CHILD}, budget={"tokens": 100_000})
     async with k.running(store, tmp_path, server=server) as kernel:
         for session_id in ("old", "new"):
             assert (await kernel.run(session_id, lead))["status"] == "completed"

@@ -17,6 +17,8 @@ from sqlalchemy import Connection, inspect, text
 from understudy.config import check_store, split_schema
 from understudy.errors import InvalidConfiguration, StoreOwned, StoreSchema, StoreVersion
 from understudy.store import activation, beginnings, queries, schema
+from understudy.store.check import check
+from understudy.store.check_budgets import BUDGET_RULES
 from understudy.store.engine import Database
 from understudy.store.journal import Journal
 from understudy.store.tables import metadata
@@ -107,15 +109,7 @@ async def test_a_store_of_the_first_release_is_brought_up_to_date(store: str) ->
     with opened(store) as database:
         at_version(database, 1)
         with database.writer.begin() as connection:
-            values = {"namespace": "tests", "session_id": "s", "root_id": "s", "agent": "a", "wait": "idle", "seq": 1}
-            columns = {column.name: column for column in metadata.tables["session"].columns}
-            for name in {column["name"] for column in inspect(connection).get_columns("session")}:
-                column = columns[name]
-                if name not in values and not column.nullable:
-                    values[name] = 0 if "INT" in str(column.type) else ""
-            names = ", ".join(values)
-            marks = ", ".join(f":{name}" for name in values)
-            connection.execute(text(f"INSERT INTO session ({names}) VALUES ({marks})"), values)
+            insert(connection, "session", session_id="s", root_id="s", agent="a", wait="idle", seq=1)
         assert database.prepare() == list(range(2, NEWEST + 1))
         journal = Journal(database, "tests", "w", lambda committed: None)
         journal.start()
@@ -123,6 +117,43 @@ async def test_a_store_of_the_first_release_is_brought_up_to_date(store: str) ->
         with database.read() as connection:
             assert queries.session_info(connection, "tests", "s")["seq"] == 2
         await journal.close()
+
+
+def insert(connection: Connection, table: str, **values: Any) -> None:
+    """A row as an earlier release wrote it; what is not given is 0 or empty."""
+    values["namespace"] = "tests"
+    for column in inspect(connection).get_columns(table):
+        if not column["nullable"] and column["name"] not in values:
+            values[column["name"]] = 0 if "INT" in str(column["type"]) else ""
+    names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+    connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({marks})"), values)
+
+
+async def test_the_budgets_of_an_earlier_release_become_accounts(store: str) -> None:
+    """Given a tree with a token budget, a call in flight in it, and one without a budget: all go on as they were."""
+    with opened(store) as database:
+        at_version(database, 2)
+        with database.writer.begin() as connection:
+            limited = {"root_id": "lead", "agent": "a", "active": 1}
+            insert(
+                connection, "session", session_id="lead", budget_tokens=100, budget_reserved=40, budget_spent=10,
+                wait="idle", **limited,
+            )  # fmt: skip
+            insert(connection, "session", session_id="kid", parent_id="lead", depth=1, wait="model", **limited)
+            insert(connection, "reservation", session_id="kid", wait_key="kid//0", root_id="lead", tokens=40)
+            insert(connection, "session", session_id="free", root_id="free", wait="idle")
+        database.prepare()
+        with database.read() as connection:
+            accounts = connection.execute(text("SELECT * FROM account")).mappings().all()
+            charged = connection.execute(text("SELECT session_id, accounts FROM session ORDER BY 1")).all()
+            held = connection.execute(text("SELECT tokens, cost, output FROM reservation")).all()
+            broken = [found for found in check(connection, "tests") if found.rule in BUDGET_RULES]
+    wanted = {"session_id": "lead", "scope": "tree", "resource": "tokens", "allowed": 100, "reserved": 40, "spent": 10}
+    assert [{name: account[name] for name in wanted} for account in accounts] == [wanted]
+    assert [tuple(row) for row in charged] == [("free", None), ("kid", "lead:1"), ("lead", "lead:0")]
+    assert [tuple(row) for row in held] == [(40, 0, 0)]
+    # That the lead's account says 10 is told by no session here.
+    assert {(found.session_id, found.rule) for found in broken} == {("lead", "budget")}
 
 
 def test_a_newer_database_is_refused_untouched(store: str) -> None:

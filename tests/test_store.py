@@ -114,6 +114,13 @@ class Store:
             row = connection.execute(statement, {"n": self.namespace, "s": session_id}).mappings().one()
         return dict(row)
 
+    def accounts(self, session_id: str = "s") -> dict[str, tuple[int, int, int]]:
+        """What is allowed, reserved and spent, by scope and resource."""
+        statement = text("SELECT * FROM account WHERE namespace = :n AND session_id = :s")
+        with self.database.read() as connection:
+            found = connection.execute(statement, {"n": self.namespace, "s": session_id}).mappings().all()
+        return {f"{row['scope']} {row['resource']}": (row["allowed"], row["reserved"], row["spent"]) for row in found}
+
     def log(self, session_id: str = "s") -> list[tuple[int, str]]:
         """`(seq, role or type)` of all that the session's log holds, in order."""
         messages = [(m["seq"], m["role"]) for m in self.read(queries.messages, session_id)]
@@ -121,7 +128,9 @@ class Store:
 
     def dump(self) -> list[Any]:
         """Every row of every table."""
-        tables = ("session", "run", "message", "event", "tool_call", "inbox", "reservation", "timer", "question")
+        tables = (
+            "session", "run", "message", "event", "tool_call", "inbox", "account", "reservation", "timer", "question",
+        )  # fmt: skip
         with self.database.read() as connection:
             return [sorted(map(str, connection.execute(text(f"SELECT * FROM {table}")))) for table in tables]
 
@@ -502,14 +511,16 @@ async def test_an_activation_after_a_commit_in_one_transaction_sees_its_results(
 async def test_tokens_are_reserved_before_and_settled_after_a_call(db: Store) -> None:
     """What is reserved is not left for others; what was not used comes back."""
     await db.asking(compiled=spec(budget={"tokens": 100}), tokens=60)
-    assert (db.session()["budget_reserved"], db.session()["budget_spent"]) == (60, 0)
+    assert db.accounts() == {"tree tokens": (100, 60, 0)}
     await db.answer("s")
-    row = db.session()
-    assert (row["budget_reserved"], row["budget_spent"]) == (0, 15)
+    assert db.accounts() == {"tree tokens": (100, 0, 15)}
     result = await db.ask("s", number=2, round_number=2, request_tokens=90)
-    assert (result.wait, result.ack.budget_left) == (None, 85)
-    result = await db.ask("s", number=3, round_number=2, request_tokens=85)
-    assert (result.wait, result.ack.budget_left) == ("model", 0)
+    assert (result.wait, db.session()["status"]) == (None, "running")
+    error = db.session()["wait_error"]
+    assert (json.loads(error) if isinstance(error, str) else error)["details"]["resource"] == "tokens"
+    result = await db.ask("s", number=3, round_number=2, request_tokens=65, request_output=4096)
+    assert (result.wait, result.longest_reply, db.session()["wait_error"]) == ("model", 20, None)
+    assert db.accounts() == {"tree tokens": (100, 85, 15)}
 
 
 async def test_a_tree_shares_its_roots_budget(db: Store) -> None:
@@ -519,12 +530,11 @@ async def test_a_tree_shares_its_roots_budget(db: Store) -> None:
     await db.commit("s", 1, 2, spawns=(Spawn("r/1/0", "kid", spec("kid"), "x"),), wait="child")
     await db.activate("kid")
     await db.commit("kid", 1, 1, start_run="task", wait="model", request_round=1, request_model="m", request_tokens=50)
-    assert db.session()["budget_reserved"] == 50
+    assert db.accounts() == {"tree tokens": (100, 50, 15)}
     got = ModelAnswer("x", usage=Usage(20, 10))
     for attempt in (1, 2):
         await db.do(operations.answer, "kid", "task", 1, attempt, "m", got)
-    row = db.session()
-    assert (row["budget_reserved"], row["budget_spent"]) == (0, 15 + 30 + 30)
+    assert db.accounts() == {"tree tokens": (100, 0, 15 + 30 + 30)}
 
 
 # Owners.

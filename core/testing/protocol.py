@@ -95,6 +95,9 @@ class Completion:
         limit = body.get("max_completion_tokens") or body.get("max_tokens")
         if text and limit and len(text) > limit * 4:
             text, calls, reason = text[: limit * 4], (), reason or "length"
+        asked = sum(len(call["function"]["name"]) + len(call["function"]["arguments"]) for call in calls)
+        if limit and len(text or "") + asked > limit * 4:  # no room for the calls: cut before the first
+            text, calls, reason = text or "", (), reason or "length"
         prompt = estimate_tokens(prompt_characters)
         characters = sum(len(call["function"]["name"]) + len(call["function"]["arguments"]) for call in calls)
         output = estimate_tokens(len(text or "") + characters)

@@ -1,0 +1,111 @@
+"""What models cost. Money is counted in whole millionths of the currency that the price table is in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from .errors import InvalidConfiguration
+from .messages import Usage
+
+MILLION = 1_000_000
+HIGHEST = Decimal(1_000_000)
+KINDS = ("input", "cached_input", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a model costs, in millionths of the currency for a million tokens: at 0.15 a million, `input` is 150,000.
+
+    Attributes:
+        cached_input: of input tokens that came from the endpoint's cache.
+    """
+
+    input: int
+    cached_input: int
+    output: int
+
+    def cost(self, usage: Usage) -> int:
+        """Millionths of the currency that these tokens cost, rounded up."""
+        cached = min(usage.cached_tokens, usage.input_tokens)
+        fresh = usage.input_tokens - cached
+        return -(-(fresh * self.input + cached * self.cached_input + usage.output_tokens * self.output) // MILLION)
+
+    def most(self, input_tokens: int, output_tokens: int) -> int:
+        """The most that a call with so many tokens can cost, whatever of it is cached."""
+        dearest = max(self.input, self.cached_input)
+        return -(-(input_tokens * dearest + output_tokens * self.output) // MILLION)
+
+    def affordable(self, money: int, input_tokens: int) -> int | None:
+        """The longest reply that this much money allows after the input, below 0 if not even that; None for any."""
+        left = money * MILLION - input_tokens * max(self.input, self.cached_input)
+        if left < 0:
+            return -1
+        return left // self.output if self.output else None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], where: str = "price") -> Price:
+        """A price from decimals per million tokens: `{"input", "cached_input" (default: input), "output"}`.
+
+        Raises:
+            InvalidConfiguration: a field is missing or unknown, or is no decimal from 0 to a million.
+        """
+        if not isinstance(given, Mapping):
+            raise InvalidConfiguration(f"{where} must be a table with input and output, not {given!r}")
+        strange = sorted(set(given) - set(KINDS))
+        missing = [name for name in ("input", "output") if name not in given]
+        if strange or missing:
+            fault = f"has no {', '.join(missing)}" if missing else f"has unknown fields: {', '.join(strange)}"
+            raise InvalidConfiguration(f"{where} {fault}. A price has input, output and perhaps cached_input")
+        amounts = {name: _amount(given[name], f"{where}.{name}") for name in given}
+        return cls(amounts["input"], amounts.get("cached_input", amounts["input"]), amounts["output"])
+
+
+def _amount(value: Any, where: str) -> int:
+    try:
+        amount = Decimal(str(value)) * MILLION
+    except InvalidOperation:
+        amount = Decimal(-1)
+    if not amount.is_finite() or not 0 <= amount <= HIGHEST * MILLION or amount != amount.to_integral_value():
+        raise InvalidConfiguration(
+            f"{where}={value!r} must be an amount per million tokens, from 0 to a million, with at most six decimals"
+        )
+    return int(amount)
+
+
+def price_table(given: Mapping[str, Any] | str | Path) -> dict[str, Price]:
+    """The prices by model, from a table or from a JSON or TOML file (by its suffix) that holds one.
+
+    Raises:
+        InvalidConfiguration: what can't be used, and where.
+    """
+    if isinstance(given, (str, Path)):
+        return price_table(_read(Path(given)))
+    if not isinstance(given, Mapping):
+        raise InvalidConfiguration(f"prices must be a table of models, not {type(given).__name__}")
+    return {
+        str(model): price if isinstance(price, Price) else Price.of(price, f"prices[{str(model)!r}]")
+        for model, price in given.items()
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+        if path.suffix == ".toml":
+            import tomllib
+
+            return tomllib.loads(text, parse_float=Decimal)
+        found: dict[str, Any] = json.loads(text, parse_float=Decimal)
+        return found
+    except (OSError, ValueError) as error:
+        raise InvalidConfiguration(f"the price table {path} can't be read: {error}") from None
+
+
+def money(millionths: int) -> Decimal:
+    """An amount in the currency of the price table."""
+    return Decimal(millionths) / MILLION

@@ -1,0 +1,103 @@
+"""Rules of the accounting identity about budgets: accounts, what they were charged, and what is reserved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from sqlalchemy import and_, case, exists, or_, select
+
+from understudy.identifiers import wait_key
+
+from . import ledger
+from .budgets import owners, written
+from .check_rows import Found, Scope, same_session
+from .statements import ACCOUNT, RESERVATION, SESSION
+
+
+def charged_accounts(scope: Scope) -> Iterator[Found]:
+    """A session is charged to its own accounts, if it has any, and to those that its parent is charged to of a tree."""
+    parent = SESSION.alias("parent")
+    has_own = exists().where(same_session(ACCOUNT, SESSION))
+    has_tree_above = exists().where(same_session(ACCOUNT, parent), ACCOUNT.c.scope == "tree")
+    statement = (
+        select(
+            SESSION.c.session_id, SESSION.c.accounts, parent.c.accounts.label("above"), has_own.label("has_own"),
+            has_tree_above.label("has_tree_above"),
+        )
+        .outerjoin(parent, and_(parent.c.namespace == SESSION.c.namespace, parent.c.session_id == SESSION.c.parent_id))
+        .where(scope.of(SESSION), or_(SESSION.c.accounts.is_not(None), parent.c.accounts.is_not(None), has_own))
+    )  # fmt: skip
+    for row in scope.rows(statement):
+        above = [(owner, level + 1) for owner, level in owners(row["above"]) if level or row["has_tree_above"]]
+        wanted = written([*([(row["session_id"], 0)] if row["has_own"] else []), *above])
+        if row["accounts"] != wanted:
+            yield row["session_id"], f"it is charged to {row['accounts']}, and should be to {wanted}"
+
+
+def budget(scope: Scope) -> Iterator[Found]:
+    """An account says what was done: spent is what the sessions charged to it did, reserved what they hold."""
+    roots = select(SESSION.c.root_id).where(scope.of(SESSION), SESSION.c.accounts.is_not(None)).distinct()
+    chosen = None if scope.session_ids is None else set(scope.session_ids)
+    root_ids = list(scope.connection.execute(roots.order_by(SESSION.c.root_id)).scalars())
+    for account, spent, reserved in ledger.reckon(scope.connection, scope.namespace, root_ids):
+        owner = account["session_id"]
+        if (account["spent"], account["reserved"]) != (spent, reserved) and (chosen is None or owner in chosen):
+            yield (
+                owner,
+                f"its {account['scope']} account of {account['resource']} has {account['spent']} spent and "
+                f"{account['reserved']} reserved; by what was done it should be {spent} and {reserved}",
+            )
+
+
+def budget_limit(scope: Scope) -> Iterator[Found]:
+    """No account goes below zero, or above its limit but by what answers took beyond what was reserved for them."""
+    columns = ACCOUNT.c
+    faults = case(
+        (or_(columns.allowed < 0, columns.spent < 0, columns.reserved < 0, columns.beyond < 0), "is below zero"),
+        (
+            and_(columns.resource.in_(("depth", "seconds")), columns.spent + columns.reserved > 0),
+            "is of a kind that nothing is spent of",
+        ),
+        (columns.spent + columns.reserved > columns.allowed + columns.beyond, "is above its limit"),
+        (and_(columns.resource.in_(("rounds", "children")), columns.beyond > 0), "counts something beyond its limit"),
+    )
+    found = (
+        select(columns.session_id, columns.scope, columns.resource, faults.label("fault"))
+        .where(scope.of(ACCOUNT))
+        .subquery()
+    )
+    for row in scope.rows(select(found).where(found.c.fault.is_not(None))):
+        yield row["session_id"], f"its {row['scope']} account of {row['resource']} {row['fault']}"
+
+
+def reservation(scope: Scope) -> Iterator[Found]:
+    """Something is reserved for the very call that a session waits for, and for every such call that is charged."""
+    names = ("session_id", "run_id", "round", "wait", "cancel_reason", "accounts")
+    statement = (
+        select(*(SESSION.c[name] for name in names), RESERVATION.c.wait_key)
+        .outerjoin(RESERVATION, same_session(RESERVATION, SESSION))
+        .where(
+            scope.of(SESSION),
+            or_(
+                RESERVATION.c.wait_key.is_not(None),
+                and_(SESSION.c.wait == "model", SESSION.c.accounts.is_not(None)),
+            ),
+        )
+    )
+    for row in scope.rows(statement):
+        key = wait_key(row["session_id"], row["run_id"] or "", row["round"])
+        # A call that was lost with its node is not issued again for a run that shall end: what is reserved for it is
+        # given back when the run ends.
+        waits = row["wait"] == "model" or (row["wait"] is None and row["cancel_reason"] is not None)
+        if row["wait_key"] is None:
+            yield row["session_id"], f"nothing is reserved for the model call {key}"
+        elif not waits or row["wait_key"] != key or row["accounts"] is None:
+            yield (
+                row["session_id"],
+                f"there is a reservation for {row['wait_key']}, which the session does not wait for",
+            )
+
+
+BUDGET_RULES: dict[str, Callable[[Scope], Iterable[Found]]] = {
+    rule.__name__: rule for rule in (charged_accounts, budget, budget_limit, reservation)
+}
