@@ -86,7 +86,8 @@ def _ending(row: Row, finish: Finish) -> tuple[str, dict[str, Any] | None]:
         return finish.status, finish.error
     said = row["cancel_as"] or {"status": "cancelled", "code": "cancelled"}
     message = row["cancel_reason"] or said["code"]
-    return said["status"], {"code": said["code"], "message": message, "session_id": row["session_id"]}
+    details = {"details": said["details"]} if "details" in said else {}
+    return said["status"], {"code": said["code"], "message": message, "session_id": row["session_id"], **details}
 
 
 def _end_task(tx: Transaction, child: Row, status: str) -> None:
@@ -171,7 +172,7 @@ def _deliver_late(tx: Transaction, parent: Row, child: Row) -> None:
 
 
 def request_cancel(
-    tx: Transaction, row: Row, reason: str, run_id: str | None = None, *, ending: dict[str, str] | None = None
+    tx: Transaction, row: Row, reason: str, run_id: str | None = None, *, ending: dict[str, Any] | None = None
 ) -> bool:
     """Ask the current run (or the queued one named) to end, and all that it spawned; True if there was one.
 
@@ -179,7 +180,7 @@ def request_cancel(
     nothing runs of ends here and now; another one has the session's `shutdown` time to end.
 
     Args:
-        ending: `{"status", "code"}` of the run, if it shall not end as cancelled.
+        ending: `{"status", "code"}` of the run, and its error's `details`, if it shall not end as cancelled.
     """
     queued = next((i for i in tx.inbox(row) if i["kind"] == "input" and i["key"] == (run_id or i["key"])), None)
     if row["run_id"] is None or (run_id is not None and run_id != row["run_id"]):
@@ -247,10 +248,11 @@ def shut_down(tx: Transaction, row: Row, run_id: str) -> None:
         end_by_force(tx, row)
 
 
-def out_of_time(tx: Transaction, row: Row, run_id: str, reason: str) -> None:
-    """A budget of seconds is used up: the run is told to end."""
+def out_of_time(tx: Transaction, row: Row, run_id: str, error: dict[str, Any]) -> None:
+    """A budget of seconds is used up: the run is told to end, with this error."""
     if row["run_id"] == run_id:
-        request_cancel(tx, row, reason, ending={"status": "budget_exceeded", "code": "budget_exceeded"})
+        ending = {"status": "budget_exceeded", "code": error["code"], "details": error["details"]}
+        request_cancel(tx, row, error["message"], ending=ending)
 
 
 def end_by_force(tx: Transaction, row: Row) -> None:

@@ -366,10 +366,10 @@ async def test_a_failed_call_costs_nothing(store: str, tmp_path: Path) -> None:
 
 
 async def test_time_that_is_over_allows_no_call(kernel: k.Kernel) -> None:
-    """Given a microsecond that begins with the run's first call, no second one is made, and the clock is named."""
+    """Given a microsecond that begins with the run, no second call is made, and the clock is named."""
     run = await kernel.run("s", k.spec(k.script(*calls(3)), [add], budget=[{"scope": "run", "seconds": 1}]))
     assert (run["status"], run["error"]["details"]["resource"]) == ("budget_exceeded", "seconds")
-    assert kernel.server.count == 1
+    assert kernel.server.count <= 1
 
 
 # Sub-agents.
