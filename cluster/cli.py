@@ -1,6 +1,6 @@
 """The command line. The words are those of the API; `--json` prints one JSON document on stdout and nothing else.
 
-Exit codes: 0 done, 1 the run or check failed, 2 wrong usage or configuration, 130 interrupted.
+Exit codes: 0 done, 1 the run or check failed or the store refused, 2 wrong usage or configuration, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Annotated, Any
 import typer
 
 from . import certify_command, rendering, store_commands
-from .command import Json, Store, command, print_json
+from .command import Commands, Json, Store, command, print_json
 
 app = typer.Typer(
     name="understudy",
     help="LLM agents as supervised Ray actors: sessions that survive kill -9.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `understudy ps --all` lists them.")]
@@ -39,6 +40,8 @@ def connected(store: str | None, **options: Any) -> Iterator[Any]:
     cluster = Cluster.connect(store, **options)
     try:
         yield cluster
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; what was accepted goes on") from None
     finally:
         cluster.close()
 
@@ -285,12 +288,3 @@ def down(
     else:
         print(f"services: {done['services']}; Ray: {done['ray']}")
     return 0
-
-
-def main() -> None:
-    """Entry point of the `understudy` command."""
-    app()
-
-
-if __name__ == "__main__":
-    main()

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
-from understudy.errors import InvalidInput, UnderstudyError
+from understudy.errors import InvalidArchive, InvalidInput, OutputFailed, UnderstudyError, UnknownRun, UnknownSession
+
+from .output import to_stdout
 
 errors = Console(stderr=True, highlight=False)
+
+FOUND_OUT = (UnknownSession, UnknownRun, InvalidArchive)
+"""Input of the right form that the store, or the file, refused: the command failed, it was not used wrongly."""
+
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+"""Wrong options and arguments: Typer has it, and does not name it."""
 
 Store = Annotated[
     str | None,
@@ -27,27 +38,60 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=2, default=str))
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 session`, `2 sessions`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def command(function: Callable[..., Any]) -> Callable[..., Any]:
     """Turn our errors into a clear line on stderr, the next step below it (JSON with `--json`), and an exit code.
 
-    0 done, 1 the run or check failed, 2 wrong usage or configuration, 130 interrupted.
+    0 done, 1 the run or check failed or the store refused it, 2 wrong usage or configuration, 130 interrupted. An
+    interruption's own text says what became of the work.
     """
 
     @wraps(function)
     def run(*arguments: Any, **options: Any) -> None:
         try:
-            code = function(*arguments, **options)
+            with to_stdout():
+                code = function(*arguments, **options)
         except UnderstudyError as error:
-            if options.get("json"):
+            if options.get("json") and not isinstance(error, OutputFailed):
                 print_json({"error": error.to_wire()})
             told = str(error).removesuffix(f" {error.hint}") if error.hint else str(error)
             errors.print(f"[red]error[/red] {escape(told)}", soft_wrap=True)
             if error.hint:
                 errors.print(f"      {escape(error.hint)}", soft_wrap=True)
-            raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None
-        except KeyboardInterrupt:
-            errors.print("interrupted; what was accepted goes on")
+            wrong_usage = isinstance(error, InvalidInput) and not isinstance(error, FOUND_OUT)
+            raise typer.Exit(2 if wrong_usage else 1) from None
+        except (KeyboardInterrupt, typer.Abort) as interruption:
+            errors.print(str(interruption) or "interrupted", soft_wrap=True)
             raise typer.Exit(130) from None
         raise typer.Exit(code or 0)
 
     return run
+
+
+class Commands(TyperGroup):
+    """All commands. With `--json`, wrong usage is told as JSON too."""
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
+        self.as_json = "--json" in (sys.argv[1:] if args is None else args)
+        return super().main(args, *others, **options)
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with self._told():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with self._told():
+            return super().invoke(ctx)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except USAGE_ERROR as error:
+            if self.as_json:
+                print_json({"error": InvalidInput(error.format_message()).to_wire()})
+            raise

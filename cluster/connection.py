@@ -45,7 +45,10 @@ class Connection:
         self._supervisor = supervisor_handle(self.settings)
         started = self._supervisor is None
         if started and not start:
-            raise ClusterUnreachable(f"no services of {redact(self.settings.store)} run")
+            raise ClusterUnreachable(
+                f"no services of {redact(self.settings.store)} run",
+                details={"hint": "`understudy send` and `understudy run` start them, as Cluster.connect() does."},
+            )
         if started:
             await asyncio.to_thread(self._bootstrap, timeout)
             self._supervisor = supervisor_handle(self.settings)

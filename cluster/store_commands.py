@@ -11,7 +11,6 @@ import asyncio
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from understudy.config import Settings, split_schema
 from understudy.errors import InvalidInput, StoreMissing
 
-from .command import Json, Store, command, errors, print_json
+from .command import Json, Store, command, counted, errors, print_json
+from .output import check_target, write
+from .pruning import Rules, Totals, operations, planned
 
 if TYPE_CHECKING:
     from understudy.store.engine import Database
@@ -54,7 +55,7 @@ def opened(dsn: str | None, *, create: bool = False, current: bool = True) -> It
 
     settings = Settings.from_environment(store=dsn)
     path = settings.store.removeprefix("sqlite:///")
-    if settings.store.startswith("sqlite") and not create and not Path(path).is_file():
+    if settings.store.startswith("sqlite") and not create and not Path(path).exists():
         raise StoreMissing(f"there is no store {path}")
     database = Database(settings.store, unlimited=True)  # somebody looks on, and can interrupt it
     try:
@@ -143,10 +144,12 @@ def ddl(
     since: Annotated[int, typer.Option(help="Only what leads on from this version.", min=0)] = 0,
     store: Store = None,
 ) -> int:
-    """Print the schema as SQL, to be run by hand as one transaction."""
+    """Print the schema as SQL, one transaction, to be run by hand."""
     from understudy.store import schema
 
     settings = Settings.from_environment(store=store)
+    if since > schema.newest():
+        raise InvalidInput(f"--since {since} is beyond the newest version, {schema.newest()}")
     backend = backend or settings.store.partition(":")[0]
     if backend not in ("sqlite", "postgresql"):
         raise InvalidInput(f"backend {backend!r} must be sqlite or postgresql")
@@ -168,44 +171,25 @@ def export(
     """Write a session into one JSON file, as it is at this moment."""
     from understudy.store import archive
 
-    target = Path(output or f"{session}.json")
-    if output == "-" and json:
+    target = output or f"{session}.json"
+    if target == "-" and json:
         raise InvalidInput("--json and an archive can't both go to stdout: name a file with --output")
-    if output != "-" and target.exists() and not force:
-        raise InvalidInput(f"{target} exists; --force overwrites it")
+    if target != "-":
+        check_target(target, force=force)
     with opened(store) as (database, namespace), database.snapshot() as connection:
         ids = archive.session_ids(connection, namespace, session, tree=tree)
         total = archive.size(connection, namespace, ids)
         lines = archive.export(connection, namespace, session, tree=tree)
-        with progress("export", total, quiet=json or output == "-") as advance:
-            if output == "-":
+        with progress("export", total, quiet=json or target == "-") as advance:
+            if target == "-":
                 sys.stdout.writelines(lines)
             else:
-                _write(target, lines, advance)
+                write(target, lines, advance)
     if json:
-        print_json({"file": str(target), "sessions": len(ids), "entries": total})
-    elif output != "-":
-        print(f"{target}: {len(ids)} session{'s' if len(ids) != 1 else ''}, {total} messages and events")
+        print_json({"file": target, "sessions": len(ids), "entries": total})
+    elif target != "-":
+        print(f"{target}: {counted(len(ids), 'session')}, {total} messages and events")
     return 0
-
-
-def _write(target: Path, lines: Iterable[str], advance: Callable[[int], None]) -> None:
-    """All of it or nothing, and for this user only: it holds whole conversations."""
-    try:
-        handle, name = tempfile.mkstemp(dir=target.absolute().parent, prefix=f".{target.name}-")
-    except OSError as error:
-        raise InvalidInput(f"{target} can't be written: {error.strerror}") from None
-    partial = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            for line in lines:
-                file.write(line)
-                advance(line.startswith(("\n{", ",\n{")))
-        os.replace(partial, target)
-    except OSError as error:
-        raise InvalidInput(f"{target} can't be written: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @app.command("import")
@@ -234,7 +218,8 @@ def import_(
     if json:
         print_json({**result, "imported": imported[0]})
     elif imported[0]:
-        print(f"{result['session_id']}: {result['sessions']} session(s), {result['messages']} messages")
+        held = f"{counted(len(found.sessions), 'session')}, {counted(found.messages, 'message')}"
+        print(f"{result['session_id']}: {held}")
     else:
         print(f"{result['session_id']}: it was imported before; nothing changed")
     return 0
@@ -246,73 +231,59 @@ def prune(
     trees: Annotated[str, typer.Option(help="Trees in which nothing happened for so long: 90d, 12h, …")] = "",
     events: Annotated[str, typer.Option(help="Events older than this; messages and results stay.")] = "",
     session: Annotated[str, typer.Option(help="The tree of this root, whatever its age.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be looked at.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     store: Store = None,
     json: Json = False,
 ) -> int:
     """Remove what is old. Never what has work to do, and never what metrics and spans have not taken yet."""
-    from understudy.store import retention
     from understudy.store.engine import now
 
     if not (trees or events or session):
         raise InvalidInput("nothing to do: name a rule, --trees AGE, --events AGE or --session ID")
     at = now()
+    rules = Rules(session, at - age(trees) if trees else 0, at - age(events) if events else 0, at)
+    if not dry_run and not yes and (json or not sys.stdin.isatty()):
+        raise InvalidInput("nobody is there to confirm: use --yes, or --dry-run to see what would go")
     with opened(store) as (database, namespace):
-        with database.snapshot() as connection:
-            roots = retention.finished_trees(connection, namespace, at - age(trees)) if trees else []
-            roots = [root for root in roots if root != session]
-            logs = retention.sessions_with_events(connection, namespace, at - age(events)) if events else []
-        work: list[Callable[[Transaction], Removed]] = []
-        if session:
-            work.append(lambda tx: retention.drop_tree(tx, session))
-        work += [lambda tx, root=root: retention.drop_tree(tx, root, at - age(trees)) for root in roots]  # type: ignore[misc]
-        work += [lambda tx, log=log: retention.drop_events(tx, log, at - age(events)) for log in logs]  # type: ignore[misc]
-        plan = {"trees": len(roots) + bool(session), "logs": len(logs)}
-        if dry_run:
-            print_json({"dry_run": True, **plan}) if json else print(
-                f"{plan['trees']} trees, {plan['logs']} event logs"
-            )
-            return 0
-        question = f"Remove {plan['trees']} trees, and old events of {plan['logs']} sessions?"
-        if not yes and not _confirmed(question, as_json=json):
-            return 1
-        removed = _remove(database, namespace, work, quiet=json)
-    if json:
-        print_json(removed)
-    else:
-        print(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in removed.items()))
+        if dry_run or not yes:
+            with database.snapshot() as connection:
+                plan = planned(connection, namespace, rules)
+            if dry_run and json:
+                print_json({"dry_run": True, **plan.to_wire(), **plan.ids()})
+            else:
+                print(f"to be removed: {plan}", *plan.lines(), sep="\n", file=sys.stdout if dry_run else sys.stderr)
+            if dry_run:
+                return 0
+            if not typer.confirm("Remove it?", err=True):
+                return 1
+        removed = _remove(database, namespace, rules, quiet=json)
+    print_json(removed.to_wire()) if json else print(f"removed: {removed}")
     return 0
 
 
-def _confirmed(question: str, *, as_json: bool) -> bool:
-    if as_json or not sys.stdin.isatty():
-        raise InvalidInput("nobody is there to confirm: use --yes, or --dry-run to see what would go")
-    return typer.confirm(question, err=True)
-
-
-def _remove(
-    database: Database, namespace: str, work: list[Callable[[Transaction], Removed]], *, quiet: bool
-) -> dict[str, int]:
+def _remove(database: Database, namespace: str, rules: Rules, *, quiet: bool) -> Totals:
     from understudy.store import retention
 
-    removed = {"sessions": 0, "events": 0, "kept_at_work": 0, "kept_unexported": 0, "code": 0}
+    with database.snapshot() as connection:
+        work = operations(connection, namespace, rules)
+    names = iter([name for name, _ in work])
+    removed = Totals()
 
-    def count(name: str, number: int) -> None:
-        removed[name] += number
+    def count_code(number: int) -> None:
+        removed.code += number
 
-    with progress("prune", len(work), quiet=quiet) as advance:
+    try:
+        with progress("prune", len(work), quiet=quiet) as advance:
 
-        def told(result: Removed) -> None:
-            count("sessions", result.sessions)
-            count("events", result.events)
-            count("kept_at_work", result.kept in ("at work", "not over"))
-            count("kept_unexported", result.kept == "not exported yet")
-            advance(1)
+            def told(result: Removed) -> None:
+                removed.add(next(names), result)
+                advance(1)
 
-        through_journal(database, namespace, work, told)
-
-    through_journal(database, namespace, [retention.drop_code], lambda number: count("code", number))
+            through_journal(database, namespace, [operation for _, operation in work], told)
+        through_journal(database, namespace, [retention.drop_code], count_code)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; removed so far: {removed}") from None
     return removed
 
 
@@ -403,5 +374,5 @@ def check(
     else:
         for item in found:
             print(f"{item.session_id}: {item.rule}: {item.text}")
-        print(f"{number} session(s) checked, {len(found)} violation(s)")
+        print(f"{counted(number, 'session')} checked, {counted(len(found), 'violation')}")
     return 1 if found else 0

@@ -60,7 +60,9 @@ def check_store(dsn: str) -> str:
     problem = ""
     if scheme in ("postgresql", "postgres") and separator:
         _, schema = split_schema(dsn)
-        if not all(port.isdecimal() for port in _ports(rest)):
+        if not _is_encoded(rest):
+            problem = "special characters in a user's name or password must be percent-encoded"
+        elif not all(port.isdecimal() for port in _ports(rest)):
             problem = "the port must be a number"
         elif schema and not re.fullmatch(SCHEMA_NAME, schema):
             problem = "the schema must be 1 to 63 small letters, digits and underscores"
@@ -70,6 +72,16 @@ def check_store(dsn: str) -> str:
     raise InvalidConfiguration(
         f"UNDERSTUDY_STORE={redact(dsn)!r} is not supported: {problem}", details={"setting": "UNDERSTUDY_STORE"}
     )
+
+
+def _is_encoded(rest: str) -> bool:
+    """Whether libpq finds user, password and hosts where they were meant: to it the first `@` ends the password, and
+    the first `/` the hosts. Only parameters may have an `@` of their own."""
+    credentials, _, hosts = rest.partition("@")
+    if "/" not in credentials:
+        return "@" not in hosts.partition("?")[0]
+    address, _, parameters = rest.partition("?")
+    return "@" not in address and ("@" not in parameters or all(port.isdecimal() for port in _ports(address)))
 
 
 def _ports(rest: str) -> list[str]:
@@ -89,8 +101,9 @@ def split_schema(dsn: str) -> tuple[str, str]:
 
 def redact(dsn: str) -> str:
     """The DSN without its password, for messages and logs; not parsed, so that a malformed one hides it too."""
-    without = re.sub(r"(?i)(password=).*", r"\1***", dsn, flags=re.DOTALL)
-    without = re.sub(r"://([^:/@?#]*):.*@", r"://\1:***@", without, flags=re.DOTALL)
+    # From the first colon to the last @: a user's name may have an @ that was not encoded. A file's may have both.
+    without = re.sub(r"(?<!sqlite)://([^:]*):.*@", r"://\1:***@", dsn, flags=re.DOTALL)
+    without = re.sub(r"(?i)(password=).*", r"\1***", without, flags=re.DOTALL)
     # Without an @, what follows the first colon is a port, or a password that was not encoded.
     return re.sub(r"://([^:/@?#]*):(?!\*\*\*@|\d+([/?,]|$)).*", r"://\1:***", without, flags=re.DOTALL)
 
@@ -144,6 +157,9 @@ class Settings:
     def from_environment(cls, environ: Mapping[str, str] | None = None, *, store: str | None = None) -> Settings:
         """Read and check all settings at once.
 
+        Args:
+            store: instead of UNDERSTUDY_STORE; an empty one is an error, where an empty variable is none.
+
         Raises:
             InvalidConfiguration: naming every variable that can't be used and what it must be.
         """
@@ -168,7 +184,7 @@ class Settings:
             latency = 0.05
             problems.append(f"UNDERSTUDY_OFFLINE_LATENCY={env['UNDERSTUDY_OFFLINE_LATENCY']!r} must be seconds")
         namespace = env.get("UNDERSTUDY_NAMESPACE") or "default"
-        dsn = store or env.get("UNDERSTUDY_STORE") or default_store()
+        dsn = store if store is not None else env.get("UNDERSTUDY_STORE") or default_store()
         checks: list[Callable[[], str]] = [
             lambda: check_identifier(namespace, "UNDERSTUDY_NAMESPACE"),
             lambda: check_store(dsn),

@@ -1,6 +1,7 @@
 """The one error tree. Every error has a stable `code`, survives pickling, and says what to do next.
 
-Subclasses set `code` and `hint`; callers give the message and, where there is one, the session.
+Subclasses set `code` and `hint`; callers give the message and, where there is one, the session. Where another step
+helps than that of the class, `details["hint"]` says it, and so goes wherever the error goes.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ class UnderstudyError(Exception):
     """
 
     code: ClassVar[str] = "error"
-    hint: ClassVar[str] = ""
+    hint: str = ""
 
     def __init__(self, message: str, *, session_id: str | None = None, details: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.session_id = session_id
         self.details = details or {}
+        self.hint = self.details.get("hint", self.hint)
 
     def __str__(self) -> str:
         where = f" (session {self.session_id})" if self.session_id else ""
@@ -108,6 +110,12 @@ class ArchiveVersion(InvalidArchive):
 
     code = "archive_version"
     hint = "Upgrade Understudy to at least the version that wrote the archive."
+
+
+class OutputFailed(UnderstudyError):
+    """What a command's output went to takes no more of it: a full disk, a pipe that nobody reads."""
+
+    code = "output_failed"
 
 
 class Conflict(UnderstudyError):
@@ -232,6 +240,16 @@ class StoreVersion(StoreError):
 
     code = "store_version"
     hint = "Upgrade Understudy to at least the version that wrote the database."
+
+
+class StoreForbidden(StoreError):
+    """PostgreSQL does not let this role do what is needed; nothing was changed."""
+
+    code = "store_forbidden"
+    hint = (
+        "Grant it: USAGE on the schema and SELECT, INSERT, UPDATE, DELETE on its tables, to migrate CREATE too; or "
+        "have the owner of the tables run `understudy store migrate`, or the SQL of `understudy store ddl`."
+    )
 
 
 class StoreSchema(StoreError):

@@ -50,6 +50,9 @@ AT_ONCE = 1_000
 BUDGET_SCHEMA = 4
 """Older archives have a tree's one budget in columns of its root."""
 
+IMPORTS = "import"
+"""Writer of all events of a namespace that happened elsewhere."""
+
 
 def export(connection: Connection, namespace: str, session_id: str, *, tree: bool = False) -> Iterator[str]:
     """The lines of an archive of a session as it is in this snapshot.
@@ -235,23 +238,34 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False) -> bool:
     there = [tx.find(session["session"]["session_id"]) for session in archive.sessions]
     for session, row in zip(archive.sessions, there, strict=True):
         if row is not None and row["created_at"] != session["session"]["created_at"]:
-            raise SessionConflict("another session of this id is in the store", session_id=row["session_id"])
+            raise SessionConflict(
+                "another session of this id is in the store",
+                session_id=row["session_id"],
+                details={"hint": "Import it into another store, or under another UNDERSTUDY_NAMESPACE."},
+            )
         if row is not None and row["seq"] < session["session"]["seq"]:
             raise SessionConflict(
-                f"the archive is ahead of the store: {session['session']['seq']} entries, and {row['seq']} there. "
-                "Remove the older one first (`understudy store prune --session`)",
+                f"the archive is ahead of the store: {session['session']['seq']} entries, and {row['seq']} there",
                 session_id=row["session_id"],
+                details=_remove_first(row),
             )
     if all(there):
         return False
-    if any(there):
-        missing = sum(row is None for row in there)
-        raise SessionConflict(f"{missing} of the archive's {len(there)} sessions are missing in the store, others not")
+    for row in there:
+        if row is not None and any(other is None for other in there):
+            raise SessionConflict(
+                "it is in the store already, and others of the archive are not",
+                session_id=row["session_id"],
+                details=_remove_first(row),
+            )
     if archive.unfinished and not resume:
         raise SessionActive(
-            f"{len(archive.unfinished)} of the archive's sessions had work to do. If the original does not go on, "
-            "import it with --resume and it goes on here",
+            f"{len(archive.unfinished)} of the archive's sessions had work to do",
             session_id=archive.unfinished[0],
+            details={
+                "hint": "If the original does not go on, import it with --resume and it goes on here; else export it "
+                "again when its runs have ended."
+            },
         )
     parents = [session["session"]["parent_id"] for session in archive.sessions]
     for session in archive.sessions:
@@ -269,11 +283,16 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False) -> bool:
     return True
 
 
+def _remove_first(row: Row) -> dict[str, str]:
+    root = row["root_id"]
+    return {"hint": f"Remove its tree first (`understudy store prune --session {root}`), or import into another store."}
+
+
 def _insert(tx: Transaction, archive: Archive) -> None:
     top = archive.top
     known = {session["session"]["session_id"] for session in archive.sessions}
-    writer = f"import-{archive.checksum[:16]}-{tx.now}"
-    writer_seq = 0
+    # Its events were measured and exported where they happened, so their places are taken before they come.
+    writer_seq = progress.take(tx, IMPORTS, sum(len(session["event"]) for session in archive.sessions))
     for session in archive.sessions:
         row = {**session["session"], "frame_id": None, "actor_pid": None, "node_id": "", "root_id": top["session_id"]}
         row["incarnation"] = row["updated_at"] = tx.now  # retention counts from here
@@ -288,15 +307,12 @@ def _insert(tx: Transaction, archive: Archive) -> None:
             rows = session[name]
             if name == "event":
                 rows = [
-                    {**item, "writer": writer, "writer_seq": writer_seq + index + 1} for index, item in enumerate(rows)
+                    {**item, "writer": IMPORTS, "writer_seq": writer_seq + index + 1} for index, item in enumerate(rows)
                 ]
                 writer_seq += len(rows)
             if name != "reservation" or row["accounts"] is not None:
                 _rows(tx, table, rows)
     _take_off(tx, top["session_id"])
-    # Its events were measured and exported where they happened.
-    progress.save_metrics(tx, writer, writer_seq, None)
-    progress.save_cursor(tx, writer, progress.SPANS, writer_seq)
     for digest, data in archive.code.items():
         code.put(tx, digest, data)
 

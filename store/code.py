@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from .statements import CODE_BLOB, SESSION
 from .transaction import Transaction
@@ -29,16 +30,25 @@ def put(tx: Transaction, digest: str, data: bytes) -> None:
         tx.connection.execute(insert(CODE_BLOB).values(values))
 
 
+def unused(connection: Connection, namespace: str, before: int, without: Collection[str] = ()) -> set[str]:
+    """Hashes of the code that no session (but those in `without`) refers to and that was last put before a time."""
+    old = (CODE_BLOB.c.namespace == namespace, CODE_BLOB.c.created_at < before)
+    left = set(connection.execute(select(CODE_BLOB.c.digest).where(*old)).scalars())
+    columns = (SESSION.c.session_id, SESSION.c.spec, SESSION.c.placement)
+    sessions = select(*columns).where(SESSION.c.namespace == namespace)
+    with connection.execute(sessions.execution_options(yield_per=500)) as found:
+        for session_id, spec, placement in found:
+            if session_id not in without:
+                left -= digests(spec or {}, placement)
+    return left
+
+
 def drop_unused(tx: Transaction, before: int) -> int:
     """Remove code that no session refers to and that was last put before a time; returns how many pieces that were."""
+    tx.flush()
     old = (CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.created_at < before)
-    unused = set(tx.connection.execute(select(CODE_BLOB.c.digest).where(*old)).scalars())
-    sessions = select(SESSION.c.spec, SESSION.c.placement).where(SESSION.c.namespace == tx.namespace)
-    with tx.connection.execute(sessions.execution_options(yield_per=500)) as found:
-        for spec, placement in found:
-            unused -= digests(spec or {}, placement)
     removed = 0
-    for digest in unused:
+    for digest in unused(tx.connection, tx.namespace, before):
         tx.writes += 1
         removed += tx.connection.execute(delete(CODE_BLOB).where(*old, CODE_BLOB.c.digest == digest)).rowcount
     return removed

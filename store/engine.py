@@ -16,7 +16,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
 from understudy.config import check_store, redact
-from understudy.errors import StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnreachable
+from understudy.errors import (
+    InvalidConfiguration,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnreachable,
+)
 
 from . import failures, schema
 from .postgresql import Address
@@ -49,6 +56,8 @@ class Database:
         self.schema = ""
         if self.is_sqlite:
             self._path = Path(self.dsn.removeprefix("sqlite:///"))
+            if self._path.is_dir():
+                raise InvalidConfiguration(f"UNDERSTUDY_STORE={self.dsn!r} is a directory: name a file in it")
             self._make_directory(self._path.parent)
             self._patience = float(BUSY_SECONDS)
             options = {"connect_args": {"timeout": BUSY_SECONDS, "check_same_thread": False}, "poolclass": QueuePool}

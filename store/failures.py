@@ -12,7 +12,15 @@ import sqlite3
 import psycopg
 
 from understudy.config import redact
-from understudy.errors import StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreRefused, StoreUnreachable
+from understudy.errors import (
+    StoreBusy,
+    StoreError,
+    StoreForbidden,
+    StoreFull,
+    StoreReadOnly,
+    StoreRefused,
+    StoreUnreachable,
+)
 
 
 class StoreRace(StoreError):
@@ -30,6 +38,7 @@ SQLSTATES: dict[str, type[StoreError]] = {
     "25P04": StoreUnreachable,  # the same, for a transaction that took too long
     "40003": StoreUnreachable,  # whether it was committed is not known
     "53100": StoreFull,
+    "42501": StoreForbidden,
     "28000": StoreRefused,
     "28P01": StoreRefused,
     "3D000": StoreRefused,

@@ -18,6 +18,7 @@ from understudy.errors import InvalidInput, StoreError, StoreOwned
 
 from . import schema
 from .engine import Database, now
+from .postgresql import without_password
 from .queries import owner as owner_of
 from .statements import EVENT, EXPORT_CURSOR, METRIC_STATE, RUN, SESSION
 from .tables import metadata
@@ -128,7 +129,10 @@ def _require_no_owner(connection: Connection) -> None:
     owner = metadata.tables["owner"]
     held = connection.execute(select(owner).where(owner.c.lease_until > now())).mappings().first()
     if held is not None:
-        raise StoreOwned(f"namespace {held['namespace']!r} is owned by {held['holder']}, which writes to this file")
+        raise StoreOwned(
+            f"namespace {held['namespace']!r} is owned by {held['holder']}, which writes to this file",
+            details={"hint": "Stop that cluster first (`understudy down`)."},
+        )
 
 
 def backup(database: Database, target: Path, progress: Progress) -> int:
@@ -137,21 +141,25 @@ def backup(database: Database, target: Path, progress: Progress) -> int:
     SQLite: a database file, complete as of its end. PostgreSQL: an archive of `pg_dump`, for `pg_restore`.
 
     Raises:
-        InvalidInput: the file exists.
+        InvalidInput: the file exists, or can't be made.
         StoreError: the copy failed; nothing is left of it.
     """
-    if target.exists():
+    if os.path.lexists(target):
         raise InvalidInput(f"{target} exists; a backup never overwrites one")
     partial = target.with_name(f"{target.name}.partial")
     try:
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))  # it holds whole conversations
+    except OSError as error:
+        raise InvalidInput(f"{target} can't be written: {error.strerror}") from None
+    try:
         if database.is_sqlite:
             _copy_sqlite(database, partial, progress)
         else:
             _dump_postgresql(database, partial)
         os.replace(partial, target)
     except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"the backup to {target} failed: {error}") from None
+        said = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"the backup to {target} failed: {said}") from None
     finally:
         for leftover in (partial, partial.with_name(f"{partial.name}-journal")):
             leftover.unlink(missing_ok=True)
@@ -173,18 +181,21 @@ def _copy_sqlite(database: Database, target: Path, progress: Progress) -> None:
 def _dump_postgresql(database: Database, target: Path) -> None:
     program = shutil.which("pg_dump")
     if program is None:
-        raise StoreError("pg_dump is not installed here: it comes with PostgreSQL's client programs")
+        raise StoreError("there is no pg_dump on PATH: it comes with PostgreSQL's client programs")
     with database.read() as connection:
-        info = connection.connection.driver_connection.info  # type: ignore[union-attr]
         schema_name = connection.exec_driver_sql("SELECT current_schema()").scalar()
-    # With the connection's own settings, `sslmode` for one. The password goes by the environment: a command line can be
-    # read by every user of the machine.
-    environment = {**os.environ, **({"PGPASSWORD": info.password} if info.password else {})}
+        server = connection.connection.driver_connection.info.server_version // 10_000  # type: ignore[union-attr]
+    # Only what the DSN says: a connection's own parameters have defaults that an older pg_dump does not know. The
+    # password goes by the environment: a command line can be read by every user of the machine.
+    address, password = without_password(database.dsn)
+    environment = {**os.environ, **({"PGPASSWORD": password} if password else {})}
     done = subprocess.run(
         [program, "--format=custom", "--no-owner", f'--schema="{schema_name}"', f"--file={target}", "--no-password",
-         f"--dbname={info.dsn}"],
+         f"--dbname={address}"],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode != 0:
         reason = redact(done.stderr.strip().splitlines()[0]) if done.stderr.strip() else f"exit code {done.returncode}"
+        if "version mismatch" in done.stderr:
+            reason += f". The pg_dump on PATH, {program}, must be of PostgreSQL {server} or newer, as the server is"
         raise StoreError(f"pg_dump failed: {reason}")

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from understudy.config import redact, split_schema
 from understudy.errors import InvalidConfiguration
@@ -73,6 +73,29 @@ class BoundedConnection(psycopg.Connection[Any]):
             return end.value
 
 
+def _parameters(dsn: str) -> dict[str, Any]:
+    """What a DSN says to libpq. Raises `InvalidConfiguration` if that can't read it."""
+    try:
+        given = conninfo_to_dict(split_schema(dsn)[0])
+    except psycopg.ProgrammingError:  # whose words may hold a part of the password
+        raise InvalidConfiguration(
+            f"UNDERSTUDY_STORE={redact(dsn)!r} can't be read: special characters in a user's name or password must "
+            "be percent-encoded, and parameters must be libpq's",
+            details={"setting": "UNDERSTUDY_STORE"},
+        ) from None
+    several = "," in str(given.get("host", "")) or "," in str(given.get("hostaddr", ""))
+    if several and "PGTARGETSESSIONATTRS" not in os.environ:
+        given.setdefault("target_session_attrs", "read-write")  # after a failover, the one that is primary now
+    return given
+
+
+def without_password(dsn: str) -> tuple[str, str]:
+    """What a DSN says, for the command line of libpq's own programs; and the password, which must not be there."""
+    given = _parameters(dsn)
+    password = given.pop("password", None) or ""
+    return make_conninfo(**given), password
+
+
 class Address:
     """A DSN as libpq understands it, several hosts, services and sslmode included, and the schema it names.
 
@@ -85,19 +108,8 @@ class Address:
 
     def __init__(self, dsn: str, *, unlimited: bool = False) -> None:
         self._unlimited = unlimited
-        address, self.schema = split_schema(dsn)
-        try:
-            given = conninfo_to_dict(address)
-        except psycopg.ProgrammingError:  # whose words may hold a part of the password
-            raise InvalidConfiguration(
-                f"UNDERSTUDY_STORE={redact(dsn)!r} can't be read: special characters in a user's name or password must "
-                "be percent-encoded, and parameters must be libpq's",
-                details={"setting": "UNDERSTUDY_STORE"},
-            ) from None
-        several = "," in str(given.get("host", "")) or "," in str(given.get("hostaddr", ""))
-        if several and "PGTARGETSESSIONATTRS" not in os.environ:
-            given.setdefault("target_session_attrs", "read-write")  # after a failover, the one that is primary now
-        self._parameters: dict[str, Any] = {**DEFAULTS, **given}
+        self.schema = split_schema(dsn)[1]
+        self._parameters: dict[str, Any] = {**DEFAULTS, **_parameters(dsn)}
 
     def connect(self, statement_seconds: float, limits: dict[str, int]) -> BoundedConnection:
         """A new connection with these settings."""

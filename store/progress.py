@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete, insert
+from sqlalchemy import delete, insert, select
 
 from .statements import EXPORT_CURSOR, METRIC_STATE
 from .transaction import Row, Transaction
@@ -21,6 +21,18 @@ def save_metrics(tx: Transaction, writer: str, writer_seq: int, state: dict[str,
 def save_cursor(tx: Transaction, writer: str, sink: str, writer_seq: int) -> None:
     """Note that the sink has everything up to here."""
     _replace(tx, EXPORT_CURSOR, {"writer": writer, "sink": sink}, {"writer_seq": writer_seq})
+
+
+def take(tx: Transaction, writer: str, number: int) -> int:
+    """Note the next places in a writer's log as measured and exported, and return the last one before them.
+
+    Two that do it at once: the second waits for the first at this row, finds it replaced, and its journal tries again.
+    """
+    where = (METRIC_STATE.c.namespace == tx.namespace, METRIC_STATE.c.writer == writer)
+    last: int = tx.connection.execute(select(METRIC_STATE.c.writer_seq).where(*where)).scalar() or 0
+    save_metrics(tx, writer, last + number, None)
+    save_cursor(tx, writer, SPANS, last + number)
+    return last
 
 
 def _replace(tx: Transaction, table: Any, key: Row, values: Row) -> None:

@@ -1,33 +1,47 @@
 """Retention: what may be removed, and when. Each tree, and each session's events, go in a transaction of their own.
 
-Nothing is removed that a sink has not taken yet: metric totals and exported spans stay exact. A session's messages go
-only with its whole tree.
+What may go is decided by functions that only read (`…_to_drop`), so a dry run says what a real one would do. Nothing
+is removed that a sink has not taken yet: metric totals and exported spans stay exact. A session's messages go only with
+its whole tree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
-from understudy.errors import InvalidInput, SessionActive
+from understudy.errors import Conflict, SessionActive, UnknownSession
 
 from . import code
 from .progress import SPANS
-from .statements import EVENT, EXPORT_CURSOR, METRIC_STATE, RUN, SESSION
-from .transaction import Row, Transaction
+from .statements import EVENT, EXPORT_CURSOR, MESSAGE, METRIC_STATE, RUN, SESSION
+from .transaction import Transaction
 
 DAY = 86_400_000_000
 
 
 @dataclass(frozen=True)
 class Removed:
-    """What one operation removed; `kept` says why nothing was, if nothing was."""
+    """What one operation removed; `kept` says why nothing was, if nothing was.
 
-    sessions: int = 0
+    Attributes:
+        last_seq: up to which a session's events went.
+    """
+
+    session_ids: tuple[str, ...] = ()
+    runs: int = 0
+    messages: int = 0
     events: int = 0
+    last_seq: int = 0
     kept: str = ""
+
+    @property
+    def sessions(self) -> int:
+        """How many of them."""
+        return len(self.session_ids)
 
 
 def finished_trees(connection: Connection, namespace: str, before: int) -> list[str]:
@@ -57,65 +71,91 @@ def sessions_with_events(connection: Connection, namespace: str, before: int) ->
 
 
 def drop_tree(tx: Transaction, root_id: str, before: int | None = None) -> Removed:
-    """Remove a whole tree.
+    """Remove a whole tree, if `tree_to_drop` says so; it says what is raised, too."""
+    tree = select(SESSION.c.session_id).where(SESSION.c.namespace == tx.namespace, SESSION.c.root_id == root_id)
+    tx.load(tx.read(tree).scalars())  # locks them
+    tx.flush()
+    removed = tree_to_drop(tx.connection, tx.namespace, root_id, before)
+    if not removed.kept:
+        tx.drop(removed.session_ids)
+    return removed
+
+
+def tree_to_drop(connection: Connection, namespace: str, root_id: str, before: int | None = None) -> Removed:
+    """What removing a whole tree would remove now.
 
     Args:
         before: only if nothing happened in it since then; None for no matter when.
 
     Raises:
-        UnknownSession: there is no such session.
-        InvalidInput: it is not the root of its tree.
+        UnknownSession: there is no such session (only without `before`).
+        Conflict: it is not the root of its tree.
         SessionActive: it, or one below it, has work to do (only without `before`).
     """
-    root = tx.find(root_id)
+    where = (SESSION.c.namespace == namespace, SESSION.c.session_id == root_id)
+    root = connection.execute(select(SESSION.c.root_id).where(*where)).scalar()
     if root is None and before is not None:
         return Removed(kept="gone")
-    root = tx.session(root_id)
-    if root["parent_id"] is not None:
-        raise InvalidInput(f"it belongs to the tree of {root['root_id']}, which goes as a whole", session_id=root_id)
-    tree = select(SESSION.c.session_id).where(SESSION.c.namespace == tx.namespace, SESSION.c.root_id == root_id)
-    ids = sorted(tx.read(tree).scalars())
-    tx.load(ids)
-    rows: list[Row] = [tx.session(session_id) for session_id in ids]
-    busy = next((row for row in rows if row["active"] or row["inbox_count"]), None)
+    if root is None:
+        raise UnknownSession(f"there is no session {root_id!r} in this store", session_id=root_id)
+    if root != root_id:
+        raise Conflict(f"it belongs to the tree of {root}, which goes as a whole", session_id=root_id)
+    columns = (SESSION.c.session_id, SESSION.c.active, SESSION.c.inbox_count, SESSION.c.updated_at)
+    tree = select(*columns).where(SESSION.c.namespace == namespace, SESSION.c.root_id == root_id)
+    rows = connection.execute(tree.order_by(SESSION.c.session_id)).all()
+    busy = next((row.session_id for row in rows if row.active or row.inbox_count), None)
     if busy is not None and before is None:
-        raise SessionActive(f"session {busy['session_id']} has work to do", session_id=root_id)
-    if busy is not None or (before is not None and max(row["updated_at"] for row in rows) >= before):
+        raise SessionActive(f"session {busy} has work to do", session_id=root_id)
+    if busy is not None or (before is not None and max(row.updated_at for row in rows) >= before):
         return Removed(kept="at work")
-    if _first_unexported(tx, tree):
+    ids = tree.with_only_columns(SESSION.c.session_id)
+    if _first_unexported(connection, namespace, ids):
         return Removed(kept="not exported yet")
-    where = (EVENT.c.namespace == tx.namespace, EVENT.c.session_id.in_(tree))
-    events = tx.connection.execute(select(func.count()).select_from(EVENT).where(*where)).scalar() or 0
-    tx.drop(ids)
-    return Removed(len(ids), events)
+
+    def count(table: Any) -> int:
+        where = (table.c.namespace == namespace, table.c.session_id.in_(ids))
+        return connection.execute(select(func.count()).select_from(table).where(*where)).scalar() or 0
+
+    return Removed(tuple(row.session_id for row in rows), count(RUN), count(MESSAGE), count(EVENT))
 
 
 def drop_events(tx: Transaction, session_id: str, before: int) -> Removed:
-    """Remove a session's events from before a time.
+    """Remove a session's events from before a time, as far as `events_to_drop` says."""
+    tx.load([session_id])  # locks it
+    tx.flush()
+    removed = events_to_drop(tx.connection, tx.namespace, session_id, before)
+    if not removed.kept:
+        tx.writes += 1
+        mine = (EVENT.c.namespace == tx.namespace, EVENT.c.session_id == session_id)
+        tx.connection.execute(delete(EVENT).where(*mine, EVENT.c.seq <= removed.last_seq))
+        mine = (SESSION.c.namespace == tx.namespace, SESSION.c.session_id == session_id)
+        tx.connection.execute(update(SESSION).where(*mine).values(pruned_seq=removed.last_seq))
+    return removed
+
+
+def events_to_drop(connection: Connection, namespace: str, session_id: str, before: int) -> Removed:
+    """What removing a session's events from before a time would remove now.
 
     The log stays whole from `pruned_seq` on; events of a run that is not over, and unexported ones, stay.
     """
-    row = tx.find(session_id)
-    if row is None:
+    where = (SESSION.c.namespace == namespace, SESSION.c.session_id == session_id)
+    if connection.execute(select(SESSION.c.session_id).where(*where)).first() is None:
         return Removed(kept="gone")
-    mine = (EVENT.c.namespace == tx.namespace, EVENT.c.session_id == session_id)
-    cut = tx.read(select(func.max(EVENT.c.seq)).where(*mine, EVENT.c.at < before), session_id).scalar() or 0
+    mine = (EVENT.c.namespace == namespace, EVENT.c.session_id == session_id)
+    last = connection.execute(select(func.max(EVENT.c.seq)).where(*mine, EVENT.c.at < before)).scalar() or 0
     open_runs = select(RUN.c.run_id).where(
-        RUN.c.namespace == tx.namespace, RUN.c.session_id == session_id, RUN.c.finished_at == 0
+        RUN.c.namespace == namespace, RUN.c.session_id == session_id, RUN.c.finished_at == 0
     )
-    first = tx.read(select(func.min(EVENT.c.seq)).where(*mine, EVENT.c.run_id.in_(open_runs)), session_id).scalar()
-    limits = [seq for seq in (first, _first_unexported(tx, [session_id])) if seq is not None]
-    cut = min([cut, *(seq - 1 for seq in limits)])
-    events = tx.connection.execute(delete(EVENT).where(*mine, EVENT.c.seq <= cut)).rowcount
-    if events <= 0:
+    first = connection.execute(select(func.min(EVENT.c.seq)).where(*mine, EVENT.c.run_id.in_(open_runs))).scalar()
+    limits = [seq for seq in (first, _first_unexported(connection, namespace, [session_id])) if seq is not None]
+    last = min([last, *(seq - 1 for seq in limits)])
+    events = connection.execute(select(func.count()).select_from(EVENT).where(*mine, EVENT.c.seq <= last)).scalar()
+    if not events:
         return Removed(kept="not over" if first else "not exported yet" if limits else "newer")
-    tx.writes += 1
-    mine = (SESSION.c.namespace == tx.namespace, SESSION.c.session_id == session_id)
-    tx.connection.execute(update(SESSION).where(*mine).values(pruned_seq=cut))
-    return Removed(0, events)
+    return Removed(events=events, last_seq=last)
 
 
-def _first_unexported(tx: Transaction, session_ids: Any) -> int | None:
+def _first_unexported(connection: Connection, namespace: str, session_ids: Any) -> int | None:
     """The first `seq` of an event that the metrics' checkpoint or the span exporter has not taken yet."""
     measured = and_(METRIC_STATE.c.namespace == EVENT.c.namespace, METRIC_STATE.c.writer == EVENT.c.writer)
     exported = and_(
@@ -126,11 +166,16 @@ def _first_unexported(tx: Transaction, session_ids: Any) -> int | None:
     statement = (
         select(func.min(EVENT.c.seq))
         .select_from(EVENT.outerjoin(METRIC_STATE, measured).outerjoin(EXPORT_CURSOR, exported))
-        .where(EVENT.c.namespace == tx.namespace, EVENT.c.session_id.in_(session_ids))
+        .where(EVENT.c.namespace == namespace, EVENT.c.session_id.in_(session_ids))
         .where(or_(*(EVENT.c.writer_seq > seq for seq in taken)))
     )
-    found: int | None = tx.read(statement).scalar()
+    found: int | None = connection.execute(statement).scalar()
     return found
+
+
+def unneeded_code(connection: Connection, namespace: str, at: int, without: Collection[str] = ()) -> set[str]:
+    """Hashes of the code that no session but those named has needed for a day."""
+    return code.unused(connection, namespace, at - DAY, without)
 
 
 def drop_code(tx: Transaction) -> int:

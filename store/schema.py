@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Inspector, Integer, func, inspect, select, text
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
-from understudy.errors import StoreOwned, StoreSchema, StoreVersion
+from understudy.errors import StoreForbidden, StoreOwned, StoreSchema, StoreVersion
 
 from . import tables
 from .tables import metadata
@@ -45,7 +45,7 @@ class Migration:
         sql = "\n".join(lines)
         if backend == "postgresql":
             sql = sql.replace(" BLOB ", " BYTEA ")
-        return [statement.strip() for statement in sql.split(";\n") if statement.strip()]
+        return [statement.strip().removesuffix(";") for statement in sql.split(";\n") if statement.strip()]
 
 
 @cache
@@ -67,7 +67,7 @@ def pending(version: int) -> list[Migration]:
 
 
 def ddl(backend: str, version: int = 0, schema: str = "") -> str:
-    """The exact SQL that leads from a version to the newest, to be run as one transaction; empty if nothing is missing.
+    """The exact SQL that leads from a version to the newest, as one transaction; empty if nothing is missing.
 
     Args:
         schema: the PostgreSQL schema that holds the tables; empty for the connection's own.
@@ -80,15 +80,22 @@ def ddl(backend: str, version: int = 0, schema: str = "") -> str:
     for migration in pending(version):
         parts += migration.statements(backend)
         parts.append(f"INSERT INTO schema_migration (version, applied_at) VALUES ({migration.version}, {_now()})")
-    return "".join(f"{part};\n\n" for part in parts) if pending(version) else ""
+    return _script(parts if pending(version) else [])
+
+
+def _script(statements: list[str]) -> str:
+    """One transaction."""
+    return "".join(f"{part};\n\n" for part in ["BEGIN", *statements, "COMMIT"]) if statements else ""
 
 
 def version_of(connection: Connection) -> int:
     """The schema version of a database; 0 for one without our tables.
 
     Raises:
+        StoreForbidden: this role may not look into the schema, where there may be some.
         StoreSchema: it has tables of the same names that Understudy did not make.
     """
+    _require_usage(connection)
     inspector: Inspector = inspect(connection)
     strangers = sorted(set(inspector.get_table_names()) & metadata.tables.keys())
     if set(strangers) >= OURS and _is_number(inspector):
@@ -99,6 +106,18 @@ def version_of(connection: Connection) -> int:
             "file, or (PostgreSQL) a schema of its own: postgresql://…/DATABASE?schema=NAME"
         )
     return 0
+
+
+def _require_usage(connection: Connection) -> None:
+    """To a role without this right PostgreSQL shows a schema as if it were empty."""
+    if connection.dialect.name != "postgresql":
+        return
+    path = """SELECT replace(btrim(name, ' "'), '$user', current_user)
+        FROM unnest(string_to_array(current_setting('search_path'), ',')) AS name"""
+    statement = f"SELECT nspname FROM pg_namespace WHERE NOT has_schema_privilege(oid, 'USAGE') AND nspname IN ({path})"
+    names = connection.execute(text(statement)).scalars().all()
+    if names:
+        raise StoreForbidden(f"permission denied for schema {', '.join(names)}: this role has no USAGE on it")
 
 
 def _is_number(inspector: Inspector) -> bool:
@@ -167,7 +186,7 @@ def missing_ddl(connection: Connection, schema: str = "") -> str:
     statements = [statement for _, statements in _gaps(connection) for statement in statements]
     head = [f'SET search_path TO "{schema}"'] if schema and statements else []
     compiled = [str(statement.compile(dialect=connection.dialect)).strip() for statement in statements]
-    return "".join(f"{statement};\n\n" for statement in [*head, *compiled])
+    return _script([*head, *compiled])
 
 
 def _gaps(connection: Connection) -> Iterator[tuple[str, list[Any]]]:
@@ -198,10 +217,10 @@ def require(connection: Connection, schema: str = "") -> None:
     """
     found = differences(connection)
     if found:
-        raise StoreSchema(
-            f"the database lacks what this version needs: {'; '.join(found)}.",
-            details={"differences": found, "ddl": missing_ddl(connection, schema)},
-        )
+        details = {"differences": found, "ddl": missing_ddl(connection, schema)}
+        if not pending(version_of(connection)):  # then `migrate` would say the same again
+            details["hint"] = "`understudy store verify` prints the SQL that puts it back: run that by hand."
+        raise StoreSchema(f"the database lacks what this version needs: {'; '.join(found)}.", details=details)
 
 
 def _require_no_owner(connection: Connection, version: int) -> None:
@@ -213,7 +232,7 @@ def _require_no_owner(connection: Connection, version: int) -> None:
         raise StoreOwned(
             f"the schema must go from version {version} to {newest()}, but namespace {row.namespace!r} is owned by "
             f"{row.holder} for another {seconds:.0f} s",
-            details={"holder": row.holder, "seconds": seconds},
+            details={"holder": row.holder, "seconds": seconds, "hint": "Stop that cluster first (`understudy down`)."},
         )
 
 

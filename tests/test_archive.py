@@ -258,6 +258,22 @@ async def test_another_session_of_the_same_id_is_kept(
     assert rows(other) == before
 
 
+async def test_imports_leave_one_writer(tree: str, other: str) -> None:
+    """However many archives are taken in, at once or after each other: their events are in the log of one writer, each
+    at a place of its own, all measured and exported; so the tables of progress don't grow."""
+    first, second = children(tree)
+    taken = await asyncio.gather(*(load(other, export(tree, name, tree=False)) for name in (first, second)))
+    assert taken == [True, True]
+    assert await load(other, export(tree, "lead", tree=False)) is True
+    with opened(other) as database, database.snapshot() as connection:
+        places = connection.execute(text("SELECT writer, writer_seq FROM event ORDER BY writer_seq")).all()
+        assert [tuple(place) for place in places] == [("import", number + 1) for number in range(len(places))]
+        for table in ("metric_state", "export_cursor"):
+            found = connection.execute(text(f"SELECT writer, writer_seq FROM {table}")).all()
+            assert [tuple(row) for row in found] == [("import", len(places))]
+        assert check(connection, "tests") == []
+
+
 async def test_unfinished_work_goes_on_only_where_somebody_says_so(
     store: str, beside: str, tmp_path: Path, server: OfflineServer
 ) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
 
 from understudy import errors, records
 from understudy.config import (
@@ -307,8 +309,6 @@ def test_canonical_stores_stay_as_they_are(dsn: str) -> None:
         "postgresql://me:hunter2@db:5432/agents",
         "postgresql://me:hunter2@db/agents?sslmode=require",
         "postgresql://:hunter2@db/agents",
-        "postgresql://me:a@hunter2@db/agents",
-        "postgresql://me:a/hunter2@db/agents",
         "postgresql://me:a#hunter2@db/agents",
         "postgresql://db/agents?user=me&password=hunter2",
         "postgresql://db/agents?sslpassword=hunter2",
@@ -319,6 +319,43 @@ def test_passwords_are_never_shown(dsn: str) -> None:
     assert "hunter2" not in redact(dsn)
     assert "db" in redact(dsn)
     assert "hunter2" not in repr(Settings.from_environment({"UNDERSTUDY_STORE": dsn}))
+
+
+MISREAD = ["me:a@hunter2@db/agents", "me:a/hunter2@db/agents", "me:1/hunter2@db/agents", "me:a?b/hunter2@db/agents",
+           "me@tenant:hunter2@db/agents"]  # fmt: skip
+
+
+@pytest.mark.parametrize("rest", MISREAD)
+def test_a_password_that_would_be_read_as_something_else(rest: str) -> None:
+    """A password with an unencoded @, / or ?, of which libpq would take a part for the host: refused, and not shown."""
+    with pytest.raises(InvalidConfiguration, match="percent-encoded") as refused:
+        Settings.from_environment({"UNDERSTUDY_STORE": f"postgresql://{rest}"})
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("user", ["app", "app@tenant", "", "a/b"])
+@given(password=st.text(min_size=2) | st.text("ab1@:/?#%=&[] ", min_size=2))
+def test_no_part_of_a_password_is_shown(user: str, password: str) -> None:
+    """Whatever is in a password, encoded or not: what is shown of the DSN is the same as for any other password."""
+    shown = redact(f"postgresql://{user}:{password}@host/db")
+    assert shown in (f"postgresql://{user}:***@host/db", f"postgresql://{user}:***")
+
+
+@given(password=st.text("ab1@:/?#%=&[] ", min_size=2))
+def test_a_password_is_read_as_it_was_meant_or_refused(password: str) -> None:
+    """Whatever is in a password that was not encoded: libpq finds the host where it was meant, or refuses."""
+    try:
+        found = conninfo_to_dict(check_store(f"postgresql://app:{password}@host/db"))
+    except (InvalidConfiguration, ProgrammingError):
+        return
+    assert (found["user"], found["host"], found["dbname"]) == ("app", "host", "db")
+
+
+def test_an_empty_store_is_not_the_default() -> None:
+    """`--store ""` is a variable of a script that was not set: an error. An empty UNDERSTUDY_STORE is as none."""
+    with pytest.raises(InvalidConfiguration):
+        Settings.from_environment({}, store="")
+    assert Settings.from_environment({"UNDERSTUDY_STORE": ""}).store == Settings.from_environment({}).store
 
 
 def test_model_profiles_hide_the_key_and_never_mix_keys() -> None:

@@ -82,7 +82,7 @@ def test_wheel_has_licence_and_command(wheel_files: set[str]) -> None:
     """The wheel carries its licence and installs the `understudy` command."""
     suffixes = {name.partition(".dist-info/")[2] for name in wheel_files}
     assert {"licenses/LICENSE", "entry_points.txt"} <= suffixes
-    assert PROJECT["project"]["scripts"] == {"understudy": "understudy.cluster.cli:main"}
+    assert PROJECT["project"]["scripts"] == {"understudy": "understudy.cluster.__main__:main"}
 
 
 def test_every_imported_package_is_a_declared_dependency() -> None:

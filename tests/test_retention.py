@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from understudy.errors import InvalidInput, SessionActive, UnknownSession
+from understudy.errors import Conflict, SessionActive, UnknownSession
 from understudy.store import archive, progress, queries, retention
 from understudy.store.check import check
 from understudy.store.engine import Database, now
@@ -139,7 +139,7 @@ async def test_a_tree_goes_as_a_whole(worked: str) -> None:
     """A child can't be removed without its parent; an unknown session is an error."""
     child = read(worked, queries.tree, "old")[1]["session_id"]
     before = rows(worked)
-    with pytest.raises(InvalidInput, match="old"):
+    with pytest.raises(Conflict, match="old"):
         await do(worked, lambda tx: retention.drop_tree(tx, child))
     with pytest.raises(UnknownSession):
         await do(worked, lambda tx: retention.drop_tree(tx, "nobody"))

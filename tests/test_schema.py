@@ -38,10 +38,10 @@ def opened(dsn: str) -> Iterator[Database]:
 
 
 def run_sql(database: Database, sql: str) -> None:
-    """What an administrator does with a text of SQL: one transaction."""
+    """What an administrator does with a text of SQL: one transaction, whether it says so or not."""
     with database.writer.begin() as connection:
         for statement in sql.split(";\n"):
-            if statement.strip():
+            if statement.strip() not in ("", "BEGIN", "COMMIT"):
                 connection.exec_driver_sql(statement)
 
 
