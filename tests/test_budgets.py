@@ -28,9 +28,11 @@ from understudy.prices import MILLION, Price, money, price_table
 from understudy.spec import AgentSpec, Budget
 from understudy.store import budgets
 from understudy.store.budgets import Ask, Charge, Grant, Refusal
+from understudy.store.engine import Database
 from understudy.testing.offline import Faults, Reply
 
 from . import kernel as k
+from . import plans
 
 amounts = st.integers(0, 10_000)
 rates = st.integers(0, 5 * MILLION)
@@ -274,6 +276,21 @@ async def test_without_a_budget_there_are_no_accounts(kernel: k.Kernel) -> None:
     assert RunResult.from_row(run).cost == SessionInfo.from_row(await kernel.info("s")).cost == money(used.cost)
     [answer] = [event for event in await kernel.events("s") if event["type"] == "model_call_completed"]
     assert answer["data"]["usage"] == run["usage"]
+
+
+async def test_without_a_budget_no_statement_is_about_one(store: str, tmp_path: Path) -> None:
+    """A session with tools and a sub-agent, none of them limited, reads and writes no account and no reservation."""
+    database = Database(store)
+    database.prepare()
+    database.close()
+    worker = k.spec(k.script(*calls(1), "done"), [add], name="worker")
+    with plans.recording() as recorder:
+        async with k.running(store, tmp_path, prices=CHEAP) as kernel:
+            kernel.check = lambda *_: None  # type: ignore[method-assign]  # the proof reads everything
+            assert (await kernel.run("s", lead(spawns(1), "done", child=worker)))["status"] == "completed"
+    touched = set().union(*map(plans.tables_in, recorder.statements))
+    assert {"session", "message", "tool_call"} <= touched
+    assert not touched & {"account", "reservation"}
 
 
 @pytest.mark.conformance
