@@ -83,7 +83,7 @@ async def test_stuck_again_in_the_same_run_is_the_end(kernel: k.Kernel) -> None:
     run = await kernel.run("s", k.spec(k.script([("poison", {})], [("poison", {})], "never"), [poison]))
     assert (run["status"], run["error"]["code"]) == ("quarantined", "quarantined")
     assert await crashes(kernel) == ["resume"] * 3 + ["abort"] + ["resume"] * 3 + ["quarantine"]
-    assert await finished(kernel) == [("r/1/0", "aborted", 0)]
+    assert await finished(kernel) == [("r/1/0", "aborted", 0), ("r/2/0", "cancelled", 0)]
 
 
 async def test_the_next_run_has_its_own_chance(kernel: k.Kernel) -> None:
