@@ -243,9 +243,9 @@ def prune(
         raise InvalidInput("nothing to do: name a rule, --trees AGE, --events AGE or --session ID")
     at = now()
     rules = Rules(session, at - age(trees) if trees else 0, at - age(events) if events else 0, at)
-    if not dry_run and not yes and (json or not sys.stdin.isatty()):
-        raise InvalidInput("nobody is there to confirm: use --yes, or --dry-run to see what would go")
     with opened(store) as (database, namespace):
+        if not dry_run and not yes and (json or not sys.stdin.isatty()):
+            raise InvalidInput("nobody is there to confirm: use --yes, or --dry-run to see what would go")
         if dry_run or not yes:
             with database.snapshot() as connection:
                 plan = planned(connection, namespace, rules)

@@ -21,9 +21,10 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
+from understudy.cluster import store_commands
 from understudy.cluster.cli import app
 from understudy.config import redact
-from understudy.store import schema
+from understudy.store import retention, schema
 from understudy.store.engine import Database, now
 from understudy.testing.offline import OfflineServer
 
@@ -371,11 +372,14 @@ def test_prune_of_an_unknown_session(worked: str, how: str) -> None:
 
 def test_an_interrupted_prune_says_what_is_gone(worked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the first tree: exit code 130, and what was removed until then."""
+    go_on = store_commands.through_journal
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def interrupted(database: Any, namespace: str, work: list[Any], *others: Any) -> Any:
+        if work == [retention.drop_code]:
+            raise KeyboardInterrupt
+        return go_on(database, namespace, work, *others)
 
-    monkeypatch.setattr("understudy.store.retention.drop_code", interrupt)
+    monkeypatch.setattr(store_commands, "through_journal", interrupted)
     result = run(worked, "prune", "--trees", "0m", "--yes")
     assert result.exit_code == 130
     assert "removed so far: 1 tree (1 session" in result.stderr
