@@ -39,7 +39,7 @@ CHILD = k.spec(
     name="child",
     budget=[{"scope": "session", "rounds": 5}],
 )
-LIMITS = [{"scope": "tree", "tokens": 100_000, "rounds": 6, "children": 9}, {"scope": "run", "children": 2}]
+LIMITS = [{"scope": "tree", "tokens": 100_000, "rounds": 12, "children": 9}, {"scope": "run", "children": 2}]
 SPAWN = [("spawn_agent", {"agent": "child", "task": f"look {number}"}) for number in range(2)]
 
 
@@ -221,7 +221,7 @@ async def test_what_is_left_of_a_budget_stays(tree: str, other: str) -> None:
     await load(other, export(tree, "lead", tree=False))
     before, after = accounts(tree, "lead"), accounts(other, "lead")
     assert {name: left for name, (_, left) in before.items()} == {name: left for name, (_, left) in after.items()}
-    assert (before["tree rounds"], after["tree rounds"]) == ((6, 0), (2, 0))
+    assert (before["tree rounds"], after["tree rounds"]) == ((12, 6), (8, 6))
     assert (before["tree children"], after["tree children"]) == ((9, 7), (7, 7))
     child = children(tree)[0]
     await load(other, export(tree, child, tree=False))

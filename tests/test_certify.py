@@ -413,7 +413,7 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     agent.file.write_text(json.dumps(agent.data))
     begun = tmp_path / "begun"
     os.mkfifo(begun)
-    command = [sys.executable, "-P", "-c", "from understudy.cluster.cli import main; main()", "certify"]
+    command = [sys.executable, "-P", "-c", "from understudy.cluster.__main__ import main; main()", "certify"]
     running = subprocess.Popen(
         [*command, str(agent.file), "--input", "go", "--yes"], env={**os.environ, "BEGUN": str(begun)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
