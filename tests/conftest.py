@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from understudy.testing.offline import OfflineServer
 
 settings.register_profile("understudy", deadline=None, max_examples=100)
 settings.load_profile("understudy")
@@ -49,17 +50,10 @@ def _without_waiting_for_the_disk(dsn: str) -> None:
 @pytest.fixture(scope="session")
 def new_postgres(postgres_server: str) -> Callable[[], AbstractContextManager[str]]:
     """Makes the DSN of an empty PostgreSQL database, for as long as its context lasts."""
-    import psycopg
+    from .postgres import database
 
-    @contextmanager
-    def make() -> Iterator[str]:
-        name = f"understudy_{uuid.uuid4().hex[:12]}"
-        with psycopg.connect(postgres_server, autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')
-        base, _, query = postgres_server.partition("?")
-        yield f"{base.rsplit('/', 1)[0]}/{name}" + (f"?{query}" if query else "")
-        with psycopg.connect(postgres_server, autocommit=True) as connection:
-            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    def make() -> AbstractContextManager[str]:
+        return database(postgres_server)
 
     return make
 
@@ -98,3 +92,10 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ray.shutdown()
         ray_edge.stop_ray()
         patch.undo()
+
+
+@pytest.fixture
+def server() -> Iterator[OfflineServer]:
+    """An offline model of the test's own."""
+    with OfflineServer() as running:
+        yield running

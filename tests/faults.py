@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-import psycopg
 from sqlalchemy import text
 
 from understudy import AgentSpec, Cluster, Session, tool
@@ -59,18 +58,6 @@ def gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-@contextlib.contextmanager
-def database(server: str) -> Iterator[str]:
-    """DSN of an empty database on a PostgreSQL server."""
-    name = f"understudy_{uuid.uuid4().hex[:12]}"
-    base, _, query = server.partition("?")
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
-    yield f"{base.rsplit('/', 1)[0]}/{name}" + (f"?{query}" if query else "")
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 def tools_of(directory: Path) -> list[Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,17 @@ def spec(
         max_depth=3, deadline=30.0, parameters={}, budget=None, metadata={}, restart=POLICY,
     )  # fmt: skip
     return {**fields, **more}
+
+
+@contextmanager
+def opened(dsn: str) -> Iterator[Database]:
+    """A store with its schema, for as long as the context lasts."""
+    database = Database(dsn)
+    database.prepare()
+    try:
+        yield database
+    finally:
+        database.close()
 
 
 async def never() -> Any:

@@ -11,7 +11,8 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -307,3 +308,15 @@ def _run(program: str, *arguments: str | Path) -> None:
         **_server_user(),
     )
     assert done.returncode == 0, done.stdout.decode(errors="replace")
+
+
+@contextmanager
+def database(server: str) -> Iterator[str]:
+    """DSN of an empty database on a PostgreSQL server, for as long as the context lasts."""
+    name = f"understudy_{uuid.uuid4().hex[:12]}"
+    base, _, query = server.partition("?")
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    yield f"{base.rsplit('/', 1)[0]}/{name}" + (f"?{query}" if query else "")
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

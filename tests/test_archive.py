@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,13 @@ from understudy.errors import (
 )
 from understudy.store import archive, budgets, queries, retention
 from understudy.store.check import check
-from understudy.store.engine import Database, now
+from understudy.store.engine import now
 from understudy.store.journal import Journal
 from understudy.store.statements import ACCOUNT, SESSION
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
+from .kernel import opened
 
 pytestmark = pytest.mark.conformance
 
@@ -41,22 +41,6 @@ CHILD = k.spec(
 )
 LIMITS = [{"scope": "tree", "tokens": 100_000, "rounds": 12, "children": 9}, {"scope": "run", "children": 2}]
 SPAWN = [("spawn_agent", {"agent": "child", "task": f"look {number}"}) for number in range(2)]
-
-
-@pytest.fixture
-def server() -> Iterator[OfflineServer]:
-    with OfflineServer() as server:
-        yield server
-
-
-@contextmanager
-def opened(dsn: str) -> Iterator[Database]:
-    database = Database(dsn)
-    database.prepare()
-    try:
-        yield database
-    finally:
-        database.close()
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])

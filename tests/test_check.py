@@ -27,7 +27,7 @@ from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
 from understudy.store.engine import Database
 from understudy.store.statements import EVENT, MESSAGE
 
-from .faults import database
+from .postgres import database
 from .test_store import MINUTE, Store, opened, spec
 
 pytestmark = pytest.mark.conformance

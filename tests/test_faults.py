@@ -29,8 +29,8 @@ from understudy.events import (
 )
 from understudy.testing.offline import OfflineServer, Reply, default_policy
 
-from .faults import PATIENCE, Head, Stage, call, database, driver, gone, kill, of, output, staged, wait_until
-from .postgres import PostgresServer
+from .faults import PATIENCE, Head, Stage, call, driver, gone, kill, of, output, staged, wait_until
+from .postgres import PostgresServer, database
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 

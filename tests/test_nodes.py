@@ -20,7 +20,8 @@ from understudy.cluster import background, ray_edge
 from understudy.cluster.doctor import examine
 from understudy.events import ModelCallReissued, SessionActivated, TextDelta, ToolInDoubt
 
-from .faults import PATIENCE, Stage, call, database, gone, of, staged, wait_until
+from .faults import PATIENCE, Stage, call, gone, of, staged, wait_until
+from .postgres import database
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,6 @@ from understudy.testing.offline import OfflineServer
 from . import kernel as k
 
 PATIENCE = 30.0
-
-
-@pytest.fixture
-def server() -> Iterator[OfflineServer]:
-    """The model that both nodes ask."""
-    with OfflineServer() as found:
-        yield found
 
 
 @asynccontextmanager

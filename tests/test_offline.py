@@ -9,18 +9,11 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from understudy.testing.offline import Faults, OfflineServer, Reply, policy_from_script, register_policy
-
-
-@pytest.fixture
-def server() -> Iterator[OfflineServer]:
-    with OfflineServer() as running:
-        yield running
 
 
 def body_of(*messages: Any, **more: Any) -> dict[str, Any]:

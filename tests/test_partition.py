@@ -20,9 +20,9 @@ from understudy.events import SessionActivated, ToolStarted
 from understudy.store.check import check
 from understudy.store.engine import Database
 
-from .faults import PATIENCE, database, of, tools_of, wait_until
+from .faults import PATIENCE, of, tools_of, wait_until
 from .kernel import script
-from .postgres import PostgresServer
+from .postgres import PostgresServer, database
 
 pytestmark = [
     pytest.mark.ray,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,14 @@ from sqlalchemy import text
 from understudy.errors import Conflict, SessionActive, UnknownSession
 from understudy.store import archive, progress, queries, retention
 from understudy.store.check import check
-from understudy.store.engine import Database, now
+from understudy.store.engine import now
 from understudy.store.journal import Journal
 from understudy.store.retention import Removed
 from understudy.store.transaction import Transaction
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
+from .kernel import opened
 
 pytestmark = pytest.mark.conformance
 
@@ -28,22 +28,6 @@ CHILD = k.spec(k.script("seen"), name="child")
 SPAWN = [("spawn_agent", {"agent": "child", "task": "look"})]
 TABLES = ("session", "run", "message", "event", "tool_call", "inbox", "account", "reservation", "timer")
 LATER = 1 << 62
-
-
-@pytest.fixture
-def server() -> Iterator[OfflineServer]:
-    with OfflineServer() as server:
-        yield server
-
-
-@contextmanager
-def opened(dsn: str) -> Iterator[Database]:
-    database = Database(dsn)
-    database.prepare()
-    try:
-        yield database
-    finally:
-        database.close()
 
 
 async def do(dsn: str, operation: Callable[[Transaction], Any]) -> Any:

@@ -10,7 +10,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -67,12 +66,6 @@ def dump(dsn: str) -> list[Any]:
             return [sorted(map(str, connection.execute(text(f"SELECT * FROM {name}")))) for name in names]
     finally:
         database.close()
-
-
-@pytest.fixture
-def server() -> Iterator[OfflineServer]:
-    with OfflineServer() as server:
-        yield server
 
 
 @pytest.fixture
