@@ -12,14 +12,13 @@ from sqlalchemy import insert, select, update
 from understudy import events
 from understudy.errors import Fenced, SessionClosed, StaleGeneration, StoreOwned
 from understudy.ports import Death, Decide, Verdict
-from understudy.records import CallState, Finish
+from understudy.records import CallState
 
 from . import timers
 from .beginnings import PAUSE_TIMER, pause
 from .charging import longest_reply
-from .endings import end_queued, end_without_agent, finish_run
+from .endings import end_queued, end_without_agent
 from .operations import request_key
-from .partial import last_text, settle_calls
 from .statements import OWNER, SESSION
 from .transaction import Row, Transaction
 
@@ -261,8 +260,7 @@ def quarantine(tx: Transaction, row: Row, reason: str) -> None:
     """Give a session up: its run ends, its parent gets a typed result, its siblings go on."""
     tx.append(row, events.SessionQuarantined(reason=reason))
     error = {"code": "quarantined", "message": reason, "session_id": row["session_id"]}
-    settle_calls(tx, row)
-    finish_run(tx, row, Finish("quarantined", text=last_text(tx, row), error=error), hold=False)
+    end_without_agent(tx, row, "quarantined", error, hold=False)
     end_queued(tx, row, "quarantined", reason)
     row["error"] = error  # also where no run had begun
     row["epoch"] += 1  # whoever still holds it may write nothing more

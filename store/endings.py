@@ -12,7 +12,7 @@ from understudy.records import Finish
 
 from . import groups
 from .beginnings import TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, start_again
-from .charging import settle
+from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
 from .statements import RUN, SESSION
 from .transaction import Row, Transaction
@@ -59,7 +59,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     )  # fmt: skip
     if row["cancel_reason"] is not None:
         tx.drop_timer(row, SHUTDOWN_TIMER)
-    if row["accounts"] is not None:
+    if deadline(tx, row) is not None:
         tx.drop_timer(row, DEADLINE_TIMER)
     had_children = groups.at_work(tx, row) if row["children_open"] > 0 else []
     row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
@@ -106,10 +106,6 @@ def _task_ended(tx: Transaction, child: Row, status: str, finish: Finish, error:
     if parent is None:
         _told(tx, child)
         return
-    supervised = child["restart_type"] != "temporary" or parent["group_state"]
-    if not supervised or parent["cancel_reason"] is not None:
-        _deliver(tx, parent, child, status, finish, error, child["run_usage"], child["round"])
-        return
     decision = groups.decide(tx, parent, child, status)
     for child_id in decision.deliver:
         if child_id == child["session_id"]:
@@ -134,7 +130,7 @@ def _waits_for(tx: Transaction, child: Row) -> Row | None:
 
 def _deliver(
     tx: Transaction, parent: Row, child: Row, status: str, finish: Finish, error: dict[str, Any] | None,
-    usage: list[Any] | None = None, rounds: int = 0,
+    usage: list[Any] | None, rounds: int,
 ) -> None:  # fmt: skip
     """Put a child's result into its parent's inbox; the parent goes on when it has them all."""
     _told(tx, child)
@@ -231,10 +227,16 @@ def _leave(tx: Transaction, child: Row, reason: str) -> None:
                 end_without_agent(tx, parent)
 
 
-def end_without_agent(tx: Transaction, row: Row) -> None:
-    """End a run that was asked to, and that nothing runs of: no process is needed for it."""
+def end_without_agent(
+    tx: Transaction, row: Row, status: str = "cancelled", error: dict[str, Any] | None = None, *, hold: bool = True
+) -> None:
+    """End the current run without its agent: its open calls get results, and its last words are its text.
+
+    Args:
+        hold: see `finish_run`.
+    """
     settle_calls(tx, row)
-    finish_run(tx, row, Finish("cancelled", last_text(tx, row)))
+    finish_run(tx, row, Finish(status, last_text(tx, row), error=error), hold=hold)
 
 
 def shut_down(tx: Transaction, row: Row, run_id: str) -> None:
@@ -264,8 +266,7 @@ def end_by_force(tx: Transaction, row: Row) -> None:
     row["epoch"] += 1
     row["batch_no"] = 0
     row["frame_id"] = row["actor_pid"] = None
-    settle_calls(tx, row)
-    finish_run(tx, row, Finish("cancelled", last_text(tx, row)), hold=False)
+    end_without_agent(tx, row, hold=False)
 
 
 def end_queued(tx: Transaction, row: Row, status: str, reason: str) -> None:

@@ -22,8 +22,15 @@ def deliver_each(
 
 
 def decide(tx: Transaction, parent: Row, child: Row, status: str) -> GroupDecision:
-    """What becomes of the parent's group now that this child's task has ended; the parent's row remembers it."""
+    """What becomes of the parent's group now that this child's task has ended; the parent's row remembers it.
+
+    Where nothing can be started again, because of the child's type or because the parent's run shall end, no more is
+    read: the end is the result.
+    """
     state = state_of(parent)
+    unsupervised = child["restart_type"] == "temporary" and not parent["group_state"]
+    if unsupervised or parent["cancel_reason"] is not None:
+        return GroupDecision(state, deliver=(child["session_id"],))
     waiting = state.plan.start if state.plan is not None else ()
     members = {row["session_id"]: _member(row, None) for row in at_work(tx, parent)}
     ended = [session_id for session_id in waiting if session_id not in members]
