@@ -90,6 +90,7 @@ class Frame:
             "epoch": window.epoch,
             "known_seq": window.known_seq,
             "incarnation": window.incarnation,
+            "root_id": work["root_id"],
             "batch": step.batch.to_wire() if step.batch else None,
             "request": step.request.to_wire() if step.request else None,
             "leave": step.leave or (cancelled and _has_stuck_tool()),

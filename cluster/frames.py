@@ -32,7 +32,7 @@ class Frames:
 
     Attributes:
         placing: sessions whose activation is being committed.
-        expected: sessions that a frame is known to hold which has not called in here yet.
+        expected: sessions, with their roots, that a frame is known to hold which has not called in here yet.
         condemned: frames whose process the supervisor shall kill; one that calls in has come to its end by itself.
     """
 
@@ -40,7 +40,7 @@ class Frames:
         self._node = node
         self.paging = Paging()
         self.placing: set[str] = set()
-        self.expected: dict[str, set[str]] = {}
+        self.expected: dict[str, dict[str, str]] = {}
         self.condemned: set[str] = set()
         self.demand_changed = asyncio.Event()
         self._demand_told = 0.0
@@ -56,14 +56,15 @@ class Frames:
         if slot.reply is not None and not slot.reply.done():
             slot.reply.cancel()
         session_id, epoch = call.get("session_id"), call.get("epoch", 0)
-        held, slot.session_id = slot.session_id, None
+        held, tree, slot.session_id = slot.session_id, slot.root_id, None
         if held is not None and (held, slot.epoch) != (session_id, epoch) and self.paging.holder(held) is None:
             # It was given a session and never heard of it: its last call was cut off.
-            self.paging.add(Ready(held, slot.placement, "takeover"))
-        for other in self.expected.pop(slot.frame_id, set()) - {session_id}:
-            self.paging.add(Ready(other, slot.placement, "takeover"))
+            self.paging.add(Ready(held, slot.placement, tree, "takeover"))
+        for other, root_id in self.expected.pop(slot.frame_id, {}).items():
+            if other != session_id:
+                self.paging.add(Ready(other, slot.placement, root_id, "takeover"))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
-        slot.incarnation = call.get("incarnation", 0)
+        slot.incarnation, slot.root_id = call.get("incarnation", 0), call.get("root_id") or session_id or ""
         return slot
 
     def condemn(self, frame_id: str, session_id: str) -> None:
@@ -180,28 +181,30 @@ class Frames:
         for other in self.paging.slots.values():
             if other is not slot and other.session_id == work["session_id"]:
                 self.release(other)  # fenced by this activation; its next call will tell it
-        self.paging.ready.pop(work["session_id"], None)  # somebody may have found it ready meanwhile
+        self.paging.remove(work["session_id"])  # somebody may have found it ready meanwhile
         slot.session_id, slot.epoch, slot.wait, slot.resting = work["session_id"], work["epoch"], None, False
-        slot.incarnation = work["incarnation"]
+        slot.incarnation, slot.root_id = work["incarnation"], work["root_id"]
+        if work["epoch"] > 1:
+            self.paging.count_return(slot, work["session_id"], slot.incarnation)
         slot.remember(work["session_id"], work["seq"], slot.incarnation)
         if slot.frame_id not in self.paging.slots:  # it died while its work was being committed
             lost = self._node.recovery.crashed(slot, work["session_id"], work["epoch"], "process_died", now())
             self._node.spawn_task(lost)
         return {"kind": "work", **work}
 
-    def requeue_unless_waiting(self, session_id: str, placement: str, wait: str | None) -> None:
+    def requeue_unless_waiting(self, session_id: str, placement: str, root_id: str, wait: str | None) -> None:
         """A session left its frame: it queues for another one if it can go on."""
         if wait is None:
-            self.paging.add(Ready(session_id, placement))
+            self.paging.add(Ready(session_id, placement, root_id))
             self.dispatch()
 
-    def wake(self, row: Row, cause: str = "ready", down_since: int = 0) -> None:
+    def wake(self, row: Row) -> None:
         """A session is ready: its own frame goes on, or it queues for one."""
         slot = self.holder(row)
         if slot is not None and slot.resting and slot.epoch == row["epoch"]:
             self.resume(slot)
         elif slot is None or slot.epoch < row["epoch"]:
-            self.paging.add(Ready(row["session_id"], row["placement"], cause, down_since))
+            self.paging.add(ready_of(row, "ready"))
 
     def holder(self, row: Row) -> Slot | None:
         """The frame that holds the session; one that holds a removed session of this id holds nothing."""
@@ -212,8 +215,8 @@ class Frames:
         return slot
 
     def take_spare(self, session_id: str, placement: str) -> Slot | None:
-        """Reserve a frame without a session for this one; None while others queue for frames."""
-        if self.paging.ready or not self._node.generation:
+        """Reserve a frame without a session for this one; None while others queue for such frames."""
+        if self.paging.queued(placement) or not self._node.generation:
             return None
         slot = self.paging.frame_for(session_id, placement)
         if slot is None or slot.session_id is not None:
@@ -275,6 +278,14 @@ class Frames:
         """The frame's process is gone, and with it whoever awaits its call."""
         if slot.reply is not None and not slot.reply.done():
             slot.reply.cancel()
+
+
+def ready_of(row: Row, cause: str) -> Ready:
+    """A session that is ready, as its row is: one that did nothing since its process died is to be resumed."""
+    died_at = (row["deaths"] or (0,))[-1]
+    if died_at and died_at in (row["updated_at"], row["wait_since"]):  # since then it has waited for a pause at most
+        return Ready(row["session_id"], row["placement"], row["root_id"], "resume", died_at)
+    return Ready(row["session_id"], row["placement"], row["root_id"], cause)
 
 
 def current_work(tx: Transaction, session_id: str, epoch: int, after_seq: int) -> dict[str, Any]:

@@ -127,6 +127,7 @@ class NodeService:
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
         """See `understudy.ports.Node.step`."""
         slot = self.frames.calling(call)
+        root_id = slot.root_id
         if call.get("session_id") is None:
             return await self.frames.rest(slot, None)
         slot.remember(call["session_id"], call["known_seq"], slot.incarnation)
@@ -141,7 +142,7 @@ class NodeService:
         try:
             result, work = await self._commit_step(slot, batch, following)
             if result is not None and result.wait == "model" and request is not None:
-                if not await self._start_call(batch, request, result, slot.placement):
+                if not await self._start_call(batch, request, result, slot.placement, root_id):
                     result = replace(result, wait=None)
                 elif batch.session_id in self._cancelled:
                     self.calls.abort(batch.session_id)
@@ -156,11 +157,11 @@ class NodeService:
         if call.get("leave"):
             self.frames.paging.slots.pop(slot.frame_id, None)
             await self.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
-            self.frames.requeue_unless_waiting(batch.session_id, slot.placement, result.wait)
+            self.frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
             self.frames.demand_changed.set()
             return EXIT
         if work is not None:
-            self.frames.requeue_unless_waiting(batch.session_id, slot.placement, result.wait)
+            self.frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
             return work
         if result.wait is None:
             slot.wait = None
@@ -218,12 +219,12 @@ class NodeService:
                 raise
             if attempt is None:
                 return {"kind": "work", **await self.frames.work(slot)}
-            self._call(request, attempt, slot.placement)
+            self._call(request, attempt, slot.placement, slot.root_id)
         slot.reply_echo = None
         return await self.frames.rest(slot, "model")
 
     async def _start_call(
-        self, batch: Batch, request: ModelRequest, result: operations.CommitResult, placement: str
+        self, batch: Batch, request: ModelRequest, result: operations.CommitResult, placement: str, root_id: str
     ) -> bool:
         """Send the call out; False if the session does not wait for it any more."""
         attempt: int | None = result.attempt
@@ -233,12 +234,12 @@ class NodeService:
                 lambda tx: activation.reissue(tx, batch.session_id, batch.epoch, self.holder, request.model)
             )
         if attempt is not None:
-            self._call(request, attempt, placement)
+            self._call(request, attempt, placement, root_id)
         return attempt is not None
 
-    def _call(self, request: ModelRequest, attempt: int, placement: str) -> None:
+    def _call(self, request: ModelRequest, attempt: int, placement: str, root_id: str) -> None:
         session_id, run_id, round_number = split_wait_key(request.wait_key)
-        self.calls.start(Call(session_id, run_id, round_number, attempt, placement, request))
+        self.calls.start(Call(session_id, run_id, round_number, attempt, placement, root_id, request))
 
     async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
         """See `understudy.ports.Node.commit`."""
@@ -357,8 +358,7 @@ class NodeService:
         """
         self.feed.forget(session_ids)
         self.spawn_task(self.timers.look())
-        told = set(session_ids)
-        rows = [row for row in await self.reading.active([self.config.node_id]) if row["session_id"] in told]
+        rows = await self.reading.active([self.config.node_id], session_ids=session_ids)
         # One that is being placed is left alone: its frame learns the rest with the answer to its first commit.
         ready = [row for row in rows if self.is_ready(row) and row["session_id"] not in self.frames.placing]
         self.act(cancelled(rows), {row["session_id"]: row for row in ready})
@@ -385,7 +385,7 @@ class NodeService:
         slot = self.frames.paging.holder(call.session_id)
         resident = slot if slot is not None and slot.resting else None
         spare = self.frames.take_spare(call.session_id, call.placement) if slot is None else None
-        ready = Ready(call.session_id, call.placement)
+        ready = Ready(call.session_id, call.placement, call.root_id)
 
         def operation(tx: Transaction) -> tuple[operations.AnswerResult, dict[str, Any] | None, dict[str, Any] | None]:
             model = call.request.model
@@ -427,7 +427,7 @@ class NodeService:
         """The session lost its frame between the answer's arrival and its commit, or had none."""
         slot = self.frames.paging.holder(call.session_id)
         if slot is None:
-            self.frames.paging.add(Ready(call.session_id, call.placement))
+            self.frames.paging.add(Ready(call.session_id, call.placement, call.root_id))
         elif slot.resting:
             self.frames.resume(slot)
 

@@ -63,7 +63,7 @@ class Requests:
         node = self._node
         placement = await node.placement(session_id)
         spare = node.frames.take_spare(session_id, placement) if node.frames.paging.holder(session_id) is None else None
-        ready = Ready(session_id, placement)
+        ready = Ready(session_id, placement, root_id="")  # never queued: its tree does not matter
 
         def operation(tx: Transaction) -> tuple[dict[str, Any], dict[str, Any] | None]:
             after = tx.session(session_id)["seq"]
