@@ -14,6 +14,7 @@ from typing import Any
 
 from understudy.config import has_credentials, is_secret_name
 from understudy.errors import Fenced, UnderstudyError
+from understudy.placement import is_isolated
 from understudy.ports import Node
 from understudy.records import CACHED_WINDOWS
 
@@ -59,6 +60,8 @@ class Frame:
                     call = await self._work(work)
                 except Fenced as fenced:
                     log.info("left a session: %s", fenced)
+                    if is_isolated(self.identity["placement"]):
+                        return
                     call = {"frame": self.identity}
         finally:
             beat.cancel()

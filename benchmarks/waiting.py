@@ -139,8 +139,8 @@ class _Node:
                 lambda tx: tx.set_timer(tx.session(name), beginnings.PAUSE_TIMER, tx.now), name
             )
         taken = await arrival - began
-        while not (await self.requests.read("run", [name, "r"], {}))["finished_at"]:
-            await asyncio.sleep(0.002)
+        while not (await self.requests.watch("wake", {name: {"after": 0, "ends": True}}, 10.0))["runs"]:
+            pass
         return taken
 
     def arrived(self, work: dict[str, Any]) -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.placement import is_scarce
 from understudy.store import activation, operations
 from understudy.store.activation import FrameRef
 from understudy.store.engine import now
 from understudy.store.transaction import Row, Transaction
+from understudy.supervisor.capacity import Memory
 from understudy.supervisor.paging import Paging, Ready, Slot
+from understudy.supervisor.stock import OUT_OF_MEMORY
+
+from .memory import measure
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -27,12 +33,17 @@ BUSY_DEMAND_PAUSE = 0.5
 """Seconds until a change of demand is told: the first one at once or nearly so, under constant change now and then."""
 
 
+MEASURE_SECONDS = 2.0
+
+
 class Frames:
     """Feeds the frames that call in. Each call is held until there is work for its frame.
 
     Attributes:
         placing: sessions whose activation is being committed.
         expected: sessions, with their roots, that a frame is known to hold which has not called in here yet.
+        leaving: how many frames of each placement shall go when they next rest.
+        unschedulable: why no frame of a placement can be started, as the supervisor says.
         condemned: frames whose process the supervisor shall kill; one that calls in has come to its end by itself.
     """
 
@@ -42,7 +53,11 @@ class Frames:
         self.placing: set[str] = set()
         self.expected: dict[str, dict[str, str]] = {}
         self.condemned: set[str] = set()
+        self.leaving: Counter[str] = Counter()
+        self.unschedulable: dict[str, str] = {}
         self.demand_changed = asyncio.Event()
+        self._memory: Memory | None = None
+        self._measured = 0.0
         self._demand_told = 0.0
 
     def calling(self, call: dict[str, Any]) -> Slot:
@@ -172,7 +187,7 @@ class Frames:
 
     def resume(self, slot: Slot) -> None:
         """Let a resting frame go on with the session it holds."""
-        slot.resting = False
+        self.paging.reserve(slot)
         self._node.spawn_task(self._continue(slot))
 
     def given(self, slot: Slot, work: dict[str, Any] | None) -> dict[str, Any]:
@@ -221,7 +236,7 @@ class Frames:
         slot = self.paging.frame_for(session_id, placement)
         if slot is None or slot.session_id is not None:
             return None
-        slot.resting = False
+        self.paging.reserve(slot)
         return slot
 
     def hand_over(self, slot: Slot | None, work: dict[str, Any] | None) -> None:
@@ -258,14 +273,17 @@ class Frames:
         found: dict[str, dict[str, Any]] = {name: dict(row) for name, row in self.paging.demand().items()}
         for name, row in found.items():
             row["frames"] = [slot.frame_id for slot in self.paging.slots.values() if slot.placement == name]
+            row["taken"] = self.paging.taken.pop(name, 0)
         return found
 
-    async def retire(self, placement: str, count: int) -> None:
-        """Let idle frames of a placement go."""
-        for slot in list(self.paging.slots.values()):
-            idle = slot.resting and (slot.session_id is None or slot.wait == "idle")
-            if count > 0 and idle and slot.placement == placement:
-                count -= 1
+    async def retire(self, leaving: dict[str, int]) -> None:
+        """Let so many frames of each placement go: those that rest now, and others when they next do.
+
+        It replaces what was said before.
+        """
+        self.leaving = Counter(leaving)
+        for slot in sorted(self.paging.slots.values(), key=lambda slot: not slot.stands_by):
+            if slot.resting and self.leaves(slot):
                 slot.resting = False
                 self.paging.slots.pop(slot.frame_id, None)
                 session_id, epoch = slot.session_id, slot.epoch
@@ -273,6 +291,29 @@ class Frames:
                 if session_id is not None:
                     await self._node.journal.submit(lambda tx, s=session_id, e=epoch: activation.park(tx, s, e))  # type: ignore[misc]
                 self.reply(slot, EXIT)
+
+    def leaves(self, slot: Slot) -> bool:
+        """Whether this frame, which comes to rest, is one of those that shall go; it is counted then."""
+        if self.leaving[slot.placement] <= 0:
+            return False
+        self.leaving[slot.placement] -= 1
+        return True
+
+    def memory(self) -> Memory:
+        """What memory there is, measured every `MEASURE_SECONDS`. Scarce frames may be on other machines."""
+        if self._memory is None or time.monotonic() - self._measured > MEASURE_SECONDS:
+            slots = self.paging.slots.values()
+            self._memory = measure([slot.pid for slot in slots if not is_scarce(slot.placement)])
+            self._measured = time.monotonic()
+        return self._memory
+
+    def cause(self, cause: str) -> str:
+        """Why a process died: where the kernel has just killed one for want of memory, it was this one."""
+        before = self._memory
+        if cause != "process_died" or before is None:
+            return cause
+        self._memory = None
+        return OUT_OF_MEMORY if self.memory().killed > before.killed else cause
 
     def fail_reply(self, slot: Slot) -> None:
         """The frame's process is gone, and with it whoever awaits its call."""

@@ -16,6 +16,7 @@ from typing import Any
 from understudy.actors.gateway import Gateway
 from understudy.config import ModelProfile
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.placement import is_isolated
 from understudy.records import Ack, Batch, ModelAnswer, ModelRequest
 from understudy.store import activation, operations
 from understudy.store.engine import Database, now
@@ -136,7 +137,8 @@ class NodeService:
             assert request is not None
             return await self._attach(slot, request)
         batch = Batch.from_wire(call["batch"])
-        turns = batch.wait and self.generation and not call.get("leave")
+        call["leave"] = call.get("leave") or self._must_leave(slot, batch.wait)
+        turns = batch.wait and self.generation and not call["leave"]
         following = self.frames.paging.next_for(slot) if turns else None
         self.own.add(batch.session_id)
         try:
@@ -154,7 +156,7 @@ class NodeService:
             return work
         if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
             result = replace(result, wait=None)
-        if call.get("leave"):
+        if call["leave"]:
             self.frames.paging.slots.pop(slot.frame_id, None)
             await self.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
             self.frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
@@ -169,6 +171,17 @@ class NodeService:
         # Where a replayed batch's messages went, only the store knows: they are read from there when the wait ends.
         slot.reply_echo = None if result.ack.replayed else echo(batch, result.ack)
         return await self.frames.rest(slot, result.wait)
+
+    def _must_leave(self, slot: Slot, wait: str | None) -> bool:
+        """Whether this frame ends with its batch: it is one too many, or serves one activation only, which ends here.
+
+        Such an activation outlasts a model call, unless others wait for frames of this placement.
+        """
+        if wait is None:
+            return False
+        if is_isolated(slot.placement) and (wait != "model" or self.frames.paging.queued(slot.placement)):
+            return True
+        return self.frames.leaves(slot)
 
     async def _commit_step(
         self, slot: Slot, batch: Batch, following: Ready | None

@@ -162,7 +162,7 @@ class Recovery:
         """
         if not self._node.generation:
             raise StaleGeneration("the service has not been taken up")
-        since = now()
+        since, cause = now(), self._frames.cause(cause)
         slot = self._paging.slots.pop(frame_id, None)
         self._frames.condemned.discard(frame_id)
         self._frames.demand_changed.set()
@@ -191,7 +191,7 @@ class Recovery:
             spare = None  # it would only wait there: no reason to take the frame of another that waits
         parked = (spare.session_id, spare.epoch) if spare is not None and spare.session_id is not None else None
         if spare is not None:
-            spare.resting = False
+            self._paging.reserve(spare)
             self._frames.release(spare)
         ready = Ready(session_id, slot.placement, slot.root_id, "resume", since)
 

@@ -164,8 +164,9 @@ def _begin(
     replaces: Row | None = None, delay: int = 0,
 ) -> None:  # fmt: skip
     create_session(
-        tx, child_id, spec, spec_hash=spec["hash"], placement=parent["placement"], node_id=parent["node_id"],
-        metadata=spec.get("metadata") or {}, parent=parent, call_id=call_id, replaces=replaces,
+        tx, child_id, spec, spec_hash=spec["hash"], placement=spec.get("placement", parent["placement"]),
+        node_id=parent["node_id"], metadata=spec.get("metadata") or {}, parent=parent, call_id=call_id,
+        replaces=replaces,
     )  # fmt: skip
     tx.append(parent, events.ChildSpawned(call_id=call_id, child_id=child_id, child_agent=spec["name"]))
     if delay:

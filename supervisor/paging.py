@@ -5,10 +5,11 @@ While frames are free, a waiting session keeps its own. When ready sessions outn
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from understudy.placement import is_isolated
 from understudy.records import CACHED_WINDOWS
 
 from .turns import Ready as Ready
@@ -62,6 +63,16 @@ class Slot:
         seq, of = self.known.get(session_id, (None, incarnation))
         return seq if of == incarnation else None
 
+    @property
+    def stands_by(self) -> bool:
+        """Whether it has nothing to do, and nobody will miss it."""
+        return self.resting and (self.session_id is None or self.wait == "idle")
+
+    @property
+    def can_be_left(self) -> bool:
+        """Whether a ready session can be given to it now. A process that is for one activation only ends with it."""
+        return self.resting and (self.session_id is None or not is_isolated(self.placement))
+
     def remember(self, session_id: str, seq: int, incarnation: int = 0) -> None:
         """Note what the frame has of a session; it forgets the one it used longest ago, as the frame itself does."""
         self.known[session_id] = (max(seq, self.known_seq(session_id, incarnation) or 0), incarnation)
@@ -79,6 +90,7 @@ class Paging:
         ready: sessions without a frame, by id; change it by `add` and `remove` only.
         hits: sessions that came back to a frame which had their window.
         misses: sessions that came back to another one, which had to be given all of it.
+        taken: how many standbys were given work, per placement.
     """
 
     def __init__(self) -> None:
@@ -88,6 +100,7 @@ class Paging:
         self.misses = 0
         self._turns: dict[str, Turns] = {}
         self._cached_in_a_row: dict[str, int] = {}
+        self.taken: Counter[str] = Counter()
         self._clock = 0
 
     def add(self, ready: Ready) -> None:
@@ -130,11 +143,17 @@ class Paging:
         self._clock += 1
         slot.resting, slot.wait, slot.since = True, wait, self._clock
 
+    def reserve(self, slot: Slot) -> None:
+        """A resting frame is given work."""
+        if slot.stands_by:
+            self.taken[slot.placement] += 1
+        slot.resting = False
+
     def next_for(self, slot: Slot) -> Ready | None:
-        """Take the ready session that this frame should have: one it caches, within bounds, else the one whose turn it is."""
+        """Take the ready session that this frame should have: one it caches, else (or too often) whose turn it is."""
         placement = slot.placement
         turns = self._turns.get(placement)
-        if turns is None:
+        if turns is None or is_isolated(placement):
             return None
         often = self._cached_in_a_row.get(placement, 0)
         if often < CACHED_IN_A_ROW and not turns.must_resume:
@@ -150,9 +169,8 @@ class Paging:
 
         In order: one that caches it, one without a session, one whose session waits and can leave.
         """
-        return self._best(
-            [slot for slot in self.slots.values() if slot.resting and slot.placement == placement], session_id
-        )
+        mine = [slot for slot in self.slots.values() if slot.placement == placement and slot.can_be_left]
+        return self._best(mine, session_id)
 
     @staticmethod
     def _best(resting: list[Slot], session_id: str) -> Slot | None:
@@ -170,7 +188,7 @@ class Paging:
         found: list[tuple[Slot, Ready]] = []
         resting: dict[str, list[Slot]] = {}
         for slot in self.slots.values():
-            if slot.resting and slot.placement in self._turns:
+            if slot.placement in self._turns and slot.can_be_left:
                 resting.setdefault(slot.placement, []).append(slot)
         for placement, slots in resting.items():
             while slots and placement in self._turns:
@@ -178,7 +196,7 @@ class Paging:
                 slot = self._best(slots, ready.session_id)
                 assert slot is not None
                 slots.remove(slot)
-                slot.resting = False
+                self.reserve(slot)
                 found.append((slot, ready))
         return found
 
@@ -186,9 +204,7 @@ class Paging:
         """Per placement: ready sessions without a frame, and frames acting, waiting and standing by."""
         found = {name: {**NO_DEMAND, "ready": len(turns)} for name, turns in self._turns.items()}
         for slot in self.slots.values():
-            state = "acting" if not slot.resting else "waiting"
-            if slot.resting and (slot.session_id is None or slot.wait == "idle"):
-                state = "standby"
+            state = "standby" if slot.stands_by else "waiting" if slot.can_be_left else "acting"
             found.setdefault(slot.placement, dict(NO_DEMAND))[state] += 1
         return found
 

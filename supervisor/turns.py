@@ -14,7 +14,12 @@ INTERRUPTED_IN_A_ROW = 3
 
 @dataclass(frozen=True)
 class Ready:
-    """A session that needs a frame. `cause` and `down_since` go into its activation; trees are told apart by `root_id`."""
+    """A session that needs a frame.
+
+    Attributes:
+        root_id: its tree.
+        cause, down_since: go into its activation.
+    """
 
     session_id: str
     placement: str
@@ -62,7 +67,7 @@ class Turns:
     """The ready sessions of one placement.
 
     Guarantees: of `INTERRUPTED_IN_A_ROW` + 1 that are taken at least one is the next of those that were not
-    interrupted. So with `n` trees ready, the k-th session of a tree is taken within `k * n * (INTERRUPTED_IN_A_ROW + 1)`.
+    interrupted. So the k-th session of one of `n` trees is taken within `k * n * (INTERRUPTED_IN_A_ROW + 1)`.
     """
 
     def __init__(self) -> None:

@@ -54,7 +54,13 @@ class Node:
             self.changed.set()
         if method == "demand":
             await asyncio.sleep(0.05)
-            return {"pid": self.process, "generation": self.generation, "nodes": self.nodes, "demand": {}}
+            return {
+                "pid": self.process,
+                "generation": self.generation,
+                "nodes": self.nodes,
+                "demand": {},
+                "condemned": [],
+            }
         if method == "register":
             self.profiles.append(arguments[0].name)
             self.changed.set()
