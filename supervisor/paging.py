@@ -193,11 +193,11 @@ class Paging:
         for placement, slots in resting.items():
             while slots and placement in self._turns:
                 ready = self._take(placement)
-                slot = self._best(slots, ready.session_id)
-                assert slot is not None
-                slots.remove(slot)
-                self.reserve(slot)
-                found.append((slot, ready))
+                best = self._best(slots, ready.session_id)
+                assert best is not None
+                slots.remove(best)
+                self.reserve(best)
+                found.append((best, ready))
         return found
 
     def demand(self) -> dict[str, dict[str, int]]:
