@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import rendering, store_commands
+from . import certify_command, rendering, store_commands
 from .command import Json, Store, command, print_json
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `understudy ps --all` lists them.")]
 
 app.add_typer(store_commands.app, name="store")
+app.command()(certify_command.certify)
 
 
 @contextmanager

@@ -79,7 +79,7 @@ class Timers:
     async def _fire(self, key: Key, due_at: int) -> None:
         session_id, name = key
         try:
-            await self._node.journal.submit(lambda tx: timers.fire(tx, session_id, name), session_id)
+            await self._node.journal.submit(lambda tx: timers.fire(tx, session_id, name, due_at), session_id)
         except UnderstudyError as error:
             log.warning("timer %s of session %s is put off: %s", name, session_id, error)
             await asyncio.sleep(REPEAT_SECONDS)

@@ -18,8 +18,8 @@ from .transaction import Row, Transaction
 TASK = "task"
 """Run id of a child's one task, given by its parent."""
 
-TASK_AT_WORK, TASK_UNTOLD = 1, 2
-"""`task_open` of a child whose task has not ended, and of one that shall be started again before its parent hears."""
+TASK_AT_WORK, TASK_UNTOLD, TASK_LINKED = 1, 2, 3
+"""`task_open` of a child: its task has not ended; has, and its parent was not told; was, and it is still linked."""
 
 PAUSE_TIMER = "pause"
 """The timer that ends a pause: before a crashed session is resumed, or a failed sub-agent is started again."""

@@ -55,7 +55,7 @@ def children_open(scope: Scope) -> Iterator[Found]:
             child.c.namespace == SESSION.c.namespace,
             child.c.parent_id == SESSION.c.session_id,
             child.c.parent_run_id == SESSION.c.run_id,
-            child.c.task_open > 0,
+            child.c.task_open.in_((TASK_AT_WORK, TASK_UNTOLD)),
             child.c.abandoned == 0,
         )
         .scalar_subquery()

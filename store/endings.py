@@ -11,7 +11,7 @@ from understudy.messages import storable
 from understudy.records import Finish
 
 from . import groups
-from .beginnings import TASK, TASK_UNTOLD, start_again
+from .beginnings import TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, start_again
 from .budgets import settle
 from .partial import last_text, settle_calls, tools_used
 from .statements import RUN, SESSION
@@ -58,7 +58,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
         tx.drop_timer(row, SHUTDOWN_TIMER)
     had_children = groups.at_work(tx, row) if row["children_open"] > 0 else []
     row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
-    if row["task_open"] and run_id == TASK:
+    if row["task_open"] == TASK_AT_WORK and run_id == TASK:
         _end_task(tx, row, status)
         _task_ended(tx, row, status, finish, error)
     row.update(
@@ -98,7 +98,7 @@ def _task_ended(tx: Transaction, child: Row, status: str, finish: Finish, error:
     """Do what the parent's rules say about the end of a child's task: deliver the result, or start it again."""
     parent = _waits_for(tx, child)
     if parent is None:
-        child["task_open"] = 0
+        _told(tx, child)
         return
     supervised = child["restart_type"] != "temporary" or parent["group_state"]
     if not supervised or parent["cancel_reason"] is not None:
@@ -130,15 +130,14 @@ def _deliver(
     usage: list[Any] | None = None, rounds: int = 0,
 ) -> None:  # fmt: skip
     """Put a child's result into its parent's inbox; the parent goes on when it has them all."""
-    tx.changed(child)
-    child["task_open"] = 0
+    _told(tx, child)
     tx.append(parent, events.ChildFinished(call_id=child["call_id"], child_id=child["session_id"], status=status))
     parent["children_open"] -= 1
     if parent["held"] is None:
         payload = {
             "child_id": child["session_id"], "status": status, "text": finish.text, "output": finish.output,
             "error": error, "usage": usage, "rounds": rounds,
-            "tools": [] if status == "completed" else tools_used(tx, child, TASK),
+            "tools": [] if status == "completed" else tools_used(tx, child, TASK, rounds),
         }  # fmt: skip
         tx.put_inbox(parent, "child_result", child["call_id"], payload)
     if parent["wait"] != "child" or parent["children_open"] > 0:
@@ -149,6 +148,12 @@ def _deliver(
         end_without_agent(tx, parent)
     else:
         tx.wake(parent)
+
+
+def _told(tx: Transaction, child: Row) -> None:
+    """The parent knows of the end of the child's task, or does not want to."""
+    tx.changed(child)
+    child["task_open"] = TASK_LINKED if child["lifecycle"] == "linked" and not child["closed"] else 0
 
 
 def _deliver_late(tx: Transaction, parent: Row, child: Row) -> None:
@@ -271,7 +276,7 @@ def _end_queued_run(tx: Transaction, row: Row, item: dict[str, Any], status: str
     )  # fmt: skip
     if row["run_id"] is None and row["inbox_count"] == 0 and row["status"] in ("running", "waiting_for_timer"):
         row["status"], row["active"], row["wait"] = "idle", 0, "idle"
-    if row["task_open"] and item["key"] == TASK:
+    if row["task_open"] == TASK_AT_WORK and item["key"] == TASK:
         _end_task(tx, row, status)
         if row["closed"]:
             row["active"], row["wait"] = 0, "idle"
@@ -285,14 +290,14 @@ def close(tx: Transaction, session_id: str, reason: str) -> bool:
         return False
     tx.changed(row)
     row["closed"] = 1
+    row["task_open"] = 0 if row["task_open"] == TASK_LINKED else row["task_open"]
     tx.append(row, events.SessionClosed(reason=reason))
     end_queued(tx, row, "cancelled", reason)
     request_cancel(tx, row, reason)
     if row["run_id"] is None:
         row["status"], row["active"], row["wait"] = "completed", 0, "idle"
     linked = select(SESSION.c.session_id).where(
-        SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == session_id, SESSION.c.closed == 0,
-        SESSION.c.lifecycle == "linked", SESSION.c.task_open == 0,
+        SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == session_id, SESSION.c.task_open == TASK_LINKED
     )  # fmt: skip
     for child_id in list(tx.read(linked).scalars()):
         close(tx, child_id, reason)

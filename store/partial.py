@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from understudy import events
 from understudy.messages import INTERRUPTED, Message, storable
 from understudy.records import child_text
 
-from .statements import MESSAGE, TOOL_CALL
+from .statements import MESSAGE
 from .transaction import Row, Transaction
 
 CANCELLED = "cancelled"
+
+ROUNDS_TOLD = 8
+"""Of so many last rounds a parent is told the tools: a long history is not read for it."""
 
 
 def last_text(tx: Transaction, row: Row) -> str:
@@ -33,21 +37,13 @@ def last_text(tx: Transaction, row: Row) -> str:
     return Message.from_wire(last.body).text if last is not None and last.run_id == row["run_id"] else ""
 
 
-def tools_used(tx: Transaction, row: Row, run_id: str) -> list[list[Any]]:
-    """The tools that were executed in a run: `[name, count]`, the first one first."""
-    statement = (
-        select(TOOL_CALL.c.tool, func.count())
-        .where(
-            TOOL_CALL.c.namespace == tx.namespace,
-            TOOL_CALL.c.session_id == row["session_id"],
-            TOOL_CALL.c.run_id == run_id,
-            TOOL_CALL.c.executions > 0,
-            TOOL_CALL.c.state == "done",
-        )
-        .group_by(TOOL_CALL.c.tool)
-        .order_by(func.min(TOOL_CALL.c.updated_at), TOOL_CALL.c.tool)
-    )
-    return [list(found) for found in tx.read(statement, row["session_id"])]
+def tools_used(tx: Transaction, row: Row, run_id: str, rounds: int) -> list[list[Any]]:
+    """The tools that were executed in the last rounds of a run: `[name, count]`, by name."""
+    found: Counter[str] = Counter()
+    for number in range(max(1, rounds - ROUNDS_TOLD + 1), rounds + 1):
+        calls = tx.calls(row["session_id"], run_id, number)
+        found.update(call["tool"] for call in calls if call["executions"] > 0 and call["state"] == "done")
+    return [list(item) for item in sorted(found.items())]
 
 
 def settle_calls(tx: Transaction, row: Row) -> None:

@@ -68,7 +68,8 @@ class Session(Table, table=True):
         start_order: among its siblings; the parent's `seq` at its spawn.
         shutdown: microseconds that a run has to end once it was told to; None: for ever.
         restart_number: how often its task had been started before, in other sessions.
-        task_open: 1 for a child whose task has not ended, 2 if its parent was not told of the end yet, else 0.
+        task_open: 1 for a child whose task has not ended, 2 if its parent was not told of the end yet, 3 if that is
+            told and the child goes on until its parent is closed; else 0.
         replaced_by: the session in which its task was started again.
         abandoned: its parent's run ended without it, and wants no result.
         cancel_as: `{"status", "code"}`: how the run ends that was asked to, if not as cancelled.
@@ -82,6 +83,7 @@ class Session(Table, table=True):
         Index("session_root", "namespace", "root_id"),
         Index("session_live", "namespace", "active", "node_id"),
         Index("session_created", "namespace", "created_at"),
+        Index("session_task", "namespace", "parent_id", "task_open"),
     )
     namespace: str = key_column()
     session_id: str = key_column()

@@ -16,11 +16,11 @@ from .statements import TIMER
 from .transaction import Row, Transaction
 
 
-def fire(tx: Transaction, session_id: str, name: str) -> None:
-    """Do what is due; nothing if the timer was dropped, or set again for later."""
+def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
+    """Do what was due at this time; nothing if the timer was dropped, or set again for another."""
     found = _timer(tx, session_id, name)
     row = tx.find(session_id)
-    if found is None or row is None or found["due_at"] > tx.now:
+    if found is None or row is None or found["due_at"] != due_at:
         return
     tx.drop_timer(row, name)
     if name == PAUSE_TIMER and row["wait"] == "timer":

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +21,7 @@ from understudy.identifiers import child_identifier
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
+from understudy.spec import Supervision
 from understudy.store import activation, beginnings, endings, operations, timers
 from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
 from understudy.store.engine import Database
@@ -59,7 +61,8 @@ class Play:
 
     async def begin(self) -> None:
         await self.db.own()
-        await self.db.create("plain", spec("plain"))
+        rules = Supervision(strategy="one_for_all", max_restarts=2, backoff=0).model_dump()
+        await self.db.create("plain", spec("plain", supervision=rules))
         await self.db.create("thrifty", spec("thrifty", budget={"tokens": 200}))
 
     def moves(self, disturb: bool) -> list[Move]:
@@ -76,7 +79,8 @@ class Play:
         if all(session["closed"] or session["status"] == "quarantined" for session in sessions):
             between.append(lambda: self.db.create(f"more{len(sessions)}", spec("more", budget={"tokens": 500})))
         for timer in rows(self.db, "timer"):
-            between.append(lambda s=timer["session_id"], n=timer["name"]: self.db.do(timers.fire, s, n))
+            due = timer["session_id"], timer["name"], timer["due_at"]
+            between.append(lambda due=due: self.db.do(timers.fire, *due))
         for session in sessions:
             between += self._client(session) + self._deaths(session)
         return between
@@ -150,7 +154,8 @@ class Play:
         unfinished = [call for call in calls if call["state"] != "finished"]
         if not unfinished:
             ask = self._settled(row, calls, wait="model")
-            return [ask, ask, self._settled(row, calls, finish=Finish("completed", "done"), wait="idle")]
+            ends = [Finish("completed", "done"), Finish("failed", "no", error={"code": "failed", "message": "no"})]
+            return [ask, ask, *(self._settled(row, calls, finish=finish, wait="idle") for finish in ends)]
         return self._tools(row, unfinished, [item for item in inbox if item["kind"] == "child_result"])
 
     def _tools(self, row: dict[str, Any], calls: list[dict[str, Any]], results: list[dict[str, Any]]) -> list[Move]:
@@ -164,7 +169,7 @@ class Play:
                 found.append(self._commit(row, **self._result(call)))
             elif call["state"] == "requested" and row["depth"] < 2:
                 child = child_identifier(row["session_id"], call["call_id"])
-                spawn = Spawn(call["call_id"], child, spec("child"), "your task")
+                spawn = Spawn(call["call_id"], child, child_spec(child), "your task")
                 state = CallState(call["call_id"], "started", child_id=child, executions=1)
                 found.append(self._commit(row, spawns=(spawn,), calls=(state,)))
             elif call["state"] == "requested":
@@ -204,6 +209,27 @@ class Play:
                 self.calls.add((batch.session_id, run_id, batch.request_round, 1))
 
         return commit
+
+
+def child_spec(child_id: str) -> dict[str, Any]:
+    """One of all kinds of sub-agents and of supervisors, by the id."""
+    number = crc32(child_id.encode())
+
+    def one_of(*values: Any) -> Any:
+        nonlocal number
+        number, index = divmod(number, len(values))
+        return values[index]
+
+    rules = Supervision(
+        strategy=one_of("one_for_one", "one_for_all", "rest_for_one"), exceeded=one_of("escalate", "report"),
+        max_restarts=one_of(0, 1, 3), backoff=one_of(0, 60),
+    )  # fmt: skip
+    return spec(
+        "child", supervision=rules.model_dump(),
+        restart_type=one_of("temporary", "transient", "permanent", "transient"),
+        on_parent_end=one_of("cancel", "cancel", "abandon", "wait"), shutdown=one_of(None, 0, 10),
+        lifecycle=one_of("ephemeral", "linked", "detached"),
+    )  # fmt: skip
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=60))

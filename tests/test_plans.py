@@ -138,7 +138,8 @@ async def reads(kernel: k.Kernel) -> None:
     values = {
         "session_id": "s-lead", "run_id": "r", "session_ids": ["s-lead", "s-tools"], "writer": "writer-node1",
         "after": 0, "limit": 100, "nodes": ["node1"], "digest": "digest", "sink": "spans",
-        "frame_id": "f0", "node_id": "node1", "until": 1,
+        "node_id": "node1", "until": 1 << 60,
+        "frame_id": "f0",
     }  # fmt: skip
     found = [function for function in vars(queries).values() if inspect.isfunction(function)]
     functions = [function for function in found if "connection" in inspect.signature(function).parameters]
@@ -194,6 +195,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def prepared(small: str, large: str, directory: Path) -> Iterator[Case]:
     """Record on one store, fill the other."""
+    database = Database(small)
+    database.prepare()  # migrations may go over whole tables
+    database.close()
     with plans.recording() as recorder:
         asyncio.run(work(small, directory))
     database = Database(small)

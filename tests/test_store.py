@@ -35,6 +35,7 @@ from understudy.events import ToolStarted
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
+from understudy.spec import Supervision
 from understudy.store import activation, beginnings, endings, operations, queries
 from understudy.store.activation import FrameRef
 from understudy.store.engine import Database
@@ -42,15 +43,17 @@ from understudy.store.failures import StoreRace
 from understudy.store.journal import Journal
 from understudy.store.statements import MESSAGE, calls_of_round
 from understudy.store.transaction import Transaction
+from understudy.supervisor.groups import decide_end
 
 pytestmark = pytest.mark.conformance
 
 MINUTE = 60_000_000
+SUPERVISION = Supervision().model_dump()
 FRAME = FrameRef("frame-1", 1, "node-1")
 
 
 def spec(name: str = "agent", **more: Any) -> dict[str, Any]:
-    return {"name": name, "hash": f"hash-{name}", "budget": None, **more}
+    return {"name": name, "hash": f"hash-{name}", "budget": None, "supervision": SUPERVISION, **more}
 
 
 class Store:
@@ -60,7 +63,7 @@ class Store:
         self.namespace = namespace
         self.database = Database(dsn)
         self.commits: list[Any] = []
-        self.journal = Journal(self.database, namespace, writer, self.commits.append)
+        self.journal = Journal(self.database, namespace, writer, self.commits.append, decide_end=decide_end)
 
     async def do(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return await self.journal.submit(lambda tx: operation(tx, *arguments, **options))

@@ -27,3 +27,5 @@ ALTER TABLE session ADD COLUMN task_open BIGINT NOT NULL DEFAULT 0;
 UPDATE session SET task_open = 1 WHERE parent_id IS NOT NULL AND closed = 0;
 
 UPDATE timer SET name = 'pause' WHERE name = 'resume';
+
+CREATE INDEX session_task ON session (namespace, parent_id, task_open);
