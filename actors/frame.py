@@ -39,7 +39,12 @@ class Frame:
         scrub_environment()
         self.node = node
         self.frame_id = frame_id
-        self.identity: dict[str, Any] = {"frame_id": frame_id, "pid": os.getpid(), "node_id": node_id, "placement": placement}
+        self.identity: dict[str, Any] = {
+            "frame_id": frame_id,
+            "pid": os.getpid(),
+            "node_id": node_id,
+            "placement": placement,
+        }
         self.last_beat = time.monotonic()
         self.activation: Activation | None = None
         self._windows: OrderedDict[str, Window] = OrderedDict()

@@ -104,7 +104,7 @@ def _services(settings: Settings) -> list[Check]:
         return [Check("services", False, error.message, error.hint)]
     nodes = ", ".join(f"node {node['node_id'][:8]} pid {node['pid']}" for node in directory["nodes"])
     found = f"supervisor pid {directory['pid']}, {nodes}, {len(directory['frames'])} session actor(s)"
-    return [Check("services", True, found), *placements(directory["problems"])]
+    return [Check("services", True, found), *placements(directory.get("problems", {}))]
 
 
 def placements(problems: dict[str, str]) -> list[Check]:

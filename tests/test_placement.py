@@ -88,9 +88,16 @@ def test_a_runtime_environment_goes_over_the_drivers() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"isolation": "none"}, {"resources": {"GPU": 0}}, {"resources": {"GPU": -1}}, {"resources": {"num_gpus": 1, "GPU": 1}},
-     {"resources": {"memory": float("inf")}}, {"labels": {"a": 1}}, {"runtime_env": {"x": object()}}],
-)  # fmt: skip
+    [
+        {"isolation": "none"},
+        {"resources": {"GPU": 0}},
+        {"resources": {"GPU": -1}},
+        {"resources": {"num_gpus": 1, "GPU": 1}},
+        {"resources": {"memory": float("inf")}},
+        {"labels": {"a": 1}},
+        {"runtime_env": {"x": object()}},
+    ],
+)
 def test_wishes_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     """When the spec is made, not when a process should start."""
     with pytest.raises(InvalidSpec):
@@ -189,3 +196,19 @@ async def test_who_waits_for_what_no_node_has_is_told(store: str, tmp_path: Path
         assert (await kernel.info("stuck"))["error"] is None
         kernel.add_frame("gpu")
         assert (await kernel.end("stuck"))["status"] == "completed"
+
+
+async def test_a_sub_agent_runs_where_its_spec_says(store: str, tmp_path: Path) -> None:
+    """Given a parent and a child with another placement, then each is activated in a frame of its own placement."""
+    child = k.spec(k.script("found"), name="child", hash="child", placement="gpu")
+    spawns = [("spawn_agent", {"agent": "child", "task": "go"})]
+    lead = k.spec(k.script(spawns, "done"), ["spawn_agent"], agents={"child": child})
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        kernel.add_frame("gpu")
+        assert (await kernel.run("lead", lead))["status"] == "completed"
+        rows = await kernel.ask("read", "tree", ["lead"], {})
+        assert [row["placement"] for row in rows] == ["", "gpu"]
+        frames = {worker.frame_id: worker.frame.identity["placement"] for worker in kernel.workers.values()}
+        for row in rows:
+            [activated] = [e for e in await kernel.events(row["session_id"]) if e["type"] == "session_activated"][:1]
+            assert frames[activated["data"]["frame_id"]] == row["placement"]
