@@ -104,7 +104,7 @@ class Stock:
         if known is None or known.most != most:
             level = known.after(0, now).level if known is not None else 0.0
             half_life = SCARCE_HALF_LIFE_SECONDS if is_scarce(placement) else HALF_LIFE_SECONDS
-            level = max(level, most, row.get("standby", 0))
+            level = max(level, most, sum(row.get(state, 0) for state in ("acting", "waiting", "standby")))
             self._standbys[placement] = known = Standbys(most, float(level), now, half_life)
         if row.get("taken"):
             self._standbys[placement] = known.after(row["taken"], now)
