@@ -64,8 +64,9 @@ class Stock:
 
     def failed(self, placement: str, reason: str, now: float) -> None:
         """A frame could not be started. Others of its placement are tried later, those of others now."""
-        count = self._tried.get(placement, (0, 0.0))[0] + 1
-        self._tried[placement] = count, now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (count - 1))
+        count, until = self._tried.get(placement, (0, now))
+        if now >= until:  # else it was started together with one that failed before
+            self._tried[placement] = count + 1, now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(count, 10))
         self.failures[placement] = reason
 
     def decide(
@@ -88,13 +89,14 @@ class Stock:
             if is_scarce(placement) and not row["acting"] + row["waiting"] + row["standby"]:
                 row["ready"] = min(1, row["ready"])  # perhaps there is none to be had
         for placement, (_, until) in self._tried.items():
-            standbys.pop(placement, None)
-            if placement in rows:  # one frame is enough to see whether they can be started again
-                later = now < until or placement in self.starting.values()
-                rows[placement]["ready"] = 0 if later else min(1, rows[placement]["ready"])
+            # One frame is enough to see whether they can be started again.
+            most = 0 if now < until or placement in self.starting.values() else 1
+            standbys[placement] = min(most, standbys.get(placement, 0))
+            if placement in rows:
+                rows[placement]["ready"] = min(most, rows[placement]["ready"])
         keep = {name: self._standbys[name].keep(now) for name in demand}
-        most = cap(self._most, self._alive - len(self.starting), self._memory, self._bound, now)
-        decided = plan(rows, arriving, standbys, most, keep=keep, turns=self._turns)
+        fits = cap(self._most, self._alive - len(self.starting), self._memory, self._bound, now)
+        decided = plan(rows, arriving, standbys, fits, keep=keep, turns=self._turns)
         for placement in decided.create:
             self._turns[placement] = max(self._turns.values(), default=0) + 1
         return decided

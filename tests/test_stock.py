@@ -111,6 +111,18 @@ def test_a_placement_that_can_not_be_had_holds_up_nobody() -> None:
     assert not stock.started(GPU)
 
 
+def test_standbys_that_could_not_be_started_are_tried_again() -> None:
+    """Without any session that is ready, one at a time; those that failed together count as one failure."""
+    stock = Stock(4, 8, 2)
+    assert stock.decide({}, NONE, {"": 2}, 0.0).create == {"": 2}
+    for _ in range(2):
+        stock.failed("", "Ray is away", 0.5)
+    assert stock.decide({}, NONE, {"": 2}, 1.0).create == {}
+    assert stock.decide({}, NONE, {"": 2}, 1.6).create == {"": 1}
+    assert stock.started("")
+    assert stock.decide({"": row(standby=1)}, NONE, {"": 2}, 2.0).create == {"": 1}
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.integers(0, 9), st.floats(0, 200)), max_size=30))
 def test_never_more_than_fit(history: list[tuple[int, int, int, float]]) -> None:
     """Whatever is ready, dies and is measured: frames that are created fit into the memory that was free."""
