@@ -41,7 +41,7 @@ class Outcome:
     """How a tool call ended.
 
     Attributes:
-        outcome: `ok`, `error`, `timeout`, `invalid`, `unknown_tool` or `cancelled`.
+        outcome: one of those that `ToolFinished` names.
         content: what the model is shown.
         duration: microseconds.
         started_at: microseconds since 1970 UTC.

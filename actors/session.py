@@ -10,16 +10,29 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from understudy.events import Event, ToolFinished, ToolInDoubt, ToolStarted
 from understudy.identifiers import child_identifier, tool_span_identifier
 from understudy.messages import INTERRUPTED, Message
 from understudy.ports import Node
-from understudy.records import LEASE_SECONDS, Ack, Batch, CallState, Finish, ModelRequest, Spawn, child_text
+from understudy.records import (
+    LEASE_SECONDS,
+    Ack,
+    Ask,
+    Batch,
+    CallState,
+    Finish,
+    ModelRequest,
+    Spawn,
+    child_text,
+)
 
+from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began, read_question
 from .execution import Outcome, execute, presentable
+from .repeats import NO_PROGRESS, REPEATED, judge
+from .spawning import read_spawn
 from .tools import LoadedTool, ToolContext
 from .window import CONTINUE, Window, estimate_tokens
 
@@ -51,11 +64,12 @@ class _Draft:
     entries: list[Message | Event] = field(default_factory=list)
     calls: dict[str, CallState] = field(default_factory=dict)
     spawns: list[Spawn] = field(default_factory=list)
+    asks: list[Ask] = field(default_factory=list)
     inbox_done: list[int] = field(default_factory=list)
     start_run: str | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.entries or self.calls or self.spawns or self.inbox_done or self.start_run)
+        return bool(self.entries or self.calls or self.spawns or self.asks or self.inbox_done or self.start_run)
 
 
 class Activation:
@@ -89,11 +103,15 @@ class Activation:
             if window.wait == "model":  # taken up while a call is in flight: attach to it
                 return Step(None, window.request(window.round))
             if window.calls:
-                waiting = await self._run_tools()
+                limit = window.spec.get("repeat_limit", 0)  # sessions of earlier versions have none
+                repeated, hopeless = judge(window.messages, window.calls, limit)
+                if hopeless:
+                    return self._finish("failed", window.reply(), error=NO_PROGRESS)
+                waiting = await self._run_tools(repeated)
                 if window.cancel is None and self.leave:
                     return self._step(leave=True)
-                if window.cancel is None and waiting:
-                    return self._step(wait="child")
+                if window.cancel is None and waiting is not None:
+                    return self._step(wait=waiting)
                 continue
             last = self._last()
             if last is None or last.role != "assistant":
@@ -185,6 +203,7 @@ class Activation:
             entries=tuple(draft.entries),
             calls=tuple(draft.calls.values()),
             spawns=tuple(draft.spawns),
+            asks=tuple(draft.asks),
             inbox_done=tuple(draft.inbox_done),
             start_run=draft.start_run,
             finish=finish,
@@ -206,10 +225,14 @@ class Activation:
         call = {"frame": {"frame_id": self._frame_id}, "batch": batch.to_wire()}
         return Ack.from_wire(await self._node.commit(call))
 
-    async def _run_tools(self) -> bool:
-        """Bring every call of the round to its result; True while children are still at work."""
+    async def _run_tools(self, repeated: set[str]) -> str | None:
+        """Bring every call of the round to its result; what is waited for where children or people are not ready.
+
+        Args:
+            repeated: calls that are not executed once more.
+        """
         window = self.window
-        tasks: dict[asyncio.Task[Outcome], CallState] = {}
+        tasks: dict[asyncio.Task[Outcome | None], CallState] = {}
         limit = asyncio.Semaphore(window.spec["parallel_tools"])
         specs = {tool["name"]: tool for tool in window.spec["tools"]}
         for call in window.calls:
@@ -217,13 +240,17 @@ class Activation:
                 self._results[call.call_id] = Outcome(**call.result)
             elif call.call_id in self._results:
                 continue
+            elif call.call_id in repeated and call.state == "requested":
+                self._record(call, Outcome("repeated", REPEATED, 0, _now()), executions=0)
             elif call.tool == "spawn_agent" and "spawn_agent" in specs:
                 self._spawn(call, specs["spawn_agent"])
             elif call.tool not in specs:
                 known = ", ".join(sorted(specs)) or "none"
                 text = f"there is no tool named {call.tool!r}. Tools you have: {known}."
                 self._record(call, Outcome("unknown_tool", text, 0, _now()), executions=0)
-            else:
+            elif call.tool == REQUEST_USER_INPUT and call.state == "requested":
+                self._ask_user(call)
+            elif call.state != "asked" or answer_to(call, window.inbox) is not None:
                 tasks[asyncio.create_task(self._run_tool(call, specs[call.tool], limit))] = call
         try:
             if self._draft.spawns:
@@ -233,16 +260,17 @@ class Activation:
             for task in tasks:
                 task.cancel()
         if window.cancel is not None:
-            return False
+            return None
         self._take_children()
-        if any(call.call_id not in self._results for call in window.calls):
-            return True
+        missing = [call for call in window.calls if call.call_id not in self._results]
+        if missing:
+            return "child" if all(call.tool == "spawn_agent" for call in missing) else "input"
         for call in window.calls:
             self._settle(call, self._results[call.call_id])
         window.calls = []
-        return False
+        return None
 
-    async def _gather(self, tasks: dict[asyncio.Task[Outcome], CallState]) -> None:
+    async def _gather(self, tasks: dict[asyncio.Task[Outcome | None], CallState]) -> None:
         """Await the tools, committing results early where others take longer; ends at once when cancelled."""
         pending: set[asyncio.Task[Any]] = set(tasks)
         watch: asyncio.Task[str] | None = None
@@ -282,14 +310,21 @@ class Activation:
         if pending:
             await asyncio.wait(pending, timeout=5.0)
 
-    async def _run_tool(self, call: CallState, spec: dict[str, Any], limit: asyncio.Semaphore) -> Outcome:
-        """Run one call under its `on_crash` rule and put its result into the draft."""
+    async def _run_tool(self, call: CallState, spec: dict[str, Any], limit: asyncio.Semaphore) -> Outcome | None:
+        """Run one call under its `on_crash` rule and put its result into the draft; None if a person is asked."""
         async with limit:
+            if call.state == "started" and spec["on_crash"] == "ask":
+                self._draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
+                self._draft.asks.append(ask_about(call))
+                return None
+            outcome = None
             if call.state == "started":
                 outcome = await self._in_doubt(call, spec)
-                if outcome is not None:
-                    self._record(call, outcome, executions=call.executions)
-                    return outcome
+            elif call.state == "asked":
+                outcome = self._take_answer(call)
+            if outcome is not None:
+                self._record(call, outcome, executions=call.executions)
+                return outcome
             if spec["on_crash"] != "rerun":
                 await self._mark_started(call)
                 if self.window.cancel is not None:
@@ -366,6 +401,28 @@ class Activation:
         text = found if isinstance(found, str) else json.dumps(found, default=str)
         return Outcome("ok", presentable(text), _now() - started, started)
 
+    def _ask_user(self, call: CallState) -> None:
+        """Let the call wait for a person from the next commit on."""
+        question = read_question(call)
+        if isinstance(question, str):
+            self._record(call, Outcome("invalid", question, 0, _now()), executions=0)
+        else:
+            self._draft.asks.append(replace(question, prompt=presentable(question.prompt)))
+
+    def _take_answer(self, call: CallState) -> Outcome | None:
+        """Take the answer to an asked call out of the inbox; None to run the call again.
+
+        Nothing is awaited between this and the call's next state in the draft: one commit has both.
+        """
+        item = answer_to(call, self.window.inbox)
+        assert item is not None
+        answer = item["payload"]
+        self._draft.inbox_done.append(item["id"])
+        if answer["decision"] == "rerun":
+            return None
+        since = began(call, answer["kind"])
+        return Outcome(answer["decision"], answer["text"], _now() - since, since)
+
     def _record(self, call: CallState, outcome: Outcome, *, executions: int) -> None:
         """Put a call's one result into the draft; it becomes a message when the round is complete."""
         self._results[call.call_id] = outcome
@@ -418,25 +475,6 @@ class Activation:
             self._draft.inbox_done.append(item["id"])
             found = Outcome(outcome, child_text(payload), max(0, _now() - started), started)
             self._record(call, found, executions=1)
-
-
-def read_spawn(arguments: str, agents: dict[str, Any]) -> tuple[str | None, str, str | None]:
-    """`(problem, task, agent)` of a `spawn_agent` call; `agent` is None for a copy of the caller."""
-    try:
-        data = json.loads(arguments)
-    except ValueError as error:
-        return f"the arguments are not readable JSON ({error}). Call again with valid JSON.", "", None
-    task = data.get("task") if isinstance(data, dict) else None
-    if not isinstance(task, str) or not task.strip():
-        return 'the argument "task" must be a text that says what the sub-agent shall do.', "", None
-    agent = data.get("agent")
-    if agent is None and not agents:
-        return None, task, None
-    if agent is None and len(agents) == 1:
-        return None, task, next(iter(agents))
-    if agent not in agents:
-        return f'the argument "agent" must be one of: {", ".join(sorted(agents)) or "(leave it out)"}.', "", None
-    return None, task, agent
 
 
 def _now() -> int:

@@ -21,6 +21,8 @@ from typing import Any, TypeVar, overload
 
 from understudy.errors import InvalidSpec, ToolError
 
+from .asking import REQUEST_USER_INPUT, REQUEST_USER_INPUT_SPEC
+
 BUILTIN_TOOLS: dict[str, str] = {
     "read_file": "understudy.actors.files:read_file",
     "write_file": "understudy.actors.files:write_file",
@@ -76,8 +78,8 @@ class ToolDefinition:
 
     Attributes:
         on_crash: what happens to a call that had started when its process died. `report`: the model is told that the
-            outcome is unknown. `rerun`: it runs again. A function: it is called with the call's `ToolContext` to find
-            out what happened, and its result is the call's.
+            outcome is unknown. `rerun`: it runs again. `ask`: a person decides (`Session.answer`). A function: it is
+            called with the call's `ToolContext` to find out what happened, and its result is the call's.
         timeout: seconds for one call; None for the agent's `tool_timeout`.
     """
 
@@ -129,7 +131,7 @@ def tool(
     Args:
         name: what the model calls it; the function's name by default.
         description: the docstring without its sections by default.
-        on_crash: `report`, `rerun` or a function that finds out; see `ToolDefinition`.
+        on_crash: `report`, `rerun`, `ask` or a function that finds out; see `ToolDefinition`.
         timeout: seconds for one call.
 
     Raises:
@@ -140,8 +142,8 @@ def tool(
         chosen = str(getattr(target, "__name__", "")) if name is None else name
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", chosen):
             raise InvalidSpec(f"tool name {chosen!r} must be 1 to 64 letters, digits, underscores or hyphens.")
-        if not callable(on_crash) and on_crash not in ("report", "rerun"):
-            raise InvalidSpec(f"tool {chosen!r}: on_crash={on_crash!r} must be 'report', 'rerun' or a function.")
+        if not callable(on_crash) and on_crash not in ("report", "rerun", "ask"):
+            raise InvalidSpec(f"tool {chosen!r}: on_crash={on_crash!r} must be 'report', 'rerun', 'ask' or a function.")
         if timeout is not None and not 0 < timeout < float("inf"):
             raise InvalidSpec(f"tool {chosen!r}: timeout={timeout!r} must be a positive number of seconds.")
         text = description if description is not None else _parse_docstring(target)[0]
@@ -166,8 +168,8 @@ def describe(
         InvalidSpec: the name is unknown, the entry is no tool, or it must travel by value and `pickle` is None.
     """
     if isinstance(item, str):
-        if item not in TOOL_GROUPS and item not in BUILTIN_TOOLS and item != SPAWN_AGENT:
-            known = ", ".join([*TOOL_GROUPS, *BUILTIN_TOOLS, SPAWN_AGENT])
+        if item not in TOOL_GROUPS and item not in BUILTIN_TOOLS and item not in _LOOP_TOOLS:
+            known = ", ".join([*TOOL_GROUPS, *BUILTIN_TOOLS, *_LOOP_TOOLS])
             raise InvalidSpec(f"no tool is named {item!r}; known: {known}.")
         return [_describe_builtin(name) for name in TOOL_GROUPS.get(item, (item,))], {}
     definition = getattr(item, "__understudy_tool__", None)
@@ -201,8 +203,8 @@ def describe(
 
 
 def _describe_builtin(name: str) -> dict[str, Any]:
-    if name == SPAWN_AGENT:
-        return dict(_SPAWN_AGENT_SPEC)
+    if name in _LOOP_TOOLS:
+        return dict(_LOOP_TOOLS[name])
     return _spec(_resolve(BUILTIN_TOOLS[name]).__understudy_tool__, {"builtin": name})
 
 
@@ -227,6 +229,9 @@ _SPAWN_AGENT_SPEC: dict[str, Any] = {
     "timeout": None,
     "source": {"builtin": SPAWN_AGENT},
 }
+
+_LOOP_TOOLS = {SPAWN_AGENT: _SPAWN_AGENT_SPEC, REQUEST_USER_INPUT: REQUEST_USER_INPUT_SPEC}
+"""Tools that the session loop executes itself."""
 
 
 def _spec(definition: ToolDefinition, source: dict[str, str]) -> dict[str, Any]:
@@ -264,7 +269,7 @@ class LoadedTool:
     """A tool in a frame, ready to be executed.
 
     Attributes:
-        on_crash: `report`, `rerun` or `reconcile`, as the session was created with.
+        on_crash: `report`, `rerun`, `ask` or `reconcile`, as the session was created with.
         parameters: JSON schema that arguments must satisfy.
         context_parameter: name of the parameter that takes the `ToolContext`.
         reconcile: finds out what became of a call; set exactly when `on_crash` is `reconcile`.

@@ -21,7 +21,8 @@ ROUNDS = 50
 
 def round_cost(bench: Bench) -> list[Row]:
     """What a round takes beyond its model call and its tool, for one session alone."""
-    spec = agent("rounds", [*([call("lookup", city="Oslo")] * ROUNDS), {"text": "done"}], max_rounds=ROUNDS + 2)
+    script = [*([call("lookup", city="Oslo")] * ROUNDS), {"text": "done"}]
+    spec = agent("rounds", script, max_rounds=ROUNDS + 2, repeat_limit=0)
     costs, walls, calls = [], [], []
     with bench.cluster() as cluster:
         actor, _, _ = baseline.create()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from understudy.actors.tools import SPAWN_AGENT
-from understudy.actors.window import INTERRUPTED
+from understudy.messages import INTERRUPTED
 
 from .certify_files import FileChange, changes, unified
 from .certify_recording import Call, Entry

@@ -156,12 +156,13 @@ def show(session: SessionId, store: Store = None, json: Json = False) -> int:
     """Show a session: its state, its runs, its messages."""
     with connected(store, start=False) as cluster:
         handle = cluster.session(session)
-        info, runs, messages = handle.info(), handle.runs(), handle.messages()
+        info, runs, messages, pending = handle.info(), handle.runs(), handle.messages(), handle.pending()
     if json:
         wire = [message.to_wire() for message in messages]
-        print_json({"session": rendering.plain(info), "runs": runs, "messages": wire})
+        found = {"session": rendering.plain(info), "runs": runs, "messages": wire}
+        print_json({**found, "pending": rendering.plain(pending)})
     else:
-        rendering.print_session(info, runs, messages)
+        rendering.print_session(info, runs, messages, pending)
     return 0
 
 
@@ -197,6 +198,50 @@ def cancel(
         print_json({"cancelled": done})
     else:
         print("it is asked to end" if done else "nothing to cancel")
+    return 0
+
+
+@app.command()
+@command
+def answer(
+    session: SessionId,
+    call: Annotated[str, typer.Argument(metavar="CALL", help="The call that asks; `understudy show` lists them.")],
+    text: Annotated[str, typer.Argument(help="Its result, as the model will read it; `-` reads it from stdin.")] = "",
+    rerun: Annotated[bool, typer.Option("--rerun", help="A call in doubt: run it again.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="It failed; the text says why.")] = False,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Answer a tool call that waits for a person."""
+    said = sys.stdin.read() if text == "-" else text
+    with connected(store, start=False) as cluster:
+        new = cluster.session(session).answer(call, said, rerun=rerun, failed=failed)
+    print_json({"accepted": True, "new": new}) if json else print("answered" if new else "it was answered so before")
+    return 0
+
+
+@app.command("abort-pending")
+@command
+def abort_pending(
+    session: SessionId,
+    call: Annotated[str | None, typer.Argument(metavar="CALL", help="Default: all that wait.")] = None,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Give up the tool calls of a session that wait for a person, and let its run go on."""
+    with connected(store, start=False) as cluster:
+        found = cluster.session(session).abort_pending(call)
+    print_json({"aborted": found}) if json else print(f"given up: {', '.join(found) or 'nothing'}")
+    return 0
+
+
+@app.command()
+@command
+def resume(session: SessionId, store: Store = None, json: Json = False) -> int:
+    """Let a quarantined session take input again; its runs stay ended."""
+    with connected(store, start=False) as cluster:
+        done = cluster.session(session).resume()
+    print_json({"resumed": done}) if json else print("it takes input again" if done else "it was not quarantined")
     return 0
 
 

@@ -12,15 +12,14 @@ from understudy.errors import DeadlineExceeded, InvalidConfiguration, InvalidInp
 from understudy.events import Event, ModelCallCompleted, RunFinished, StreamRestarted, TextDelta
 from understudy.identifiers import check_identifier, new_identifier
 from understudy.messages import Message
+from understudy.records import RUN_STATUSES
 from understudy.spec import AgentSpec
 
 from . import background
 from .compiling import compile_spec, driver_placement, place
 from .connection import Connection
 from .ray_edge import connect_ray
-from .results import RunResult, ServiceInfo, SessionInfo
-
-FINAL = ("completed", "round_limit", "budget_exceeded", "cancelled", "failed", "quarantined")
+from .results import PendingInput, RunResult, ServiceInfo, SessionInfo
 
 STORE_PAUSE_SECONDS = 0.5
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 20.0, 120.0
@@ -177,6 +176,45 @@ class Session:
         """Ask the current run to end, and all it spawned; True if there was one."""
         return bool(background.wait(self._connection.request("cancel", self.id, None, reason)))
 
+    def pending(self) -> list[PendingInput]:
+        """What its current run asks people, oldest first: calls that wait for `answer`."""
+        return [PendingInput.from_row(row) for row in self._cluster._read("questions", self.id)]
+
+    def answer(self, call_id: str, text: str = "", *, failed: bool = False, rerun: bool = False) -> bool:
+        """Answer a call that waits for a person; returns when the answer is durably accepted.
+
+        Args:
+            text: the result of the call, as the model will read it.
+            failed: the text says why the call failed.
+            rerun: a call in doubt runs again; there is no text then.
+
+        Returns:
+            True if the answer is new, False if it was given before.
+
+        Raises:
+            NotAsked: the call did not ask, or nobody waits for its answer any more.
+            AnswerConflict: it was answered otherwise.
+        """
+        if rerun == bool(text) or (rerun and failed):
+            raise InvalidInput("answer takes a text, or rerun=True without one")
+        decision = "rerun" if rerun else "error" if failed else "ok"
+        # Which time the call asked: a repeated request must not answer the next question of the same call.
+        asked = next((item.asked for item in self.pending() if item.call_id == call_id), None)
+        return bool(background.wait(self._connection.request("answer", self.id, call_id, decision, text, asked)))
+
+    def abort_pending(self, call_id: str | None = None) -> list[str]:
+        """Give up the calls that wait for a person, or one of them, and let the run go on; returns their ids."""
+        found: list[str] = background.wait(self._connection.request("abort_pending", self.id, call_id))
+        return found
+
+    def resume(self) -> bool:
+        """Let a quarantined session take input again; its runs stay ended. True if it was quarantined.
+
+        Raises:
+            SessionClosed: it was a sub-agent, or was closed.
+        """
+        return bool(background.wait(self._connection.request("resume", self.id)))
+
     def close(self, reason: str = "closed by the client") -> bool:
         """Take no more input and cancel what runs; True if the session was open."""
         return bool(background.wait(self._connection.request("close", self.id, reason)))
@@ -222,7 +260,9 @@ class Run:
         self._after = after
 
     def result(self, timeout: float | None = None, *, check: bool = False) -> RunResult:
-        """Wait for the end.
+        """Wait for the end, or for a pause: then `status` is `waiting_for_input`, and `pending` must be answered.
+
+        Asked again after the answer, it waits on.
 
         Args:
             timeout: seconds; None waits as long as it takes.
@@ -289,18 +329,20 @@ class Run:
             ) from None
         result = RunResult.from_row(row)
         if check and not result.ok:
-            message = (result.error or {}).get("message") or "no reason given"
+            prompts = "; ".join(item.prompt for item in result.pending)
+            message = (result.error or {}).get("message") or prompts or "no reason given"
             raise RunFailed(
-                f"run {self.run_id} ended as {result.status}: {message}", session_id=self.session_id,
+                f"run {self.run_id} {'is' if result.pending else 'ended as'} {result.status}: {message}",
+                session_id=self.session_id,
                 details={"status": result.status, "error": result.error},
             )  # fmt: skip
         return result
 
     async def _ended(self) -> dict[str, Any]:
-        """The run's row, once it has ended."""
+        """The run's row, once it has ended or is paused."""
         if self._after is None:
             row = await self._patient_row()
-            if row["status"] in FINAL:
+            if row["status"] in RUN_STATUSES:
                 return row
         follow = self._connection.follower.follow(self.session_id, after=self._after or 0, ends=True)
         patience = LOOK_SECONDS
@@ -310,7 +352,7 @@ class Run:
                     kind, *news = await asyncio.wait_for(subscription.queue.get(), patience)
                 except TimeoutError:
                     row = await self._patient_row()
-                    if row["status"] in FINAL:  # another cluster took the store over and ended it there
+                    if row["status"] in RUN_STATUSES:  # another cluster took the store over and ended it there
                         return row
                     patience = min(2 * patience, LONGEST_LOOK_SECONDS)
                     continue
@@ -318,7 +360,9 @@ class Run:
                     raise news[0]
                 event, row = news
                 if event.run_id == self.run_id:
-                    return row if row is not None else await self._patient_row()
+                    row = row if row is not None else await self._patient_row()
+                    if row["status"] in RUN_STATUSES:  # a question may have been answered meanwhile
+                        return row
 
     async def _events(self) -> AsyncIterator[Event]:
         if self._after is None:

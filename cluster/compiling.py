@@ -15,8 +15,8 @@ from understudy.placement import DEFAULT, placement_key
 from understudy.spec import AgentSpec
 
 PLAIN = (
-    "max_rounds", "max_continuations", "tool_timeout", "parallel_tools", "max_depth", "deadline", "stall",
-    "restart_type", "on_parent_end", "lifecycle", "shutdown",
+    "max_rounds", "max_continuations", "repeat_limit", "tool_timeout", "parallel_tools", "max_depth", "deadline",
+    "stall", "restart_type", "on_parent_end", "lifecycle", "shutdown",
 )  # fmt: skip
 """Fields that are compiled as they are."""
 

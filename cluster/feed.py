@@ -12,9 +12,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.events import Event, RunFinished
+from understudy.events import Event, InputRequested, RunFinished
 
-RUN_FINISHED = RunFinished.type
+ENDS = (RunFinished.type, InputRequested.type)
+"""What is told to those who wait for the end of a run, or for its pause."""
+
 RING = 256
 SESSIONS = 4_096
 COALESCE_SECONDS = 0.03
@@ -84,7 +86,7 @@ class Feed:
         for watcher in self._watchers:
             for event in events:
                 wanted = watcher.follow.get(event.session_id)
-                if wanted is not None and (not wanted.get("ends") or event.type == RUN_FINISHED):
+                if wanted is not None and (not wanted.get("ends") or event.type in ENDS):
                     watcher.tell(event.session_id)
 
     def forget(self, session_ids: Iterable[str]) -> None:
@@ -113,12 +115,12 @@ class Feed:
         A newer call of the same client ends this one with nothing.
 
         Args:
-            follow: per session `{"after": seq, "ends": only the ends of runs, "stream": (key, offset) or None}`;
+            follow: per session `{"after": seq, "ends": only ends and pauses of runs, "stream": (key, offset) or None}`;
                 without `stream` no deltas are told.
 
         Returns:
             `{"events": [...], "streams": {session: (key, offset, text)}, "runs": {session/run: row}}`; rows of runs
-            that have ended, for sessions of which only the ends are told.
+            that have ended or paused, for sessions of which only the ends are told.
         """
         watcher = _Watcher(follow)
         earlier = self._clients.get(client_id)
@@ -161,7 +163,7 @@ class Feed:
             for event in await self._after(session_id, wanted["after"]):
                 if not wanted.get("ends"):
                     events.append(event.to_wire())
-                elif event.type == RUN_FINISHED:
+                elif event.type in ENDS:
                     events.append(event.to_wire())
                     assert event.run_id is not None
                     runs[f"{session_id}/{event.run_id}"] = await self._read_run(session_id, event.run_id)

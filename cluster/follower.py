@@ -19,6 +19,7 @@ from understudy.events import Event
 from understudy.identifiers import new_identifier
 
 from .directory import REPEAT_SECONDS, RETRY_SECONDS, NodeDirectory
+from .feed import ENDS
 from .ray_edge import ServiceGone
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class Follower:
     async def follow(
         self, session_id: str, *, after: int = 0, ends: bool = False, stream: bool = False
     ) -> AsyncIterator[Subscription]:
-        """Subscribe to a session's events (or only to the ends of its runs), and to its streamed text."""
+        """Subscribe to a session's events (or only to the ends and pauses of its runs), and to its streamed text."""
         node_id = await self._nodes.home(session_id)
         subscription = Subscription(session_id, node_id, after, ends, ("", 0) if stream else None, (-1, after))
         self._subscriptions.add(subscription)
@@ -194,6 +195,6 @@ class Follower:
             for event in events:
                 if event.session_id == subscription.session_id and event.seq > subscription.after:
                     subscription.after = event.seq
-                    if not subscription.ends or event.type == "run_finished":
+                    if not subscription.ends or event.type in ENDS:
                         row = runs.get(f"{event.session_id}/{event.run_id}")
                         subscription.queue.put_nowait(("event", event, row))

@@ -156,7 +156,8 @@ class NodeService:
             return work
         if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
             result = replace(result, wait=None)
-        if call["leave"]:
+        over = is_isolated(slot.placement) and result.wait not in (None, "model")  # it was to wait for something else
+        if call["leave"] or over:
             self.frames.paging.slots.pop(slot.frame_id, None)
             await self.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
             self.frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
@@ -165,6 +166,10 @@ class NodeService:
         if work is not None:
             self.frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
             return work
+        if result.wait == "input":  # that may be weeks: no process is held for it
+            self.frames.release(slot)
+            await self.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
+            return await self.frames.rest(slot, None)
         if result.wait is None:
             slot.wait = None
             return {"kind": "work", **await self.frames.work(slot)}

@@ -200,9 +200,10 @@ class Recovery:
                 return None, None  # its new home has dealt with this death
             policy = self._node.specification_in(tx, session_id)["restart"]
             verdict = activation.crash(tx, session_id, epoch, decide, cause=cause, pid=slot.pid, policy=policy)
-            if verdict is None or verdict.action != "resume" or spare is None:
+            if verdict is None or verdict.action == "quarantine" or spare is None:
                 return verdict, None
-            if verdict.delay and tx.session(session_id)["wait"] == "timer":
+            wait = tx.session(session_id)["wait"]
+            if wait == "input" or (verdict.delay and wait == "timer"):
                 return verdict, None
             return verdict, self._frames.activation(spare, ready, parked)(tx)
 
@@ -218,7 +219,7 @@ class Recovery:
         finally:
             woken = self._node.disown(session_id)
         self._frames.hand_over(spare, work)
-        resumes = verdict is not None and verdict.action == "resume" and work is None
+        resumes = verdict is not None and verdict.action != "quarantine" and work is None
         paused = verdict is not None and verdict.delay and not woken
         if resumes and not paused:  # a timer ends the pause
             await self._requeue(ready)

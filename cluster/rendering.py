@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,10 @@ from rich.markup import escape as escape
 from rich.table import Table
 from rich.tree import Tree
 
-from understudy.events import Event, StreamRestarted, TextDelta
+from understudy.events import Event, InputRequested, StreamRestarted, TextDelta
 from understudy.messages import Message
 
-from .results import RunResult, ServiceInfo, SessionInfo
+from .results import PendingInput, RunResult, ServiceInfo, SessionInfo
 
 if TYPE_CHECKING:
     from .client import Run  # which loads Ray: not for commands that do without
@@ -64,6 +65,9 @@ def stream(run: Run) -> None:
             sys.stdout.write(event.text)
         elif isinstance(event, StreamRestarted):
             sys.stdout.write("\n[the model call was lost and starts again]\n")
+        elif isinstance(event, InputRequested):
+            sys.stdout.write(f"\n[waits for input: {event.prompt}]\n")
+            return
         elif event.type == "tool_started":
             sys.stdout.write(f"\n[{getattr(event, 'tool', '')}]\n")
         sys.stdout.flush()
@@ -74,7 +78,9 @@ def print_end(result: RunResult, *, streamed: bool) -> None:
     """How a run ended, after its text."""
     if not streamed:
         print(result.text)
-    if not result.ok:
+    if result.pending:
+        print_pending(result.session_id, result.pending, Console(stderr=True, highlight=False))
+    elif not result.ok:
         reason = (result.error or {}).get("message", "")
         Console(stderr=True).print(f"[red]{result.status}[/red] {escape(reason)}")
 
@@ -93,6 +99,8 @@ def print_sessions(sessions: list[SessionInfo], services: list[ServiceInfo], *, 
         )  # fmt: skip
     if sessions:
         console.print(table)
+        for info in sessions:
+            print_pending(info.id, info.pending, console)
     else:
         console.print("no session has work to do (--all lists every one)" if live_only else "no sessions yet")
     counts: dict[str, int] = {}
@@ -117,7 +125,20 @@ def print_tree(found: list[SessionInfo]) -> None:
         Console().print(root)
 
 
-def print_session(info: SessionInfo, runs: list[dict[str, Any]], messages: list[Message]) -> None:
+def print_pending(session_id: str, pending: Sequence[PendingInput], console: Console) -> None:
+    """What a session waits for, and how to answer."""
+    for item in pending:
+        console.print(f"[yellow]waits for input[/yellow] {session_id} {item.call_id} [dim]{item.kind}[/dim]")
+        console.print(f"  {escape(item.prompt)}", soft_wrap=True)
+        if item.options:
+            console.print(f"  options: {escape(', '.join(item.options))}")
+        again = "; or --rerun instead of TEXT" if item.kind == "in_doubt" else ""
+        console.print(f"  [dim]understudy answer {session_id} {item.call_id} TEXT{again}[/dim]", soft_wrap=True)
+
+
+def print_session(
+    info: SessionInfo, runs: list[dict[str, Any]], messages: list[Message], pending: Sequence[PendingInput] = ()
+) -> None:
     """The page of `understudy show`."""
     console = Console(highlight=False)
     console.print(f"[bold]{escape(info.name)}[/bold] {info.id} {styled(info.status)}")
@@ -129,6 +150,7 @@ def print_session(info: SessionInfo, runs: list[dict[str, Any]], messages: list[
     for row in runs:
         error = f": {escape(row['error']['message'])}" if row["error"] else ""
         console.print(f"[bold]run[/bold] {row['run_id']} {styled(row['status'])}, {row['rounds']} rounds{error}")
+    print_pending(info.id, pending, console)
     for message in messages:
         console.print(f"[dim]{message.seq:>4} {message.role}[/dim] {escape(message.text[:2000])}")
         for call in message.tool_calls:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy.errors import UnderstudyError
-from understudy.store import activation, beginnings, code, endings, queries
+from understudy.store import activation, beginnings, code, endings, queries, questions
 from understudy.store.transaction import Transaction
 from understudy.supervisor.paging import Ready
 
@@ -19,6 +19,7 @@ READS: dict[str, Callable[..., Any]] = {
     "messages": queries.messages,
     "run": queries.run_info,
     "runs": queries.runs,
+    "questions": queries.questions,
     "owner": queries.owner,
     "homes": queries.homes,
 }
@@ -111,6 +112,26 @@ class Requests:
     async def close(self, session_id: str, reason: str) -> bool:
         """Take no more input; True if the session was open."""
         return await self._node.journal.submit(lambda tx: endings.close(tx, session_id, reason))
+
+    async def answer(self, session_id: str, call_id: str, decision: str, text: str, asked: int | None) -> bool:
+        """Answer a call that waits for a person; True if the answer is new. Raises as `questions.answer`."""
+        node = self._node
+
+        def operation(tx: Transaction) -> bool:
+            accepted = questions.answer(tx, session_id, call_id, decision, text, asked=asked)
+            if accepted:
+                node.take_in(tx.session(session_id))
+            return accepted
+
+        return await node.journal.submit(operation, session_id)
+
+    async def abort_pending(self, session_id: str, call_id: str | None) -> list[str]:
+        """Give up calls that wait for a person; returns their ids. See `questions.abort`."""
+        return await self._node.journal.submit(lambda tx: questions.abort(tx, session_id, call_id), session_id)
+
+    async def resume(self, session_id: str) -> bool:
+        """Let a quarantined session take input again. See `activation.resume`."""
+        return await self._node.journal.submit(lambda tx: activation.resume(tx, session_id), session_id)
 
     async def read(self, what: str, arguments: list[Any], options: dict[str, Any]) -> Any:
         """One of `READS`. Who waits for a frame that can't be started is told so."""

@@ -10,15 +10,41 @@ from understudy.messages import Usage
 
 
 @dataclass(frozen=True)
+class PendingInput:
+    """A tool call that waits for a person (`Session.answer`).
+
+    Attributes:
+        asked: how often this call has asked by now.
+        kind: `question` (the model asks) or `in_doubt` (the call had started when its process died).
+        options: answers that are offered; any other is taken as well.
+        asked_at: microseconds since 1970 UTC.
+    """
+
+    call_id: str
+    asked: int
+    run_id: str
+    kind: str
+    prompt: str
+    options: tuple[str, ...]
+    asked_at: int
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> PendingInput:
+        return cls(**{**row, "options": tuple(row["options"] or ())})
+
+
+@dataclass(frozen=True)
 class RunResult:
-    """How a run ended.
+    """How a run ended, or what it waits for.
 
     Attributes:
         text: the final answer; for a run that did not complete, the last thing the agent said.
         output: structured output, when one was asked for.
-        status: `completed`, `round_limit`, `budget_exceeded`, `cancelled`, `failed` or `quarantined`.
+        status: `completed`, `round_limit`, `budget_exceeded`, `cancelled`, `failed` or `quarantined`; or
+            `waiting_for_input`: it is paused, and goes on once `pending` is answered.
         rounds: model calls.
-        error: `{"code", "message", ...}` unless completed.
+        error: `{"code", "message", ...}` unless completed or paused.
+        pending: what it waits for.
     """
 
     text: str
@@ -29,6 +55,7 @@ class RunResult:
     error: dict[str, Any] | None
     run_id: str
     session_id: str
+    pending: tuple[PendingInput, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -40,7 +67,7 @@ class RunResult:
         usage = Usage.from_wire(row["usage"])
         return cls(
             row["text"] or "", row["output"], row["status"], row["rounds"], usage, row["error"], row["run_id"],
-            row["session_id"],
+            row["session_id"], _pending(row),
         )  # fmt: skip
 
 
@@ -57,6 +84,7 @@ class SessionInfo:
         tokens_redone: tokens that were paid again because a node service was lost.
         created_at, updated_at: microseconds since 1970 UTC.
         tools: tools it is at; told by `tree` only.
+        pending: what it asks, while its status is `waiting_for_input`.
     """
 
     id: str
@@ -81,6 +109,7 @@ class SessionInfo:
     round: int = 0
     call_id: str | None = None
     tools: tuple[str, ...] = field(default=())
+    pending: tuple[PendingInput, ...] = ()
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> SessionInfo:
@@ -93,8 +122,13 @@ class SessionInfo:
             name=row["agent"],
             metadata=row["metadata_json"] or {},
             tools=tuple(row.get("tools", ())),
+            pending=_pending(row),
             **{name: row[name] for name in names},
         )
+
+
+def _pending(row: dict[str, Any]) -> tuple[PendingInput, ...]:
+    return tuple(PendingInput.from_row(item) for item in row.get("pending", ()))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from understudy.actors.tools import ToolContext, tool
     from understudy.cluster.client import Cluster, Run, Session
-    from understudy.cluster.results import RunResult, SessionInfo
+    from understudy.cluster.results import PendingInput, RunResult, SessionInfo
 
     from .errors import (
         ClusterError,
@@ -49,6 +49,7 @@ __all__ = [
     "InvalidSpec",
     "Message",
     "ModelError",
+    "PendingInput",
     "RestartPolicy",
     "Run",
     "RunFailed",
@@ -75,6 +76,7 @@ _HOMES = {
     "Cluster": "cluster.client",
     "Event": "events",
     "Message": "messages",
+    "PendingInput": "cluster.results",
     "RestartPolicy": "spec",
     "Supervision": "spec",
     "Run": "cluster.client",

@@ -137,6 +137,20 @@ class SessionClosed(Conflict):
     hint = "Spawn a new session."
 
 
+class AnswerConflict(Conflict):
+    """The question was answered, and otherwise; nothing was changed."""
+
+    code = "answer_conflict"
+    hint = "The first answer counts: `understudy show SESSION` has what followed from it."
+
+
+class NotAsked(Conflict):
+    """Nobody waits for an answer to this call."""
+
+    code = "not_asked"
+    hint = "`understudy show SESSION` lists what the session waits for."
+
+
 class SessionActive(Conflict):
     """The session, or one below it, has work to do; nothing was changed."""
 
@@ -298,6 +312,13 @@ class DeadlineExceeded(ClusterError):
 
     code = "deadline_exceeded"
     hint = "The run goes on: ask again with a longer timeout, or attach later by its run_id."
+
+
+class NoProgress(UnderstudyError):
+    """The model asked for the same call again and again, although it was told that it has the result."""
+
+    code = "no_progress"
+    hint = "`understudy show SESSION` has the transcript; `AgentSpec.repeat_limit` is the limit."
 
 
 class RunFailed(UnderstudyError):

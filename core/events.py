@@ -118,6 +118,13 @@ class SessionQuarantined(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SessionResumed(Event):
+    """A person lets the quarantined session take input again; the deaths it had count no more."""
+
+    type: ClassVar[str] = "session_resumed"
+
+
+@dataclass(frozen=True, kw_only=True)
 class SessionClosed(Event):
     """The session takes no more input."""
 
@@ -248,8 +255,8 @@ class ToolStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolFinished(Event):
-    """The call has its one result. `outcome`: `ok`, `error`, `timeout`, `invalid`, `unknown_tool`, `interrupted` or
-    `cancelled`."""
+    """The call has its one result. `outcome`: `ok`, `error`, `timeout`, `invalid`, `unknown_tool`, `interrupted`,
+    `cancelled`, `aborted` (given up after deaths, or by a person) or `repeated` (not executed: its result is known)."""
 
     type: ClassVar[str] = "tool_finished"
     call_id: str = ""
@@ -269,6 +276,41 @@ class ToolInDoubt(Event):
     call_id: str = ""
     tool: str = ""
     policy: str = "report"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputRequested(Event):
+    """A tool call waits for a person (`Session.answer`).
+
+    Attributes:
+        kind: `question` (the model asks) or `in_doubt` (the call had started when its process died).
+        asked: how often this call has asked by now.
+        options: answers that are offered; any other is taken as well.
+    """
+
+    type: ClassVar[str] = "input_requested"
+    call_id: str = ""
+    kind: str = "question"
+    asked: int = 1
+    prompt: str = ""
+    options: list[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputReceived(Event):
+    """A person's answer is durably accepted.
+
+    Attributes:
+        decision: `ok` or `error` (the text is the call's result), `rerun` (it runs again) or `aborted`.
+        waited: from the question to the answer.
+    """
+
+    type: ClassVar[str] = "input_received"
+    call_id: str = ""
+    kind: str = "question"
+    asked: int = 1
+    decision: str = "ok"
+    waited: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

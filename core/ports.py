@@ -46,6 +46,9 @@ class Death:
         stuck: earlier deaths in a row without progress.
         waiting: the session only waited: nothing of its own can have caused it.
         progress: answers or tool results were committed since the last death.
+        open_calls: tool calls of the current round that this process had to execute and that have no result.
+        aborted: such calls were given up before in this run.
+        session_id, number: whose death it is, and how many it had before; the backoff's jitter depends on nothing else.
     """
 
     at: int
@@ -54,11 +57,18 @@ class Death:
     waiting: bool
     progress: bool
     policy: dict[str, Any]
+    open_calls: int = 0
+    aborted: bool = False
+    session_id: str = ""
+    number: int = 0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do about a death: `resume` after `delay` microseconds, or `quarantine` for `reason`."""
+    """What to do about a death: `resume` after `delay` microseconds, or `quarantine` for `reason`.
+
+    `abort` gives the open tool calls up, for `reason`, and resumes at once.
+    """
 
     action: str
     delay: int = 0

@@ -29,7 +29,7 @@ RUN_STATUSES = (
     "failed",
     "quarantined",
 )
-"""How a run can end (`waiting_for_input`: how it can pause)."""
+"""How a run can end (`waiting_for_input`: how it can pause); before it is `queued`, then `running`."""
 
 SESSION_STATUSES = (
     "idle",
@@ -113,7 +113,10 @@ class ModelAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CallState:
-    """A tool call's state: requested → started → finished → done. `result` is kept until it becomes a message."""
+    """A tool call's state: requested → started → finished → done. `result` is kept until it becomes a message.
+
+    A call that waits for a person is `asked`: after `requested` (a question of the model's) or `started` (in doubt).
+    """
 
     call_id: str
     state: str
@@ -153,6 +156,30 @@ class Spawn:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """A tool call that waits for a person from this batch on.
+
+    Attributes:
+        kind: `question` (the model asks) or `in_doubt` (the call had started when its process died).
+        options: answers that are offered; any other is taken as well.
+        executions: how often the call was executed.
+    """
+
+    call_id: str
+    kind: str
+    prompt: str
+    options: tuple[str, ...] = ()
+    executions: int = 0
+
+    def to_wire(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in Ask.__slots__}
+
+    @classmethod
+    def from_wire(cls, data: dict[str, Any]) -> Ask:
+        return cls(**{**data, "options": tuple(data["options"])})
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """How the current run ends."""
 
@@ -172,10 +199,11 @@ class Batch:
     Attributes:
         entries: messages and events in log order.
         calls: new states of tool calls.
+        asks: tool calls that wait for a person from now on.
         inbox_done: ids of inbox rows that this batch takes care of.
         start_run: id of the run that begins with this batch.
         finish: how the current run ends with this batch.
-        wait: None to go on; `model`, `child` or `idle` to wait for that.
+        wait: None to go on; `model`, `child`, `input` or `idle` to wait for that.
         request_round, request_model, request_profile: of the model call, when `wait` is `model`.
         request_tokens: what to reserve for it in the tree's budget.
     """
@@ -194,6 +222,7 @@ class Batch:
     request_model: str = ""
     request_profile: str = ""
     request_tokens: int = 0
+    asks: tuple[Ask, ...] = ()
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -215,6 +244,7 @@ class Batch:
             "request_model": self.request_model,
             "request_profile": self.request_profile,
             "request_tokens": self.request_tokens,
+            "asks": [ask.to_wire() for ask in self.asks],
         }
 
     @classmethod
@@ -236,6 +266,7 @@ class Batch:
             request_model=data["request_model"],
             request_profile=data["request_profile"],
             request_tokens=data["request_tokens"],
+            asks=tuple(Ask.from_wire(ask) for ask in data.get("asks", ())),
         )
 
 

@@ -60,8 +60,12 @@ class RestartPolicy(Strict):
 
     Attributes:
         max_restarts: counted deaths within `period` seconds before the session is quarantined (OTP's intensity).
-        stuck_after: deaths in a row without progress (an answer or a tool result) before it is quarantined.
+        stuck_after: deaths in a row without progress (an answer or a tool result) before its open tool calls are
+            given up (once in a run), or it is quarantined.
         backoff: first delay in seconds after a death without progress; doubles up to `backoff_max`.
+        jitter: by which fraction of itself a delay may be shorter, so that sessions that died together don't come back
+            together.
+        reset_after: seconds without a counted death after which delays begin with `backoff` again; None for `period`.
     """
 
     max_restarts: int = Field(20, ge=0, le=10_000)
@@ -69,6 +73,8 @@ class RestartPolicy(Strict):
     stuck_after: int = Field(3, ge=1, le=1_000)
     backoff: float = Field(0.1, ge=0, le=60)
     backoff_max: float = Field(10.0, ge=0, le=3_600)
+    jitter: float = Field(0.2, ge=0, le=1)
+    reset_after: float | None = Field(None, gt=0, le=86_400)
 
 
 class Supervision(Strict):
@@ -106,6 +112,8 @@ class AgentSpec(Strict):
         workspace: directory that file tools are confined to; None for none.
         max_rounds: model calls in one run.
         max_continuations: how often a reply cut off by length is continued.
+        repeat_limit: rounds in a row with the same tool call and the same result, of which the last is not executed any
+            more, and the model is told so; after twice as many the run fails (`no_progress`). 0 for no limit.
         tool_timeout: seconds for one tool call, unless the tool says otherwise.
         parallel_tools: tool calls of one round that run at once.
         max_depth: how deep the tree below this agent may grow.
@@ -138,6 +146,7 @@ class AgentSpec(Strict):
     workspace: str | None = None
     max_rounds: int = Field(50, ge=1, le=10_000)
     max_continuations: int = Field(2, ge=0, le=16)
+    repeat_limit: int = Field(4, ge=0, le=1_000)
     tool_timeout: float = Field(120.0, gt=0, le=86_400)
     parallel_tools: int = Field(8, ge=1, le=64)
     max_depth: int = Field(3, ge=0, le=16)
@@ -188,6 +197,13 @@ class AgentSpec(Strict):
             if not isinstance(item, str) and not hasattr(item, "__understudy_tool__"):
                 raise ValueError(f"{item!r} is neither a name nor a function decorated with @tool")
         return tuple(value)
+
+    @field_validator("repeat_limit")
+    @classmethod
+    def _repeat_limit(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("must be 0 (no limit) or at least 2: with 1 no call would be executed")
+        return value
 
     @field_validator("parameters")
     @classmethod

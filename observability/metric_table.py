@@ -13,6 +13,8 @@ from understudy.events import (
     CancelRequested,
     ChildSpawned,
     Event,
+    InputReceived,
+    InputRequested,
     ModelCallCompleted,
     ModelCallFailed,
     ModelCallReissued,
@@ -29,6 +31,9 @@ from understudy.events import (
 from understudy.records import RUN_STATUSES
 
 from . import conventions as names
+
+NOT_EXECUTED = ("unknown_tool", "invalid", "aborted", "repeated")
+"""Outcomes whose duration tells nothing."""
 
 Labels = tuple[str, ...]
 Measure = Callable[[Any], tuple[Labels, int] | None]
@@ -92,7 +97,7 @@ def _tool(event: ToolFinished) -> str:
 
 
 def _tool_duration(event: ToolFinished) -> tuple[Labels, int] | None:
-    return None if event.outcome in ("unknown_tool", "invalid") else ((event.tool, event.outcome), event.duration)
+    return None if event.outcome in NOT_EXECUTED else ((event.tool, event.outcome), event.duration)
 
 
 def _failure(event: ModelCallFailed) -> str:
@@ -270,6 +275,21 @@ TABLE: tuple[MetricRow, ...] = (
         "Tool calls whose activation ended after they had started.",
         ("tool", "policy"),
         measures={ToolInDoubt: lambda event: ((event.tool, event.policy), 1)},
+    ),
+    MetricRow(
+        names.INPUTS_REQUESTED,
+        "counter",
+        "Tool calls that began to wait for a person.",
+        ("kind",),
+        measures={InputRequested: lambda event: ((event.kind,), 1)},
+        initial=(("question",), ("in_doubt",)),
+    ),
+    MetricRow(
+        names.INPUTS_RECEIVED,
+        "counter",
+        "People's answers to tool calls.",
+        ("kind", "decision"),
+        measures={InputReceived: lambda event: ((event.kind, event.decision), 1)},
     ),
     MetricRow(
         names.CHILDREN_SPAWNED,

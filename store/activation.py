@@ -10,7 +10,7 @@ from zlib import crc32
 from sqlalchemy import insert, select, update
 
 from understudy import events
-from understudy.errors import Fenced, StaleGeneration, StoreOwned
+from understudy.errors import Fenced, SessionClosed, StaleGeneration, StoreOwned
 from understudy.ports import Death, Decide, Verdict
 from understudy.records import CallState, Finish
 
@@ -179,7 +179,7 @@ def crash(
     """Note that an activation's process is gone and decide what follows; None if the session had moved on.
 
     On `resume` without delay the session is ready (or still waits, in no frame); with one it waits for a timer; on
-    `quarantine` its run is over and its parent has a result.
+    `abort` it is ready, and its open calls have a result; on `quarantine` its run is over and its parent has a result.
     """
     tx.require_generation()
     row = tx.find(session_id)
@@ -192,7 +192,12 @@ def crash(
     waiting = row["wait"] is not None
     progress = row["progress"] > row["progress_at_death"]
     deaths = tuple(row["deaths"] or ())
-    verdict = decide(Death(tx.now, deaths, row["stuck"], waiting, progress, policy))
+    stuck_in = [] if waiting else _executing(tx, row)
+    death = Death(
+        tx.now, deaths, row["stuck"], waiting, progress, policy, open_calls=len(stuck_in), aborted=row["aborted"] > 0,
+        session_id=session_id, number=row["restarts"],
+    )  # fmt: skip
+    verdict = decide(death)
     tx.changed(row)
     row.update(
         frame_id=None, actor_pid=None, restarts=row["restarts"] + 1, deaths=list(verdict.deaths), stuck=verdict.stuck,
@@ -202,6 +207,8 @@ def crash(
         cause=cause, pid=pid, waiting=waiting, progress=progress, decision=verdict.action, delay=verdict.delay
     )
     tx.append(row, event)
+    if verdict.action == "abort":
+        abort(tx, row, stuck_in, verdict.reason)
     if verdict.action == "quarantine":
         quarantine(tx, row, verdict.reason)
     elif verdict.delay and not waiting:
@@ -211,6 +218,45 @@ def crash(
     return verdict
 
 
+def _executing(tx: Transaction, row: Row) -> list[CallState]:
+    """Calls that a frame has to execute, or did when its process died; not those that are a child's or a person's."""
+    return [call for call in open_calls(tx, row) if call.state in ("requested", "started") and call.child_id is None]
+
+
+def abort(tx: Transaction, row: Row, calls: list[CallState], text: str) -> None:
+    """Give tool calls up: each gets its result here, since no process survives them. Once in a run."""
+    row["aborted"] = 1
+    for call in calls:
+        result = {"outcome": "aborted", "content": text, "duration": 0, "started_at": tx.now}
+        tx.update_call(
+            row["session_id"], call.call_id, state="finished", epoch=row["epoch"], executions=call.executions,
+            result=result, child_id=None,
+        )  # fmt: skip
+        event = events.ToolFinished(
+            call_id=call.call_id, tool=call.tool, outcome="aborted", started_at=tx.now, executions=call.executions,
+            error_message=text,
+        )  # fmt: skip
+        tx.append(row, event)
+
+
+def resume(tx: Transaction, session_id: str) -> bool:
+    """Let a quarantined session take input again; its runs stay ended. True if it was quarantined.
+
+    Raises:
+        UnknownSession: there is no such session.
+        SessionClosed: it was a sub-agent, or was closed: it takes no more input anyway.
+    """
+    row = tx.session(session_id)
+    if row["status"] != "quarantined":
+        return False
+    if row["closed"]:
+        raise SessionClosed("the session is quarantined, and closed", session_id=session_id)
+    tx.changed(row)
+    row.update(status="idle", error=None, deaths=[], stuck=0, progress_at_death=row["progress"])
+    tx.append(row, events.SessionResumed())
+    return True
+
+
 def quarantine(tx: Transaction, row: Row, reason: str) -> None:
     """Give a session up: its run ends, its parent gets a typed result, its siblings go on."""
     tx.append(row, events.SessionQuarantined(reason=reason))
@@ -218,6 +264,7 @@ def quarantine(tx: Transaction, row: Row, reason: str) -> None:
     settle_calls(tx, row)
     finish_run(tx, row, Finish("quarantined", text=last_text(tx, row), error=error), hold=False)
     end_queued(tx, row, "quarantined", reason)
+    row["error"] = error  # also where no run had begun
     row["epoch"] += 1  # whoever still holds it may write nothing more
     row["status"], row["active"], row["wait"] = "quarantined", 0, "idle"
 

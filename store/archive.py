@@ -25,12 +25,12 @@ from .check import check
 from .engine import now
 from .prepared import defaults
 from .queries import session_info
-from .statements import CODE_BLOB, EVENT, INBOX, MESSAGE, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
+from .statements import CODE_BLOB, EVENT, INBOX, MESSAGE, QUESTION, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
 from .transaction import Row, Transaction
 
 FORMAT = "understudy-archive"
 VERSION = 1
-PARTS = {table.name: table for table in (RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, RESERVATION, TIMER)}
+PARTS = {table.name: table for table in (RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, RESERVATION, TIMER, QUESTION)}
 ORDER = {"run": RUN.c.accepted_at, "message": MESSAGE.c.seq, "event": EVENT.c.seq, "inbox": INBOX.c.item}
 SUM = b'"sha256":"'
 AT_ONCE = 1_000
@@ -179,6 +179,7 @@ def _check_rows(archive: Archive) -> None:
         known.add(session_id)
         for name, table in {"session": SESSION, **PARTS}.items():
             columns = set(table.columns.keys()) - {"namespace"}
+            session.setdefault(name, [])  # an older version did not have the table
             for item in [row] if name == "session" else session[name]:
                 if item["session_id"] != session_id or not item.keys() <= columns:
                     raise ValueError(f"a row of table {name} does not belong to session {session_id}")

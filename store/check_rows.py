@@ -15,7 +15,9 @@ from understudy.records import RUN_STATUSES
 
 from .beginnings import PAUSE_TIMER
 from .endings import TERMINAL
-from .statements import EVENT, INBOX, MESSAGE, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
+from .statements import EVENT, INBOX, MESSAGE, QUESTION, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
+
+ENDED = [name for name in RUN_STATUSES if name != "waiting_for_input"]
 
 Found = tuple[str, str]
 """A session, and what is wrong with it."""
@@ -52,7 +54,7 @@ def same_run(table: Any) -> Any:
 
 def own_session(scope: Scope) -> Iterator[Found]:
     """Every row belongs to a session that exists."""
-    for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, RESERVATION, TIMER):
+    for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, RESERVATION, TIMER, QUESTION):
         orphans = select(table.c.session_id, func.count().label("rows")).where(
             scope.of(table), ~exists().where(same_session(SESSION, table))
         )
@@ -98,14 +100,16 @@ def run_events(scope: Scope) -> Iterator[Found]:
 
 
 def run_state(scope: Scope) -> Iterator[Found]:
-    """A queued run's input is in the inbox; a running one is its session's current run; an ended one is neither."""
+    """A queued run's input is in the inbox; a running or paused one is its session's current run; an ended one is
+    neither.
+    """
     in_inbox = exists().where(same_session(INBOX, RUN), INBOX.c.kind == "input", INBOX.c.key == RUN.c.run_id)
     is_current = func.coalesce(SESSION.c.run_id == RUN.c.run_id, false())
     began, ended = RUN.c.started_at > 0, RUN.c.finished_at > 0
     right = or_(
         and_(RUN.c.status == "queued", not_(began), not_(ended), in_inbox, not_(is_current)),
-        and_(RUN.c.status == "running", began, not_(ended), not_(in_inbox), is_current),
-        and_(RUN.c.status.in_(RUN_STATUSES), ended, not_(in_inbox), not_(is_current)),
+        and_(RUN.c.status.in_(("running", "waiting_for_input")), began, not_(ended), not_(in_inbox), is_current),
+        and_(RUN.c.status.in_(ENDED), ended, not_(in_inbox), not_(is_current)),
     )
     columns = (RUN.c.session_id, RUN.c.run_id, RUN.c.status, RUN.c.started_at, RUN.c.finished_at)
     statement = (
@@ -134,7 +138,7 @@ def current_run(scope: Scope) -> Iterator[Found]:
     left = or_(
         SESSION.c.round != 0, SESSION.c.calls_open != 0, SESSION.c.children_open != 0, SESSION.c.trace_id != "",
         SESSION.c.cancel_reason.is_not(None), SESSION.c.run_usage.is_not(None), SESSION.c.held.is_not(None),
-        SESSION.c.group_state.is_not(None),
+        SESSION.c.group_state.is_not(None), SESSION.c.aborted != 0,
     )  # fmt: skip
     statement = (
         select(SESSION.c.session_id, SESSION.c.run_id, RUN.c.run_id.label("found"))
@@ -172,15 +176,22 @@ def inbox(scope: Scope) -> Iterator[Found]:
 
 
 def inbox_items(scope: Scope) -> Iterator[Found]:
-    """Each inbox row is an input of an open session, or a child's result for an open call of the current run."""
+    """Each inbox row is an input of an open session, or a child's result or an answer for an open call of the current
+    run.
+    """
     run = exists().where(same_session(RUN, INBOX), RUN.c.run_id == INBOX.c.key)
-    call = exists().where(
-        same_session(TOOL_CALL, INBOX),
-        TOOL_CALL.c.call_id == INBOX.c.key,
-        TOOL_CALL.c.run_id == SESSION.c.run_id,
-        TOOL_CALL.c.state.in_(("requested", "started")),
+    call = (
+        select(TOOL_CALL.c.state)
+        .where(
+            same_session(TOOL_CALL, INBOX), TOOL_CALL.c.call_id == INBOX.c.key, TOOL_CALL.c.run_id == SESSION.c.run_id
+        )
+        .scalar_subquery()
     )
-    right = or_(and_(INBOX.c.kind == "input", SESSION.c.closed == 0, run), and_(INBOX.c.kind == "child_result", call))
+    right = or_(
+        and_(INBOX.c.kind == "input", SESSION.c.closed == 0, run),
+        and_(INBOX.c.kind == "child_result", func.coalesce(call, "").in_(("requested", "started"))),
+        and_(INBOX.c.kind == "answer", func.coalesce(call, "") == "asked"),
+    )
     statement = (
         select(INBOX.c.session_id, INBOX.c.item, INBOX.c.kind, INBOX.c.key)
         .join(SESSION, same_session(SESSION, INBOX))
@@ -212,6 +223,70 @@ def open_calls(scope: Scope) -> Iterator[Found]:
         yield row["session_id"], f"call {row['call_id']} is {row['state']}, and its round is over"
 
 
+def questions(scope: Scope) -> Iterator[Found]:
+    """A call waits for a person exactly if its last question has no answer, or has one that is in the inbox; a run is
+    paused exactly if it has a question without an answer, and nobody asked it to end.
+    """
+    later = QUESTION.alias("later")
+    is_last = ~exists().where(
+        same_session(later, QUESTION), later.c.call_id == QUESTION.c.call_id, later.c.asked > QUESTION.c.asked
+    )
+    of_call = and_(same_session(QUESTION, TOOL_CALL), QUESTION.c.call_id == TOOL_CALL.c.call_id)
+    in_inbox = exists().where(
+        same_session(INBOX, TOOL_CALL), INBOX.c.kind == "answer", INBOX.c.key == QUESTION.c.call_id
+    )
+    open_question = and_(QUESTION.c.answered_at == 0, is_last)
+    has_question = exists().where(of_call, or_(open_question, and_(is_last, in_inbox)))
+    # A quarantined run ends where it was; its calls stay as they are.
+    at_work = and_(same_session(SESSION, TOOL_CALL), SESSION.c.run_id == TOOL_CALL.c.run_id)
+    calls = (
+        select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id)
+        .join(SESSION, at_work)
+        .where(scope.of(TOOL_CALL), TOOL_CALL.c.state == "asked", not_(has_question))
+    )
+    for row in scope.rows(calls):
+        yield row["session_id"], f"call {row['call_id']} waits for a person, and asks nothing that has no answer"
+    # When a run ends before its question is answered, the question stays without an answer.
+    waits = exists().where(of_call, TOOL_CALL.c.state == "asked")
+    of_current = and_(same_session(SESSION, QUESTION), SESSION.c.run_id == QUESTION.c.run_id)
+    left = (
+        select(QUESTION.c.session_id, QUESTION.c.call_id)
+        .join(SESSION, of_current)
+        .where(scope.of(QUESTION), QUESTION.c.answered_at == 0, or_(not_(waits), not_(is_last)))
+    )
+    for row in scope.rows(left):
+        yield (
+            row["session_id"],
+            f"a question of call {row['call_id']} has no answer, and the call does not wait for one",
+        )
+    paused = exists().where(same_run(QUESTION), QUESTION.c.answered_at == 0)
+    waiting = and_(paused, RUN.c.cancel_requested.is_(None))
+    runs = select(RUN.c.session_id, RUN.c.run_id, RUN.c.status).where(
+        scope.of(RUN), RUN.c.finished_at == 0, RUN.c.started_at > 0, (RUN.c.status == "waiting_for_input") != waiting
+    )
+    for row in scope.rows(runs):
+        yield row["session_id"], f"run {row['run_id']!r} is {row['status']}, and its questions say otherwise"
+
+
+def question_events(scope: Scope) -> Iterator[Found]:
+    """Every question has one `input_requested` event, and one `input_received` if it was answered."""
+    types = {"input_requested": true(), "input_received": QUESTION.c.answered_at > 0}
+    for name, counted in types.items():
+        told = (
+            select(func.count()).select_from(EVENT).where(same_session(EVENT, SESSION), EVENT.c.type == name)
+        ).scalar_subquery()
+        asked = (
+            select(func.count()).select_from(QUESTION).where(same_session(QUESTION, SESSION), counted)
+        ).scalar_subquery()
+        found = select(SESSION.c.session_id, SESSION.c.pruned_seq, told.label("told"), asked.label("asked")).where(
+            scope.of(SESSION)
+        )
+        counts = found.subquery()
+        wrong = or_(counts.c.told > counts.c.asked, and_(counts.c.told < counts.c.asked, counts.c.pruned_seq == 0))
+        for row in scope.rows(select(counts).where(wrong)):
+            yield row["session_id"], f"{row['told']} {name} events, and {row['asked']} questions that have one"
+
+
 def timer(scope: Scope) -> Iterator[Found]:
     """A session that waits for a timer has one."""
     # Not the other way round: a cancel cuts the wait short, and the timer fires later without effect.
@@ -225,7 +300,11 @@ def status(scope: Scope) -> Iterator[Found]:
     """`status`, `active`, `wait`, `closed`, the run and the frame of a session say the same."""
     columns = SESSION.c
     ended = case((columns.closed == 1, columns.status.in_(TERMINAL)), else_=columns.status.in_(("idle", "quarantined")))
-    waiting = {"model": columns.run_id.is_not(None), "child": columns.children_open > 0, "timer": true()}
+    asked = exists().where(same_session(TOOL_CALL, SESSION), TOOL_CALL.c.state == "asked")
+    waiting = {
+        "model": columns.run_id.is_not(None), "child": columns.children_open > 0, "timer": true(),
+        "input": and_(columns.run_id.is_not(None), asked),
+    }  # fmt: skip
     right = or_(
         and_(columns.active == 0, columns.wait == "idle", columns.run_id.is_(None), ended),
         and_(columns.active == 1, columns.wait.is_(None), columns.status == "running"),
@@ -247,6 +326,7 @@ def status(scope: Scope) -> Iterator[Found]:
 ROW_RULES: dict[str, Callable[[Scope], Iterable[Found]]] = {
     rule.__name__: rule
     for rule in (
-        own_session, run_events, run_state, current_run, inbox, inbox_items, open_calls, timer, status,
+        own_session, run_events, run_state, current_run, inbox, inbox_items, open_calls, questions, question_events,
+        timer, status,
     )
 }  # fmt: skip

@@ -64,11 +64,11 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     row.update(
         run_id=None, cancel_reason=None, cancel_as=None, held=None, group_state=None, children_open=0, calls_open=0,
         run_usage=None, trace_id="", parent_span_id="", round=0, wait="idle", active=0, wait_error=None,
-        error=error if status in ("failed", "quarantined") else None,
+        error=error if status in ("failed", "quarantined") else None, aborted=0,
     )  # fmt: skip
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
         _leave(tx, child, ENDED)
-    tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] == "child_result"])
+    tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] != "input"])
     if row["closed"] or status == "quarantined":
         end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
     elif row["inbox_count"] > 0:
@@ -140,7 +140,7 @@ def _deliver(
             "tools": [] if status == "completed" else tools_used(tx, child, TASK, rounds),
         }  # fmt: skip
         tx.put_inbox(parent, "child_result", child["call_id"], payload)
-    if parent["wait"] != "child" or parent["children_open"] > 0:
+    if parent["wait"] not in ("child", "input") or parent["children_open"] > 0:
         return
     if parent["held"] is not None:
         finish_run(tx, parent, Finish(**parent["held"]))
@@ -186,10 +186,12 @@ def request_cancel(
     if row["cancel_reason"] is not None:
         return True
     tx.changed(row)
-    row["cancel_reason"], row["cancel_as"] = storable(reason), ending
-    tx.append(row, events.CancelRequested(reason=row["cancel_reason"]))
+    row["cancel_reason"] = reason = storable(reason)
+    row["cancel_as"] = ending
+    tx.append(row, events.CancelRequested(reason=reason))
     where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row["session_id"], RUN.c.run_id == row["run_id"])
-    tx.read(update(RUN).where(*where).values(cancel_requested=row["cancel_reason"]), row["session_id"])
+    # Nobody's answer is waited for any more.
+    tx.read(update(RUN).where(*where).values(cancel_requested=reason, status="running"), row["session_id"])
     tx.cancelled[row["session_id"]] = row
     run_id = row["run_id"]
     for child_id in groups.drop_plan(tx, row):
@@ -198,7 +200,7 @@ def request_cancel(
         _leave(tx, child, reason)
     if row["run_id"] != run_id:  # the last of its children has ended, and it with them
         return True
-    if row["wait"] == "timer" or (row["wait"] is None and row["frame_id"] is None):
+    if row["wait"] in ("timer", "input") or (row["wait"] is None and row["frame_id"] is None):
         end_without_agent(tx, row)
     elif row["shutdown"] == 0:
         end_by_force(tx, row)
@@ -218,7 +220,7 @@ def _leave(tx: Transaction, child: Row, reason: str) -> None:
         if parent is not None:
             tx.changed(parent)
             parent["children_open"] -= 1
-            if parent["wait"] == "child" and parent["children_open"] == 0:
+            if parent["wait"] in ("child", "input") and parent["children_open"] == 0:
                 end_without_agent(tx, parent)
 
 

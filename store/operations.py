@@ -18,6 +18,7 @@ from understudy.records import Ack, Batch, CallState, ModelAnswer
 from .beginnings import spawn
 from .budgets import budget_left, reserve, settle, settle_late
 from .endings import end_without_agent, finish_run
+from .questions import ask
 from .statements import TOOL_CALL
 from .transaction import Row, Transaction
 
@@ -55,10 +56,12 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
     for call in batch.calls:
         _set_call(tx, row, call)
     tx.take_inbox(row, batch.inbox_done)
-    # A cancelled run may not grow: its spawns and its next model call are left out, and the Ack says why.
+    # A cancelled run may not grow: its spawns, questions and next model call are left out, and the Ack says why.
     if cancel is None:
         for wanted in batch.spawns:
             spawn(tx, row, wanted)
+        for asked in batch.asks:
+            ask(tx, row, asked)
     if batch.finish is not None:
         finish_run(tx, row, batch.finish)
         return CommitResult(_ack(tx, row, first_seq), row["wait"], 0, "")
@@ -78,6 +81,8 @@ def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str) -> None:
         _wait_for_model(tx, row, batch, holder)
     elif batch.wait == "child" and row["children_open"]:
         row["wait"], row["wait_since"], row["status"] = "child", tx.now, "waiting_for_child"
+    elif batch.wait == "input" and not any(item["kind"] != "input" for item in tx.inbox(row)):
+        row["wait"], row["wait_since"], row["status"] = "input", tx.now, "waiting_for_input"
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
     row.update(
         run_id=run_id, round=0, run_usage=None, run_started_at=tx.now, cancel_reason=None, active=1, status="running",
         trace_id=payload["trace_id"], parent_span_id=payload["parent_span_id"], children_open=0, calls_open=0,
-        cancel_as=None, held=None, group_state=None,
+        cancel_as=None, held=None, group_state=None, aborted=0,
     )  # fmt: skip
     tx.take_inbox(row, [item["id"]])
     end = dict.fromkeys(("text", "output", "error", "usage"))

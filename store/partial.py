@@ -54,7 +54,7 @@ def settle_calls(tx: Transaction, row: Row) -> None:
     if row["run_id"] is None or row["calls_open"] <= 0:
         return
     tx.changed(row)
-    results = {item["key"]: item["payload"] for item in tx.inbox(row) if item["kind"] == "child_result"}
+    results = {item["key"]: item["payload"] for item in tx.inbox(row) if item["kind"] != "input"}
     for call in tx.calls(row["session_id"], row["run_id"], row["round"]):
         if call["state"] == "done":
             continue
@@ -72,10 +72,13 @@ def settle_calls(tx: Transaction, row: Row) -> None:
         )  # fmt: skip
 
 
-def _settle(tx: Transaction, row: Row, call: Row, child: dict[str, Any] | None) -> str:
+def _settle(tx: Transaction, row: Row, call: Row, result: dict[str, Any] | None) -> str:
+    """The text of a call's result; `result` is a child's, or a person's answer."""
     outcome, content = CANCELLED, CANCELLED
-    if child is not None:
-        outcome, content = "ok" if child["status"] == "completed" else "error", storable(child_text(child))
+    if result is not None and "status" in result:
+        outcome, content = "ok" if result["status"] == "completed" else "error", storable(child_text(result))
+    elif result is not None and result["decision"] != "rerun":
+        outcome, content = result["decision"], result["text"]
     elif call["state"] == "started" and call["child_id"] is None:
         outcome, content = "interrupted", INTERRUPTED
     event = events.ToolFinished(

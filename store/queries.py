@@ -17,6 +17,7 @@ from .statements import (
     EXPORT_CURSOR,
     MESSAGE,
     METRIC_STATE,
+    QUESTION,
     RUN,
     SELECT_CALLS,
     SESSION,
@@ -55,7 +56,7 @@ def session_info(connection: Connection, namespace: str, session_id: str) -> Row
     row = connection.execute(statement).mappings().first()
     if row is None:
         raise UnknownSession(f"there is no session {session_id!r} in this store", session_id=session_id)
-    return dict(row)
+    return dict(row) | _asked(connection, namespace, dict(row))
 
 
 def session_list(
@@ -71,6 +72,30 @@ def session_list(
         # The few are sorted: SQLite would rather walk all sessions in order, so it must not see that an index has it.
         statement, newest_first = statement.where(SESSION.c.active == 1), (SESSION.c.created_at + 0).desc()
     statement = statement.order_by(newest_first, SESSION.c.session_id).limit(limit)
+    rows = [dict(row) for row in connection.execute(statement).mappings()]
+    return [row | _asked(connection, namespace, row) for row in rows]
+
+
+def _asked(connection: Connection, namespace: str, row: Row) -> Row:
+    """What a session waits for, if it does wait for a person."""
+    if row["status"] != "waiting_for_input":
+        return {}
+    return {"pending": questions(connection, namespace, row["session_id"])}
+
+
+def questions(connection: Connection, namespace: str, session_id: str) -> list[Row]:
+    """What the current run of a session asks people and has no answer to, oldest first."""
+    names = ("call_id", "asked", "run_id", "kind", "prompt", "options", "asked_at")
+    same_run = and_(
+        SESSION.c.namespace == QUESTION.c.namespace, SESSION.c.session_id == QUESTION.c.session_id,
+        SESSION.c.run_id == QUESTION.c.run_id,
+    )  # fmt: skip
+    statement = (
+        select(*(QUESTION.c[name] for name in names))
+        .join(SESSION, same_run)
+        .where(QUESTION.c.namespace == namespace, QUESTION.c.session_id == session_id, QUESTION.c.answered_at == 0)
+        .order_by(QUESTION.c.asked_at, QUESTION.c.call_id)
+    )
     return [dict(row) for row in connection.execute(statement).mappings()]
 
 
@@ -88,7 +113,8 @@ def tree(connection: Connection, namespace: str, session_id: str) -> list[Row]:
     for row in rows:
         if row["session_id"] == session_id or row["parent_id"] in kept:
             kept.add(row["session_id"])
-            found.append({**row, "tools": _open_tools(connection, namespace, row)})
+            asked = _asked(connection, namespace, row)
+            found.append({**row, **asked, "tools": _open_tools(connection, namespace, row)})
     return found
 
 
@@ -142,13 +168,13 @@ def writer_events(connection: Connection, namespace: str, writer: str, after: in
 
 
 def run_info(connection: Connection, namespace: str, session_id: str, run_id: str) -> Row:
-    """One run. Raises `UnknownSession` or `UnknownRun`."""
+    """One run, with what it waits for if it is paused. Raises `UnknownSession` or `UnknownRun`."""
     key = {"ns": namespace, "session": session_id, "run": run_id}
     row = connection.execute(SELECT_RUN, key).mappings().first()
     if row is None:
         session_info(connection, namespace, session_id)
         raise UnknownRun(f"the session has no run {run_id!r}", session_id=session_id)
-    return dict(row)
+    return dict(row) | _asked(connection, namespace, dict(row))
 
 
 def runs(connection: Connection, namespace: str, session_id: str) -> list[Row]:

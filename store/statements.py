@@ -19,7 +19,21 @@ def table_of(model: type) -> Any:
     return model.__table__  # type: ignore[attr-defined]
 
 
-SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, CODE_BLOB, METRIC_STATE, EXPORT_CURSOR = map(
+(
+    SESSION,
+    RUN,
+    MESSAGE,
+    EVENT,
+    TOOL_CALL,
+    INBOX,
+    OWNER,
+    RESERVATION,
+    TIMER,
+    QUESTION,
+    CODE_BLOB,
+    METRIC_STATE,
+    EXPORT_CURSOR,
+) = map(
     table_of,
     (
         tables.Session,
@@ -31,6 +45,7 @@ SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, CODE_
         tables.Owner,
         tables.Reservation,
         tables.Timer,
+        tables.Question,
         tables.CodeBlob,
         tables.MetricState,
         tables.ExportCursor,
@@ -62,8 +77,8 @@ def select_sessions(count: int, lock: bool) -> Any:
 # What hardly any commit changes: where it did not, a shorter statement writes the row.
 SELDOM = (
     "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
-    "progress_at_death", "restarts", "tokens_redone", "budget_tokens", "budget_reserved", "budget_spent", "cancel_as",
-    "held", "group_state", "task_open", "replaced_by", "abandoned",
+    "progress_at_death", "restarts", "aborted", "tokens_redone", "budget_tokens", "budget_reserved", "budget_spent",
+    "cancel_as", "held", "group_state", "task_open", "replaced_by", "abandoned",
 )  # fmt: skip
 OFTEN = [name for name in MUTABLE if name not in SELDOM]
 

@@ -64,6 +64,7 @@ class Session(Table, table=True):
 
     Attributes:
         incarnation: when it came into this store; another one of the same id, or the same imported again, has another.
+        aborted: 1 once open calls of the current run were given up, because its process died again and again.
         pruned_seq: events up to this `seq` may have been removed by retention; messages never are.
         start_order: among its siblings; the parent's `seq` at its spawn.
         shutdown: microseconds that a run has to end once it was told to; None: for ever.
@@ -154,6 +155,7 @@ class Session(Table, table=True):
     budget_spent: int = number_column()
     incarnation: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     pruned_seq: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
+    aborted: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
 
 
 class Run(Table, table=True):
@@ -213,7 +215,9 @@ class Event(Table, table=True):
 
 
 class ToolCall(Table, table=True):
-    """One tool call: requested → started → finished → done (its result is a message)."""
+    """One tool call: requested → started → finished → done (its result is a message); `asked` while it waits for a
+    person.
+    """
 
     __tablename__ = "tool_call"
     namespace: str = key_column()
@@ -231,6 +235,28 @@ class ToolCall(Table, table=True):
     result: dict[str, Any] | None = json_column()
     child_id: str | None = text_column()
     updated_at: int = number_column()
+
+
+class Question(Table, table=True):
+    """What a tool call asked a person, and the answer; a call that asks again has another row. Rows stay.
+
+    Attributes:
+        asked: how often the call had asked by then, this time included.
+        answer: `{"decision", "text"}`; None while nobody has answered.
+    """
+
+    __tablename__ = "question"
+    namespace: str = key_column()
+    session_id: str = key_column()
+    call_id: str = key_column()
+    asked: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
+    run_id: str = text_column("")
+    kind: str = text_column("")
+    prompt: str = text_column("")
+    options: list[Any] | None = json_column()
+    answer: dict[str, Any] | None = json_column()
+    asked_at: int = number_column()
+    answered_at: int = number_column()
 
 
 class Inbox(Table, table=True):

@@ -25,6 +25,7 @@ from .statements import (
     MESSAGE,
     MUTABLE,
     NEW_SESSION,
+    QUESTION,
     RESERVATION,
     RUN,
     RUN_END,
@@ -173,7 +174,7 @@ class Transaction:
         self.flush()
         for start in range(0, len(session_ids), LOADED_AT_ONCE):
             some = session_ids[start : start + LOADED_AT_ONCE]
-            for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, RESERVATION, TIMER, SESSION):
+            for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, RESERVATION, TIMER, QUESTION, SESSION):
                 self.writes += 1
                 where = (table.c.namespace == self.namespace, table.c.session_id.in_(some))
                 self.connection.execute(delete(table).where(*where))

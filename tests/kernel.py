@@ -357,6 +357,16 @@ class Kernel:
         found: dict[str, Any] = await self.ask("read", "info", [session_id], {})
         return found
 
+    async def paused(self, session_id: str) -> list[dict[str, Any]]:
+        """What the session asks, once it waits for a person and no frame holds it."""
+        async with asyncio.timeout(STUCK_SECONDS):
+            while True:  # that it has left its frame is not told by any event
+                info = await self.info(session_id)
+                if info["status"] == "waiting_for_input" and info["frame_id"] is None:
+                    found: list[dict[str, Any]] = await self.ask("read", "questions", [session_id], {})
+                    return found
+                await asyncio.sleep(0.005)
+
     async def until(self, session_id: str, event_type: str, count: int = 1) -> list[dict[str, Any]]:
         """The session's events, once there are `count` of this type."""
         after, found = 0, list[dict[str, Any]]()

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from understudy.actors.window import INTERRUPTED
 from understudy.identifiers import call_identifier, child_identifier
-from understudy.messages import Message
+from understudy.messages import INTERRUPTED, Message
 from understudy.testing.offline import Reply
 from understudy.testing.policies import content_text
 

@@ -233,6 +233,27 @@ async def test_unfinished_work_goes_on_only_where_somebody_says_so(
         assert len(k.notes(path)) == 1
 
 
+async def test_a_question_can_be_answered_elsewhere(
+    store: str, beside: str, tmp_path: Path, server: OfflineServer
+) -> None:
+    """An archive of a session that waits for a person has what it asks; it is answered where the work goes on. An
+    archive of a version that had no questions is taken in as it is."""
+    question = ("request_user_input", {"prompt": "Well?", "options": ["yes"]})
+    async with k.running(store, tmp_path, server=server) as kernel:
+        await kernel.spawn("s", k.spec(k.script([question], "done"), ["request_user_input"]))
+        await kernel.send("s")
+        asked = await kernel.paused("s")
+        await kernel.run("old", k.spec())
+    old = json.loads(export(store, "old"))
+    del old["sessions"][0]["question"], old["sessions"][0]["session"]["aborted"]
+    assert await load(beside, sealed(old)) is True
+    assert await load(beside, export(store, "s"), resume=True) is True
+    async with k.running(beside, tmp_path, server=server) as kernel:
+        assert await kernel.ask("read", "questions", ["s"], {}) == asked
+        assert await kernel.ask("answer", "s", "r/1/0", "ok", "yes", 1)
+        assert (await kernel.end("s"))["status"] == "completed"
+
+
 async def test_a_parent_that_waits_needs_its_children(
     store: str, beside: str, tmp_path: Path, server: OfflineServer
 ) -> None:

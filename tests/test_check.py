@@ -20,9 +20,9 @@ from understudy.events import ToolFinished, ToolStarted
 from understudy.identifiers import child_identifier
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
-from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
+from understudy.records import Ask, Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.spec import Supervision
-from understudy.store import activation, beginnings, endings, operations, timers
+from understudy.store import activation, beginnings, endings, operations, questions, timers
 from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
 from understudy.store.engine import Database
 from understudy.store.statements import EVENT, MESSAGE
@@ -95,6 +95,13 @@ class Play:
 
         found: list[Move] = [lambda n=n: db.accept(session_id, f"r{n}") for n in range(2 + row["seq"] // 30)]
         found += [cancel(None)] + [cancel(item["key"]) for item in rows(db, "inbox", session_id)]
+        for question in rows(db, "question", session_id):
+            for decision in ("ok", "error", "rerun"):
+                said = (session_id, question["call_id"], decision, "x")
+                found.append(lambda said=said, asked=question["asked"]: db.do(questions.answer, *said, asked=asked))
+            found.append(lambda call_id=question["call_id"]: db.do(questions.abort, session_id, call_id))
+        if row["status"] == "quarantined":
+            found.append(lambda: db.do(activation.resume, session_id))
         return found + ([lambda: db.do(endings.close, session_id, "enough")] if row["seq"] > 25 else [])
 
     def _deaths(self, row: dict[str, Any]) -> list[Move]:
@@ -103,8 +110,9 @@ class Play:
             return []
 
         def crash(verdict: Verdict) -> Move:
-            def decide(_death: Death) -> Verdict:
-                return verdict
+            def decide(death: Death) -> Verdict:
+                possible = verdict.action != "abort" or (death.open_calls and not death.aborted)
+                return verdict if possible else Verdict("resume")
 
             return lambda: db.do(activation.crash, session_id, epoch, decide, cause="died", pid=1, policy={})
 
@@ -117,6 +125,7 @@ class Play:
         if row["frame_id"]:
             found += [crash(Verdict("resume")), crash(Verdict("resume", delay=MINUTE))]
             found += [crash(Verdict("quarantine", reason="hopeless"))] if row["seq"] > 20 else []
+            found += [crash(Verdict("abort", reason="given up"))] if row["wait"] is None else []
         if row["wait"] == "model":
             found += [reissue, lambda: db.do(activation.park, session_id, epoch)]
         return found
@@ -156,17 +165,19 @@ class Play:
             ask = self._settled(row, calls, wait="model")
             ends = [Finish("completed", "done"), Finish("failed", "no", error={"code": "failed", "message": "no"})]
             return [ask, ask, *(self._settled(row, calls, finish=finish, wait="idle") for finish in ends)]
-        return self._tools(row, unfinished, [item for item in inbox if item["kind"] == "child_result"])
+        return self._tools(row, unfinished, [item for item in inbox if item["kind"] != "input"])
 
     def _tools(self, row: dict[str, Any], calls: list[dict[str, Any]], results: list[dict[str, Any]]) -> list[Move]:
         found: list[Move] = []
         by_id = {call["call_id"]: call for call in calls}
         for call in calls:
-            if call["tool"] == "t":
+            if call["tool"] == "t" and call["state"] != "asked":
                 started = CallState(call["call_id"], "started")
                 event = ToolStarted(call_id=call["call_id"], tool="t")
                 found.append(self._commit(row, entries=(event,), calls=(started,)))
                 found.append(self._commit(row, **self._result(call)))
+                kind = "in_doubt" if call["state"] == "started" else "question"
+                found.append(self._commit(row, asks=(Ask(call["call_id"], kind, "Well?"),)))
             elif call["state"] == "requested" and row["depth"] < 2:
                 child = child_identifier(row["session_id"], call["call_id"])
                 spawn = Spawn(call["call_id"], child, child_spec(child), "your task")
@@ -176,8 +187,9 @@ class Play:
                 found.append(self._commit(row, **self._result(call)))
         for item in results:
             found.append(self._commit(row, **self._result(by_id[item["key"]]), inbox_done=(item["item"],)))
-        if all(call["child_id"] for call in calls):
-            found.append(self._commit(row, wait="child"))
+        waiting = [call for call in calls if not call["child_id"]]
+        if all(call["state"] == "asked" for call in waiting):
+            found.append(self._commit(row, wait="input" if waiting else "child"))
         return found
 
     def _result(self, call: dict[str, Any]) -> dict[str, Any]:
@@ -259,7 +271,8 @@ async def play(dsn: str, choices: list[int]) -> None:
 
 async def scene(db: Store) -> None:
     """Sessions in every condition: `old` is through with a run, `lead` waits for `kid`, which waits for its model,
-    `boss` has the result of `aide` in its inbox, `queued` has only an input, `crashed` waits for its timer."""
+    `boss` has the result of `aide` in its inbox, `queued` has only an input, `crashed` waits for its timer, `asking`
+    waits for a person, and `told` has a person's answer in its inbox."""
     await db.asking("old")
     await db.activate("old")
     await db.answer("old", tool_calls=(("p", "t", "{}"),))
@@ -286,6 +299,11 @@ async def scene(db: Store) -> None:
     await db.activate("crashed")
     verdict = Verdict("resume", delay=MINUTE)
     await db.do(activation.crash, "crashed", 1, lambda _: verdict, cause="died", pid=1, policy={})
+    for session_id in ("asking", "told"):
+        await db.asking(session_id)
+        await db.answer(session_id, tool_calls=(("p", "t", "{}"),))
+        await db.commit(session_id, 1, 2, asks=(Ask("r/1/0", "question", "Well?"),), wait="input")
+    await db.do(questions.answer, "told", "r/1/0", "ok", "yes")
 
 
 def edit(table: Any, kind: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Any], None]:
@@ -342,6 +360,16 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("inbox inbox_items", "old", STRAY.format("old", 1, "timer")),
     ("open_calls", "lead", row("lead", calls_open=5)),
     ("open_calls tool_calls", "old", "UPDATE tool_call SET state = 'finished' WHERE session_id = 'old'"),
+    ("inbox_items questions", "told", "UPDATE inbox SET kind = 'child_result' WHERE session_id = 'told'"),
+    ("questions", "asking", "UPDATE run SET status = 'running' WHERE session_id = 'asking'"),
+    ("questions", "told", "UPDATE run SET status = 'waiting_for_input' WHERE session_id = 'told'"),
+    ("questions", "told", "DELETE FROM inbox WHERE session_id = 'told';" + row("told", inbox_count=0)),
+    ("questions question_events", "asking", "UPDATE question SET answered_at = 1 WHERE session_id = 'asking'"),
+    ("questions status", "asking", "UPDATE tool_call SET state = 'started' WHERE session_id = 'asking'"),
+    ("question_events", "asking", retype("asking", "input_requested", "tool_in_doubt")),
+    ("question_events", "told", retype("told", "input_received", "tool_in_doubt")),
+    ("question_events", "old", retype("old", "model_call_started", "input_received")),
+    ("current_run", "old", row("old", aborted=1)),
     ("timer", "crashed", "DELETE FROM timer"),
     ("status", "crashed", row("crashed", status="'idle'")),
     ("status", "lead", row("lead", active=0)),
@@ -493,6 +521,24 @@ async def test_any_text_can_be_checked(store: str) -> None:
         await db.accept("s", "next", "a\0b")
         await db.do(endings.close, "s", "a\0b")
         assert violations(db) == []
+
+
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_run_that_is_given_up_while_it_asks(store: str, answered: bool) -> None:
+    """Its question stays as it is, with or without an answer that nobody has taken up; the session may go on."""
+    async with opened(store) as db:
+        await db.asking("s")
+        await db.answer("s", tool_calls=(("p", "t", "{}"), ("q", "t", "{}")))
+        await db.commit("s", 1, 2, asks=(Ask("r/1/0", "question", "Well?"),))
+        if answered:
+            await db.do(questions.answer, "s", "r/1/0", "ok", "yes")
+        assert not violations(db)
+        hopeless = Verdict("quarantine", reason="hopeless")
+        await db.do(activation.crash, "s", 1, lambda _: hopeless, cause="died", pid=1, policy={})
+        assert not violations(db)
+        await db.do(activation.resume, "s")
+        await db.accept("s", "r2")
+        assert not violations(db)
 
 
 async def test_what_is_broken_everywhere_is_told_a_hundred_times(store: str) -> None:

@@ -62,6 +62,8 @@ FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "str | None": st.none() | words,
     "list[Any] | None": st.none() | usages.map(Usage.to_wire),
+    "list[str] | None": st.none() | st.lists(texts, max_size=3),
+    "tuple[str, ...]": st.lists(texts, max_size=3).map(tuple),
     "dict[str, Any] | None": st.none() | json_objects,
 }
 
@@ -83,11 +85,12 @@ batches = st.builds(
     batch_no=counts,
     entries=st.lists(messages | events, max_size=4).map(tuple),
     calls=st.lists(call_states, max_size=3).map(tuple),
+    asks=st.lists(instances(records.Ask), max_size=2).map(tuple),
     spawns=st.lists(st.builds(records.Spawn, words, words, json_objects, texts), max_size=2).map(tuple),
     inbox_done=st.lists(counts, max_size=3).map(tuple),
     start_run=st.none() | words,
     finish=st.none() | finishes,
-    wait=st.sampled_from([None, "model", "child", "idle"]),
+    wait=st.sampled_from([None, "model", "child", "input", "idle"]),
     request_round=counts,
     request_model=texts,
     request_profile=texts,

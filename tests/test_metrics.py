@@ -25,6 +25,8 @@ from understudy.errors import InvalidConfiguration
 from understudy.events import (
     EVENT_TYPES,
     Event,
+    InputReceived,
+    InputRequested,
     ModelCallCompleted,
     ModelCallFailed,
     ModelCallReissued,
@@ -113,6 +115,8 @@ ANY_EVENT = st.one_of(
     st.builds(ModelCallReissued, model=NAMES),
     st.builds(ToolFinished, tool=NAMES, outcome=st.sampled_from(["ok", "error", "unknown_tool"]), duration=AMOUNTS),
     st.builds(ToolInDoubt, tool=NAMES, policy=NAMES),
+    st.builds(InputRequested, kind=st.sampled_from(["question", "in_doubt"])),
+    st.builds(InputReceived, kind=st.sampled_from(["question", "in_doubt"]), decision=NAMES),
     st.builds(UnknownEvent, original_type=NAMES),
 )
 

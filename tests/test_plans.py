@@ -57,6 +57,7 @@ async def work(dsn: str, directory: Path) -> None:
             await rounds(kernel, directory)
             await deaths(kernel, directory)
             await endings(kernel)
+            await questions(kernel)
             await reads(kernel)
         finally:
             await kernel.stop()
@@ -85,16 +86,19 @@ async def rounds(kernel: k.Kernel, directory: Path) -> None:
 
 
 async def deaths(kernel: k.Kernel, directory: Path) -> None:
-    """A session that dies of its tool until it is given up; a node service that dies while a model is asked."""
+    """A session that dies of its tool until it is given up, and goes on; a node service that dies while a model is
+    asked.
+    """
 
     def die(_number: int, label: str, worker: k.Worker | None) -> None:
         if label == "tool begins" and worker is not None:
             kernel.kill(worker)
 
     arguments = {"path": str(directory / "notes"), "text": "x"}
-    doomed = k.spec(k.script([("look", arguments)], "done"), [k.look])
+    doomed = k.spec(k.script([("look", arguments)], [("look", arguments)], "done"), [k.look])
     kernel.on_point = die
     assert (await kernel.run("s-doomed", doomed))["status"] == "quarantined"
+    assert await kernel.ask("resume", "s-doomed")
     paused = {**doomed, "restart": {**k.POLICY, "backoff": 600, "backoff_max": 600}}
     await kernel.spawn("s-paused", paused)
     await kernel.send("s-paused")
@@ -131,6 +135,20 @@ async def endings(kernel: k.Kernel) -> None:
     assert await kernel.ask("close", "s-close", "enough")
     await kernel.end("s-close")
     await kernel.ask("renew", kernel.generation, "tests", k.LEASE)
+
+
+async def questions(kernel: k.Kernel) -> None:
+    """A session that asks, is answered, asks and is told that nobody will, and asks again."""
+    question = ("request_user_input", {"prompt": "Well?"})
+    asking = k.spec(k.script([question], [question], [question], "done"), ["request_user_input"])
+    await kernel.spawn("s-asking", asking)
+    await kernel.send("s-asking")
+    await kernel.until("s-asking", "input_requested")
+    assert await kernel.ask("answer", "s-asking", "r/1/0", "ok", "yes", 1)
+    await kernel.until("s-asking", "input_requested", 2)
+    assert await kernel.ask("abort_pending", "s-asking", None)
+    await kernel.until("s-asking", "input_requested", 3)
+    await kernel.paused("s-asking")
 
 
 async def reads(kernel: k.Kernel) -> None:

@@ -347,7 +347,7 @@ async def test_a_spawn_that_makes_no_sense(kernel: k.Kernel, arguments: Any) -> 
 
 async def test_a_hopeless_child_leaves_a_result(kernel: k.Kernel) -> None:
     """A child that dies again and again without progress is quarantined; its sibling and its parent go on."""
-    child = k.spec(k.script([("crash", {})], "never"), [crash], name="worker", hash="worker")
+    child = k.spec(k.script([("crash", {})], [("crash", {})], "never"), [crash], name="worker", hash="worker")
     sane = k.spec(name="sane", hash="sane")
     spawns = [("spawn_agent", {"agent": name, "task": f"for {name}"}) for name in ("worker", "sane")]
     compiled = k.spec(k.script(spawns, "done"), ["spawn_agent"], agents={"worker": child, "sane": sane})
@@ -356,7 +356,7 @@ async def test_a_hopeless_child_leaves_a_result(kernel: k.Kernel) -> None:
     assert ("quarantined" in first, "for sane" in second) == (True, True)
     tree = await kernel.ask("read", "tree", ["s"], {})
     assert {row["agent"]: (row["status"], row["restarts"]) for row in tree[1:]} == {
-        "worker": ("quarantined", 4),
+        "worker": ("quarantined", 8),
         "sane": ("completed", 0),
     }
 

@@ -121,7 +121,7 @@ class Store:
 
     def dump(self) -> list[Any]:
         """Every row of every table."""
-        tables = ("session", "run", "message", "event", "tool_call", "inbox", "reservation", "timer")
+        tables = ("session", "run", "message", "event", "tool_call", "inbox", "reservation", "timer", "question")
         with self.database.read() as connection:
             return [sorted(map(str, connection.execute(text(f"SELECT * FROM {table}")))) for table in tables]
 

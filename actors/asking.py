@@ -1,0 +1,81 @@
+"""Tool calls that wait for a person: what is asked, and what an answer makes of the call.
+
+Two kinds take the same path: a question of the model's (`request_user_input`), and a call of an `on_crash="ask"` tool
+that had started when its process died.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from understudy.records import Ask, CallState
+
+REQUEST_USER_INPUT = "request_user_input"
+"""The tool by which a model asks a person; the session loop executes it itself."""
+
+SHOWN_ARGUMENTS = 2_000
+"""Characters of a call's arguments that a person is shown."""
+
+REQUEST_USER_INPUT_SPEC: dict[str, Any] = {
+    "name": REQUEST_USER_INPUT,
+    "description": "Ask the person you work for, and wait for the answer. It may take long: ask only what you can't "
+    "find out or decide yourself.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "prompt": {
+                "type": "string",
+                "minLength": 1,
+                "description": "The question, with all that is needed to answer it: the person sees nothing else.",
+            },
+            "options": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Answers to choose from, if there are such; the person may answer otherwise.",
+            },
+        },
+        "required": ["prompt"],
+        "additionalProperties": False,
+    },
+    "on_crash": "rerun",
+    "timeout": None,
+    "source": {"builtin": REQUEST_USER_INPUT},
+}
+
+
+def read_question(call: CallState) -> Ask | str:
+    """What a `request_user_input` call asks; a text that says what is wrong with its arguments."""
+    try:
+        data = json.loads(call.arguments)
+    except ValueError as error:
+        return f"the arguments are not readable JSON ({error}). Call again with valid JSON."
+    prompt = data.get("prompt") if isinstance(data, dict) else None
+    if not isinstance(prompt, str) or not prompt.strip():
+        return 'the argument "prompt" must be a text: the question.'
+    options = data.get("options") or []
+    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+        return 'the argument "options" must be a list of texts.'
+    return Ask(call.call_id, "question", prompt, tuple(options), call.executions)
+
+
+def ask_about(call: CallState) -> Ask:
+    """The question about a call that had started when its process died."""
+    arguments = call.arguments if len(call.arguments) <= SHOWN_ARGUMENTS else f"{call.arguments[:SHOWN_ARGUMENTS]}…"
+    prompt = (
+        f"The agent's process died while {call.tool} ran with {arguments}; whether it had its effect is unknown. "
+        "Say what its result is, that it failed, or that it shall run again."
+    )
+    return Ask(call.call_id, "in_doubt", prompt, (), call.executions)
+
+
+def answer_to(call: CallState, inbox: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The inbox row that answers this call, if it has come."""
+    return next((item for item in inbox if item["kind"] == "answer" and item["key"] == call.call_id), None)
+
+
+def began(call: CallState, kind: str) -> int:
+    """When an answered call began: a question when it was asked, one in doubt nobody knows when."""
+    now = time.time_ns() // 1000
+    return min(call.updated_at or now, now) if kind == "question" else now

@@ -1,0 +1,71 @@
+"""Liveness by progress: a model that asks for the same call again and again, and gets the same result, is told so.
+
+A pure function of the run's messages, so the verdict about a round is the same in every activation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from understudy.errors import NoProgress
+from understudy.messages import Message, ToolCall
+from understudy.records import CallState
+
+REPEATED = (
+    "not executed: you asked for the same call with the same arguments in each of your last turns, and you have its "
+    "result above. It does not change. Go on with it, try something else, or give your final answer."
+)
+
+
+NO_PROGRESS = {
+    "code": NoProgress.code,
+    "message": "the model asked for the same call in round after round, although it was told that it has the result",
+}
+"""How a run ends whose model does not listen."""
+
+
+def judge(messages: Sequence[Message], calls: Sequence[CallState], limit: int) -> tuple[set[str], bool]:
+    """The calls of a round that are not executed once more, and whether the run shall end for lack of progress.
+
+    Args:
+        messages: of the session, in order; the last answer is the round's.
+        limit: rounds in a row of which the last is not executed; 0 for none.
+    """
+    counts = {call.call_id: repeats(messages, call.call_id) for call in calls} if limit else {}
+    return {name for name, count in counts.items() if count >= limit}, any(n >= 2 * limit for n in counts.values())
+
+
+def repeats(messages: Sequence[Message], call_id: str) -> int:
+    """In how many rounds in a row, the last included, the model asked for what this call of the last round asks for.
+
+    Earlier rounds of the run count as long as their results are the same: one that differs is progress.
+    """
+    wanted, known, count = None, None, 0
+    results: dict[str | None, str] = {}  # of the round that is being looked at
+    for message in reversed(messages):
+        if message.run_id != messages[-1].run_id:
+            break
+        if message.role == "tool":
+            results[message.tool_call_id] = message.text
+        if message.role != "assistant":
+            continue
+        if wanted is None:
+            wanted = next(_signature(call) for call in message.tool_calls if call.call_id == call_id)
+        else:
+            same = next((call for call in message.tool_calls if _signature(call) == wanted), None)
+            result = results.get(same.call_id) if same is not None else None
+            if same is None or (result != REPEATED and known not in (None, result)):
+                break
+            known = known if result == REPEATED else result
+        results = {}
+        count += 1
+    return count
+
+
+def _signature(call: ToolCall) -> tuple[str, str]:
+    """A call's tool and arguments; how its JSON is written makes no difference."""
+    try:
+        return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
+    except ValueError:
+        return call.name, call.arguments

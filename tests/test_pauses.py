@@ -1,0 +1,162 @@
+"""What a client that waits for a run is told of its pauses: the real `Session`, `Run` and follower, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from understudy.cluster.client import Session
+from understudy.cluster.follower import Follower
+from understudy.cluster.rendering import print_pending
+from understudy.cluster.results import PendingInput, SessionInfo
+from understudy.errors import AnswerConflict, DeadlineExceeded, InvalidInput, NotAsked, RunFailed
+from understudy.events import InputReceived, InputRequested
+
+from . import kernel as k
+
+QUESTION = ("request_user_input", {"prompt": "Which colour?", "options": ["red", "blue"]})
+
+
+class Nodes:
+    """A directory of the one node service of a kernel, which runs on another event loop than the client."""
+
+    def __init__(self, kernel: k.Kernel) -> None:
+        self._kernel = kernel
+        self._loop = asyncio.get_running_loop()
+
+    async def home(self, _session_id: str) -> str:
+        return "node1"
+
+    async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
+        found: dict[str, tuple[str, int]] = await self.request(None, "read", "homes", [session_ids], {})
+        return found
+
+    async def learn(self) -> None:
+        """There is nobody else."""
+
+    async def call(self, _node_id: str, _request: str, method: str, *arguments: Any, timeout: float) -> Any:
+        return await asyncio.wait_for(self.request(None, method, *arguments), timeout)
+
+    async def request(self, _session_id: str | None, method: str, *arguments: Any) -> Any:
+        asked = asyncio.run_coroutine_threadsafe(self._kernel.ask(method, *arguments), self._loop)
+        return await asyncio.wrap_future(asked)
+
+
+class Connection:
+    """What a client uses of its connection."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self.follower = Follower(nodes)  # type: ignore[arg-type]
+
+    async def request(self, method: str, session_id: str, *arguments: Any) -> Any:
+        return await self._nodes.request(session_id, method, session_id, *arguments)
+
+    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
+        return await self._nodes.request(None, "read", what, list(arguments), options)
+
+
+@pytest.fixture
+async def kernel(tmp_path: Path) -> AsyncIterator[k.Kernel]:
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def session(kernel: k.Kernel) -> AsyncIterator[Session]:
+    """A session that asks twice, one after the other, as a client sees it."""
+    from understudy.cluster import background
+
+    connection = Connection(Nodes(kernel))
+
+    def read(what: str, *arguments: Any, **options: Any) -> Any:
+        return background.wait(connection.read(what, *arguments, **options))
+
+    await kernel.spawn("s", k.spec(k.script([QUESTION], [QUESTION], "done"), ["request_user_input"]))
+    yield Session(SimpleNamespace(_connection=connection, _read=read), "s")  # type: ignore[arg-type]
+    await asyncio.wrap_future(background.submit(connection.follower.close()))
+
+
+async def test_result_returns_at_each_pause_and_waits_on_after_the_answer(session: Session) -> None:
+    """`result` tells what is asked; after the answer the same call waits for the next pause, then for the end. Whoever
+    attaches to a paused run is told at once."""
+    run = await asyncio.to_thread(session.send, "go", run_id="r")
+    for number in (1, 2):
+        paused = await asyncio.to_thread(run.result, 20)
+        assert (paused.status, paused.text, paused.error, paused.ok) == ("waiting_for_input", "", None, False)
+        [question] = paused.pending
+        assert question == PendingInput(
+            f"r/{number}/0", 1, "r", "question", "Which colour?", ("red", "blue"), question.asked_at
+        )
+        assert await asyncio.to_thread(session.pending) == [question]
+        again = await asyncio.to_thread(session.run("r").result, 20)
+        assert again.pending == paused.pending
+        assert await asyncio.to_thread(session.answer, question.call_id, "red") is True
+        assert await asyncio.to_thread(session.answer, question.call_id, "red") is False
+        with pytest.raises(AnswerConflict):
+            await asyncio.to_thread(session.answer, question.call_id, "blue")
+    ended = await asyncio.to_thread(run.result, 20)
+    assert (ended.status, ended.text, ended.pending) == ("completed", "done", ())
+    assert (await run).status == "completed"
+
+
+async def test_events_go_on_over_a_pause(session: Session) -> None:
+    """Who iterates gets the question as an event, and what follows from the answer."""
+
+    def follow() -> list[str]:
+        seen = []
+        for event in session.send("go", run_id="r"):
+            seen.append(event.type)
+            if isinstance(event, InputRequested):
+                session.answer(event.call_id, "red")
+        return seen
+
+    seen = await asyncio.wait_for(asyncio.to_thread(follow), 20)
+    assert [kind for kind in seen if kind.startswith("input_")] == [InputRequested.type, InputReceived.type] * 2
+    assert seen[-1] == "run_finished"
+
+
+async def test_what_is_no_answer(session: Session) -> None:
+    """Neither text nor `rerun`, both of them, or a call that asks nothing; a question can't run again."""
+    run = await asyncio.to_thread(session.send, "go", run_id="r")
+    assert (await asyncio.to_thread(run.result, 20)).pending
+    wrong: list[dict[str, Any]] = [{}, {"text": "x", "rerun": True}, {"rerun": True, "failed": True}, {"rerun": True}]
+    for options in wrong:
+        with pytest.raises(InvalidInput):
+            await asyncio.to_thread(session.answer, "r/1/0", **options)
+    with pytest.raises(NotAsked):
+        await asyncio.to_thread(session.answer, "r/7/0", "x")
+    with pytest.raises(RunFailed, match="Which colour"):
+        await asyncio.to_thread(run.result, 20, check=True)
+    assert await asyncio.to_thread(session.abort_pending) == ["r/1/0"]
+    assert (await asyncio.to_thread(run.result, 20)).pending[0].call_id == "r/2/0"
+    assert await asyncio.to_thread(session.resume) is False
+    assert await asyncio.to_thread(session.cancel)
+    assert (await asyncio.to_thread(run.result, 20)).status == "cancelled"
+
+
+async def test_a_queued_run_behind_a_paused_one(session: Session) -> None:
+    """It waits for its turn: neither its own `result` nor its events take the other's pause for theirs."""
+    first = await asyncio.to_thread(session.send, "go", run_id="r")
+    assert (await asyncio.to_thread(first.result, 20)).pending
+    second = await asyncio.to_thread(session.send, "later", run_id="r2")
+    with pytest.raises(DeadlineExceeded):
+        await asyncio.to_thread(second.result, 0.3)
+
+
+async def test_how_it_is_shown(kernel: k.Kernel, session: Session) -> None:
+    """`ps` and `show` say what a session waits for, and how to answer."""
+    run = await asyncio.to_thread(session.send, "go", run_id="r")
+    assert (await asyncio.to_thread(run.result, 20)).pending
+    await kernel.paused("s")
+    info = SessionInfo.from_row(await kernel.info("s"))
+    shown = StringIO()
+    print_pending(info.id, info.pending, Console(file=shown, width=200))
+    assert all(part in shown.getvalue() for part in ("Which colour?", "red, blue", "understudy answer s r/1/0 TEXT"))
