@@ -14,6 +14,7 @@ from typing import Any
 
 from understudy.config import has_credentials, is_secret_name
 from understudy.errors import Fenced, UnderstudyError
+from understudy.placement import is_isolated
 from understudy.ports import Node
 from understudy.records import CACHED_WINDOWS
 
@@ -38,7 +39,12 @@ class Frame:
         scrub_environment()
         self.node = node
         self.frame_id = frame_id
-        self.identity = {"frame_id": frame_id, "pid": os.getpid(), "node_id": node_id, "placement": placement}
+        self.identity: dict[str, Any] = {
+            "frame_id": frame_id,
+            "pid": os.getpid(),
+            "node_id": node_id,
+            "placement": placement,
+        }
         self.last_beat = time.monotonic()
         self.activation: Activation | None = None
         self._windows: OrderedDict[str, Window] = OrderedDict()
@@ -59,6 +65,8 @@ class Frame:
                     call = await self._work(work)
                 except Fenced as fenced:
                     log.info("left a session: %s", fenced)
+                    if is_isolated(self.identity["placement"]):
+                        return
                     call = {"frame": self.identity}
         finally:
             beat.cancel()
@@ -90,6 +98,7 @@ class Frame:
             "epoch": window.epoch,
             "known_seq": window.known_seq,
             "incarnation": window.incarnation,
+            "root_id": work["root_id"],
             "batch": step.batch.to_wire() if step.batch else None,
             "request": step.request.to_wire() if step.request else None,
             "leave": step.leave or (cancelled and _has_stuck_tool()),

@@ -30,6 +30,7 @@ from recovery import kill, kill_many
 from rich.console import Console
 from rich.table import Table
 from rounds import burst, cpu, round_cost, throughput
+from waiting import waiting
 
 SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "memory": memory,
@@ -43,6 +44,7 @@ SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "burst": burst,
     "density": density,
     "commits": commits,
+    "waiting": waiting,
 }
 
 

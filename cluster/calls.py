@@ -29,6 +29,7 @@ class Call:
     round: int
     attempt: int
     placement: str
+    root_id: str
     request: ModelRequest
     text: list[str] = field(default_factory=list)
     length: int = 0

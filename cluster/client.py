@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +11,14 @@ from typing import Any
 from understudy.config import ModelProfile, Settings, model_profile_from_environment
 from understudy.errors import DeadlineExceeded, InvalidConfiguration, InvalidInput, RunFailed, StoreUnreachable
 from understudy.events import Event, ModelCallCompleted, RunFinished, StreamRestarted, TextDelta
-from understudy.identifiers import check_identifier, digest, new_identifier
+from understudy.identifiers import check_identifier, new_identifier
 from understudy.messages import Message
 from understudy.prices import price_table
 from understudy.records import RUN_STATUSES
 from understudy.spec import AgentSpec
 
 from . import background
-from .compiling import compile_spec, driver_placement
+from .compiling import compile_spec, driver_placement, place
 from .connection import Connection
 from .ray_edge import connect_ray
 from .results import PendingInput, RunResult, ServiceInfo, SessionInfo
@@ -105,23 +104,16 @@ class Cluster:
             raise InvalidInput(f"spawn takes an AgentSpec, not {type(spec).__name__}")
         identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
         compiled = compile_spec(spec, model=self._settings.model, profile=self._profile, by_value=self._by_value)
-        blobs = dict(compiled.blobs)
-        placement = ""
-        if compiled.uses_own_code:
-            placement, definition = self._own_placement()
-            blobs[placement] = definition
+        driver = driver_placement(self._connection.runtime_env()) if compiled.uses_own_code else {}
+        placements = place(compiled.spec, driver)
         session = {
             "session_id": identifier,
             "spec": compiled.spec,
-            "placement": placement,
+            "placement": compiled.spec["placement"],
             "metadata": dict(spec.metadata),
         }
-        background.wait(self._connection.spawn(session, blobs))
+        background.wait(self._connection.spawn(session, {**compiled.blobs, **placements}, [*placements]))
         return Session(self, identifier)
-
-    def _own_placement(self) -> tuple[str, bytes]:
-        definition = json.dumps(driver_placement(self._connection.runtime_env()), sort_keys=True).encode()
-        return digest(definition.decode()), definition
 
     def session(self, session_id: str) -> Session:
         """A session by its id; whether it exists shows when it is used."""

@@ -11,6 +11,7 @@ from understudy.actors.tools import describe
 from understudy.config import OFFLINE_MODEL, has_credentials, is_secret_name
 from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMissing
 from understudy.identifiers import digest
+from understudy.placement import DEFAULT, placement_key
 from understudy.spec import AgentSpec
 
 PLAIN = (
@@ -18,6 +19,9 @@ PLAIN = (
     "stall", "restart_type", "on_parent_end", "lifecycle", "shutdown",
 )  # fmt: skip
 """Fields that are compiled as they are."""
+
+PLACING = {"isolation": "shared", "resources": {}, "labels": {}, "runtime_env": {}}
+"""Fields that decide which processes a session runs in; left out where they say nothing, as older versions did."""
 
 
 class Compiled:
@@ -80,6 +84,7 @@ def compile_spec(spec: AgentSpec, *, model: str, profile: str | None, by_value: 
         "supervision": spec.supervision.model_dump(),
         "metadata": spec.metadata,
         **{name: getattr(spec, name) for name in PLAIN},
+        **{name: getattr(spec, name) for name, default in PLACING.items() if getattr(spec, name) != default},
     }
     compiled["hash"] = digest(json.dumps(_identity(compiled), sort_keys=True, default=str))
     return Compiled(compiled, blobs, own_code)
@@ -116,14 +121,42 @@ def _pickle(item: Any) -> bytes:
     return data
 
 
-def driver_placement(runtime_env: dict[str, Any]) -> dict[str, Any]:
-    """The code that this driver's tools need: its script's directory, or its job's runtime environment."""
+def place(compiled: dict[str, Any], driver: dict[str, Any]) -> dict[str, bytes]:
+    """Note in a compiled specification, and in those of its sub-agents, which placement it has.
+
+    Args:
+        driver: `driver_placement`, if the tree has code of its own, else nothing.
+
+    Returns:
+        The definitions by their keys, to be stored with the session.
+    """
+    definition = {**driver, **{name: compiled[name] for name in PLACING if name in compiled}}
+    if "runtime_env" in compiled:
+        inherited = driver.get("runtime_env", {})
+        own = compiled["runtime_env"]
+        variables = {**inherited.get("env_vars", {}), **own.get("env_vars", {})}
+        definition["runtime_env"] = _harmless({**inherited, **own, "env_vars": variables})
+    compiled["placement"] = placement_key(definition) if definition else DEFAULT
+    found = {compiled["placement"]: json.dumps(definition, sort_keys=True).encode()} if definition else {}
+    for agent in compiled["agents"].values():
+        found.update(place(agent, driver))
+    return found
+
+
+def _harmless(runtime_env: dict[str, Any]) -> dict[str, Any]:
+    """A runtime environment without what must not be stored."""
     kept = {name: value for name, value in runtime_env.items() if not name.startswith("_") and value}
     if "env_vars" in kept:
         variables = {name: value for name, value in kept["env_vars"].items() if not is_secret_name(name)}
         kept["env_vars"] = {name: value for name, value in variables.items() if not has_credentials(value)}
     if has_credentials(json.dumps(kept, default=str)):
-        raise InvalidConfiguration("the job's runtime_env has credentials in a URL, which would be stored")
+        raise InvalidConfiguration("the runtime_env has credentials in a URL, which would be stored")
+    return kept
+
+
+def driver_placement(runtime_env: dict[str, Any]) -> dict[str, Any]:
+    """The code that this driver's tools need: its script's directory, or its job's runtime environment."""
+    kept = _harmless(runtime_env)
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
     path = os.path.dirname(os.path.abspath(script)) if script else os.getcwd()

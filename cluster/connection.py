@@ -8,12 +8,14 @@ import logging
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import ray
 
 from understudy.config import ModelProfile, Settings, redact
 from understudy.errors import ClusterUnreachable, StoreError, UnderstudyError
+from understudy.placement import is_scarce
 
 from .bootstrap import request as bootstrap_request
 from .directory import RETRY_SECONDS, NodeDirectory
@@ -126,12 +128,19 @@ class Connection:
                 await asyncio.sleep(pause)
                 pause = min(0.5, pause * 2)
 
-    async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
-        """Get or create a session: `{"created", "node_id"}`. New ones go to the nodes in turn."""
+    async def spawn(
+        self, session: dict[str, Any], blobs: dict[str, bytes], placements: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """Get or create a session: `{"created", "node_id"}`. New ones go to the nodes in turn.
+
+        Args:
+            placements: those of its tree. For scarce ones nothing stands by: it would hold what others need.
+        """
         found = await self.nodes.spawn(session, blobs)
-        placement = session["placement"]
-        if placement not in self._placements:  # not awaited: its frames come with its sessions, or a little earlier
-            self._placements[placement] = asyncio.ensure_future(self._want(placement))
+        for placement in {session["placement"], *placements}:
+            if placement not in self._placements and not is_scarce(placement):
+                # Not awaited: its frames come with its sessions, or a little earlier.
+                self._placements[placement] = asyncio.ensure_future(self._want(placement))
         return found
 
     async def _want(self, placement: str) -> None:

@@ -52,7 +52,7 @@ def examine(store: str | None) -> list[Check]:
         return checks
     checks.append(_guarded("ray", lambda: f"{ray.__version__} at {connect_ray(address)}"))
     if checks[-1].ok:
-        checks.append(_guarded("services", lambda: _services(settings)))
+        checks += _services(settings)
     return checks
 
 
@@ -94,10 +94,20 @@ def _store(settings: Settings) -> str:
     return f"{redact(settings.store)}: {told}, {live} sessions with work to do"
 
 
-def _services(settings: Settings) -> str:
-    handle = supervisor_handle(settings)
-    if handle is None:
-        return "none run; the first command starts them"
-    directory = background.wait(settle(handle.ready.remote(5.0)))
+def _services(settings: Settings) -> list[Check]:
+    try:
+        handle = supervisor_handle(settings)
+        if handle is None:
+            return [Check("services", True, "none run; the first command starts them")]
+        directory = background.wait(settle(handle.ready.remote(5.0)))
+    except UnderstudyError as error:
+        return [Check("services", False, error.message, error.hint)]
     nodes = ", ".join(f"node {node['node_id'][:8]} pid {node['pid']}" for node in directory["nodes"])
-    return f"supervisor pid {directory['pid']}, {nodes}, {len(directory['frames'])} session actor(s)"
+    found = f"supervisor pid {directory['pid']}, {nodes}, {len(directory['frames'])} session actor(s)"
+    return [Check("services", True, found), *placements(directory.get("problems", {}))]
+
+
+def placements(problems: dict[str, str]) -> list[Check]:
+    """One for each placement that no session actor can be started for."""
+    advice = "Its sessions wait; others go on. `ray status` shows what the nodes have."
+    return [Check(f"placement {name[:8] or 'default'}", False, reason, advice) for name, reason in problems.items()]

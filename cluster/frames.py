@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.placement import is_scarce
 from understudy.store import activation, operations
 from understudy.store.activation import FrameRef
 from understudy.store.engine import now
 from understudy.store.transaction import Row, Transaction
+from understudy.supervisor.capacity import Memory
 from understudy.supervisor.paging import Paging, Ready, Slot
+from understudy.supervisor.stock import OUT_OF_MEMORY
+
+from .memory import measure
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -27,12 +33,17 @@ BUSY_DEMAND_PAUSE = 0.5
 """Seconds until a change of demand is told: the first one at once or nearly so, under constant change now and then."""
 
 
+MEASURE_SECONDS = 2.0
+
+
 class Frames:
     """Feeds the frames that call in. Each call is held until there is work for its frame.
 
     Attributes:
         placing: sessions whose activation is being committed.
-        expected: sessions that a frame is known to hold which has not called in here yet.
+        expected: sessions, with their roots, that a frame is known to hold which has not called in here yet.
+        leaving: how many frames of each placement shall go when they next rest.
+        unschedulable: why no frame of a placement can be started, as the supervisor says.
         condemned: frames whose process the supervisor shall kill; one that calls in has come to its end by itself.
     """
 
@@ -40,9 +51,13 @@ class Frames:
         self._node = node
         self.paging = Paging()
         self.placing: set[str] = set()
-        self.expected: dict[str, set[str]] = {}
+        self.expected: dict[str, dict[str, str]] = {}
         self.condemned: set[str] = set()
+        self.leaving: Counter[str] = Counter()
+        self.unschedulable: dict[str, str] = {}
         self.demand_changed = asyncio.Event()
+        self._memory: Memory | None = None
+        self._measured = 0.0
         self._demand_told = 0.0
 
     def calling(self, call: dict[str, Any]) -> Slot:
@@ -56,14 +71,15 @@ class Frames:
         if slot.reply is not None and not slot.reply.done():
             slot.reply.cancel()
         session_id, epoch = call.get("session_id"), call.get("epoch", 0)
-        held, slot.session_id = slot.session_id, None
+        held, tree, slot.session_id = slot.session_id, slot.root_id, None
         if held is not None and (held, slot.epoch) != (session_id, epoch) and self.paging.holder(held) is None:
             # It was given a session and never heard of it: its last call was cut off.
-            self.paging.add(Ready(held, slot.placement, "takeover"))
-        for other in self.expected.pop(slot.frame_id, set()) - {session_id}:
-            self.paging.add(Ready(other, slot.placement, "takeover"))
+            self.paging.add(Ready(held, slot.placement, tree, "takeover"))
+        for other, root_id in self.expected.pop(slot.frame_id, {}).items():
+            if other != session_id:
+                self.paging.add(Ready(other, slot.placement, root_id, "takeover"))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
-        slot.incarnation = call.get("incarnation", 0)
+        slot.incarnation, slot.root_id = call.get("incarnation", 0), call.get("root_id") or session_id or ""
         return slot
 
     def condemn(self, frame_id: str, session_id: str) -> None:
@@ -171,7 +187,7 @@ class Frames:
 
     def resume(self, slot: Slot) -> None:
         """Let a resting frame go on with the session it holds."""
-        slot.resting = False
+        self.paging.reserve(slot)
         self._node.spawn_task(self._continue(slot))
 
     def given(self, slot: Slot, work: dict[str, Any] | None) -> dict[str, Any]:
@@ -180,28 +196,30 @@ class Frames:
         for other in self.paging.slots.values():
             if other is not slot and other.session_id == work["session_id"]:
                 self.release(other)  # fenced by this activation; its next call will tell it
-        self.paging.ready.pop(work["session_id"], None)  # somebody may have found it ready meanwhile
+        self.paging.remove(work["session_id"])  # somebody may have found it ready meanwhile
         slot.session_id, slot.epoch, slot.wait, slot.resting = work["session_id"], work["epoch"], None, False
-        slot.incarnation = work["incarnation"]
+        slot.incarnation, slot.root_id = work["incarnation"], work["root_id"]
+        if work["epoch"] > 1:
+            self.paging.count_return(slot, work["session_id"], slot.incarnation)
         slot.remember(work["session_id"], work["seq"], slot.incarnation)
         if slot.frame_id not in self.paging.slots:  # it died while its work was being committed
             lost = self._node.recovery.crashed(slot, work["session_id"], work["epoch"], "process_died", now())
             self._node.spawn_task(lost)
         return {"kind": "work", **work}
 
-    def requeue_unless_waiting(self, session_id: str, placement: str, wait: str | None) -> None:
+    def requeue_unless_waiting(self, session_id: str, placement: str, root_id: str, wait: str | None) -> None:
         """A session left its frame: it queues for another one if it can go on."""
         if wait is None:
-            self.paging.add(Ready(session_id, placement))
+            self.paging.add(Ready(session_id, placement, root_id))
             self.dispatch()
 
-    def wake(self, row: Row, cause: str = "ready", down_since: int = 0) -> None:
+    def wake(self, row: Row) -> None:
         """A session is ready: its own frame goes on, or it queues for one."""
         slot = self.holder(row)
         if slot is not None and slot.resting and slot.epoch == row["epoch"]:
             self.resume(slot)
         elif slot is None or slot.epoch < row["epoch"]:
-            self.paging.add(Ready(row["session_id"], row["placement"], cause, down_since))
+            self.paging.add(ready_of(row, "ready"))
 
     def holder(self, row: Row) -> Slot | None:
         """The frame that holds the session; one that holds a removed session of this id holds nothing."""
@@ -212,13 +230,13 @@ class Frames:
         return slot
 
     def take_spare(self, session_id: str, placement: str) -> Slot | None:
-        """Reserve a frame without a session for this one; None while others queue for frames."""
-        if self.paging.ready or not self._node.generation:
+        """Reserve a frame without a session for this one; None while others queue for such frames."""
+        if self.paging.queued(placement) or not self._node.generation:
             return None
         slot = self.paging.frame_for(session_id, placement)
         if slot is None or slot.session_id is not None:
             return None
-        slot.resting = False
+        self.paging.reserve(slot)
         return slot
 
     def hand_over(self, slot: Slot | None, work: dict[str, Any] | None) -> None:
@@ -255,14 +273,17 @@ class Frames:
         found: dict[str, dict[str, Any]] = {name: dict(row) for name, row in self.paging.demand().items()}
         for name, row in found.items():
             row["frames"] = [slot.frame_id for slot in self.paging.slots.values() if slot.placement == name]
+            row["taken"] = self.paging.taken.pop(name, 0)
         return found
 
-    async def retire(self, placement: str, count: int) -> None:
-        """Let idle frames of a placement go."""
-        for slot in list(self.paging.slots.values()):
-            idle = slot.resting and (slot.session_id is None or slot.wait == "idle")
-            if count > 0 and idle and slot.placement == placement:
-                count -= 1
+    async def retire(self, leaving: dict[str, int]) -> None:
+        """Let so many frames of each placement go: those that rest now, and others when they next do.
+
+        It replaces what was said before.
+        """
+        self.leaving = Counter(leaving)
+        for slot in sorted(self.paging.slots.values(), key=lambda slot: not slot.stands_by):
+            if slot.resting and self.leaves(slot):
                 slot.resting = False
                 self.paging.slots.pop(slot.frame_id, None)
                 session_id, epoch = slot.session_id, slot.epoch
@@ -271,10 +292,41 @@ class Frames:
                     await self._node.journal.submit(lambda tx, s=session_id, e=epoch: activation.park(tx, s, e))  # type: ignore[misc]
                 self.reply(slot, EXIT)
 
+    def leaves(self, slot: Slot) -> bool:
+        """Whether this frame, which comes to rest, is one of those that shall go; it is counted then."""
+        if self.leaving[slot.placement] <= 0:
+            return False
+        self.leaving[slot.placement] -= 1
+        return True
+
+    def memory(self) -> Memory:
+        """What memory there is, measured every `MEASURE_SECONDS`. Scarce frames may be on other machines."""
+        if self._memory is None or time.monotonic() - self._measured > MEASURE_SECONDS:
+            slots = self.paging.slots.values()
+            self._memory = measure([slot.pid for slot in slots if not is_scarce(slot.placement)])
+            self._measured = time.monotonic()
+        return self._memory
+
+    def cause(self, cause: str) -> str:
+        """Why a process died: where the kernel has just killed one for want of memory, it was this one."""
+        before = self._memory
+        if cause != "process_died" or before is None:
+            return cause
+        self._memory = None
+        return OUT_OF_MEMORY if self.memory().killed > before.killed else cause
+
     def fail_reply(self, slot: Slot) -> None:
         """The frame's process is gone, and with it whoever awaits its call."""
         if slot.reply is not None and not slot.reply.done():
             slot.reply.cancel()
+
+
+def ready_of(row: Row, cause: str) -> Ready:
+    """A session that is ready, as its row is: one that did nothing since its process died is to be resumed."""
+    died_at = (row["deaths"] or (0,))[-1]
+    if died_at and died_at in (row["updated_at"], row["wait_since"]):  # since then it has waited for a pause at most
+        return Ready(row["session_id"], row["placement"], row["root_id"], "resume", died_at)
+    return Ready(row["session_id"], row["placement"], row["root_id"], cause)
 
 
 def current_work(tx: Transaction, session_id: str, epoch: int, after_seq: int) -> dict[str, Any]:

@@ -14,8 +14,10 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
-from understudy.errors import ClusterError, UnderstudyError
+from understudy.errors import ClusterError, UnderstudyError, Unschedulable
+from understudy.placement import is_scarce
 
+from .placing import actor_options, obstacle
 from .ray_edge import RAY_NAMESPACE, ServiceGone, kill_process, process_identity, settle, submitted
 from .services import frame_name, node_name
 
@@ -74,7 +76,12 @@ class RayNode:
 
 
 class RayFrame:
-    """A frame."""
+    """A frame.
+
+    Attributes:
+        node_id: the node whose service it works for.
+        host: the node that its process is on: another one, perhaps, if it asks for resources.
+    """
 
     def __init__(self, handle: Any, frame_id: str, node_id: str, placement: str, pid: int = 0) -> None:
         self.handle = handle
@@ -82,6 +89,13 @@ class RayFrame:
         self.node_id = node_id
         self.placement = placement
         self.pid = pid
+        self.host = node_id
+
+    async def begin(self) -> None:
+        """Let it take work, and learn where it is."""
+        self.pid = await settle(self.handle.start.remote())
+        if is_scarce(self.placement):
+            self.host = await settle(self.handle.host.remote())
 
     async def watch(self) -> str:
         """Why it left; fails when its process is gone."""
@@ -144,7 +158,7 @@ class RayMachinery:
         try:
             handle = ray.get_actor(name, namespace=RAY_NAMESPACE)
             frame = RayFrame(handle, frame_id, node_id, "" if placement == "-" else placement)
-            frame.pid = await asyncio.wait_for(settle(handle.start.remote()), ADOPT_SECONDS)
+            await asyncio.wait_for(frame.begin(), ADOPT_SECONDS)
             return frame
         except TimeoutError:
             log.warning("frame %s does not answer: killed", frame_id)
@@ -154,17 +168,28 @@ class RayMachinery:
         return None
 
     async def create_frame(self, node: Any, frame_id: str, placement: str) -> RayFrame:
-        """Start a frame on a node, in the environment that the placement asks for."""
+        """Start a frame on a node, in the environment that the placement asks for.
+
+        One that asks for resources or labels is started wherever the cluster has them.
+
+        Raises:
+            Unschedulable: no node has them.
+        """
         if placement not in self._definitions:  # it never changes, and frames must come while the store is away too
             self._definitions[placement] = json.loads(await node.call("blob", placement))
         definition = self._definitions[placement]
-        runtime_env = definition.get("runtime_env") or None
+        options = actor_options(definition)
+        if is_scarce(placement):
+            reason = obstacle(definition, await asyncio.to_thread(ray.nodes))
+            if reason:
+                raise Unschedulable(reason)
+        else:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
         handle = self._frame_class.options(
             name=frame_name(self._settings, frame_id, node.node_id, placement),
             namespace=RAY_NAMESPACE,
             lifetime="detached",
-            runtime_env=runtime_env,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+            **options,
         ).remote(
             node.handle,
             frame_id,
@@ -174,14 +199,15 @@ class RayMachinery:
         )
         frame = RayFrame(handle, frame_id, node.node_id, placement)
         try:
-            frame.pid = await asyncio.wait_for(settle(handle.start.remote()), CREATE_SECONDS)
+            await asyncio.wait_for(frame.begin(), CREATE_SECONDS)
         except TimeoutError:
             ray.kill(handle)
-            raise ClusterError(f"a frame was not ready after {CREATE_SECONDS:.0f} s") from None
+            raise ClusterError(f"a frame was not ready after {CREATE_SECONDS:.0f} s (see `ray status`)") from None
         return frame
 
     async def kill(self, node_id: str, pid: int, handle: Any) -> None:
         """Make sure that a process is gone: by its pid, on another node through its service, else through Ray."""
+        node_id = getattr(handle, "host", node_id)
         if node_id == ray.get_runtime_context().get_node_id() and pid > 1:
             for _ in range(KILL_TRIES):
                 if await asyncio.to_thread(kill_process, pid):

@@ -17,6 +17,7 @@ from understudy.actors.gateway import Gateway
 from understudy.actors.window import with_longest_reply
 from understudy.config import ModelProfile
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.placement import is_isolated
 from understudy.records import Ack, Batch, ModelAnswer, ModelRequest
 from understudy.store import activation, operations
 from understudy.store.engine import Database, now
@@ -128,6 +129,7 @@ class NodeService:
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
         """See `understudy.ports.Node.step`."""
         slot = self.frames.calling(call)
+        root_id = slot.root_id
         if call.get("session_id") is None:
             return await self.frames.rest(slot, None)
         slot.remember(call["session_id"], call["known_seq"], slot.incarnation)
@@ -136,13 +138,14 @@ class NodeService:
             assert request is not None
             return await self._attach(slot, request)
         batch = Batch.from_wire(call["batch"])
-        turns = batch.wait and self.generation and not call.get("leave")
+        call["leave"] = call.get("leave") or self._must_leave(slot, batch.wait)
+        turns = batch.wait and self.generation and not call["leave"]
         following = self.frames.paging.next_for(slot) if turns else None
         self.own.add(batch.session_id)
         try:
             result, work = await self._commit_step(slot, batch, following)
             if result is not None and result.wait == "model" and request is not None:
-                if not await self._start_call(batch, request, result, slot.placement):
+                if not await self._start_call(batch, request, result, slot.placement, root_id):
                     result = replace(result, wait=None)
                 elif batch.session_id in self._cancelled:
                     self.calls.abort(batch.session_id)
@@ -154,14 +157,15 @@ class NodeService:
             return work
         if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
             result = replace(result, wait=None)
-        if call.get("leave"):
+        over = is_isolated(slot.placement) and result.wait not in (None, "model")  # it was to wait for something else
+        if call["leave"] or over:
             self.frames.paging.slots.pop(slot.frame_id, None)
             await self.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
-            self.frames.requeue_unless_waiting(batch.session_id, slot.placement, result.wait)
+            self.frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
             self.frames.demand_changed.set()
             return EXIT
         if work is not None:
-            self.frames.requeue_unless_waiting(batch.session_id, slot.placement, result.wait)
+            self.frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
             return work
         if result.wait == "input":  # that may be weeks: no process is held for it
             self.frames.release(slot)
@@ -173,6 +177,17 @@ class NodeService:
         # Where a replayed batch's messages went, only the store knows: they are read from there when the wait ends.
         slot.reply_echo = None if result.ack.replayed else echo(batch, result.ack)
         return await self.frames.rest(slot, result.wait)
+
+    def _must_leave(self, slot: Slot, wait: str | None) -> bool:
+        """Whether this frame ends with its batch: it is one too many, or serves one activation only, which ends here.
+
+        Such an activation outlasts a model call, unless others wait for frames of this placement.
+        """
+        if wait is None:
+            return False
+        if is_isolated(slot.placement) and (wait != "model" or self.frames.paging.queued(slot.placement)):
+            return True
+        return self.frames.leaves(slot)
 
     async def _commit_step(
         self, slot: Slot, batch: Batch, following: Ready | None
@@ -224,12 +239,12 @@ class NodeService:
                 raise
             if issued is None:
                 return {"kind": "work", **await self.frames.work(slot)}
-            self._call(request, issued, slot.placement)
+            self._call(request, issued, slot.placement, slot.root_id)
         slot.reply_echo = None
         return await self.frames.rest(slot, "model")
 
     async def _start_call(
-        self, batch: Batch, request: ModelRequest, result: operations.CommitResult, placement: str
+        self, batch: Batch, request: ModelRequest, result: operations.CommitResult, placement: str, root_id: str
     ) -> bool:
         """Send the call out; False if the session does not wait for it any more."""
         issued: activation.Issued | None = activation.Issued(result.attempt, result.longest_reply)
@@ -239,13 +254,13 @@ class NodeService:
                 lambda tx: activation.reissue(tx, batch.session_id, batch.epoch, self.holder, request.model)
             )
         if issued is not None:
-            self._call(request, issued, placement)
+            self._call(request, issued, placement, root_id)
         return issued is not None
 
-    def _call(self, request: ModelRequest, issued: activation.Issued, placement: str) -> None:
+    def _call(self, request: ModelRequest, issued: activation.Issued, placement: str, root_id: str) -> None:
         session_id, run_id, round_number = split_wait_key(request.wait_key)
         request = with_longest_reply(request, issued.longest_reply)
-        self.calls.start(Call(session_id, run_id, round_number, issued.attempt, placement, request))
+        self.calls.start(Call(session_id, run_id, round_number, issued.attempt, placement, root_id, request))
 
     async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
         """See `understudy.ports.Node.commit`."""
@@ -364,8 +379,7 @@ class NodeService:
         """
         self.feed.forget(session_ids)
         self.spawn_task(self.timers.look())
-        told = set(session_ids)
-        rows = [row for row in await self.reading.active([self.config.node_id]) if row["session_id"] in told]
+        rows = await self.reading.active([self.config.node_id], session_ids=session_ids)
         # One that is being placed is left alone: its frame learns the rest with the answer to its first commit.
         ready = [row for row in rows if self.is_ready(row) and row["session_id"] not in self.frames.placing]
         self.act(cancelled(rows), {row["session_id"]: row for row in ready})
@@ -392,7 +406,7 @@ class NodeService:
         slot = self.frames.paging.holder(call.session_id)
         resident = slot if slot is not None and slot.resting else None
         spare = self.frames.take_spare(call.session_id, call.placement) if slot is None else None
-        ready = Ready(call.session_id, call.placement)
+        ready = Ready(call.session_id, call.placement, call.root_id)
 
         def operation(tx: Transaction) -> tuple[operations.AnswerResult, dict[str, Any] | None, dict[str, Any] | None]:
             model = call.request.model
@@ -434,7 +448,7 @@ class NodeService:
         """The session lost its frame between the answer's arrival and its commit, or had none."""
         slot = self.frames.paging.holder(call.session_id)
         if slot is None:
-            self.frames.paging.add(Ready(call.session_id, call.placement))
+            self.frames.paging.add(Ready(call.session_id, call.placement, call.root_id))
         elif slot.resting:
             self.frames.resume(slot)
 

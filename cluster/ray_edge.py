@@ -21,9 +21,8 @@ from typing import Any
 import psutil
 import ray
 from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
     GetTimeoutError,
+    OutOfMemoryError,
     RayActorError,
     RayError,
     RayTaskError,
@@ -59,10 +58,18 @@ async def settle(reference: Awaitable[Any]) -> Any:
         return await reference
     except RayTaskError as error:
         raise _cause(error) from None
-    except (ActorDiedError, ActorUnavailableError, RayActorError) as error:
-        raise ServiceGone(str(error).splitlines()[0][:300]) from None
+    except RayActorError as error:
+        raise ServiceGone(str(error).splitlines()[0][:300], details=_death(error)) from None
     except RayError as error:
-        raise ServiceGone(f"{type(error).__name__}: {str(error).splitlines()[0][:300]}") from None
+        raise ServiceGone(
+            f"{type(error).__name__}: {str(error).splitlines()[0][:300]}", details=_death(error)
+        ) from None
+
+
+def _death(error: RayError) -> dict[str, str]:
+    """What Ray knows of the cause. Its text for any other death names the kernel's killer as one that is common."""
+    told = any(text in str(error) for text in ("running low on memory", "OOM kill reason"))
+    return {"cause": "out_of_memory"} if told or isinstance(error, OutOfMemoryError) else {}
 
 
 def submitted(call: Callable[[], Any]) -> Any:

@@ -50,9 +50,9 @@ class Reading:
         row: Row = await self.query(queries.session_info, session_id)
         return row
 
-    async def active(self, nodes: list[str] | None) -> list[Row]:
-        """Sessions with work to do."""
-        rows: list[Row] = await self.query(queries.active_sessions, nodes)
+    async def active(self, nodes: list[str] | None, **only: Any) -> list[Row]:
+        """Sessions with work to do (`queries.active_sessions`)."""
+        rows: list[Row] = await self.query(queries.active_sessions, nodes, **only)
         return rows
 
     async def timers(self, node_id: str, until: int) -> list[Row]:

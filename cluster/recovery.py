@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
@@ -13,12 +14,17 @@ from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.paging import Ready, Slot
 from understudy.supervisor.restarts import decide
 
+from .frames import ready_of
+
 if TYPE_CHECKING:
     from .node_service import NodeService
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
+CHUNK = 200
+"""So many sessions are looked at before whoever else waits for the event loop gets it."""
+
 SWEEP_AGE = 3_000_000
 """A session that has been ready for so long (microseconds) without anybody knowing is picked up by the sweep."""
 
@@ -71,7 +77,7 @@ class Recovery:
             slot = self._paging.slots.pop(frame_id)
             self._frames.fail_reply(slot)
         resumed = 0
-        for row in rows:
+        async for row in in_chunks(rows):
             resumed += await self._take_up_session(row, live)
         await self._node.timers.look()
         return {"active": len(rows), "resumed": resumed, "adopted": len(adopted)}
@@ -79,22 +85,28 @@ class Recovery:
     async def _take_up_session(self, row: Row, live: set[str]) -> int:
         session_id, frame_id = row["session_id"], row["frame_id"]
         held = self._frames.holder(row)
-        known = session_id in self._paging.ready or session_id in self._node.own | self._frames.placing
-        if held is not None or known:
+        if held is not None or self._is_placed(session_id):
             return 0
         if frame_id is not None and frame_id in live:
             if frame_id not in self._paging.slots:  # it will call in, with this session or with another
-                self._frames.expected.setdefault(frame_id, set()).add(session_id)
+                self._frames.expected.setdefault(frame_id, {})[session_id] = row["root_id"]
             else:
-                self._paging.add(Ready(session_id, row["placement"], "takeover"))
+                self._paging.add(ready_of(row, "takeover"))
             return 0
         if frame_id is not None:
-            slot = Slot(frame_id, row["actor_pid"] or 0, row["node_id"], row["placement"])
+            slot = Slot(
+                frame_id, row["actor_pid"] or 0, row["node_id"], row["placement"], root_id=row["root_id"]
+            )  # fmt: skip
             await self.crashed(slot, session_id, row["epoch"], "process_died", now())
             return 1
         if self._node.is_ready(row):
-            self._paging.add(Ready(session_id, row["placement"], "takeover"))
+            self._paging.add(ready_of(row, "takeover"))
         return 0
+
+    def _is_placed(self, session_id: str) -> bool:
+        """Whether somebody is about to deal with the session."""
+        places = (self._paging.ready, self._node.own, self._frames.placing)
+        return any(session_id in place for place in places)
 
     async def sweeping(self) -> None:
         """Compare what is in memory with the store, now and then: a wake-up that was lost must not last."""
@@ -112,9 +124,9 @@ class Recovery:
             home, nodes = self._node.config.node_id, self._node.nodes
             # A node that was given up may have accepted something since; an import has no home yet.
             await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
-            rows = await self._node.reading.active([home])
+            rows = await self._node.reading.active([home], may_be_ready=True)
             self._node.act(cancelled(rows), {})
-            for row in rows:
+            async for row in in_chunks(rows):
                 self._sweep(row, age)
             await self._node.timers.look()
         except StaleGeneration as error:
@@ -125,15 +137,14 @@ class Recovery:
 
     def _sweep(self, row: Row, age: int) -> None:
         session_id = row["session_id"]
-        placed = session_id in self._paging.ready or session_id in self._node.own | self._frames.placing
-        if not self._node.is_ready(row) or placed or row["updated_at"] > now() - age:
+        if not self._node.is_ready(row) or self._is_placed(session_id) or row["updated_at"] > now() - age:
             return
         holder = self._frames.holder(row)
         if holder is not None and holder.epoch < row["epoch"]:
             self._frames.release(holder)
             holder = None
         if holder is None and row["frame_id"] not in self._frames.expected:
-            self._paging.add(Ready(session_id, row["placement"], "takeover"))
+            self._paging.add(ready_of(row, "takeover"))
         elif holder is not None and holder.resting and holder.epoch == row["epoch"]:
             self._frames.resume(holder)
         else:
@@ -151,7 +162,7 @@ class Recovery:
         """
         if not self._node.generation:
             raise StaleGeneration("the service has not been taken up")
-        since = now()
+        since, cause = now(), self._frames.cause(cause)
         slot = self._paging.slots.pop(frame_id, None)
         self._frames.condemned.discard(frame_id)
         self._frames.demand_changed.set()
@@ -159,10 +170,11 @@ class Recovery:
         if slot is not None:
             self._frames.fail_reply(slot)
         else:  # it never called in here: the store knows what it holds
-            rows = [row for row in await self._node.reading.active(None) if row["frame_id"] == frame_id]
+            rows = await self._node.reading.active(None, frame_id=frame_id)
             held = {row["session_id"]: row["epoch"] for row in rows}
-            pid, placement = (rows[0]["actor_pid"] or 0, rows[0]["placement"]) if rows else (0, "")
-            slot = Slot(frame_id, pid, self._node.config.node_id, placement)
+            slot = Slot(frame_id, 0, self._node.config.node_id, "")
+            for row in rows:
+                slot.pid, slot.placement, slot.root_id = row["actor_pid"] or 0, row["placement"], row["root_id"]
             self._frames.expected.pop(frame_id, None)
         for session_id, epoch in held.items():
             await self.crashed(slot, session_id, epoch, cause, since)
@@ -179,9 +191,9 @@ class Recovery:
             spare = None  # it would only wait there: no reason to take the frame of another that waits
         parked = (spare.session_id, spare.epoch) if spare is not None and spare.session_id is not None else None
         if spare is not None:
-            spare.resting = False
+            self._paging.reserve(spare)
             self._frames.release(spare)
-        ready = Ready(session_id, slot.placement, "resume", since)
+        ready = Ready(session_id, slot.placement, slot.root_id, "resume", since)
 
         def operation(tx: Transaction) -> tuple[Any, dict[str, Any] | None]:
             if self._node.elsewhere(tx.session(session_id)):
@@ -210,13 +222,21 @@ class Recovery:
         resumes = verdict is not None and verdict.action != "quarantine" and work is None
         paused = verdict is not None and verdict.delay and not woken
         if resumes and not paused:  # a timer ends the pause
-            await self._requeue(session_id, slot.placement, since)
+            await self._requeue(ready)
         self._frames.dispatch()
 
-    async def _requeue(self, session_id: str, placement: str, since: int) -> None:
-        row = await self._node.reading.session(session_id)
+    async def _requeue(self, ready: Ready) -> None:
+        row = await self._node.reading.session(ready.session_id)
         if row["active"] and self._node.is_ready(row):
-            self._paging.add(Ready(session_id, placement, "resume", since))
+            self._paging.add(ready)
+
+
+async def in_chunks(rows: list[Row]) -> AsyncIterator[Row]:
+    """The rows; now and then everybody else has a turn in between."""
+    for number, row in enumerate(rows, 1):
+        yield row
+        if number % CHUNK == 0:
+            await asyncio.sleep(0)
 
 
 def cancelled(rows: list[Row]) -> dict[str, Row]:

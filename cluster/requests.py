@@ -82,7 +82,7 @@ class Requests:
         node = self._node
         placement = await node.placement(session_id)
         spare = node.frames.take_spare(session_id, placement) if node.frames.paging.holder(session_id) is None else None
-        ready = Ready(session_id, placement)
+        ready = Ready(session_id, placement, root_id="")  # never queued: its tree does not matter
 
         def operation(tx: Transaction) -> tuple[dict[str, Any], dict[str, Any] | None]:
             after = tx.session(session_id)["seq"]
@@ -152,8 +152,17 @@ class Requests:
         return await self._node.journal.submit(lambda tx: activation.resume(tx, session_id), session_id)
 
     async def read(self, what: str, arguments: list[Any], options: dict[str, Any]) -> Any:
-        """One of `READS`."""
-        return await self._node.reading.query(READS[what], *arguments, **options)
+        """One of `READS`. Who waits for a frame that can't be started is told so."""
+        found = await self._node.reading.query(READS[what], *arguments, **options)
+        if self._node.frames.unschedulable and what in ("info", "sessions", "tree"):
+            for row in [found] if what == "info" else found:
+                self._explain(row)
+        return found
+
+    def _explain(self, row: dict[str, Any]) -> None:
+        reason = self._node.frames.unschedulable.get(row["placement"])
+        if reason and row["session_id"] in self._node.frames.paging.ready and row["error"] is None:
+            row["error"] = {"code": "unschedulable", "message": reason, "session_id": row["session_id"]}
 
     async def events(self, session_id: str, after: int) -> list[dict[str, Any]]:
         """Events of a session after a `seq`, in wire form."""

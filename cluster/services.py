@@ -108,8 +108,11 @@ class NodeActor:
     async def frame_died(self, frame_id: str, cause: str) -> None:
         await (await self._node()).recovery.frame_died(frame_id, cause)
 
-    async def retire(self, placement: str, count: int) -> None:
-        await (await self._node()).frames.retire(placement, count)
+    async def unschedulable(self, failures: dict[str, str]) -> None:
+        (await self._node()).frames.unschedulable = failures
+
+    async def retire(self, leaving: dict[str, int]) -> None:
+        await (await self._node()).frames.retire(leaving)
 
     async def register(self, profile: Any) -> None:
         (await self._node()).register(profile)
@@ -122,7 +125,7 @@ class NodeActor:
         demand = await node.frames.demand(timeout)
         condemned = list(node.frames.condemned)
         known = {"pid": os.getpid(), "generation": node.generation, "nodes": node.nodes}
-        return {**known, "demand": demand, "condemned": condemned}
+        return {**known, "demand": demand, "condemned": condemned, "memory": node.frames.memory()}
 
     async def watched_by(self, pid: int, node_id: str) -> None:
         """Learn who supervises, to replace it when it hangs: Ray does not see a stopped process for over a minute."""
@@ -238,6 +241,10 @@ class FrameActor:
             self._run = asyncio.get_running_loop().create_task(self._frame.run())
             self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
         return os.getpid()
+
+    async def host(self) -> str:
+        """The node that this process is on."""
+        return str(ray.get_runtime_context().get_node_id())
 
     async def watch(self) -> str:
         """`exit` when the frame was told to leave; raises when its loop failed. Its process's death fails the call."""

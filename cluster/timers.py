@@ -21,6 +21,8 @@ HORIZON_SECONDS = 30.0
 """Timers that are due within this time are kept in memory; the sweep looks for the others long before they are."""
 
 REPEAT_SECONDS = 1.0
+CHUNK = 200
+"""So many of those due at the same time are fired before whoever else waits for the event loop gets it."""
 
 Key = tuple[str, str]
 
@@ -64,10 +66,15 @@ class Timers:
                 except TimeoutError:
                     pass
                 continue
-            due_at, key = heapq.heappop(self._order)
-            if self._due.get(key) == due_at:  # else it was set again
-                del self._due[key]
-                self._node.spawn_task(self._fire(key, due_at))
+            for _ in range(min(len(self._order), CHUNK)):
+                due_at, key = self._order[0]
+                if due_at > self._now():
+                    break
+                heapq.heappop(self._order)
+                if self._due.get(key) == due_at:  # else it was set again
+                    del self._due[key]
+                    self._node.spawn_task(self._fire(key, due_at))
+            await asyncio.sleep(0)
 
     async def _fire(self, key: Key, due_at: int) -> None:
         session_id, name = key

@@ -318,6 +318,13 @@ class ClusterUnreachable(ClusterError):
     hint = "`understudy doctor` says what is missing."
 
 
+class Unschedulable(ClusterError):
+    """No node has what a placement asks for."""
+
+    code = "unschedulable"
+    hint = "`ray status` shows what the nodes have; add one, or change the spec's resources and labels."
+
+
 class DeadlineExceeded(ClusterError):
     """The wait ended before the work did; the work goes on."""
 

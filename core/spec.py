@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -182,6 +183,12 @@ class AgentSpec(Strict):
         shutdown: seconds that a run has to end once it is told to; then it is ended by force and its process is killed.
             0 does so at once, None never.
         budget: one, or several with a scope each. A sub-agent's own apply within those of the agents above it.
+        isolation: `process` gives each activation a process of its own, which ends when the session parks or its run
+            does; nothing is carried over. `shared` uses one process for one session after the other.
+        resources: what its process needs, by Ray's names: `num_cpus`, `memory` (bytes), `GPU`, or your own. It runs
+            wherever the cluster has them, and holds them only while the session is in it.
+        labels: node labels that its process needs, as Ray's label selectors: `{"accelerator": "in(A100,H100)"}`.
+        runtime_env: of its process, over that of the driver's job.
     """
 
     name: str = Field(pattern=NAME)
@@ -208,7 +215,32 @@ class AgentSpec(Strict):
     on_parent_end: Literal["cancel", "abandon", "wait"] = "cancel"
     lifecycle: Literal["ephemeral", "linked", "detached"] = "ephemeral"
     shutdown: float | None = Field(10.0, ge=0, le=86_400)
+    isolation: Literal["shared", "process"] = "shared"
+    resources: dict[str, float] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    runtime_env: dict[str, Any] = Field(default_factory=dict)
     metadata: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("resources")
+    @classmethod
+    def _resources(cls, value: dict[str, float]) -> dict[str, float]:
+        names = {"CPU": "num_cpus", "num_gpus": "GPU"}
+        found = {names.get(name, name): amount for name, amount in value.items()}
+        if len(found) < len(value):
+            raise ValueError("names one resource twice")
+        wrong = sorted(name for name, amount in found.items() if not name or not 0 < amount < math.inf)
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} must be positive numbers")
+        return found
+
+    @field_validator("runtime_env")
+    @classmethod
+    def _runtime_env(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise ValueError("must be JSON-compatible") from None
+        return value
 
     @field_validator("tools", mode="before")
     @classmethod

@@ -181,9 +181,11 @@ def _begin(
     tx: Transaction, parent: Row, call_id: str, child_id: str, spec: dict[str, Any], task: Any, *,
     replaces: Row | None = None, delay: int = 0,
 ) -> None:  # fmt: skip
+    placement: str = spec["placement"] if "placement" in spec else parent["placement"]
     create_session(
-        tx, child_id, spec, spec_hash=spec["hash"], placement=parent["placement"], node_id=parent["node_id"],
-        metadata=spec.get("metadata") or {}, parent=parent, call_id=call_id, replaces=replaces,
+        tx, child_id, spec, spec_hash=spec["hash"], placement=placement, node_id=parent["node_id"],
+        metadata=spec.get("metadata") or {}, parent=parent, call_id=call_id,
+        replaces=replaces,
     )  # fmt: skip
     tx.append(parent, events.ChildSpawned(call_id=call_id, child_id=child_id, child_agent=spec["name"]))
     if delay:

@@ -16,7 +16,7 @@ def digests(spec: dict[str, Any], placement: str) -> set[str]:
     found = {placement} if placement else set()
     found |= {tool["source"]["blob"] for tool in spec.get("tools") or () if "blob" in tool["source"]}
     for agent in (spec.get("agents") or {}).values():
-        found |= digests(agent, "")
+        found |= digests(agent, agent.get("placement", ""))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, select
+from sqlalchemy import Connection, and_, bindparam, or_, select
 
 from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import ENVELOPE, Event
@@ -194,26 +194,38 @@ def homes(connection: Connection, namespace: str, session_ids: list[str]) -> dic
     return {session_id: (node_id, seq) for session_id, node_id, seq in connection.execute(statement)}
 
 
-def active_sessions(connection: Connection, namespace: str, nodes: Iterable[str] | None) -> list[Row]:
-    """Sessions with work to do, for a node service that takes them up."""
-    names = (
-        "session_id",
-        "placement",
-        "epoch",
-        "frame_id",
-        "actor_pid",
-        "wait",
-        "wait_holder",
-        "node_id",
-        "cancel_reason",
-        "updated_at",
-        "incarnation",
-    )
-    statement = select(*(SESSION.c[name] for name in names)).where(
-        SESSION.c.namespace == namespace, SESSION.c.active == 1
-    )
+ACTIVE = (
+    "session_id", "root_id", "placement", "epoch", "frame_id", "actor_pid", "wait", "wait_since", "wait_holder",
+    "node_id", "cancel_reason", "updated_at", "incarnation", "deaths",
+)  # fmt: skip
+"""What a node service must know of a session that it takes up."""
+
+
+def active_sessions(
+    connection: Connection,
+    namespace: str,
+    nodes: Iterable[str] | None,
+    *,
+    session_ids: Iterable[str] | None = None,
+    frame_id: str | None = None,
+    may_be_ready: bool = False,
+) -> list[Row]:
+    """Sessions with work to do, for a node service that takes them up, the one that was written longest ago first.
+
+    Args:
+        nodes, session_ids, frame_id: only those at home there, only these, only those in that frame.
+        may_be_ready: leave out those that wait for something else than a model, unless they were asked to end.
+    """
+    where = [SESSION.c.namespace == namespace, SESSION.c.active == 1]
     if nodes is not None:
-        statement = statement.where(SESSION.c.node_id.in_(list(nodes)))
+        where.append(SESSION.c.node_id.in_(list(nodes)))
+    if session_ids is not None:
+        where.append(SESSION.c.session_id.in_(list(session_ids)))
+    if frame_id is not None:
+        where.append(SESSION.c.frame_id == frame_id)
+    if may_be_ready:
+        where.append(or_(SESSION.c.wait.is_(None), SESSION.c.wait == "model", SESSION.c.cancel_reason.is_not(None)))
+    statement = select(*(SESSION.c[name] for name in ACTIVE)).where(*where)
     return [dict(row) for row in connection.execute(statement.order_by(SESSION.c.updated_at)).mappings()]
 
 

@@ -5,14 +5,26 @@ While frames are free, a waiting session keeps its own. When ready sessions outn
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from understudy.placement import is_isolated
 from understudy.records import CACHED_WINDOWS
+
+from .turns import Ready as Ready
+from .turns import Turns
 
 PARKING_ORDER = {"idle": 0, "timer": 1, "child": 2, "model": 3}
 """Who leaves first: those whose wait is likely to be the longest."""
+
+LATEST_FIRST = ("child", "model")
+"""Among those whose wait has a length of its own, the latest to begin leaves first: it has most of it ahead."""
+
+CACHED_IN_A_ROW = 3
+"""So often a frame may take a session whose window it has before one whose turn it is."""
+
+NO_DEMAND = {"ready": 0, "acting": 0, "waiting": 0, "standby": 0}
 
 
 @dataclass(eq=False)
@@ -23,6 +35,7 @@ class Slot:
         wait: why its session waits; None while it acts. Meaningless without a session.
         since: order in which the present wait began.
         resting: its `step` call is pending, so it can be given work.
+        root_id: the tree of its session.
         incarnation: of its session; one of the same id that was removed and made again has another.
         known: the sessions whose windows it caches, with the last `seq` it has of each, and their incarnation.
         reply: the future that its pending call awaits.
@@ -40,6 +53,7 @@ class Slot:
     since: int = 0
     resting: bool = False
     incarnation: int = 0
+    root_id: str = ""
     known: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
     reply: Any = None
     reply_echo: list[dict[str, Any]] | None = None
@@ -49,6 +63,16 @@ class Slot:
         seq, of = self.known.get(session_id, (None, incarnation))
         return seq if of == incarnation else None
 
+    @property
+    def stands_by(self) -> bool:
+        """Whether it has nothing to do, and nobody will miss it."""
+        return self.resting and (self.session_id is None or self.wait == "idle")
+
+    @property
+    def can_be_left(self) -> bool:
+        """Whether a ready session can be given to it now. A process that is for one activation only ends with it."""
+        return self.resting and (self.session_id is None or not is_isolated(self.placement))
+
     def remember(self, session_id: str, seq: int, incarnation: int = 0) -> None:
         """Note what the frame has of a session; it forgets the one it used longest ago, as the frame itself does."""
         self.known[session_id] = (max(seq, self.known_seq(session_id, incarnation) or 0), incarnation)
@@ -57,31 +81,58 @@ class Slot:
             self.known.popitem(last=False)
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A session that needs a frame. `cause` and `down_since` go into its activation."""
-
-    session_id: str
-    placement: str
-    cause: str = "ready"
-    down_since: int = 0
-
-
 class Paging:
-    """The node's frames and its queue of ready sessions."""
+    """The node's frames and its ready sessions.
+
+    No operation walks the ready sessions; some walk the frames, of which there are few.
+
+    Attributes:
+        ready: sessions without a frame, by id; change it by `add` and `remove` only.
+        hits: sessions that came back to a frame which had their window.
+        misses: sessions that came back to another one, which had to be given all of it.
+        taken: how many standbys were given work, per placement.
+    """
 
     def __init__(self) -> None:
         self.slots: dict[str, Slot] = {}
-        self.ready: OrderedDict[str, Ready] = OrderedDict()
+        self.ready: dict[str, Ready] = {}
+        self.hits = 0
+        self.misses = 0
+        self._turns: dict[str, Turns] = {}
+        self._cached_in_a_row: dict[str, int] = {}
+        self.taken: Counter[str] = Counter()
         self._clock = 0
 
     def add(self, ready: Ready) -> None:
-        """Queue a session; one that resumes goes before those that were never interrupted."""
-        if ready.session_id in self.ready:
-            return
-        self.ready[ready.session_id] = ready
-        if ready.cause == "resume":
-            self.ready.move_to_end(ready.session_id, last=False)
+        """Queue a session, unless it is queued."""
+        if ready.session_id not in self.ready:
+            self.ready[ready.session_id] = ready
+            self._turns.setdefault(ready.placement, Turns()).add(ready)
+
+    def remove(self, session_id: str) -> Ready | None:
+        """Take a session out of the queue, if it is there: somebody found it ready."""
+        ready = self.ready.pop(session_id, None)
+        if ready is not None:
+            self._turns[ready.placement].discard(ready)
+            self._forget_empty(ready.placement)
+        return ready
+
+    def _take(self, placement: str) -> Ready:
+        """The session whose turn it is."""
+        ready = self._turns[placement].take()
+        del self.ready[ready.session_id]
+        self._cached_in_a_row.pop(placement, None)
+        self._forget_empty(placement)
+        return ready
+
+    def _forget_empty(self, placement: str) -> None:
+        if not self._turns[placement]:
+            del self._turns[placement]
+            self._cached_in_a_row.pop(placement, None)
+
+    def queued(self, placement: str) -> int:
+        """How many sessions wait for a frame of a placement."""
+        return len(self._turns.get(placement, ()))
 
     def holder(self, session_id: str) -> Slot | None:
         """The frame that holds the session."""
@@ -92,68 +143,74 @@ class Paging:
         self._clock += 1
         slot.resting, slot.wait, slot.since = True, wait, self._clock
 
+    def reserve(self, slot: Slot) -> None:
+        """A resting frame is given work."""
+        if slot.stands_by:
+            self.taken[slot.placement] += 1
+        slot.resting = False
+
     def next_for(self, slot: Slot) -> Ready | None:
-        """Take the ready session that this frame should have: one it caches, else the one that waits longest."""
-        first: Ready | None = None
-        for ready in self.ready.values():
-            if ready.placement != slot.placement:
-                continue
-            if ready.session_id in slot.known:
-                first = ready
-                break
-            first = first or ready
-        if first is not None:
-            del self.ready[first.session_id]
-        return first
+        """Take the ready session that this frame should have: one it caches, else (or too often) whose turn it is."""
+        placement = slot.placement
+        turns = self._turns.get(placement)
+        if turns is None or is_isolated(placement):
+            return None
+        often = self._cached_in_a_row.get(placement, 0)
+        if often < CACHED_IN_A_ROW and not turns.must_resume:
+            for session_id in slot.known:
+                ready = self.ready.get(session_id)
+                if ready is not None and ready.placement == placement:
+                    self._cached_in_a_row[placement] = often + 1
+                    return self.remove(session_id)
+        return self._take(placement)
 
     def frame_for(self, session_id: str, placement: str) -> Slot | None:
         """The resting frame that a ready session should have; None when all are acting.
 
         In order: one that caches it, one without a session, one whose session waits and can leave.
         """
-        resting = [slot for slot in self.slots.values() if slot.resting and slot.placement == placement]
-        if not resting:
-            return None
+        mine = [slot for slot in self.slots.values() if slot.placement == placement and slot.can_be_left]
+        return self._best(mine, session_id)
 
+    @staticmethod
+    def _best(resting: list[Slot], session_id: str) -> Slot | None:
         def cost(slot: Slot) -> tuple[int, int, int]:
+            cached = 0 if session_id in slot.known else 1
             if slot.session_id is None:
-                return (0, 0 if session_id in slot.known else 1, slot.since)
-            # The latest wait for a model is the one that will last longest; of idle ones, the oldest.
-            latest_first = slot.wait in ("model", "child")
-            order = PARKING_ORDER.get(slot.wait or "", 9)
-            return (1 + order, 0 if session_id in slot.known else 1, -slot.since if latest_first else slot.since)
+                return (0, cached, slot.since)
+            order = PARKING_ORDER.get(slot.wait or "", len(PARKING_ORDER))
+            return (1 + order, cached, -slot.since if slot.wait in LATEST_FIRST else slot.since)
 
-        return min(resting, key=cost)
+        return min(resting, key=cost, default=None)
 
     def pairs(self) -> list[tuple[Slot, Ready]]:
-        """Match ready sessions with resting frames; both are taken."""
+        """Match ready sessions with resting frames until one of both is used up; both are taken."""
         found: list[tuple[Slot, Ready]] = []
-        resting = sum(slot.resting for slot in self.slots.values())
-        if not resting:
-            return found
-        for ready in list(self.ready.values()):
-            slot = self.frame_for(ready.session_id, ready.placement)
-            if slot is not None:
-                slot.resting = False
-                del self.ready[ready.session_id]
-                found.append((slot, ready))
-                if len(found) == resting:
-                    break
+        resting: dict[str, list[Slot]] = {}
+        for slot in self.slots.values():
+            if slot.placement in self._turns and slot.can_be_left:
+                resting.setdefault(slot.placement, []).append(slot)
+        for placement, slots in resting.items():
+            while slots and placement in self._turns:
+                ready = self._take(placement)
+                best = self._best(slots, ready.session_id)
+                assert best is not None
+                slots.remove(best)
+                self.reserve(best)
+                found.append((best, ready))
         return found
 
     def demand(self) -> dict[str, dict[str, int]]:
         """Per placement: ready sessions without a frame, and frames acting, waiting and standing by."""
-        found: dict[str, dict[str, int]] = {}
-
-        def count(placement: str, what: str) -> None:
-            row = found.setdefault(placement, {"ready": 0, "acting": 0, "waiting": 0, "standby": 0})
-            row[what] += 1
-
-        for ready in self.ready.values():
-            count(ready.placement, "ready")
+        found = {name: {**NO_DEMAND, "ready": len(turns)} for name, turns in self._turns.items()}
         for slot in self.slots.values():
-            if not slot.resting:
-                count(slot.placement, "acting")
-            else:
-                count(slot.placement, "standby" if slot.session_id is None or slot.wait == "idle" else "waiting")
+            state = "standby" if slot.stands_by else "waiting" if slot.can_be_left else "acting"
+            found.setdefault(slot.placement, dict(NO_DEMAND))[state] += 1
         return found
+
+    def count_return(self, slot: Slot, session_id: str, incarnation: int) -> None:
+        """A session that was in a frame before comes to this one."""
+        if slot.known_seq(session_id, incarnation) is None:
+            self.misses += 1
+        else:
+            self.hits += 1

@@ -1,67 +1,129 @@
-"""How many frames a node should have: a pure function of demand."""
+"""How many frames a node should have: a pure function of demand, and of what fits (`supervisor/capacity.py`)."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+Demand = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Frames to create per placement, and how many idle ones to retire."""
+    """Frames to create per placement, and how many are to leave: at once if they rest, else when they next do."""
 
     create: dict[str, int]
     retire: dict[str, int]
 
 
 def default_cap(cpus: float) -> int:
-    """Frames per node unless `UNDERSTUDY_MAX_ACTORS` says otherwise."""
+    """Frames per node unless `UNDERSTUDY_MAX_ACTORS` says otherwise, or memory is short."""
     return max(4, int(2 * cpus))
 
 
-def plan(demand: dict[str, dict[str, int]], starting: dict[str, int], wanted: dict[str, int], cap: int) -> Plan:
+def plan(
+    demand: Demand,
+    starting: dict[str, int],
+    wanted: dict[str, int],
+    cap: int,
+    *,
+    keep: Mapping[str, int] | None = None,
+    turns: Mapping[str, int] = {},
+) -> Plan:
     """What to create and to retire on one node.
 
     Frames are created for ready sessions only while all frames of their placement act: where one waits, its session
     can leave it. Beside those, `wanted` standbys per placement are kept, as far as `cap` frames in all allow. A
-    placement that has ready sessions and no frame for them takes the place of another's standby.
+    placement that has ready sessions takes the place of another's standby; one that has no frame at all, of another's
+    frame, even if that has to be waited for: so every placement gets a frame in the end. Where there are more frames
+    than `cap`, those leave first that stand by.
 
     Args:
         demand: as told by `Paging.demand`.
         starting: frames being created, per placement.
         wanted: standbys to keep, per placement.
         cap: the most frames on the node.
+        keep: standbys of a placement beyond so many leave, one at a time; None keeps all.
+        turns: rises with the time when a placement was last given a frame.
     """
-    total = sum(row["acting"] + row["waiting"] + row["standby"] for row in demand.values()) + sum(starting.values())
-    create: dict[str, int] = {}
-    retire: dict[str, int] = {}
+    pool = _Pool(demand, starting)
+    while pool.total > cap and pool.retire_any("standby", "waiting"):
+        pass
+    for placement in demand if keep is not None else ():
+        kept = max(wanted.get(placement, 0), keep.get(placement, 0)) if keep is not None else 0
+        if pool.count(placement, "standby") > kept and not pool.count(placement, "ready"):
+            pool.leave(placement)
     urgent: dict[str, int] = {}
     needs: dict[str, int] = {}
     for placement in demand.keys() | wanted.keys():
-        row = demand.get(placement, {"ready": 0, "acting": 0, "waiting": 0, "standby": 0})
-        idle = row["standby"] + starting.get(placement, 0)
-        urgent[placement] = max(0, row["ready"] - row["waiting"] - idle)
+        idle = pool.count(placement, "standby") + starting.get(placement, 0)
+        urgent[placement] = max(0, pool.count(placement, "ready") - pool.count(placement, "waiting") - idle)
         needs[placement] = urgent[placement] + max(0, wanted.get(placement, 0) - idle)
-    for placement in sorted(needs, key=lambda name: -demand.get(name, {}).get("ready", 0)):
-        while needs[placement] > 0:
-            if total >= cap:
-                # Another's standby makes room for sessions that are ready, never for a mere standby.
-                victim = _spare(demand, retire, placement)
-                if create.get(placement, 0) >= urgent[placement] or victim is None:
-                    break
-                retire[victim] = retire.get(victim, 0) + 1
-                total -= 1
-            create[placement] = create.get(placement, 0) + 1
-            needs[placement] -= 1
-            total += 1
-            if total >= cap and demand.get(placement, {}).get("ready", 0) == 0:
+
+    def turn(name: str) -> tuple[bool, int]:
+        # Without any frame: no other session of its placement will ever make room. They take turns.
+        return (True, -pool.count(name, "ready")) if pool.has_frames(name) else (False, turns.get(name, 0))
+
+    for placement in sorted(sorted(needs), key=turn):
+        for number in range(needs[placement]):
+            if pool.total >= cap and not (number < urgent[placement] and pool.make_room(placement)):
                 break
-    return Plan(create, retire)
+            pool.create[placement] += 1
+    return Plan(dict(pool.create), dict(pool.retire))
 
 
-def _spare(demand: dict[str, dict[str, int]], retire: dict[str, int], placement: str) -> str | None:
-    spare = {
-        name: row["standby"] - retire.get(name, 0)
-        for name, row in demand.items()
-        if name != placement and row["standby"] > retire.get(name, 0) and not row["ready"]
-    }
-    return max(spare, key=lambda name: spare[name]) if spare else None
+class _Pool:
+    """The frames as they are going to be."""
+
+    def __init__(self, demand: Demand, starting: dict[str, int]) -> None:
+        self.create: Counter[str] = Counter()
+        self.retire: Counter[str] = Counter()
+        self._rows = {name: dict(row) for name, row in demand.items()}
+        self._starting = starting
+        self._promised: Counter[str] = Counter()
+
+    def count(self, placement: str, what: str) -> int:
+        return self._rows.get(placement, {}).get(what, 0)
+
+    def frames(self, placement: str) -> int:
+        return sum(self.count(placement, state) for state in ("acting", "waiting", "standby"))
+
+    def has_frames(self, placement: str) -> bool:
+        return self.frames(placement) + self._starting.get(placement, 0) + self.create[placement] > 0
+
+    @property
+    def total(self) -> int:
+        return sum(map(self.frames, self._rows)) + sum(self._starting.values()) + self.create.total()
+
+    def leave(self, placement: str) -> None:
+        """A standby leaves; where there is none, a frame whose session waits."""
+        state = "standby" if self.count(placement, "standby") else "waiting"
+        self._rows[placement][state] -= 1
+        self.retire[placement] += 1
+
+    def retire_any(self, *states: str) -> bool:
+        """The placement with most frames in the first of these states gives one up; False if none has any."""
+        for state in states:
+            most = max(self._rows, key=lambda name: self.count(name, state), default="")
+            if self.count(most, state):
+                self.leave(most)
+                return True
+        return False
+
+    def make_room(self, placement: str) -> bool:
+        """Let a frame of another placement leave; False if it does so later, or not at all."""
+        others = [name for name in self._rows if name != placement]
+        spare = [name for name in others if self.count(name, "standby") and not self.count(name, "ready")]
+        if not spare and not self.has_frames(placement):
+            spare = [name for name in others if self.count(name, "standby") or self.count(name, "waiting")]
+            if not spare:
+                acting = [name for name in others if self.count(name, "acting") > self._promised[name]]
+                if acting:
+                    most = max(acting, key=lambda name: self.count(name, "acting") - self._promised[name])
+                    self._promised[most] += 1
+                    self.retire[most] += 1
+                return False
+        if spare:
+            self.leave(max(spare, key=lambda name: (self.count(name, "standby"), self.count(name, "waiting"))))
+        return bool(spare)

@@ -16,9 +16,9 @@ from typing import Any
 from understudy.errors import StaleGeneration, StoreOwned, UnderstudyError
 from understudy.identifiers import new_identifier
 
-from .pool import default_cap, plan
 from .ports import FrameHandle, Machinery, NodeHandle
 from .probing import frame_hangs, node_hangs
+from .stock import Stock
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +42,15 @@ class _Node:
     """A node that has a service.
 
     Attributes:
-        starting: placements of the frames that are being created, by their ids.
         turns: who may create a frame of a placement now.
+        leaving: how many frames of each placement were told to leave when they rest.
     """
 
     handle: NodeHandle
     cpus: float
-    starting: dict[str, str] = field(default_factory=dict)
+    stock: Stock
     turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)
-    failures: int = 0
+    leaving: dict[str, int] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
 
 
@@ -139,7 +139,12 @@ class Supervisor:
                 {"frame_id": f.frame_id, "pid": f.pid, "node_id": f.node_id, "placement": f.placement}
                 for f in self._frames.values()
             ],
+            "problems": self.problems(),
         }
+
+    def problems(self) -> dict[str, str]:
+        """Placements that no frame can be started for, and why."""
+        return {name: reason for node in self._nodes.values() for name, reason in node.stock.failures.items()}
 
     def want(self, placement: str) -> None:
         """Keep standbys for this placement from now on; the store has what they need."""
@@ -210,7 +215,8 @@ class Supervisor:
         frames = await self.machinery.frames(node_id)
         if term != self._term:
             return
-        self._nodes[node_id] = _Node(handle, self.machinery.cpus(node_id))
+        cpus = self.machinery.cpus(node_id)
+        self._nodes[node_id] = _Node(handle, cpus, Stock(cpus, self.max_actors, self.standby))
         for frame in frames:
             self._frames[frame.frame_id] = frame
             self._spawn(self._watch_frame(frame, term))
@@ -230,7 +236,7 @@ class Supervisor:
             self.profiles.setdefault(profile.name, profile)
         for profile in self.profiles.values():
             await node.handle.call("register", profile)
-        alive = [*self._frames, *(frame_id for other in self._nodes.values() for frame_id in other.starting)]
+        alive = [*self._frames, *(frame_id for other in self._nodes.values() for frame_id in other.stock.starting)]
         found = await node.handle.call("take_up", self.generation, alive, list(self._nodes))
         node.heard = time.monotonic()
         log.info("node %s: %s", node.handle.node_id[:8], found)
@@ -314,9 +320,11 @@ class Supervisor:
             raise
         except Exception as error:
             log.info("frame %s (pid %d) died: %s", frame.frame_id, frame.pid, error)
-            cause = "process_died"
+            cause = getattr(error, "details", {}).get("cause", "process_died")
         if term != self._term or self._frames.pop(frame.frame_id, None) is None:
             return
+        if frame.node_id in self._nodes:
+            self._nodes[frame.node_id].stock.died(frame.placement, cause, time.monotonic())
         # Also where Ray reported a death: a loop that failed leaves a process, and a session is resumed only after it.
         await self.machinery.kill(frame.node_id, frame.pid, frame)
         # Its node's service must hear of it, and may have just been restarted itself, or be without its store.
@@ -359,26 +367,29 @@ class Supervisor:
                     await self._take_up(node)
                 for frame_id in served["condemned"]:
                     await self._kill_frame(frame_id, "its run was ended by force")
+                if served.get("memory"):
+                    node.stock.measured(served["memory"], time.monotonic())
                 await self._balance(node, served["demand"])
             except Exception as error:
                 log.warning("demand of node %s unknown: %s", node.handle.node_id[:8], error)
                 await asyncio.sleep(0.5)
 
     async def _balance(self, node: _Node, demand: dict[str, Any]) -> None:
-        cap = self.max_actors or default_cap(node.cpus) + self.standby
-        known = {frame_id for row in demand.values() for frame_id in row.pop("frames", ())}
-        arriving = Counter(placement for frame_id, placement in node.starting.items() if frame_id not in known)
+        stock, now = node.stock, time.monotonic()
+        known = {frame_id for row in demand.values() for frame_id in row.get("frames", ())}
+        arriving = Counter(placement for frame_id, placement in stock.starting.items() if frame_id not in known)
         for frame in self._frames.values():  # alive, but has not called in yet
             if frame.node_id == node.handle.node_id and frame.frame_id not in known:
                 arriving[frame.placement] += 1
-        decided = plan(demand, arriving, self._wanted, cap)
+        decided = stock.decide(demand, arriving, self._wanted, now)
         for placement, count in decided.create.items():
             for _ in range(count):
                 frame_id = new_identifier()[-12:]
-                node.starting[frame_id] = placement
+                stock.starting[frame_id] = placement
                 self._spawn(self._create_frame(node, frame_id, placement))
-        for placement, count in decided.retire.items():
-            await node.handle.call("retire", placement, count)
+        if decided.retire or node.leaving:
+            node.leaving = decided.retire
+            await node.handle.call("retire", decided.retire)
 
     async def _balance_now(self, node: _Node) -> None:
         await self._balance(node, (await node.handle.call("demand", 0.0))["demand"])
@@ -392,14 +403,15 @@ class Supervisor:
                 if not self._serves(node, term):
                     return
                 frame = await self.machinery.create_frame(node.handle, frame_id, placement)
-            node.failures = 0
+            if node.stock.started(placement):
+                self._spawn(node.handle.call("unschedulable", dict(node.stock.failures)))
         except Exception as error:
-            node.failures += 1
-            log.warning("a frame could not be created: %s", error)
-            await asyncio.sleep(min(10.0, 0.5 * 2**node.failures))
+            log.warning("a frame of placement %s could not be created: %s", placement or "(default)", error)
+            node.stock.failed(placement, str(error), time.monotonic())
+            self._spawn(node.handle.call("unschedulable", dict(node.stock.failures)))
             return
         finally:
-            del node.starting[frame_id]
+            del node.stock.starting[frame_id]
         self._frames[frame.frame_id] = frame
         self._spawn(self._watch_frame(frame, self._term))
 

@@ -85,12 +85,12 @@ class Stuck(AssertionError):
 class Worker:
     """A frame's process."""
 
-    def __init__(self, kernel: Kernel, frame_id: str) -> None:
+    def __init__(self, kernel: Kernel, frame_id: str, placement: str) -> None:
         self.kernel = kernel
         self.dead = False
         self.frame_id = frame_id
         WORKER.set(self)
-        self.frame = Frame(Link(self), frame_id, kernel.node_id, "")
+        self.frame = Frame(Link(self), frame_id, kernel.node_id, placement)
         self.task = asyncio.get_running_loop().create_task(self.frame.run(), name=frame_id)
 
 
@@ -315,7 +315,8 @@ class Kernel:
         return await self.remote(lambda life: getattr(life.requests, method)(*arguments))
 
     async def spawn(self, session_id: str, compiled: dict[str, Any]) -> bool:
-        session = {"session_id": session_id, "spec": compiled, "placement": "", "metadata": {}}
+        placement = compiled.get("placement", "")
+        session = {"session_id": session_id, "spec": compiled, "placement": placement, "metadata": {}}
         return await self.ask("spawn", session, {})
 
     async def send(self, session_id: str, content: Any = "go", run_id: str = "r") -> bool:
@@ -404,9 +405,9 @@ class Kernel:
         if worker is not None and worker.dead:
             await never()
 
-    def add_frame(self) -> Worker:
+    def add_frame(self, placement: str = "") -> Worker:
         """Start a frame."""
-        worker = Worker(self, f"f{next(self._numbers)}")
+        worker = Worker(self, f"f{next(self._numbers)}", placement)
         self.workers[worker.frame_id] = worker
         return worker
 

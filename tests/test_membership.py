@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from understudy.config import ModelProfile
-from understudy.errors import StaleGeneration, StoreUnreachable, UnderstudyError
+from understudy.errors import StaleGeneration, StoreUnreachable, UnderstudyError, Unschedulable
 from understudy.supervisor import supervisor as supervising
 from understudy.supervisor.supervisor import Supervisor
 
@@ -28,6 +28,9 @@ class Node:
         self.generation = 0
         self.told: list[tuple[int, list[str], list[str]]] = []
         self.deaths: list[str] = []
+        self.causes: list[str] = []
+        self.demand: dict[str, dict[str, Any]] = {}
+        self.unschedulable: list[dict[str, str]] = []
         self.profiles: list[str] = []
         self.refusals: list[UnderstudyError] = []
         self.changed = asyncio.Event()
@@ -51,10 +54,20 @@ class Node:
             if self.refusals:
                 raise self.refusals.pop()
             self.deaths.append(arguments[0])
+            self.causes.append(arguments[1])
+            self.changed.set()
+        if method == "unschedulable":
+            self.unschedulable.append(arguments[0])
             self.changed.set()
         if method == "demand":
             await asyncio.sleep(0.05)
-            return {"pid": self.process, "generation": self.generation, "nodes": self.nodes, "demand": {}}
+            return {
+                "pid": self.process,
+                "generation": self.generation,
+                "nodes": self.nodes,
+                "demand": self.demand,
+                "condemned": [],
+            }
         if method == "register":
             self.profiles.append(arguments[0].name)
             self.changed.set()
@@ -88,10 +101,11 @@ class Frame:
 
     def __init__(self) -> None:
         self.died = asyncio.Event()
+        self.details: dict[str, str] = {}
 
     async def watch(self) -> str:
         await self.died.wait()
-        raise UnderstudyError("its process is gone")
+        raise UnderstudyError("its process is gone", details=self.details)
 
     async def probe(self) -> dict[str, float]:
         return {"overdue": 0.0, "silent": 0.0, "busy": 0.0}
@@ -105,6 +119,7 @@ class Machinery:
     def __init__(self, *node_ids: str) -> None:
         self.nodes = {node_id: Node(node_id) for node_id in node_ids}
         self.abandoned: list[str] = []
+        self.obstacle = ""
         self.frame = Frame()
 
     async def node_ids(self) -> list[str]:
@@ -119,6 +134,8 @@ class Machinery:
         return [self.frame] if node_id == self.frame.node_id else []
 
     async def create_frame(self, _node: Any, _frame_id: str, _placement: str) -> Any:
+        if self.obstacle:
+            raise Unschedulable(self.obstacle)
         await asyncio.Event().wait()
 
     async def kill(self, _node_id: str, _pid: int, _handle: Any) -> None:
@@ -219,3 +236,28 @@ async def test_a_service_that_was_restarted_unnoticed_gets_the_credentials(machi
             await node.changed.wait()
     assert node.profiles == ["key"]
     assert node.pid == 2
+
+
+async def test_why_a_frame_died_is_told(machinery: Machinery) -> None:
+    """What Ray knows of the cause reaches the node service, which writes it into the session's log."""
+    node = machinery.nodes["a"]
+    machinery.frame.details = {"cause": "out_of_memory"}
+    machinery.frame.died.set()
+    async with asyncio.timeout(PATIENCE):
+        while not node.causes:
+            node.changed.clear()
+            await node.changed.wait()
+    assert node.causes == ["out_of_memory"]
+
+
+async def test_what_can_not_be_started_is_told(machinery: Machinery) -> None:
+    """Given sessions that ask for what no node has, then their node service and the directory say why they wait."""
+    node, supervisor = machinery.nodes["b"], machinery.supervisor  # type: ignore[attr-defined]
+    machinery.obstacle = "no node has GPU 1"
+    node.demand = {"gpu": {"ready": 1, "acting": 0, "waiting": 0, "standby": 0, "taken": 0, "frames": []}}
+    async with asyncio.timeout(PATIENCE):
+        while not node.unschedulable:
+            node.changed.clear()
+            await node.changed.wait()
+    assert "no node has GPU 1" in node.unschedulable[-1]["gpu"]
+    assert list(supervisor.directory()["problems"]) == ["gpu"]

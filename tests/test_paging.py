@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,11 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from understudy.records import CACHED_WINDOWS
-from understudy.supervisor.paging import Paging, Ready, Slot
+from understudy.supervisor import paging as rules
+from understudy.supervisor.paging import CACHED_IN_A_ROW, Paging, Slot
+from understudy.supervisor.turns import Ready
 
 from . import kernel as k
 
-SESSIONS = [f"s{number}" for number in range(6)]
+SESSIONS = [f"s{tree}.{number}" for tree in range(2) for number in range(3)]
+
+
+def ready(session_id: str, root_id: str = "", *, placement: str = "", cause: str = "ready") -> Ready:
+    return Ready(session_id, placement, root_id or session_id, cause)
 
 
 def paging(*slots: Slot) -> Paging:
@@ -32,13 +39,13 @@ def frame(name: str, session_id: str | None = None, wait: str | None = None, **m
 
 
 def matches(made: Paging) -> dict[str, str]:
-    return {ready.session_id: slot.frame_id for slot, ready in made.pairs()}
+    return {found.session_id: slot.frame_id for slot, found in made.pairs()}
 
 
 def test_a_free_frame_comes_before_one_whose_session_waits() -> None:
     """Nobody is parked while a frame is free."""
     made = paging(frame("a", "x", "model"), frame("b"))
-    made.add(Ready("s", ""))
+    made.add(ready("s"))
     assert matches(made) == {"s": "b"}
 
 
@@ -47,7 +54,7 @@ def test_who_leaves_first() -> None:
     waits = ["model", "idle", "child", "timer", None]
     made = paging(*(Slot(f"{wait}", 1, "n", "", f"x{wait}", 1, wait, resting=wait is not None) for wait in waits))
     for number in range(5):
-        made.add(Ready(f"s{number}", ""))
+        made.add(ready(f"s{number}"))
     assert matches(made) == {"s0": "idle", "s1": "timer", "s2": "child", "s3": "model"}
     assert list(made.ready) == ["s4"]
 
@@ -56,28 +63,93 @@ def test_a_session_returns_to_the_frame_that_caches_it() -> None:
     """Among free frames the one with its window is taken, and a frame that asks prefers a session it has."""
     made = paging(frame("a"), frame("b"), frame("c"))
     made.slots["b"].remember("s", 7)
-    made.add(Ready("s", ""))
+    made.add(ready("s"))
     assert matches(made) == {"s": "b"}
-    made.add(Ready("first", ""))
-    made.add(Ready("s", ""))
+    made.add(ready("first"))
+    made.add(ready("s"))
     found = made.next_for(made.slots["b"])
     assert found is not None
     assert found.session_id == "s"
 
 
-def test_resumed_sessions_go_first() -> None:
-    """One that was interrupted is not punished with the end of the queue."""
-    made = paging()
-    for number in range(3):
-        made.add(Ready(f"s{number}", ""))
-    made.add(Ready("back", "", "resume"))
-    assert list(made.ready) == ["back", "s0", "s1", "s2"]
+def test_the_latest_wait_for_a_model_leaves_first() -> None:
+    """Of sessions that wait for the same the one leaves that will wait longest: for models and children the one that
+    began last, else the one that began first."""
+    for wait, leaves in (("idle", "a"), ("timer", "a"), ("child", "b"), ("model", "b")):
+        slots = [Slot(name, 1, "n", "", f"x{name}", 1) for name in "ab"]
+        made = paging(*slots)
+        for slot in slots:
+            made.rest(slot, wait)
+        made.add(ready("s"))
+        assert matches(made) == {"s": leaves}
+
+
+def test_a_cached_session_does_not_hold_up_the_others() -> None:
+    """A frame prefers the sessions whose windows it has, but not for ever."""
+    slot = frame("a")
+    made = paging(slot)
+    slot.remember("mine", 7)
+    made.add(ready("other"))
+    taken = []
+    for _ in range(CACHED_IN_A_ROW + 1):
+        made.add(ready("mine"))
+        found = made.next_for(slot)
+        assert found is not None
+        taken.append(found.session_id)
+    assert taken == ["mine"] * CACHED_IN_A_ROW + ["other"]
+
+
+def test_returns_are_counted() -> None:
+    """A session that comes back to its window is a hit, to another frame a miss; one of the same id made anew knows
+    nothing."""
+    slot = frame("a")
+    made = paging(slot)
+    made.count_return(slot, "s", 1)
+    slot.remember("s", 7, 1)
+    made.count_return(slot, "s", 1)
+    made.count_return(slot, "s", 2)
+    assert (made.hits, made.misses) == (1, 2)
+
+
+def test_nothing_walks_the_ready_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 10,000 ready sessions, matching, asking and counting touch as many of them as there are frames."""
+    made = paging(*(frame(f"f{number}") for number in range(8)))
+    for number in range(10_000):
+        made.add(ready(f"s{number}", f"t{number % 3}"))
+    for number in range(10_000):
+        made.add(ready(f"g{number}", placement="gpu"))
+    touched = 0
+
+    class Counted(dict[str, Ready]):
+        def __iter__(self) -> Any:
+            nonlocal touched
+            for key in super().__iter__():
+                touched += 1
+                yield key
+
+        def values(self) -> Any:
+            return [self[key] for key in self]
+
+        items = values
+
+    made.ready = Counted(made.ready)
+    monkeypatch.setattr(rules, "Ready", None)  # nothing new is made of them either
+    assert len(made.pairs()) == 8
+    assert made.pairs() == []
+    assert made.next_for(made.slots["f0"]) is not None
+    assert made.demand() == {
+        "": {"ready": 9_991, "acting": 8, "waiting": 0, "standby": 0},
+        "gpu": {"ready": 10_000, "acting": 0, "waiting": 0, "standby": 0},
+    }
+    assert made.queued("gpu") == 10_000
+    assert made.remove("s5000") is not None
+    assert touched == 0
 
 
 def test_placements_do_not_mix() -> None:
     """A session never gets a frame of another placement."""
     made = paging(frame("a"))
-    made.add(Ready("s", "gpu"))
+    made.add(ready("s", placement="gpu"))
     assert (matches(made), made.next_for(made.slots["a"])) == ({}, None)
 
 
@@ -111,21 +183,21 @@ class Matching(RuleBasedStateMachine):
     @rule(session_id=st.sampled_from(SESSIONS), cause=st.sampled_from(["ready", "resume"]))
     def session_becomes_ready(self, session_id: str, cause: str) -> None:
         if session_id not in self.held():
-            self.paging.add(Ready(session_id, "", cause))
+            self.paging.add(ready(session_id, session_id[:2], cause=cause))
             self.ready.add(session_id)
 
     @rule()
     def dispatch(self) -> None:
-        for slot, ready in self.paging.pairs():
-            self.give(slot, ready)
+        for slot, found in self.paging.pairs():
+            self.give(slot, found)
         free = any(slot.resting for slot in self.paging.slots.values())
         assert not (self.paging.ready and free), "a ready session and a resting frame were not matched"
 
-    def give(self, slot: Slot, ready: Ready) -> None:
+    def give(self, slot: Slot, found: Ready) -> None:
         assert not slot.resting
-        slot.session_id, slot.wait = ready.session_id, None
-        slot.remember(ready.session_id, 1)
-        self.ready.remove(ready.session_id)
+        slot.session_id, slot.wait = found.session_id, None
+        slot.remember(found.session_id, 1)
+        self.ready.remove(found.session_id)
 
     @precondition(lambda self: any(not slot.resting for slot in self.paging.slots.values()))
     @rule(data=st.data(), wait=st.sampled_from(["model", "child", "idle", "timer", None]))
@@ -144,7 +216,7 @@ class Matching(RuleBasedStateMachine):
     def frame_dies(self, data: st.DataObject) -> None:
         slot = self.paging.slots.pop(data.draw(st.sampled_from(list(self.paging.slots))))
         if slot.session_id is not None:
-            self.paging.add(Ready(slot.session_id, "", "resume"))
+            self.paging.add(ready(slot.session_id, slot.session_id[:2], cause="resume"))
             self.ready.add(slot.session_id)
 
     @invariant()

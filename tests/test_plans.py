@@ -157,6 +157,7 @@ async def reads(kernel: k.Kernel) -> None:
         "session_id": "s-lead", "run_id": "r", "session_ids": ["s-lead", "s-tools"], "writer": "writer-node1",
         "after": 0, "limit": 100, "nodes": ["node1"], "digest": "digest", "sink": "spans",
         "node_id": "node1", "until": 1 << 60,
+        "frame_id": "f0",
     }  # fmt: skip
     found = [function for function in vars(queries).values() if inspect.isfunction(function)]
     functions = [function for function in found if "connection" in inspect.signature(function).parameters]

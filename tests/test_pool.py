@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.supervisor.pool import default_cap, plan
+from understudy.supervisor.pool import Plan, default_cap, plan
 
 PLACEMENTS = ("", "gpu", "big")
 counts = st.integers(0, 6)
@@ -23,12 +23,12 @@ def row(ready: int = 0, acting: int = 0, waiting: int = 0, standby: int = 0) -> 
 def test_never_above_the_cap(
     demand: dict[str, dict[str, int]], starting: dict[str, int], wanted: dict[str, int], cap: int
 ) -> None:
-    """Frames, those being started and those to create never exceed the cap, nor are more retired than stand by."""
+    """Frames, those being started and those to create never exceed the cap, and nobody leaves who is not there."""
     total = sum(r[kind] for r in demand.values() for kind in KINDS) + sum(starting.values())
     decided = plan(demand, starting, wanted, cap)
     created, retired = sum(decided.create.values()), sum(decided.retire.values())
-    assert total + created - retired <= max(cap, total)
-    assert all(count <= demand[name]["standby"] for name, count in decided.retire.items())
+    assert total + created <= max(cap, total) + retired
+    assert all(count <= sum(demand[name][kind] for kind in KINDS) for name, count in decided.retire.items())
 
 
 @given(demands, numbers, numbers)
@@ -67,6 +67,47 @@ def test_an_idle_standby_makes_room_for_sessions_that_are_ready_elsewhere() -> N
     """Ready sessions must not take turns on one frame while another placement's frame does nothing."""
     decided = plan({"": row(acting=2, standby=1), "gpu": row(ready=3, acting=1)}, {}, {"": 1, "gpu": 1}, 4)
     assert (decided.create, decided.retire) == ({"gpu": 1}, {"": 1})
+
+
+def test_too_many_frames_become_fewer() -> None:
+    """Above the cap those leave that stand by, then those whose sessions wait; who acts may finish."""
+    demand = {"": row(acting=2, waiting=2, standby=1), "gpu": row(waiting=1, standby=1)}
+    assert plan(demand, {}, {"": 1, "gpu": 1}, 4) == Plan({}, {"": 2, "gpu": 1})
+    assert plan(demand, {}, {}, 1).retire == {"": 3, "gpu": 2}
+
+
+def test_what_nobody_uses_leaves() -> None:
+    """Standbys beyond those wanted and those used lately leave, one at a time."""
+    demand = {"": row(acting=1, standby=4), "gpu": row(standby=2)}
+    assert plan(demand, {}, {"": 1}, 8, keep={"": 3, "gpu": 2}) == Plan({}, {"": 1})
+    assert plan(demand, {}, {"": 4}, 8, keep={"": 0, "gpu": 1}) == Plan({}, {"gpu": 1})
+    assert plan(demand, {}, {}, 8) == Plan({}, {})
+
+
+def test_a_placement_without_a_frame_gets_one() -> None:
+    """Sessions must not wait for ever for frames that others hold, who perhaps wait for them: a frame whose session
+    waits leaves at once, one that acts when it rests, and only then another one is created."""
+    assert plan({"": row(waiting=4), "gpu": row(ready=3)}, {}, {}, 4) == Plan({"gpu": 1}, {"": 1})
+    assert plan({"": row(ready=9, acting=4), "gpu": row(ready=3)}, {}, {}, 4) == Plan({}, {"": 1})
+    assert plan({"": row(ready=9, acting=3), "gpu": row(ready=3)}, {}, {}, 4) == Plan({"gpu": 1}, {})
+
+
+@given(st.integers(1, 4), st.lists(st.integers(1, 9), min_size=2, max_size=5))
+def test_every_placement_has_its_turn(cap: int, ready: list[int]) -> None:
+    """However many placements have sessions ready all the time, and however few frames fit: each gets a frame."""
+    names = [f"p{number}" for number in range(len(ready))]
+    acting = dict.fromkeys(names, 0)
+    seen: dict[str, int] = {}
+    for moment in range(4 * len(names)):
+        demand = {name: row(ready=count, acting=acting[name]) for name, count in zip(names, ready, strict=True)}
+        decided = plan(demand, {}, {}, cap, turns=seen)
+        for name, count in decided.retire.items():
+            acting[name] -= count
+        for name, count in decided.create.items():
+            acting[name] += count
+            seen[name] = moment
+        assert sum(acting.values()) <= cap
+    assert len(seen) == len(names)
 
 
 def test_the_default_cap() -> None:

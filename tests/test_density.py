@@ -1,0 +1,186 @@
+"""Ten thousand sessions on one node service: nothing holds the event loop up, and processes come and go as told."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, patch
+
+import pytest
+from ray.exceptions import ActorDiedError, OutOfMemoryError
+
+from understudy.cluster import frames as frames_module
+from understudy.cluster import timers as timers_module
+from understudy.cluster.ray_edge import ServiceGone, settle
+from understudy.cluster.recovery import CHUNK
+from understudy.store import beginnings, queries
+from understudy.store.transaction import Transaction
+from understudy.supervisor.capacity import Memory
+from understudy.supervisor.turns import Ready
+
+from . import kernel as k
+
+MANY = 10_000
+HOUR = 3_600_000_000
+
+
+def row(number: int) -> dict[str, Any]:
+    """A session that is ready, as the store tells it."""
+    return {
+        "session_id": f"s{number}", "root_id": f"s{number}", "placement": "", "epoch": 1, "frame_id": None,
+        "actor_pid": None, "wait": None, "wait_since": 0, "wait_holder": "", "node_id": "node1", "cancel_reason": None,
+        "updated_at": 1, "incarnation": 1, "deaths": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["take_up", "sweep"])
+async def test_nobody_waits_for_a_look_at_all_sessions(what: str, tmp_path: Path) -> None:
+    """Given 10,000 sessions that are ready, when they are taken up or swept, between any two turns of the event loop
+    a portion of them is looked at; and each is queued once."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
+        await kernel.stop_frames()
+        service = kernel.service
+        queued_in_a_turn, added = 0, service.frames.paging.add
+        most = 0
+
+        def add(ready: Ready) -> None:
+            nonlocal queued_in_a_turn, most
+            queued_in_a_turn += 1
+            most = max(most, queued_in_a_turn)
+            added(ready)
+
+        rows = AsyncMock(return_value=[row(number) for number in range(MANY)])
+        with patch.object(service.reading, "active", rows), patch.object(service.frames.paging, "add", add):
+            look = kernel.take_up(kernel.generation, ["node1"]) if what == "take_up" else service.recovery.sweep_all(0)
+            task = asyncio.ensure_future(look)
+            while not task.done():
+                queued_in_a_turn = 0
+                await asyncio.sleep(0)
+            await task
+        assert most <= CHUNK
+        assert len(service.frames.paging.ready) == MANY
+        for number in range(MANY):
+            service.frames.paging.remove(f"s{number}")
+
+
+async def test_timers_that_are_due_together_fire_in_portions(tmp_path: Path) -> None:
+    """Given 1,000 timers due at the same time, then the event loop turns in between, and all of them fire."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
+        fired: list[int] = []
+        turn = 0
+
+        async def fire(_key: Any, _due_at: int) -> None:
+            return None
+
+        def spawn(coroutine: Any) -> None:
+            coroutine.close()
+            fired.append(turn)
+
+        timers = kernel.service.timers
+        with patch.object(timers, "_fire", fire), patch.object(kernel.service, "spawn_task", spawn):
+            timers.note(((f"s{number}", "pause"), 1) for number in range(1_000))
+            while len(fired) < 1_000:
+                turn += 1
+                await asyncio.sleep(0)
+        assert max(fired.count(number) for number in set(fired)) <= 2 * timers_module.CHUNK
+
+
+async def test_only_those_are_swept_that_may_be_ready(store: str, tmp_path: Path) -> None:
+    """Sessions that wait for a timer are not read by the sweep, unless they were asked to end; a take-up reads all."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        await kernel.stop_frames()
+
+        def paused(name: str) -> Any:
+            def operation(tx: Transaction) -> None:
+                beginnings.pause(tx, tx.session(name), HOUR)
+                beginnings.accept(tx, name, "r", "go")
+
+            return operation
+
+        for name in ("ready", "waits", "ends"):
+            await kernel.spawn(name, k.spec("hi"))
+        await kernel.send("ready")
+        for name in ("waits", "ends"):
+            await kernel.service.journal.submit(paused(name), name)
+        reading = kernel.service.reading
+
+        async def found(**only: Any) -> set[str]:
+            return {row["session_id"] for row in await reading.query(queries.active_sessions, ["node1"], **only)}
+
+        assert await found() == {"ready", "waits", "ends"}
+        assert await found(may_be_ready=True) == {"ready"}
+        assert await found(session_ids=["waits", "unknown"]) == {"waits"}
+        assert await found(frame_id="f0") == set()
+
+
+async def test_a_notice_reads_the_sessions_it_names(tmp_path: Path) -> None:
+    """However many sessions are at work: what another node wrote is looked up by its ids."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
+        rows = AsyncMock(return_value=[])
+        with patch.object(kernel.service.reading, "active", rows):
+            await kernel.service.notice(["a", "b"])
+        rows.assert_awaited_once_with(["node1"], session_ids=["a", "b"])
+
+
+async def test_a_frame_that_is_one_too_many_leaves_when_it_rests(store: str, tmp_path: Path) -> None:
+    """Given two frames at work, when one of their placement is to leave, then it finishes its round, its session goes
+    on in the other one, and nothing is done twice."""
+    path = tmp_path / "notes"
+    script = k.script(*([("note", {"path": str(path), "text": "x"})] for _ in range(3)), "done")
+    async with k.running(store, tmp_path, frames=2) as kernel:
+        ordered = asyncio.Event()
+
+        def watch(_number: int, label: str, _who: k.Worker | None) -> None:
+            if label == "tool begins" and not ordered.is_set():
+                ordered.set()
+                kernel.service.frames.leaving[""] = 1
+
+        kernel.on_point = watch
+        ends = await asyncio.gather(*(kernel.run(name, k.spec(script, [k.note])) for name in ("a", "b")))
+        assert {end["status"] for end in ends} == {"completed"}
+        assert len(k.notes(path)) == len(set(k.notes(path))) == 6
+        assert len(kernel.service.frames.paging.slots) == 1
+        [gone] = [worker for worker in kernel.workers.values() if worker.task.done()]
+        del kernel.workers[gone.frame_id]
+        await kernel.service.frames.retire({"": 1})  # idle now: at once
+        assert kernel.service.frames.paging.slots == {}
+
+
+async def test_a_death_for_want_of_memory_is_told(tmp_path: Path) -> None:
+    """Given the kernel has just killed a process of this node for want of memory, when a frame died, that was why."""
+    script = k.script([("note", {"path": str(tmp_path / "notes"), "text": "x"})], "done")
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
+        killed = 0
+        kernel.service.frames._memory = None
+        with patch.object(frames_module, "measure", lambda _pids: Memory(1, 1, 0, killed)):
+            kernel.service.frames.memory()
+
+            def watch(_number: int, label: str, who: k.Worker | None) -> None:
+                nonlocal killed
+                if label == "tool begins" and who is not None and not killed:
+                    killed = 1
+                    kernel.kill(who)
+
+            kernel.on_point = watch
+            assert (await kernel.run("s", k.spec(script, [k.note])))["status"] == "completed"
+        [crash] = [event for event in await kernel.events("s") if event["type"] == "session_crashed"]
+        assert crash["data"]["cause"] == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (OutOfMemoryError("2 worker(s) were killed due to the node running low on memory."), "out_of_memory"),
+        (ActorDiedError(), None),
+    ],
+)
+async def test_what_ray_says_of_a_death(error: Exception, cause: str | None) -> None:
+    """Ray's own kills for want of memory are told apart from other deaths."""
+
+    async def call() -> None:
+        raise error
+
+    with pytest.raises(ServiceGone) as found:
+        await settle(call())
+    assert found.value.details.get("cause") == cause

@@ -1,0 +1,214 @@
+"""What a session asks of its process: from the spec to Ray's options, and activations with processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy import AgentSpec, tool
+from understudy.cluster.compiling import compile_spec, place
+from understudy.cluster.doctor import placements
+from understudy.cluster.placing import actor_options, obstacle
+from understudy.errors import InvalidConfiguration, InvalidSpec
+from understudy.placement import ISOLATED, is_isolated, is_scarce, placement_key
+from understudy.store import code
+
+from . import kernel as k
+
+DRIVER = {"code_path": ["/work/job"], "runtime_env": {"pip": ["numpy"], "env_vars": {"A": "1", "B": "1"}}}
+
+
+@tool
+def own() -> str:
+    """A tool from the driver's code."""
+    return ""
+
+
+def compiled(**fields: Any) -> dict[str, Any]:
+    return compile_spec(AgentSpec(name="a", **fields), model="offline", profile=None, by_value=False).spec
+
+
+def node(alive: bool = True, labels: dict[str, str] | None = None, **resources: float) -> dict[str, Any]:
+    return {"Alive": alive, "Resources": resources, "Labels": labels or {}}
+
+
+def test_who_asks_for_nothing_has_the_default_placement() -> None:
+    """Without wishes and own code nothing is stored, and the hash is that of earlier versions."""
+    spec = compiled()
+    assert place(spec, {}) == {}
+    assert spec["placement"] == ""
+    assert not {"isolation", "resources", "labels", "runtime_env"} & spec.keys()
+
+
+def test_wishes_make_a_placement_of_their_own() -> None:
+    """Each wish is a part of the key and of the spec's hash; the key says what must be known without the definition."""
+    hashes, keys = {compiled()["hash"]}, {""}
+    for wish in (
+        {"isolation": "process"},
+        {"resources": {"GPU": 1}},
+        {"labels": {"zone": "a"}},
+        {"runtime_env": {"pip": ["x"]}},
+    ):
+        spec = compiled(**wish)
+        stored = place(spec, DRIVER)
+        key = spec["placement"]
+        definition = json.loads(stored[key])
+        assert (list(stored), definition["code_path"]) == ([key], ["/work/job"])
+        assert (is_isolated(key), is_scarce(key)) == ("isolation" in wish, "resources" in wish or "labels" in wish)
+        hashes.add(spec["hash"])
+        keys.add(key)
+    assert (len(hashes), len(keys)) == (5, 5)
+
+
+def test_a_sub_agent_has_its_own_placement() -> None:
+    """Each agent of a tree runs where its own spec says, and the store knows that it needs all of the definitions."""
+    agents = [AgentSpec(name="gpu", resources={"GPU": 1}), AgentSpec(name="plain")]
+    spec = compiled(tools=["spawn_agent"], agents=agents)
+    stored = place(spec, {})
+    assert spec["placement"] == spec["agents"]["plain"]["placement"] == ""
+    assert is_scarce(spec["agents"]["gpu"]["placement"])
+    assert set(stored) == code.digests(spec, "") == {spec["agents"]["gpu"]["placement"]}
+
+
+def test_a_runtime_environment_goes_over_the_drivers() -> None:
+    """Fields of the spec replace the job's, variables are added, and secrets are left out."""
+    spec = compiled(runtime_env={"working_dir": "s3://code", "env_vars": {"B": "2", "API_KEY": "x"}})
+    [stored] = place(spec, DRIVER).values()
+    variables = {"A": "1", "B": "2"}
+    assert json.loads(stored)["runtime_env"] == {"pip": ["numpy"], "working_dir": "s3://code", "env_vars": variables}
+    with pytest.raises(InvalidConfiguration):
+        place(compiled(runtime_env={"pip": ["https://user:secret@host/x"]}), {})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"isolation": "none"},
+        {"resources": {"GPU": 0}},
+        {"resources": {"GPU": -1}},
+        {"resources": {"num_gpus": 1, "GPU": 1}},
+        {"resources": {"memory": float("inf")}},
+        {"labels": {"a": 1}},
+        {"runtime_env": {"x": object()}},
+    ],
+)
+def test_wishes_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    """When the spec is made, not when a process should start."""
+    with pytest.raises(InvalidSpec):
+        AgentSpec(name="a", **wrong)
+
+
+def test_rays_options() -> None:
+    """Ray names CPUs and GPUs by parameters of their own, all others by `resources`."""
+    definition = {"resources": {"num_cpus": 2, "GPU": 1, "memory": 5, "fpga": 1}, "labels": {"zone": "a"}}
+    assert actor_options(definition) == {
+        "num_cpus": 2, "num_gpus": 1, "memory": 5, "resources": {"fpga": 1}, "label_selector": {"zone": "a"}
+    }  # fmt: skip
+    assert actor_options({"code_path": ["x"], "isolation": "process"}) == {}
+
+
+def test_what_no_node_has_is_named() -> None:
+    """A placement is impossible if no living node could have it when it is empty; the reason says what is missing."""
+    nodes = [node(CPU=8), node(CPU=2, GPU=1, labels={"zone": "b"}), node(alive=False, GPU=8, labels={"zone": "a"})]
+    assert obstacle({}, nodes) == ""
+    assert obstacle({"resources": {"GPU": 1, "num_cpus": 2}, "labels": {"zone": "in(a, b)"}}, nodes) == ""
+    assert obstacle({"resources": {"GPU": 2}}, nodes) == "no node has GPU 2 (most there is: 1)"
+    assert obstacle({"resources": {"GPU": 1, "num_cpus": 4}}, nodes) == "no node has all of GPU, CPU"
+    assert "labels" in obstacle({"labels": {"zone": "a"}}, nodes)
+    assert (
+        obstacle({"labels": {"zone": "!b"}, "resources": {"GPU": 1}}, nodes) == "no node has GPU 1 (most there is: 0)"
+    )
+    [check] = placements({"abc-resources": "no node has GPU 2"})
+    assert (check.ok, check.found) == (False, "no node has GPU 2")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["isolation", "resources", "labels", "x"]), st.sampled_from(["process", {}, {"a": 1}])
+    )
+)
+def test_keys_are_functions_of_the_definition(definition: dict[str, Any]) -> None:
+    """The same definition has the same key, in whatever order it was written."""
+    assert placement_key(definition) == placement_key(dict(reversed(definition.items())))
+
+
+ALONE = f"abc{ISOLATED}"
+
+
+async def replacing(kernel: k.Kernel, used: list[str]) -> None:
+    """What the supervisor does: a frame that left is told, and another one takes its place."""
+    while True:
+        workers = [worker for worker in kernel.workers.values() if worker.frame.identity["placement"] == ALONE]
+        await asyncio.wait([worker.task for worker in workers], return_when=asyncio.FIRST_COMPLETED)
+        for worker in workers:
+            if worker.task.done():
+                used.append(worker.frame_id)
+                del kernel.workers[worker.frame_id]
+                frame_id = worker.frame_id
+                await kernel.remote(lambda life, gone=frame_id: life.service.recovery.frame_died(gone, "exit"))
+                kernel.add_frame(ALONE)
+
+
+async def test_each_activation_has_a_process_of_its_own(store: str, tmp_path: Path) -> None:
+    """Given isolated sessions that share two frames and call tools, each frame ends with its activation: none is seen
+    in two sessions, nor in two runs of one; and a shared session beside them keeps its frame."""
+    path = tmp_path / "notes"
+    script = k.script([("note", {"path": str(path), "text": "x"})], "done")
+    isolated = k.spec(script, [k.note], placement=ALONE)
+    used: list[str] = []
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        for _ in range(2):
+            kernel.add_frame(ALONE)
+        keeper = asyncio.create_task(replacing(kernel, used))
+        names = ["a", "b", "c", "d"]
+        ends = await asyncio.gather(*(kernel.run(name, isolated) for name in names), kernel.run("shared", k.spec("hi")))
+        await kernel.send("a", "again", "second")
+        ends.append(await kernel.end("a", "second"))
+        assert {end["status"] for end in ends} == {"completed"}
+        frames: dict[str, set[tuple[str, int]]] = {}
+        for name in names:
+            for event in await kernel.events(name):
+                if event["type"] == "session_activated":
+                    frames.setdefault(event["data"]["frame_id"], set()).add((name, event["epoch"]))
+        assert all(len(activations) == 1 for activations in frames.values()), frames
+        assert len(frames) >= 5
+        assert kernel.holder("shared") is not None
+        assert all(kernel.holder(name) is None for name in names)
+        keeper.cancel()
+
+
+async def test_who_waits_for_what_no_node_has_is_told(store: str, tmp_path: Path) -> None:
+    """Given a placement that can't be had, then its session says why it waits, and others go on."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        kernel.service.frames.unschedulable = {"gpu": "no node has GPU 1"}
+        await kernel.spawn("stuck", k.spec("hi", placement="gpu"))
+        await kernel.send("stuck")
+        assert (await kernel.run("other", k.spec("hi")))["status"] == "completed"
+        assert (await kernel.info("stuck"))["error"]["message"] == "no node has GPU 1"
+        assert (await kernel.info("other"))["error"] is None
+        kernel.service.frames.unschedulable = {}
+        assert (await kernel.info("stuck"))["error"] is None
+        kernel.add_frame("gpu")
+        assert (await kernel.end("stuck"))["status"] == "completed"
+
+
+async def test_a_sub_agent_runs_where_its_spec_says(store: str, tmp_path: Path) -> None:
+    """Given a parent and a child with another placement, then each is activated in a frame of its own placement."""
+    child = k.spec(k.script("found"), name="child", hash="child", placement="gpu")
+    spawns = [("spawn_agent", {"agent": "child", "task": "go"})]
+    lead = k.spec(k.script(spawns, "done"), ["spawn_agent"], agents={"child": child})
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        kernel.add_frame("gpu")
+        assert (await kernel.run("lead", lead))["status"] == "completed"
+        rows = await kernel.ask("read", "tree", ["lead"], {})
+        assert [row["placement"] for row in rows] == ["", "gpu"]
+        frames = {worker.frame_id: worker.frame.identity["placement"] for worker in kernel.workers.values()}
+        for row in rows:
+            [activated] = [e for e in await kernel.events(row["session_id"]) if e["type"] == "session_activated"][:1]
+            assert frames[activated["data"]["frame_id"]] == row["placement"]
