@@ -90,7 +90,7 @@ class Frames:
         """Give ready sessions to resting frames."""
         if not self.paging.ready:
             return
-        if self._node.generation:
+        if self._node.activates:
             for slot, ready in self.paging.pairs():
                 parked = (slot.session_id, slot.epoch) if slot.session_id is not None else None
                 self.release(slot)
@@ -107,8 +107,8 @@ class Frames:
         def operation(tx: Transaction) -> dict[str, Any]:
             row = tx.session(ready.session_id)
             known = slot.known_seq(ready.session_id, row["incarnation"])
-            if self._node.elsewhere(row):
-                raise Fenced("another node looks after the session", session_id=ready.session_id)
+            if self._node.elsewhere(row) or self._node.draining.on:
+                raise Fenced("another node looks after the session, or will", session_id=ready.session_id)
             tx.woken.pop(ready.session_id, None)
             work = activation.activate(
                 tx, ready.session_id, frame, after_seq=known or 0, cause=ready.cause, down_since=ready.down_since,
@@ -213,7 +213,7 @@ class Frames:
 
     def take_spare(self, session_id: str, placement: str) -> Slot | None:
         """Reserve a frame without a session for this one; None while others queue for frames."""
-        if self.paging.ready or not self._node.generation:
+        if self.paging.ready or not self._node.activates:
             return None
         slot = self.paging.frame_for(session_id, placement)
         if slot is None or slot.session_id is not None:
@@ -257,11 +257,11 @@ class Frames:
             row["frames"] = [slot.frame_id for slot in self.paging.slots.values() if slot.placement == name]
         return found
 
-    async def retire(self, placement: str, count: int) -> None:
-        """Let idle frames of a placement go."""
+    async def retire(self, placement: str | None, count: int) -> None:
+        """Let idle frames of a placement go, or of all."""
         for slot in list(self.paging.slots.values()):
             idle = slot.resting and (slot.session_id is None or slot.wait == "idle")
-            if count > 0 and idle and slot.placement == placement:
+            if count > 0 and idle and placement in (None, slot.placement):
                 count -= 1
                 slot.resting = False
                 self.paging.slots.pop(slot.frame_id, None)

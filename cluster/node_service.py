@@ -25,6 +25,7 @@ from understudy.supervisor.groups import decide_end
 from understudy.supervisor.paging import Ready, Slot
 
 from .calls import Call, Calls
+from .draining import Draining
 from .feed import Feed
 from .frames import EXIT, Frames, current_work
 from .projection import Projection
@@ -83,6 +84,7 @@ class NodeService:
         self.frames = Frames(self)
         self.recovery = Recovery(self)
         self.timers = Timers(self)
+        self.draining = Draining(self)
         self.reading = Reading(self.database, config.namespace)
         self.feed = Feed(self.reading.events, self.calls.stream, self.reading.run)
         self.projection = Projection(self)
@@ -122,6 +124,11 @@ class NodeService:
         """The supervisor's generation that this service acts for; 0: it activates nothing."""
         return self.journal.generation
 
+    @property
+    def activates(self) -> bool:
+        """Whether sessions are given to frames here: not without a generation, and not while the node is drained."""
+        return bool(self.generation) and not self.draining.on
+
     # What frames call.
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
@@ -135,6 +142,8 @@ class NodeService:
             assert request is not None
             return await self._attach(slot, request)
         batch = Batch.from_wire(call["batch"])
+        if self.draining.on:
+            return await self.draining.last_step(slot, batch)
         turns = batch.wait and self.generation and not call.get("leave")
         following = self.frames.paging.next_for(slot) if turns else None
         self.own.add(batch.session_id)
@@ -209,6 +218,8 @@ class NodeService:
         session_id, epoch = slot.session_id, slot.epoch
         assert session_id is not None
         if self.calls.find(request.wait_key) is None:
+            if self.draining.on:
+                return await self.draining.dismiss(slot)
             try:
                 attempt = await self.journal.submit(
                     lambda tx: activation.reissue(tx, session_id, epoch, self.holder, request.model)
@@ -323,6 +334,7 @@ class NodeService:
         written = {session_id: (before, row["seq"]) for session_id, (before, row) in committed.written.items()}
         self.feed.publish(committed.events, written)
         for node_id, session_ids in self._by_home(committed).items():
+            self.feed.leave(session_ids)
             self.spawn_task(self._tell(node_id, session_ids))
         for frame_id, session_id in committed.killed.items():
             self.frames.condemn(frame_id, session_id)
@@ -338,9 +350,9 @@ class NodeService:
         return row["node_id"] != self.config.node_id and row["node_id"] in self.nodes
 
     def take_in(self, row: Row) -> None:
-        """Make this node the home of a session that is being written, if its home is gone."""
-        if self.nodes and row["node_id"] not in self.nodes:
-            row["node_id"] = self.config.node_id
+        """Give a session that is being written a home, if its own is gone or drained: this node, unless it is too."""
+        if self.nodes and row["node_id"] not in self.draining.homes:
+            row["node_id"] = self.draining.home_for(row["root_id"])
 
     def _by_home(self, committed: Committed) -> dict[str, list[str]]:
         """What was written of sessions at home elsewhere: their own services must hear of it."""
@@ -391,6 +403,9 @@ class NodeService:
             model = call.request.model
             result = operations.answer(tx, call.session_id, call.run_id, call.round, call.attempt, model, answer)
             row = tx.session(call.session_id)
+            if slot is resident and self.draining.on:
+                self.draining.leave_frame(tx, call.session_id, row["epoch"])
+                return result, None, None
             if not result.won:
                 return result, None, None
             if resident is not None and resident.epoch == row["epoch"]:
@@ -412,6 +427,11 @@ class NodeService:
             woken = self.disown(call.session_id)
         self.calls.forget(call)
         self.frames.hand_over(spare, work)
+        if self.draining.on:
+            if resident is not None and resident.resting and resident.session_id == call.session_id:
+                self.frames.release(resident)
+            self.draining.look()
+            return
         if not result.won or work is not None or (result.ended and not woken):
             return
         still = resident is not None and resident.resting and resident.session_id == call.session_id

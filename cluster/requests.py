@@ -39,7 +39,8 @@ class Requests:
                 code.put(tx, digest, data)
             created = beginnings.create_session(
                 tx, session["session_id"], session["spec"], spec_hash=session["spec"]["hash"],
-                placement=session["placement"], node_id=node.config.node_id, metadata=session["metadata"],
+                placement=session["placement"], node_id=node.draining.home_for(session["session_id"]),
+                metadata=session["metadata"],
             )  # fmt: skip
             row = tx.session(session["session_id"])
             if created:

@@ -156,6 +156,16 @@ class StaleGeneration(Conflict):
     code = "stale_generation"
 
 
+class CannotDrain(Conflict):
+    """A node can't be drained: there would be nobody to go on. Nothing was changed."""
+
+    code = "cannot_drain"
+    hint = (
+        "Start another Ray node first (with PostgreSQL), or stop the services in good order: "
+        "`understudy drain NODE --stop`. `understudy ps` lists the nodes."
+    )
+
+
 class StoreError(UnderstudyError):
     """The store refused or failed."""
 

@@ -182,6 +182,8 @@ def active_sessions(connection: Connection, namespace: str, nodes: Iterable[str]
         "cancel_reason",
         "updated_at",
         "incarnation",
+        "round",
+        "run_usage",
     )
     statement = select(*(SESSION.c[name] for name in names)).where(
         SESSION.c.namespace == namespace, SESSION.c.active == 1

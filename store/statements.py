@@ -37,6 +37,8 @@ SESSION, RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, OWNER, RESERVATION, TIMER, CODE_
     ),
 )
 
+DRAIN = table_of(tables.Drain)
+
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {
     "namespace", "session_id", "parent_id", "root_id", "depth", "call_id", "parent_run_id", "agent", "kind", "spec",
@@ -63,7 +65,7 @@ def select_sessions(count: int, lock: bool) -> Any:
 SELDOM = (
     "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
     "progress_at_death", "restarts", "tokens_redone", "budget_tokens", "budget_reserved", "budget_spent", "cancel_as",
-    "held", "group_state", "task_open", "replaced_by", "abandoned",
+    "held", "group_state", "task_open", "replaced_by", "abandoned", "moved", "next_spec",
 )  # fmt: skip
 OFTEN = [name for name in MUTABLE if name not in SELDOM]
 
