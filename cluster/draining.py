@@ -94,23 +94,23 @@ class Draining:
         """
         batch = replace(batch, wait=None) if batch.wait == "model" else batch
 
-        def operation(tx: Transaction) -> str | None:
+        def operation(tx: Transaction) -> tuple[str | None, str]:
             result = operations.commit(tx, batch, holder=self._node.holder)
             for spawn in batch.spawns:
                 self.leave_frame(tx, spawn.child_id, 0)
             left = self.leave_frame(tx, batch.session_id, batch.epoch)
-            return "left" if left and self.homes else result.wait
+            return "left" if left and self.homes else result.wait, tx.session(batch.session_id)["placement"]
 
         self._node.own.add(batch.session_id)
         try:
-            wait = await self._node.journal.submit(operation, batch.session_id)
+            wait, placement = await self._node.journal.submit(operation, batch.session_id)
         except Fenced:
             self._node.projection.metrics.count_fenced()
             self._node.frames.release(slot)
             raise
         finally:
             woken = self._node.disown(batch.session_id)
-        self._node.frames.requeue_unless_waiting(batch.session_id, slot.placement, None if woken else wait)
+        self._node.frames.requeue_unless_waiting(batch.session_id, placement, None if woken else wait)
         return self._go(slot)
 
     async def dismiss(self, slot: Slot) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class NodeService:
         self.projection = Projection(self)
         self.holder = f"{config.writer}#{now()}"
         self.own: set[str] = set()
-        self._missed: set[str] = set()
+        self._missed: dict[str, Row] = {}
         self._cancelled: set[str] = set()
         self.interrupts: dict[tuple[str, int], asyncio.Future[str]] = {}
         self._specs: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -160,6 +160,8 @@ class NodeService:
         if result is None:  # fenced, but the frame has other work
             assert work is not None
             return work
+        if result.over:  # it goes on under another specification, in another activation
+            return await self._over(slot, work, woken, leave=bool(call.get("leave")))
         if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
             result = replace(result, wait=None)
         if call.get("leave"):
@@ -177,6 +179,20 @@ class NodeService:
         # Where a replayed batch's messages went, only the store knows: they are read from there when the wait ends.
         slot.reply_echo = None if result.ack.replayed else echo(batch, result.ack)
         return await self.frames.rest(slot, result.wait)
+
+    async def _over(
+        self, slot: Slot, work: dict[str, Any] | None, woken: Row | None, *, leave: bool
+    ) -> dict[str, Any]:
+        """The frame's activation ended with its commit: its session, if there is more to do, needs a frame anew."""
+        if work is None:
+            self.frames.release(slot)
+        if leave:
+            self.frames.paging.slots.pop(slot.frame_id, None)
+            self.frames.demand_changed.set()
+        if woken is not None:
+            self.frames.wake(woken)
+            self.frames.dispatch()
+        return EXIT if leave else work or await self.frames.rest(slot, None)
 
     async def _commit_step(
         self, slot: Slot, batch: Batch, following: Ready | None
@@ -316,12 +332,10 @@ class NodeService:
         """See `understudy.ports.Node.blob`."""
         return await self.reading.blob(digest)
 
-    def disown(self, session_id: str) -> bool:
-        """End a commit of our own for a session; True if the session was woken within it."""
+    def disown(self, session_id: str) -> Row | None:
+        """End a commit of our own for a session; its row if it was woken within it."""
         self.own.discard(session_id)
-        woken = session_id in self._missed
-        self._missed.discard(session_id)
-        return woken
+        return self._missed.pop(session_id, None)
 
     def is_ready(self, row: Row) -> bool:
         """Whether an active session has something to do: it waits for nothing, or for a call that is lost."""
@@ -388,7 +402,7 @@ class NodeService:
                     self._cancelled.add(session_id)
         for session_id, row in woken.items():
             if session_id in self.own:  # whoever commits for it looks at this before it lets the session wait
-                self._missed.add(session_id)
+                self._missed[session_id] = row
             elif not self.elsewhere(row):
                 self.frames.wake(row)
 
@@ -432,7 +446,11 @@ class NodeService:
                 self.frames.release(resident)
             self.draining.look()
             return
-        if not result.won or work is not None or (result.ended and not woken):
+        if result.ended and woken is not None:  # perhaps under another specification
+            self.frames.wake(woken)
+            self.frames.dispatch()
+            return
+        if not result.won or work is not None or result.ended:
             return
         still = resident is not None and resident.resting and resident.session_id == call.session_id
         fresh = resident is not None and resident.reply_echo is not None and not result.repeated

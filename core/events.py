@@ -116,7 +116,7 @@ class SessionMigrated(Event):
     """
 
     type: ClassVar[str] = "session_migrated"
-    changed: tuple[str, ...] = ()
+    changed: list[Any] | None = None
     spec_hash: str = ""
 
 

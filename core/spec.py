@@ -120,6 +120,8 @@ class AgentSpec(Strict):
             is closed (`linked`), or for good (`detached`).
         shutdown: seconds that a run has to end once it is told to; then it is ended by force and its process is killed.
             0 does so at once, None never.
+        on_change: when a session of this id exists with another specification: it goes on under this one from its next
+            run on (`migrate`), or that is a conflict (`refuse`). A sub-agent always keeps what it was created with.
     """
 
     name: str = Field(pattern=NAME)
@@ -145,6 +147,7 @@ class AgentSpec(Strict):
     on_parent_end: Literal["cancel", "abandon", "wait"] = "cancel"
     lifecycle: Literal["ephemeral", "linked", "detached"] = "ephemeral"
     shutdown: float | None = Field(10.0, ge=0, le=86_400)
+    on_change: Literal["migrate", "refuse"] = "migrate"
     metadata: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("tools", mode="before")

@@ -77,7 +77,7 @@ def _lines(connection: Connection, namespace: str, ids: list[str]) -> Iterator[s
     for number, session_id in enumerate(ids):
         where = (SESSION.c.namespace == namespace, SESSION.c.session_id == session_id)
         row = dict(connection.execute(select(SESSION).where(*where)).mappings().one())
-        wanted |= code.digests(row["spec"] or {}, row["placement"])
+        wanted |= code.digests(row["spec"] or {}, row["placement"]) | code.waiting(row["next_spec"])
         yield f'{"," if number else ""}{{"session":{_row(row)}'
         for name, table in PARTS.items():
             yield f',\n"{name}":['
@@ -241,7 +241,7 @@ def _insert(tx: Transaction, archive: Archive) -> None:
     writer_seq = 0
     reserved = sum(item["tokens"] for session in archive.sessions for item in session["reservation"]) if whole else 0
     for session in archive.sessions:
-        row = {**session["session"], "frame_id": None, "actor_pid": None, "node_id": "", "root_id": top["session_id"]}
+        row = {**session["session"], "frame_id": None, "actor_pid": None, "node_id": "", "moved": 0, "root_id": top["session_id"]}
         row["incarnation"] = row["updated_at"] = tx.now  # retention counts from here
         row["depth"] -= top["depth"]
         if row["session_id"] == top["session_id"]:

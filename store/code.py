@@ -19,6 +19,11 @@ def digests(spec: dict[str, Any], placement: str) -> set[str]:
     return found
 
 
+def waiting(next_spec: dict[str, Any] | None) -> set[str]:
+    """The same for a specification that waits for a run's end (`upgrades.take_on`)."""
+    return digests(next_spec["spec"], next_spec["placement"]) if next_spec else set()
+
+
 def put(tx: Transaction, digest: str, data: bytes) -> None:
     """Keep a piece of code; where it is kept already, note that it was needed again."""
     tx.writes += 1
@@ -33,10 +38,10 @@ def drop_unused(tx: Transaction, before: int) -> int:
     """Remove code that no session refers to and that was last put before a time; returns how many pieces that were."""
     old = (CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.created_at < before)
     unused = set(tx.connection.execute(select(CODE_BLOB.c.digest).where(*old)).scalars())
-    sessions = select(SESSION.c.spec, SESSION.c.placement).where(SESSION.c.namespace == tx.namespace)
+    sessions = select(SESSION.c.spec, SESSION.c.placement, SESSION.c.next_spec).where(SESSION.c.namespace == tx.namespace)
     with tx.connection.execute(sessions.execution_options(yield_per=500)) as found:
-        for spec, placement in found:
-            unused -= digests(spec or {}, placement)
+        for spec, placement, next_spec in found:
+            unused -= digests(spec or {}, placement) | waiting(next_spec)
     removed = 0
     for digest in unused:
         tx.writes += 1

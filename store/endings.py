@@ -16,6 +16,7 @@ from .budgets import settle
 from .partial import last_text, settle_calls, tools_used
 from .statements import RUN, SESSION
 from .transaction import Row, Transaction
+from .upgrades import migrate
 
 TERMINAL = ("completed", "failed", "cancelled", "quarantined")
 
@@ -69,6 +70,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
         _leave(tx, child, ENDED)
     tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] == "child_result"])
+    migrate(tx, row)
     if row["closed"] or status == "quarantined":
         end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
     elif row["inbox_count"] > 0:

@@ -61,7 +61,7 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "") -> CommitResult:
             spawn(tx, row, wanted)
     if batch.finish is not None:
         finish_run(tx, row, batch.finish)
-        return CommitResult(_ack(tx, row, first_seq), row["wait"], 0, "")
+        return CommitResult(_ack(tx, row, first_seq), row["wait"], 0, "", over=row["epoch"] != batch.epoch)
     _set_wait(tx, row, batch, holder)
     return CommitResult(_ack(tx, row, first_seq), row["wait"], row["wait_attempt"], row["wait_holder"])
 
@@ -82,12 +82,17 @@ def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str) -> None:
 
 @dataclass(frozen=True)
 class CommitResult:
-    """What a commit led to: the Ack, and what the session waits for now (None: it can go on)."""
+    """What a commit led to: the Ack, and what the session waits for now (None: it can go on).
+
+    Attributes:
+        over: the activation has ended with it: the session goes on under another specification.
+    """
 
     ack: Ack
     wait: str | None
     attempt: int
     holder: str
+    over: bool = False
 
 
 def _ack(tx: Transaction, row: Row, first_seq: int, *, replayed: bool = False) -> Ack:

@@ -55,6 +55,17 @@ class Nodes:
         await self.kernels[0].service.journal.submit(lambda tx: draining.end(tx, [kernel.node_id]))
         await self.tell()
 
+    async def end(self, session_id: str, run_id: str = "r") -> dict[str, Any]:
+        """The run's row once it has ended, followed wherever the session is."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                info = await self.kernels[0].info(session_id)
+                row: dict[str, Any] = await self.kernels[0].ask("read", "run", [session_id, run_id], {})
+                if row["finished_at"]:
+                    return row
+                home = next(kernel for kernel in self.kernels if kernel.node_id == info["node_id"])
+                await home.ask("watch", f"end/{session_id}", {session_id: {"after": info["seq"]}}, 1.0)
+
     async def drained(self, kernel: k.Kernel) -> None:
         """Wait until a node says that nothing is left there."""
         async with asyncio.timeout(PATIENCE):
@@ -108,7 +119,7 @@ async def test_a_session_at_a_tool_finishes_it_and_goes_on_elsewhere(
         await nodes.drain(b)
         assert (await a.info("s"))["node_id"] == "b"
         drained.set()
-        assert (await asyncio.wait_for(a.end("s"), PATIENCE))["status"] == "completed"
+        assert (await nodes.end("s"))["status"] == "completed"
         await nodes.drained(b)
         events = await a.events("s")
         assert activations(events) == [("b", "ready"), ("a", "moved")]
@@ -131,7 +142,7 @@ async def test_a_model_call_in_flight_is_not_repeated(postgres: str, server: Off
         await asyncio.sleep(0.5)  # that nothing happens can't be awaited
         assert (await a.info("s"))["node_id"] == "b"
         server.release()
-        assert (await asyncio.wait_for(a.end("s"), PATIENCE))["status"] == "completed"
+        assert (await nodes.end("s"))["status"] == "completed"
         await nodes.drained(b)
         assert activations(await a.events("s")) == [("b", "ready"), ("a", "moved")]
         assert server.stats.requests == 2
@@ -165,7 +176,7 @@ async def test_what_is_left_at_the_deadline_moves_the_hard_way(
         await nodes.drain(b, 0.3)
         await nodes.drained(b)
         server.release()
-        ended = [await asyncio.wait_for(a.end(name), PATIENCE) for name in ("tool", "call")]
+        ended = [await nodes.end(name) for name in ("tool", "call")]
         assert [row["status"] for row in ended] == ["completed"] * 2
         for name in ("tool", "call"):
             events = await a.events(name)
@@ -186,13 +197,20 @@ async def test_a_tree_stays_together(postgres: str, server: OfflineServer, tmp_p
             k.script([("spawn_agent", {"task": "one"}), ("spawn_agent", {"task": "two"})], "done"),
             ["spawn_agent"], agents={"child": child},
         )  # fmt: skip
+        answers = iter(range(9))
+
+        def hold(_number: int, label: str, _worker: k.Worker | None) -> None:
+            if label == "reply to step" and next(answers) == 1:  # the first was the lead's input, this is its answer
+                server.hold()
+
+        b.on_point = hold
         await b.spawn("lead", lead)
         await b.send("lead")
         await b.until("lead", "child_spawned", 2)
-        server.hold()
-        server.release()
+        await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 2)
         await nodes.drain(b)
-        assert (await asyncio.wait_for(a.end("lead"), PATIENCE))["status"] == "completed"
+        server.release()
+        assert (await nodes.end("lead"))["status"] == "completed"
         await nodes.drained(b)
         tree = await a.ask("read", "tree", ["lead"], {})
         assert len(tree) == 3
@@ -208,13 +226,13 @@ async def test_nothing_new_comes_to_a_drained_node(postgres: str, server: Offlin
         a, b = nodes.kernels
         await b.spawn("old", k.spec())
         await b.send("old", "one", "r1")
-        await asyncio.wait_for(b.end("old", "r1"), PATIENCE)
+        await nodes.end("old", "r1")
         await nodes.drain(b)
         await nodes.drained(b)
         assert (await b.spawn("new", k.spec())) == {"created": True, "node_id": "a"}  # type: ignore[comparison-overlap]
         for name in ("old", "new"):
             await b.send(name, "two", "r2")
-            assert (await asyncio.wait_for(a.end(name, "r2"), PATIENCE))["status"] == "completed"
+            assert (await nodes.end(name, "r2"))["status"] == "completed"
             assert activations(await a.events(name))[-1][0] == "a"
         assert not b.service.frames.paging.slots
 
@@ -229,7 +247,7 @@ async def test_a_drain_is_taken_back(postgres: str, server: OfflineServer, tmp_p
         b.add_frame()
         await b.spawn("s", k.spec())
         await b.send("s")
-        assert (await asyncio.wait_for(b.end("s"), PATIENCE))["status"] == "completed"
+        assert (await nodes.end("s"))["status"] == "completed"
         assert activations(await a.events("s")) == [("b", "ready")]
 
 
@@ -265,7 +283,7 @@ async def test_services_that_stop_park_everything(store: str, server: OfflineSer
         assert server.stats.requests == 1
         await nodes.undo(a)
         a.add_frame()
-        assert (await asyncio.wait_for(a.end("s"), PATIENCE))["status"] == "completed"
+        assert (await nodes.end("s"))["status"] == "completed"
         assert server.stats.requests == 2
 
 
@@ -297,7 +315,7 @@ async def test_a_drain_under_load_with_kills(
         if seed % 2:
             b.kill_node()
         for name in names:
-            row = await asyncio.wait_for(a.end(name), PATIENCE)
+            row = await nodes.end(name)
             assert row["status"] == "completed", row
         await b.quiet()
         await nodes.drained(b)
