@@ -55,6 +55,11 @@ class Draining:
         return self._drain is not None and bool(self._node.generation)
 
     @property
+    def finished(self) -> bool:
+        """Whether this node is drained and had nothing left when it was last looked at."""
+        return self._drain is not None and bool(self._drain["finished_at"])
+
+    @property
     def homes(self) -> list[str]:
         return [node_id for node_id in self._node.nodes if node_id not in self._told]
 

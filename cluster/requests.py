@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy.errors import UnderstudyError
-from understudy.store import activation, beginnings, code, endings, queries
+from understudy.store import activation, beginnings, code, draining, endings, queries
 from understudy.store.transaction import Transaction
 from understudy.supervisor.paging import Ready
 
@@ -21,6 +21,7 @@ READS: dict[str, Callable[..., Any]] = {
     "runs": queries.runs,
     "owner": queries.owner,
     "homes": queries.homes,
+    "drains": queries.drains,
 }
 
 
@@ -125,6 +126,21 @@ class Requests:
     async def watch(self, client_id: str, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
         """See `Feed.watch`."""
         return await self._node.feed.watch(client_id, follow, timeout)
+
+    async def begin_drains(
+        self, node_ids: list[str], deadline: int, reason: str, stop: bool, nodes: list[str]
+    ) -> None:
+        """See `draining.begin`."""
+
+        def operation(tx: Transaction) -> None:
+            for node_id in node_ids:
+                draining.begin(tx, node_id, deadline, reason=reason, stop=stop, nodes=nodes)
+
+        await self._node.journal.submit(operation)
+
+    async def end_drains(self, node_ids: list[str]) -> int:
+        """See `draining.end`."""
+        return await self._node.journal.submit(lambda tx: draining.end(tx, node_ids))
 
     async def acquire(self, holder: str, lease: int, dead_holder: str) -> int:
         """See `activation.acquire`; an owner known to be dead need not be waited for."""

@@ -162,7 +162,7 @@ class CannotDrain(Conflict):
     code = "cannot_drain"
     hint = (
         "Start another Ray node first (with PostgreSQL), or stop the services in good order: "
-        "`understudy drain NODE --stop`. `understudy ps` lists the nodes."
+        "`understudy drain --stop`. `understudy ps --json` has the nodes."
     )
 
 

@@ -17,7 +17,7 @@ from understudy.records import CallState, Finish
 from . import timers
 from .beginnings import PAUSE_TIMER, pause
 from .budgets import budget_left
-from .draining import drains
+from .draining import drains, end_stops
 from .endings import end_queued, end_without_agent, finish_run
 from .operations import request_key
 from .partial import last_text, settle_calls
@@ -55,6 +55,8 @@ def acquire(tx: Transaction, holder: str, lease: int, *, may_take: Callable[[str
             f"namespace {tx.namespace!r} is owned by {row['holder']} for another {seconds:.0f} s",
             details={"holder": row["holder"], "seconds": seconds},
         )
+    if row["holder"] != holder:
+        end_stops(tx)
     generation: int = row["generation"] + 1
     _own(tx, generation, holder, tx.now + lease)
     return generation

@@ -41,7 +41,7 @@ def reserve(tx: Transaction, row: Row, round_number: int, tokens: int) -> bool:
 def settle(tx: Transaction, row: Row, *, release: bool = True, spent: int = 0) -> None:
     """Give a reservation back to the tree's budget and book what was really spent."""
     root = tx.session(row["root_id"])
-    if root["budget_tokens"] is None:
+    if root["budget_tokens"] is None and not root["budget_reserved"]:  # else it had one before an upgrade
         return
     where = (RESERVATION.c.namespace == tx.namespace, RESERVATION.c.session_id == row["session_id"])
     held = tx.read(select(RESERVATION.c.tokens).where(*where), row["session_id"]).scalar()

@@ -13,14 +13,23 @@ from .statements import DRAIN
 from .transaction import Row, Transaction
 
 
-def begin(tx: Transaction, node_id: str, deadline: int, *, reason: str, stop: bool = False) -> None:
+def begin(
+    tx: Transaction, node_id: str, deadline: int, *, reason: str, stop: bool = False, nodes: Collection[str] = ()
+) -> None:
     """Have a node give its sessions away until `deadline` (microseconds UTC). Repeated, the earlier deadline holds.
+
+    Args:
+        nodes: those that have a service; finished drains of others are forgotten.
 
     Raises:
         StaleGeneration: the supervisor of this journal no longer owns the store.
     """
     tx.require_generation()
-    known = drains(tx).get(node_id)
+    found = drains(tx)
+    known = found.get(node_id)
+    gone = [row["node_id"] for row in found.values() if nodes and row["finished_at"] and row["node_id"] not in nodes]
+    if gone:
+        end(tx, gone)
     where = (DRAIN.c.namespace == tx.namespace, DRAIN.c.node_id == node_id)
     tx.writes += 1
     if known is None:
@@ -49,6 +58,13 @@ def finish(tx: Transaction, node_id: str) -> None:
     tx.writes += 1
     where = (DRAIN.c.namespace == tx.namespace, DRAIN.c.node_id == node_id, DRAIN.c.finished_at == 0)
     tx.connection.execute(update(DRAIN).where(*where).values(finished_at=tx.now))
+
+
+def end_stops(tx: Transaction) -> None:
+    """The services that were to stop have, and others start: what was parked goes on."""
+    tx.connection.execute(
+        delete(DRAIN).where(DRAIN.c.namespace == tx.namespace, DRAIN.c.stop == 1, DRAIN.c.finished_at > 0)
+    )
 
 
 def drains(tx: Transaction) -> dict[str, Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, select
+from sqlalchemy import Connection, and_, bindparam, func, select
 
 from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import ENVELOPE, Event
@@ -13,6 +13,7 @@ from understudy.events import ENVELOPE, Event
 from . import tables
 from .statements import (
     CODE_BLOB,
+    DRAIN,
     EVENT,
     EXPORT_CURSOR,
     MESSAGE,
@@ -166,6 +167,14 @@ def homes(connection: Connection, namespace: str, session_ids: list[str]) -> dic
         SESSION.c.namespace == namespace, SESSION.c.session_id.in_(session_ids)
     )
     return {session_id: (node_id, seq) for session_id, node_id, seq in connection.execute(statement)}
+
+
+def drains(connection: Connection, namespace: str) -> list[Row]:
+    """The nodes that are drained, or were, and how many sessions with work each still has (`left`)."""
+    here = and_(SESSION.c.namespace == namespace, SESSION.c.active == 1, SESSION.c.node_id == DRAIN.c.node_id)
+    left = select(func.count()).select_from(SESSION).where(here).scalar_subquery()
+    statement = select(DRAIN, left.label("left")).where(DRAIN.c.namespace == namespace).order_by(DRAIN.c.started_at)
+    return [dict(row) for row in connection.execute(statement).mappings()]
 
 
 def active_sessions(connection: Connection, namespace: str, nodes: Iterable[str] | None) -> list[Row]:

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 from understudy.errors import CannotDrain
 
+NOTICE_SECONDS = 600.0
+"""For a node that will end at a time which nobody says."""
+
+SPARE_SHARE, LONGEST_SPARE_SECONDS = 0.25, 10.0
+
 
 @dataclass(frozen=True)
 class Departure:
@@ -49,3 +54,10 @@ def check_drain(node_id: str, nodes: Collection[str], drained: Collection[str], 
         raise CannotDrain(f"node {node_id!r} has no service here", details={"nodes": sorted(nodes)})
     if not stop and not set(nodes) - set(drained) - {node_id}:
         raise CannotDrain(f"node {node_id[:8]} is the only one that sessions can be on", details={"nodes": sorted(nodes)})
+
+
+def seconds_for(left: float | None) -> float:
+    """How long a node that will end in `left` seconds may be waited for: what moves the hard way needs time as well."""
+    if left is None:
+        return NOTICE_SECONDS
+    return max(0.0, left - min(LONGEST_SPARE_SECONDS, SPARE_SHARE * left))

@@ -20,7 +20,7 @@ from understudy.identifiers import child_identifier
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
-from understudy.store import activation, beginnings, endings, operations, timers
+from understudy.store import activation, beginnings, draining, endings, operations, timers
 from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
 from understudy.store.engine import Database
 from understudy.store.statements import EVENT, MESSAGE
@@ -89,7 +89,11 @@ class Play:
                 lambda tx: endings.request_cancel(tx, tx.session(session_id), "why", run_id)
             )
 
+        def upgrade(name: str, budget: dict[str, int] | None) -> Move:
+            return lambda: db.create(session_id, spec(name, budget=budget, on_change="migrate"))
+
         found: list[Move] = [lambda n=n: db.accept(session_id, f"r{n}") for n in range(2 + row["seq"] // 30)]
+        found += [upgrade("newer", None), upgrade("newest", {"tokens": 300})] if row["seq"] % 3 == 0 else []
         found += [cancel(None)] + [cancel(item["key"]) for item in rows(db, "inbox", session_id)]
         return found + ([lambda: db.do(endings.close, session_id, "enough")] if row["seq"] > 25 else [])
 
@@ -109,7 +113,12 @@ class Play:
             if attempt is not None:
                 self.calls.add((session_id, row["run_id"], row["round"], attempt))
 
-        found: list[Move] = [lambda: db.activate(session_id)]
+        def give_away() -> Move:
+            return lambda: db.journal.submit(
+                lambda tx: draining.leave(tx, tx.session(session_id), row["node_id"], ["elsewhere", "or there"])
+            )
+
+        found: list[Move] = [lambda: db.activate(session_id), give_away()]
         if row["frame_id"]:
             found += [crash(Verdict("resume")), crash(Verdict("resume", delay=MINUTE))]
             found += [crash(Verdict("quarantine", reason="hopeless"))] if row["seq"] > 20 else []
@@ -317,6 +326,10 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("open_calls", "lead", row("lead", calls_open=5)),
     ("open_calls tool_calls", "old", "UPDATE tool_call SET state = 'finished' WHERE session_id = 'old'"),
     ("timer", "crashed", "DELETE FROM timer"),
+    ("moved", "kid", row("kid", moved=1)),
+    ("moved", "old", row("old", moved=1)),
+    ("next_spec", "old", row("old", next_spec="'{}'")),
+    ("next_spec", "kid", row("kid", next_spec="'{}'")),
     ("status", "crashed", row("crashed", status="'idle'")),
     ("status", "lead", row("lead", active=0)),
     ("status", "lead", row("lead", wait="NULL")),

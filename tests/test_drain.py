@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from understudy.errors import CannotDrain
+from understudy.identifiers import home_of
 from understudy.store import draining
 from understudy.store.engine import now
+from understudy.supervisor.draining import Departure, check_drain, leaving, seconds_for
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
@@ -329,10 +334,59 @@ async def test_a_drain_under_load_with_kills(
                 assert places == ["b"] * (len(places) - len(left)) + left
 
 
+# Decisions.
+
+DEPARTURES = st.lists(
+    st.builds(Departure, st.uuids().map(str), st.integers(0, 10**6), st.booleans(), st.booleans()), max_size=40
+)
+
+
+@given(sessions=DEPARTURES, over=st.booleans())
+def test_the_most_expensive_to_redo_leave_first(sessions: list[Departure], over: bool) -> None:
+    """Whatever there is: nobody at work leaves before the time is over, then all but those whose commit is under way
+    do, and nobody leaves before somebody more expensive."""
+    order = leaving(sessions, over=over)
+    assert {one.session_id for one in order} == {
+        one.session_id for one in sessions if not one.held and (over or not one.busy)
+    }
+    tokens = [one.tokens for one in order]
+    assert tokens == sorted(tokens, reverse=True)
+
+
+NAMES = st.sets(st.sampled_from("abcdef"), max_size=6)
+
+
+@given(node=st.sampled_from("abcdefg"), nodes=NAMES, drained=NAMES, stop=st.booleans())
+def test_a_drain_is_refused_where_nobody_could_go_on(node: str, nodes: set[str], drained: set[str], stop: bool) -> None:
+    """A node that is known can be drained if another one that is not drained is left, or if the services stop."""
+    possible = node in nodes and (stop or bool(nodes - drained - {node}))
+    try:
+        check_drain(node, nodes, drained, stop=stop)
+    except CannotDrain as error:
+        assert not possible
+        assert error.hint
+    else:
+        assert possible
+
+
+@given(left=st.none() | st.floats(0, 10_000))
+def test_some_of_a_notice_is_left_for_the_hard_way(left: float | None) -> None:
+    """The wait ends before the node does, unless nobody says when that is, and never takes more than the notice."""
+    seconds = seconds_for(left)
+    assert seconds == 600.0 if left is None else 0 <= seconds <= left and left - seconds <= 10.0 + 1e-6
+
+
+@given(root=st.text(), nodes=st.sets(st.text(min_size=1), min_size=2))
+def test_a_tree_moves_only_if_its_home_goes(root: str, nodes: set[str]) -> None:
+    """Whatever the nodes: the order in which they are told is no matter, and if one goes only its own trees move."""
+    home = home_of(root, nodes)
+    assert home_of(root, sorted(nodes)) == home
+    for gone in nodes:
+        assert (home_of(root, nodes - {gone}) == home) == (gone != home)
+
+
 def test_homes_are_shared_out_evenly_and_stay() -> None:
     """Given a thousand trees, each of three nodes has about a third; without one node only its own trees move."""
-    from understudy.identifiers import home_of
-
     roots = [f"root{number}" for number in range(1_000)]
     before = {root: home_of(root, ["a", "b", "c"]) for root in roots}
     after = {root: home_of(root, ["c", "a"]) for root in roots}

@@ -110,6 +110,9 @@ class Machinery:
     async def node_ids(self) -> list[str]:
         return list(self.nodes)
 
+    async def notices(self) -> dict[str, float | None]:
+        return {}
+
     async def node_service(self, node_id: str) -> Node:
         if self.nodes[node_id].silent:
             await asyncio.Event().wait()
