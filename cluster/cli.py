@@ -212,7 +212,9 @@ def close(session: SessionId, store: Store = None, json: Json = False) -> int:
 @app.command()
 @command
 def drain(
-    node: Annotated[str | None, typer.Argument(metavar="NODE", help="Ray node id, or its beginning (`ps --json`).")] = None,
+    node: Annotated[
+        str | None, typer.Argument(metavar="NODE", help="Ray node id, or its beginning (`ps --json`).")
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds; what is left then moves the hard way.", min=0.0)] = 600.0,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing is left there.")] = True,
     undo: Annotated[bool, typer.Option("--undo", help="Take it back: the node gets sessions again.")] = False,

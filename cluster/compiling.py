@@ -14,7 +14,8 @@ from understudy.identifiers import digest
 from understudy.spec import AgentSpec
 
 PLAIN = (
-    "max_rounds", "max_continuations", "tool_timeout", "parallel_tools", "max_depth", "deadline", "stall", "restart_type",
+    "max_rounds", "max_continuations", "tool_timeout", "parallel_tools", "max_depth", "deadline", "stall",
+    "restart_type",
     "on_parent_end", "lifecycle", "shutdown",
 )  # fmt: skip
 """Fields that are compiled as they are."""

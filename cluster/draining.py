@@ -48,16 +48,16 @@ class Draining:
         self._told: dict[str, Row] = {}
         self._looks = False
         self._news = asyncio.Event()
+        self._finished = asyncio.Event()
 
     @property
     def on(self) -> bool:
         """Whether this node is drained."""
         return self._drain is not None and bool(self._node.generation)
 
-    @property
-    def finished(self) -> bool:
-        """Whether this node is drained and had nothing left when it was last looked at."""
-        return self._drain is not None and bool(self._drain["finished_at"])
+    async def until_finished(self) -> None:
+        """Wait until this node is drained and has nothing left."""
+        await self._finished.wait()
 
     @property
     def homes(self) -> list[str]:
@@ -72,6 +72,10 @@ class Draining:
         """Which nodes are drained, as the store says."""
         self._told = drains
         self._drain = drains.get(self._node.config.node_id)
+        if self._drain is None:
+            self._finished.clear()
+        elif self._drain["finished_at"]:
+            self._finished.set()
         if self._drain is not None and not self._looks:
             self._looks = True
             self._node.spawn_task(self._looking())
@@ -119,7 +123,7 @@ class Draining:
         return self._go(slot)
 
     async def dismiss(self, slot: Slot) -> dict[str, Any]:
-        """The frame took up a session that waits for a call which is lost: it is issued again where the session goes."""
+        """The frame took up a session that waits for a call which is lost: that is issued again where it goes."""
         session_id, epoch = slot.session_id, slot.epoch
         assert session_id is not None
         await self._node.journal.submit(lambda tx: self.leave_frame(tx, session_id, epoch), session_id)
@@ -224,5 +228,5 @@ class Draining:
             here = self._node.config.node_id
             await self._node.journal.submit(lambda tx: draining.finish(tx, here))
             self._drain["finished_at"] = now()
+            self._finished.set()
             log.warning("node %s is drained", here[:8])
-

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from understudy.errors import UnderstudyError
 
 from .hosting import NodeHost
-from .ray_edge import ServiceGone, settle, submitted
+from .ray_edge import ServiceGone, on_sigterm, settle, submitted
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +19,6 @@ GRACE_SECONDS = 20.0
 """How long sessions are waited for after SIGTERM: whoever sends one kills after 30 s as a rule."""
 
 ASK_SECONDS = 5.0
-LOOK_SECONDS = 0.2
 
 
 class Farewell:
@@ -34,16 +31,13 @@ class Farewell:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving = False
         self._task: asyncio.Task[None] | None = None
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._told)
-        else:
-            log.info("SIGTERM ends this process without a drain: it was not created on the main thread")
+        on_sigterm(self._told)
 
     def attend(self) -> None:
         """From now on there is a service to drain; called on its event loop."""
         self._loop = asyncio.get_running_loop()
 
-    def _told(self, _number: int, _frame: Any) -> None:
+    def _told(self) -> None:
         if self._loop is None or self._leaving:  # nothing to drain, or said twice
             os._exit(1)
         self._leaving = True
@@ -61,8 +55,7 @@ class Farewell:
             await asyncio.wait_for(settle(asked), ASK_SECONDS)
             draining = (await self._host.node()).draining
             async with asyncio.timeout(GRACE_SECONDS + ASK_SECONDS):
-                while not draining.finished:
-                    await asyncio.sleep(LOOK_SECONDS)
+                await draining.until_finished()
         except (TimeoutError, UnderstudyError) as error:
             log.warning("this node service ends without a drain: %s", error)
         finally:

@@ -180,9 +180,7 @@ class NodeService:
         slot.reply_echo = None if result.ack.replayed else echo(batch, result.ack)
         return await self.frames.rest(slot, result.wait)
 
-    async def _over(
-        self, slot: Slot, work: dict[str, Any] | None, woken: Row | None, *, leave: bool
-    ) -> dict[str, Any]:
+    async def _over(self, slot: Slot, work: dict[str, Any] | None, woken: Row | None, *, leave: bool) -> dict[str, Any]:
         """The frame's activation ended with its commit: its session, if there is more to do, needs a frame anew."""
         if work is None:
             self.frames.release(slot)

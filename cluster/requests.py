@@ -127,9 +127,7 @@ class Requests:
         """See `Feed.watch`."""
         return await self._node.feed.watch(client_id, follow, timeout)
 
-    async def begin_drains(
-        self, node_ids: list[str], deadline: int, reason: str, stop: bool, nodes: list[str]
-    ) -> None:
+    async def begin_drains(self, node_ids: list[str], deadline: int, reason: str, stop: bool, nodes: list[str]) -> None:
         """See `draining.begin`."""
 
         def operation(tx: Transaction) -> None:

@@ -120,7 +120,7 @@ class SessionConflict(Conflict):
     """A session with this id exists and has another specification."""
 
     code = "session_conflict"
-    hint = "Use another session_id, the specification it was created with, or one with on_change=\"migrate\"."
+    hint = 'Use another session_id, the specification it was created with, or one with on_change="migrate".'
 
 
 class RunConflict(Conflict):

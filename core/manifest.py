@@ -22,7 +22,9 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
     found |= {f"tools.{name}" for name in _differing(*tools)}
     agents = [spec.get("agents") or {} for spec in (old, new)]
     found |= {f"agents.{name}" for name in agents[0].keys() ^ agents[1].keys()}
-    found |= {f"agents.{name}" for name in agents[0].keys() & agents[1].keys() if changes(agents[0][name], agents[1][name])}
+    found |= {
+        f"agents.{name}" for name in agents[0].keys() & agents[1].keys() if changes(agents[0][name], agents[1][name])
+    }
     return tuple(sorted(found))
 
 
@@ -33,5 +35,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 def _differing(old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]) -> set[str]:
     both = old.keys() & new.keys()
     return (old.keys() ^ new.keys()) | {
-        name for name in both if any(old[name][field] != new[name][field] for field in old[name].keys() & new[name].keys())
+        name
+        for name in both
+        if any(old[name][field] != new[name][field] for field in old[name].keys() & new[name].keys())
     }

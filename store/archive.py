@@ -241,7 +241,14 @@ def _insert(tx: Transaction, archive: Archive) -> None:
     writer_seq = 0
     reserved = sum(item["tokens"] for session in archive.sessions for item in session["reservation"]) if whole else 0
     for session in archive.sessions:
-        row = {**session["session"], "frame_id": None, "actor_pid": None, "node_id": "", "moved": 0, "root_id": top["session_id"]}
+        row = {
+            **session["session"],
+            "frame_id": None,
+            "actor_pid": None,
+            "node_id": "",
+            "moved": 0,
+            "root_id": top["session_id"],
+        }
         row["incarnation"] = row["updated_at"] = tx.now  # retention counts from here
         row["depth"] -= top["depth"]
         if row["session_id"] == top["session_id"]:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import bindparam, select
 
 from understudy import events
-from understudy.errors import RunConflict, SessionClosed, SessionConflict
+from understudy.errors import RunConflict, SessionClosed
 from understudy.identifiers import child_identifier, digest, tool_span_identifier, trace_identifier
 from understudy.messages import encodable
 from understudy.records import Spawn

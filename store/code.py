@@ -38,7 +38,9 @@ def drop_unused(tx: Transaction, before: int) -> int:
     """Remove code that no session refers to and that was last put before a time; returns how many pieces that were."""
     old = (CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.created_at < before)
     unused = set(tx.connection.execute(select(CODE_BLOB.c.digest).where(*old)).scalars())
-    sessions = select(SESSION.c.spec, SESSION.c.placement, SESSION.c.next_spec).where(SESSION.c.namespace == tx.namespace)
+    sessions = select(SESSION.c.spec, SESSION.c.placement, SESSION.c.next_spec).where(
+        SESSION.c.namespace == tx.namespace
+    )
     with tx.connection.execute(sessions.execution_options(yield_per=500)) as found:
         for spec, placement, next_spec in found:
             unused -= digests(spec or {}, placement) | waiting(next_spec)

@@ -1,4 +1,4 @@
-"""Operations of an upgrade: a session that goes on under another specification, between two runs and never within one."""
+"""Operations of an upgrade: a session goes on under another specification, between two runs and never within one."""
 
 from __future__ import annotations
 

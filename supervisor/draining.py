@@ -1,4 +1,4 @@
-"""The decisions of a drain: who leaves a node now, in which order, and whether a node can be drained. Pure functions."""
+"""The decisions of a drain: who leaves a node now, in which order, and whether it can be drained. Pure functions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def check_drain(node_id: str, nodes: Collection[str], drained: Collection[str], 
     if node_id not in nodes:
         raise CannotDrain(f"node {node_id!r} has no service here", details={"nodes": sorted(nodes)})
     if not stop and not set(nodes) - set(drained) - {node_id}:
-        raise CannotDrain(f"node {node_id[:8]} is the only one that sessions can be on", details={"nodes": sorted(nodes)})
+        raise CannotDrain(
+            f"node {node_id[:8]} is the only one that sessions can be on", details={"nodes": sorted(nodes)}
+        )
 
 
 def seconds_for(left: float | None) -> float:

@@ -6,7 +6,6 @@ kept here that a successor would miss.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -69,5 +68,5 @@ class Drains:
             self._heeded.add(node_id)
             try:
                 await self.begin([node_id], seconds_for(notices[node_id]), reason="the cluster will end the node")
-            except (UnderstudyError, asyncio.TimeoutError) as error:
+            except (UnderstudyError, TimeoutError) as error:
                 log.warning("node %s will end and is not drained: %s", node_id[:8], error)

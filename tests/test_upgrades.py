@@ -155,7 +155,7 @@ async def test_a_cancelled_run_goes_over_too(store: str, tmp_path: Path) -> None
 
 
 async def test_refuse_is_a_conflict_that_says_what_changed(store: str, tmp_path: Path) -> None:
-    """Given a session, when another specification says refuse, then nothing changes and the error names what differs."""
+    """Given a session, when another specification says refuse, nothing changes and the error names what differs."""
     async with k.running(store, tmp_path, frames=1) as kernel:
         await kernel.spawn("s", other("one"))
         with pytest.raises(SessionConflict) as caught:
