@@ -299,7 +299,7 @@ class _Call:
                 self._on_restart()
 
     async def _try(self) -> Completion:
-        """One try, given up when the endpoint says nothing for too long, be it before its answer or in the midst of it."""
+        """One try, given up when the endpoint says nothing for too long, before its answer or in the midst of it."""
         stall = self._request.stall
         self._silence = asyncio.timeout(stall)
         try:
