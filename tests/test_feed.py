@@ -163,7 +163,12 @@ async def test_a_newer_call_of_the_same_client_ends_the_older_one() -> None:
 
 async def test_after_its_timeout_a_call_returns_nothing() -> None:
     """No news is an answer too."""
-    assert await Log().feed.watch("client", {"a": {"after": 0}}, 0.01) == {"events": [], "streams": {}, "runs": {}, "gone": []}
+    assert await Log().feed.watch("client", {"a": {"after": 0}}, 0.01) == {
+        "events": [],
+        "streams": {},
+        "runs": {},
+        "gone": [],
+    }
 
 
 async def test_recent_events_need_no_store() -> None:

@@ -311,6 +311,7 @@ def test_a_node_is_drained(stage: Stage, second: list[SecondNode], ray_cluster: 
         assert stage.spawn().info().node_id == here
         if way is terminate:
             wait_until(lambda pid=pid: gone(pid), "the service has ended")
+            wait_until(lambda pid=pid: node_pids(stage.cluster).get(there, pid) != pid, "there is another one")
         with pytest.raises(CannotDrain):
             stage.cluster.drain(here)
         if way is not announce:
