@@ -280,7 +280,7 @@ async def test_the_last_node_is_not_drained(machinery: Machinery) -> None:
 
 
 async def test_frames_are_not_created_on_a_drained_node(machinery: Machinery) -> None:
-    """Given a node that is drained and one that is full, when standbys are wanted, then only the third one gets some."""
+    """Given one node that is drained and one that is full, when standbys are wanted, only the third one gets some."""
     created: list[str] = []
     enough = asyncio.Event()
 
