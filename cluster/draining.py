@@ -158,10 +158,9 @@ class Draining:
 
     async def _look(self) -> bool:
         """One pass over the sessions with work here; True if there was nobody left to wait for."""
-        assert self._drain is not None
         await self._node.frames.retire(None, len(self._node.frames.paging.slots))
         rows = await self._node.reading.active([self._node.config.node_id])
-        if self._drain is None:
+        if self._drain is None:  # it was taken back
             return False
         over = now() >= self._drain["deadline"]
         if not self.homes:  # nowhere to go: who is in no frame and waits for no call has done what it can

@@ -183,8 +183,9 @@ def request_cancel(
     if row["cancel_reason"] is not None:
         return True
     tx.changed(row)
-    row["cancel_reason"], row["cancel_as"] = storable(reason), ending
-    tx.append(row, events.CancelRequested(reason=row["cancel_reason"]))
+    reason = storable(reason)
+    row["cancel_reason"], row["cancel_as"] = reason, ending
+    tx.append(row, events.CancelRequested(reason=reason))
     where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row["session_id"], RUN.c.run_id == row["run_id"])
     tx.read(update(RUN).where(*where).values(cancel_requested=row["cancel_reason"]), row["session_id"])
     tx.cancelled[row["session_id"]] = row
