@@ -318,6 +318,7 @@ async def test_a_drain_under_load_with_kills(postgres: str, server: OfflineServe
         if seed % 2:
             b.kill_node()
         if seed > 1:  # another supervisor knows of the drain by what the store says
+            await b.quiet()
             a.generation = await a.ask("acquire", "successor", k.LEASE, "tests")
             await nodes.tell()
         for name in names:
