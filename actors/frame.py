@@ -51,6 +51,7 @@ class Frame:
         self._tools: dict[str, LoadedTool] = {}
         self._home = (os.getcwd(), dict(os.environ))
         self._soiled = False
+        self._code: dict[str, str] = {}
 
     async def run(self) -> None:
         """Work until the node service says `exit`, or this process must not be used any more."""
@@ -107,14 +108,22 @@ class Frame:
     async def _load(self, spec: dict[str, Any]) -> LoadedTool:
         """The tool of a specification, loaded once per process."""
         self._soiled = self._soiled or "builtin" not in spec["source"]
-        key = repr((spec["name"], spec["source"], spec["parameters"]))
+        key = repr((spec["name"], spec["source"], spec["parameters"], spec.get("code")))
         if key not in self._tools:
             blobs: dict[str, bytes] = {}
             digest = spec["source"].get("blob")
             if digest:
                 blobs[digest] = await self.node.blob(digest)
+            self._forget_older(spec["source"].get("import", ""), spec.get("code", ""))
             self._tools[key] = load(spec, blobs.__getitem__, _unpickle)
         return self._tools[key]
+
+    def _forget_older(self, reference: str, code: str) -> None:
+        """Read a tool's module again if this process has it from before the tool's source changed."""
+        module = sys.modules.get(reference.partition(":")[0])
+        if self._code.setdefault(reference, code) != code and module is not None:
+            self._code[reference] = code
+            importlib.reload(module)
 
     def _clean(self) -> None:
         """Undo what the last session's tools did to this process: directory and environment. Ours do nothing."""

@@ -179,7 +179,7 @@ def describe(
     definition = definition if definition.function is item else replace(definition, function=item)
     reference = _import_reference(item)
     if reference is not None:
-        return [_spec(definition, {"import": reference})], {}
+        return [_spec(definition, {"import": reference}) | _code(item)], {}
     if pickle is None:
         raise InvalidSpec(
             f"tool {definition.name!r} is defined in {getattr(item, '__module__', None)}, where other processes can't "
@@ -199,7 +199,7 @@ def describe(
             f"tool {definition.name!r} can't be sent by value: {type(error).__name__}: {error}."
         ) from error
     key = hashlib.sha256(blob).hexdigest()
-    return [spec | {"source": {"blob": key}}], {key: blob}
+    return [spec | {"source": {"blob": key}} | _code(item)], {key: blob}
 
 
 def _describe_builtin(name: str) -> dict[str, Any]:
@@ -243,6 +243,14 @@ def _spec(definition: ToolDefinition, source: dict[str, str]) -> dict[str, Any]:
         "timeout": definition.timeout,
         "source": source,
     }
+
+
+def _code(item: Any) -> dict[str, str]:
+    """The hash of a function's own source, by which a changed one is noticed; nothing where that can't be found."""
+    try:
+        return {"code": hashlib.sha256(inspect.getsource(inspect.unwrap(item)).encode()).hexdigest()}
+    except (OSError, TypeError):
+        return {}
 
 
 def _import_reference(item: Any) -> str | None:

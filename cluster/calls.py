@@ -85,6 +85,14 @@ class Calls:
         if self._latest.get(call.session_id) is call:
             del self._latest[call.session_id]
 
+    def drop(self, session_id: str) -> None:
+        """Close the connection of a session's call and commit nothing: somebody else will issue it again."""
+        call = self.of_session(session_id)
+        if call is not None:
+            self.forget(call)
+            if call.task is not None:
+                call.task.cancel()
+
     def abort(self, session_id: str) -> None:
         """Close the connection of a session's call; what came so far is its answer."""
         call = self.of_session(session_id)
@@ -107,7 +115,7 @@ class Calls:
         try:
             answer = await self._ask(call) if not call.aborted else _partial(call)
         except asyncio.CancelledError:
-            if call.request.wait_key not in self._calls:
+            if self.find(call.request.wait_key) is not call:
                 raise
             answer = _partial(call)
         except UnderstudyError as error:

@@ -260,6 +260,37 @@ def close(session: SessionId, store: Store = None, json: Json = False) -> int:
 
 @app.command()
 @command
+def drain(
+    node: Annotated[
+        str | None, typer.Argument(metavar="NODE", help="Ray node id, or its beginning (`ps --json`).")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds; what is left then moves the hard way.", min=0.0)] = 600.0,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing is left there.")] = True,
+    undo: Annotated[bool, typer.Option("--undo", help="Take it back: the node gets sessions again.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Park everything, on all nodes, and end the services.")] = False,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Have a node's sessions finish what they are at and go on elsewhere, before the node goes.
+
+    No model call is paid twice and no tool is cut off before the timeout. Without NODE: show what is drained.
+    """
+    with connected(store, start=False) as cluster:
+        if undo and node is not None:
+            done = cluster.undrain(node)
+            print_json({"undone": done}) if json else print("taken back" if done else "it was not drained")
+            return 0 if done else 1
+        listed = node is None and not stop
+        drains = cluster.drains() if listed else cluster.drain(node, timeout, wait=wait, stop=stop)
+    if json:
+        print_json({"drains": rendering.plain(drains)})
+    else:
+        rendering.print_drains(drains)
+    return 0 if listed or not wait or all(drain.finished_at for drain in drains) else 1
+
+
+@app.command()
+@command
 def doctor(store: Store = None, json: Json = False) -> int:
     """Check what Understudy needs, without starting anything."""
     from .doctor import examine

@@ -21,7 +21,7 @@ from . import background
 from .compiling import compile_spec, driver_placement, place
 from .connection import Connection
 from .ray_edge import connect_ray
-from .results import PendingInput, RunResult, ServiceInfo, SessionInfo
+from .results import DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo
 
 STORE_PAUSE_SECONDS = 0.5
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 20.0, 120.0
@@ -127,6 +127,30 @@ class Cluster:
     def services(self) -> list[ServiceInfo]:
         """The processes of the cluster."""
         return background.wait(self._connection.services())
+
+    def drain(
+        self, node_id: str | None = None, timeout: float = 600.0, *, wait: bool = True, stop: bool = False
+    ) -> list[DrainInfo]:
+        """Have a node's sessions finish what they are at, commit, and go on at other nodes; it gets no new ones.
+
+        Args:
+            node_id: or the beginning of one; None with `stop` only.
+            timeout: seconds; what is left then moves the hard way, as if the node were lost.
+            wait: until nothing is left there.
+            stop: all nodes, and with nobody to go on: everything is parked, then the services end.
+
+        Raises:
+            CannotDrain: the node is unknown, or there would be nobody to go on.
+        """
+        return background.wait(self._connection.drain(node_id, timeout, wait=wait or stop, stop=stop))
+
+    def undrain(self, node_id: str) -> bool:
+        """Take a drain back: the node gets new sessions again; True if it was drained."""
+        return background.wait(self._connection.undrain(node_id))
+
+    def drains(self) -> list[DrainInfo]:
+        """The nodes that are drained, or were."""
+        return [DrainInfo.from_row(row) for row in self._read("drains")]
 
     def close(self) -> None:
         """End the connection; everything goes on."""

@@ -87,6 +87,7 @@ def compile_spec(spec: AgentSpec, *, model: str, profile: str | None, by_value: 
         **{name: getattr(spec, name) for name, default in PLACING.items() if getattr(spec, name) != default},
     }
     compiled["hash"] = digest(json.dumps(_identity(compiled), sort_keys=True, default=str))
+    compiled["on_change"] = spec.on_change  # not a part of what the agent is
     return Compiled(compiled, blobs, own_code)
 
 

@@ -14,19 +14,24 @@ from typing import Any
 import ray
 
 from understudy.config import ModelProfile, Settings, redact
-from understudy.errors import ClusterUnreachable, StoreError, UnderstudyError
+from understudy.errors import CannotDrain, ClusterUnreachable, StoreError, UnderstudyError
 from understudy.placement import is_scarce
 
 from .bootstrap import request as bootstrap_request
 from .directory import RETRY_SECONDS, NodeDirectory
 from .follower import Follower
 from .ray_edge import RAY_NAMESPACE, ServiceGone, clean_environment, find_actor, settle, state_directory, submitted
-from .results import ServiceInfo
+from .results import DrainInfo, ServiceInfo
 from .services import node_name, supervisor_handle
 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 30.0
+DRAIN_LOOK_SECONDS = 0.3
+DRAIN_SPARE_SECONDS = 30.0
+"""A node that has said nothing for so long after its deadline is gone."""
+
+DRAIN_REASON = "asked for"
 
 
 class Connection:
@@ -164,6 +169,43 @@ class Connection:
         for frame in directory["frames"]:
             role = "frame" if (frame["node_id"], frame["pid"]) in busy else "standby"
             found.append(ServiceInfo(role, frame["pid"], frame["node_id"], address))
+        return found
+
+    async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:
+        """See `Cluster.drain`."""
+        nodes = await self._node_ids(node_id)
+        if node_id is None and not stop:
+            raise CannotDrain("which node?", details={"nodes": nodes})
+        if stop:
+            nodes = await self._node_ids(None)
+        await self._supervise("drain", nodes, timeout, DRAIN_REASON, stop)
+        while True:
+            rows = await self.read("drains")
+            found = [DrainInfo.from_row(row) for row in rows if row["node_id"] in nodes]
+            open_ = [drain for drain in found if not drain.finished_at]
+            late = any(time.time() > drain.deadline / 1e6 + DRAIN_SPARE_SECONDS for drain in open_)
+            if not wait or not open_ or late or len(found) < len(nodes):
+                break  # all are done; or one was lost, or taken back
+            await asyncio.sleep(DRAIN_LOOK_SECONDS)
+        if stop and found:
+            await self.shutdown()
+        return found
+
+    async def undrain(self, node_id: str) -> bool:
+        """See `Cluster.undrain`."""
+        rows = await self.read("drains")
+        known = [row["node_id"] for row in rows if row["node_id"].startswith(node_id)]
+        return len(known) == 1 and bool(await self._supervise("undrain", known[0]))
+
+    async def _node_ids(self, beginning: str | None) -> list[str]:
+        """The nodes that have a service, or the one whose id begins like this."""
+        nodes = [node["node_id"] for node in (await self._supervise("ready", RETRY_SECONDS))["nodes"]]
+        found = [node_id for node_id in nodes if beginning is None or node_id.startswith(beginning)]
+        if beginning is not None and len(found) != 1:
+            raise CannotDrain(
+                f"{len(found) or 'no'} of the nodes {', '.join(nodes)} have an id that begins with {beginning!r}",
+                details={"nodes": nodes},
+            )
         return found
 
     async def _metrics(self, node_id: str) -> str:

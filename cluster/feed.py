@@ -62,6 +62,7 @@ class Feed:
         self._watchers: set[_Watcher] = set()
         self._clients: dict[str, _Watcher] = {}
         self._reading: dict[str, object] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()
 
     def publish(self, events: list[Event], written: dict[str, tuple[int, int]]) -> None:
         """Take in what one transaction committed.
@@ -92,11 +93,23 @@ class Feed:
     def forget(self, session_ids: Iterable[str]) -> None:
         """Somebody else wrote to these sessions: the store knows what is new."""
         for session_id in session_ids:
+            self._gone.pop(session_id, None)
             self._recent.pop(session_id, None)
             self._reading.pop(session_id, None)
             for watcher in self._watchers:
                 if session_id in watcher.follow:
                     watcher.tell(session_id)
+
+    def leave(self, session_ids: Iterable[str]) -> None:
+        """These sessions are at home on another node: whoever follows them here is told to look there."""
+        for session_id in session_ids:
+            self._gone[session_id] = None
+            self._gone.move_to_end(session_id)
+            for watcher in self._watchers:
+                if session_id in watcher.follow:
+                    watcher.tell(session_id)
+        while len(self._gone) > SESSIONS:
+            self._gone.popitem(last=False)
 
     def forget_all(self) -> None:
         """Anything may have been written that was not told here."""
@@ -119,8 +132,9 @@ class Feed:
                 without `stream` no deltas are told.
 
         Returns:
-            `{"events": [...], "streams": {session: (key, offset, text)}, "runs": {session/run: row}}`; rows of runs
-            that have ended or paused, for sessions of which only the ends are told.
+            `{"events": [...], "streams": {session: (key, offset, text)}, "runs": {session/run: row}, "gone": [...]}`;
+            rows of runs that have ended or paused, for sessions of which only the ends are told; sessions at home
+            elsewhere.
         """
         watcher = _Watcher(follow)
         earlier = self._clients.get(client_id)
@@ -134,10 +148,10 @@ class Feed:
             wanted = follow
             while True:
                 if watcher.superseded:
-                    return {"events": [], "streams": {}, "runs": {}}
+                    return {"events": [], "streams": {}, "runs": {}, "gone": []}
                 found = await self._collect(wanted)
                 left = deadline - asyncio.get_running_loop().time()
-                if found["events"] or found["streams"] or left <= 0:
+                if found["events"] or found["streams"] or found["gone"] or left <= 0:
                     return found
                 try:
                     await asyncio.wait_for(watcher.changed.wait(), left)
@@ -174,7 +188,8 @@ class Feed:
                     start = offset if current[0] == key else 0
                     if current[1][start:] or current[0] != key:
                         streams[session_id] = (current[0], start, current[1][start:])
-        return {"events": events, "streams": streams, "runs": runs}
+        gone = [session_id for session_id in follow if session_id in self._gone]
+        return {"events": events, "streams": streams, "runs": runs, "gone": gone}
 
     async def _after(self, session_id: str, after: int) -> list[Event]:
         recent = self._recent.get(session_id)

@@ -134,6 +134,9 @@ class Follower:
             if watch not in done:
                 return False
             self._deliver(watch.result())
+            if watch.result().get("gone"):
+                await asyncio.sleep(PAUSE_SECONDS)  # if the store knows better, this comes again at once
+                await self._compare(node_id)
             return True
         finally:
             changed.cancel()

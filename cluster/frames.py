@@ -106,7 +106,7 @@ class Frames:
         """Give ready sessions to resting frames."""
         if not self.paging.ready:
             return
-        if self._node.generation:
+        if self._node.activates:
             for slot, ready in self.paging.pairs():
                 parked = (slot.session_id, slot.epoch) if slot.session_id is not None else None
                 self.release(slot)
@@ -123,8 +123,8 @@ class Frames:
         def operation(tx: Transaction) -> dict[str, Any]:
             row = tx.session(ready.session_id)
             known = slot.known_seq(ready.session_id, row["incarnation"])
-            if self._node.elsewhere(row):
-                raise Fenced("another node looks after the session", session_id=ready.session_id)
+            if self._node.elsewhere(row) or self._node.draining.on:
+                raise Fenced("another node looks after the session, or will", session_id=ready.session_id)
             tx.woken.pop(ready.session_id, None)
             work = activation.activate(
                 tx, ready.session_id, frame, after_seq=known or 0, cause=ready.cause, down_since=ready.down_since,
@@ -231,7 +231,7 @@ class Frames:
 
     def take_spare(self, session_id: str, placement: str) -> Slot | None:
         """Reserve a frame without a session for this one; None while others queue for such frames."""
-        if self.paging.queued(placement) or not self._node.generation:
+        if self.paging.queued(placement) or not self._node.activates:
             return None
         slot = self.paging.frame_for(session_id, placement)
         if slot is None or slot.session_id is not None:
@@ -284,13 +284,23 @@ class Frames:
         self.leaving = Counter(leaving)
         for slot in sorted(self.paging.slots.values(), key=lambda slot: not slot.stands_by):
             if slot.resting and self.leaves(slot):
-                slot.resting = False
-                self.paging.slots.pop(slot.frame_id, None)
-                session_id, epoch = slot.session_id, slot.epoch
-                self.release(slot)
-                if session_id is not None:
-                    await self._node.journal.submit(lambda tx, s=session_id, e=epoch: activation.park(tx, s, e))  # type: ignore[misc]
-                self.reply(slot, EXIT)
+                await self._let_go(slot)
+
+    async def dismiss_standbys(self) -> None:
+        """Let all frames go that nobody will miss."""
+        for slot in list(self.paging.slots.values()):
+            if slot.stands_by:
+                await self._let_go(slot)
+
+    async def _let_go(self, slot: Slot) -> None:
+        """End the process of a frame that rests; its session, if it has one, leaves it."""
+        slot.resting = False
+        self.paging.slots.pop(slot.frame_id, None)
+        session_id, epoch = slot.session_id, slot.epoch
+        self.release(slot)
+        if session_id is not None:
+            await self._node.journal.submit(lambda tx: activation.park(tx, session_id, epoch))
+        self.reply(slot, EXIT)
 
     def leaves(self, slot: Slot) -> bool:
         """Whether this frame, which comes to rest, is one of those that shall go; it is counted then."""

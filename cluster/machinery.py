@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -129,6 +130,13 @@ class RayMachinery:
         nodes = await asyncio.to_thread(ray.nodes)
         alive = {node["NodeID"] for node in nodes if node["Alive"] and node["Resources"].get("CPU")}
         return [own, *sorted(alive - {own})]
+
+    async def notices(self) -> dict[str, float | None]:
+        """Nodes that Ray drains: because of `ray drain-node`, an autoscaler, or a machine that is taken away."""
+        state = ray._private.state.state  # what Ray's own libraries use; its public API has no word of it
+        found: dict[str, int] = await asyncio.to_thread(state.get_draining_nodes)
+        now = time.time()
+        return {node_id: max(0.0, at / 1000 - now) if at else None for node_id, at in found.items()}
 
     async def node_service(self, node_id: str) -> RayNode:
         """Get or create the service of a node, and wait until it answers."""

@@ -27,6 +27,7 @@ from understudy.supervisor.groups import decide_end
 from understudy.supervisor.paging import Ready, Slot
 
 from .calls import Call, Calls
+from .draining import Draining
 from .feed import Feed
 from .frames import EXIT, Frames, current_work
 from .projection import Projection
@@ -85,12 +86,13 @@ class NodeService:
         self.frames = Frames(self)
         self.recovery = Recovery(self)
         self.timers = Timers(self)
+        self.draining = Draining(self)
         self.reading = Reading(self.database, config.namespace)
         self.feed = Feed(self.reading.events, self.calls.stream, self.reading.run)
         self.projection = Projection(self)
         self.holder = f"{config.writer}#{now()}"
         self.own: set[str] = set()
-        self._missed: set[str] = set()
+        self._missed: dict[str, Row] = {}
         self._cancelled: set[str] = set()
         self.interrupts: dict[tuple[str, int], asyncio.Future[str]] = {}
         self._specs: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -124,6 +126,11 @@ class NodeService:
         """The supervisor's generation that this service acts for; 0: it activates nothing."""
         return self.journal.generation
 
+    @property
+    def activates(self) -> bool:
+        """Whether sessions are given to frames here: not without a generation, and not while the node is drained."""
+        return bool(self.generation) and not self.draining.on
+
     # What frames call.
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +145,8 @@ class NodeService:
             assert request is not None
             return await self._attach(slot, request)
         batch = Batch.from_wire(call["batch"])
+        if self.draining.on:
+            return await self.draining.last_step(slot, batch)
         call["leave"] = call.get("leave") or self._must_leave(slot, batch.wait)
         turns = batch.wait and self.generation and not call["leave"]
         following = self.frames.paging.next_for(slot) if turns else None
@@ -155,6 +164,8 @@ class NodeService:
         if result is None:  # fenced, but the frame has other work
             assert work is not None
             return work
+        if result.over:  # it goes on under another specification, in another activation
+            return await self._over(slot, work, woken, leave=bool(call["leave"]) or is_isolated(slot.placement))
         if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
             result = replace(result, wait=None)
         over = is_isolated(slot.placement) and result.wait not in (None, "model")  # it was to wait for something else
@@ -188,6 +199,18 @@ class NodeService:
         if is_isolated(slot.placement) and (wait != "model" or self.frames.paging.queued(slot.placement)):
             return True
         return self.frames.leaves(slot)
+
+    async def _over(self, slot: Slot, work: dict[str, Any] | None, woken: Row | None, *, leave: bool) -> dict[str, Any]:
+        """The frame's activation ended with its commit: its session, if there is more to do, needs a frame anew."""
+        if work is None:
+            self.frames.release(slot)
+        if leave:
+            self.frames.paging.slots.pop(slot.frame_id, None)
+            self.frames.demand_changed.set()
+        if woken is not None:
+            self.frames.wake(woken)
+            self.frames.dispatch()
+        return EXIT if leave else work or await self.frames.rest(slot, None)
 
     async def _commit_step(
         self, slot: Slot, batch: Batch, following: Ready | None
@@ -230,6 +253,8 @@ class NodeService:
         session_id, epoch = slot.session_id, slot.epoch
         assert session_id is not None
         if self.calls.find(request.wait_key) is None:
+            if self.draining.on:
+                return await self.draining.dismiss(slot)
             try:
                 issued = await self.journal.submit(
                     lambda tx: activation.reissue(tx, session_id, epoch, self.holder, request.model)
@@ -327,12 +352,10 @@ class NodeService:
         """See `understudy.ports.Node.blob`."""
         return await self.reading.blob(digest)
 
-    def disown(self, session_id: str) -> bool:
-        """End a commit of our own for a session; True if the session was woken within it."""
+    def disown(self, session_id: str) -> Row | None:
+        """End a commit of our own for a session; its row if it was woken within it."""
         self.own.discard(session_id)
-        woken = session_id in self._missed
-        self._missed.discard(session_id)
-        return woken
+        return self._missed.pop(session_id, None)
 
     def is_ready(self, row: Row) -> bool:
         """Whether an active session has something to do: it waits for nothing, or for a call that is lost."""
@@ -345,6 +368,7 @@ class NodeService:
         written = {session_id: (before, row["seq"]) for session_id, (before, row) in committed.written.items()}
         self.feed.publish(committed.events, written)
         for node_id, session_ids in self._by_home(committed).items():
+            self.feed.leave(session_ids)
             self.spawn_task(self._tell(node_id, session_ids))
         for frame_id, session_id in committed.killed.items():
             self.frames.condemn(frame_id, session_id)
@@ -360,9 +384,9 @@ class NodeService:
         return row["node_id"] != self.config.node_id and row["node_id"] in self.nodes
 
     def take_in(self, row: Row) -> None:
-        """Make this node the home of a session that is being written, if its home is gone."""
-        if self.nodes and row["node_id"] not in self.nodes:
-            row["node_id"] = self.config.node_id
+        """Give a session that is being written a home, if its own is gone or drained: this node, unless it is too."""
+        if self.nodes and row["node_id"] not in self.draining.homes:
+            row["node_id"] = self.draining.home_for(row["root_id"])
 
     def _by_home(self, committed: Committed) -> dict[str, list[str]]:
         """What was written of sessions at home elsewhere: their own services must hear of it."""
@@ -397,7 +421,7 @@ class NodeService:
                     self._cancelled.add(session_id)
         for session_id, row in woken.items():
             if session_id in self.own:  # whoever commits for it looks at this before it lets the session wait
-                self._missed.add(session_id)
+                self._missed[session_id] = row
             elif not self.elsewhere(row):
                 self.frames.wake(row)
 
@@ -412,6 +436,9 @@ class NodeService:
             model = call.request.model
             result = operations.answer(tx, call.session_id, call.run_id, call.round, call.attempt, model, answer)
             row = tx.session(call.session_id)
+            if slot is resident and self.draining.on:
+                self.draining.leave_frame(tx, call.session_id, row["epoch"])
+                return result, None, None
             if not result.won:
                 return result, None, None
             if resident is not None and resident.epoch == row["epoch"]:
@@ -433,7 +460,16 @@ class NodeService:
             woken = self.disown(call.session_id)
         self.calls.forget(call)
         self.frames.hand_over(spare, work)
-        if not result.won or work is not None or (result.ended and not woken):
+        if self.draining.on:
+            if resident is not None and resident.resting and resident.session_id == call.session_id:
+                self.frames.release(resident)
+            self.draining.look()
+            return
+        if result.ended and woken is not None:  # perhaps under another specification
+            self.frames.wake(woken)
+            self.frames.dispatch()
+            return
+        if not result.won or work is not None or result.ended:
             return
         still = resident is not None and resident.resting and resident.session_id == call.session_id
         fresh = resident is not None and resident.reply_echo is not None and not result.repeated

@@ -107,6 +107,24 @@ def quiet() -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)
 
 
+def on_sigterm(told: Callable[[], None]) -> None:
+    """In an actor's process: have SIGTERM call this on the main thread, instead of ending the process.
+
+    An actor can't set a handler: Ray runs its code on another thread. Ray's own handler ends the process by raising
+    through this function, which is looked up when the signal comes.
+    """
+    worker = ray._private.worker
+    original = worker.raise_sys_exit_with_custom_error_message
+
+    def end(message: str, *arguments: Any, **options: Any) -> None:
+        if "SIGTERM" in message:
+            told()
+        else:
+            original(message, *arguments, **options)
+
+    worker.raise_sys_exit_with_custom_error_message = end
+
+
 def clean_environment() -> dict[str, str]:
     """The environment for daemons and services: no secrets, and nothing of the job that happens to start them."""
     kept = {

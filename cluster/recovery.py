@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
-from understudy.store import activation
+from understudy.store import activation, draining
 from understudy.store.engine import now
 from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.paging import Ready, Slot
@@ -71,7 +71,7 @@ class Recovery:
         return found
 
     async def _take_up(self, home: str, live: set[str], nodes: list[str]) -> dict[str, Any]:
-        adopted = await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
+        adopted = await self._adopt(home, nodes)
         rows = await self._node.reading.active([home])
         for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
             slot = self._paging.slots.pop(frame_id)
@@ -81,6 +81,14 @@ class Recovery:
             resumed += await self._take_up_session(row, live)
         await self._node.timers.look()
         return {"active": len(rows), "resumed": resumed, "adopted": len(adopted)}
+
+    async def _adopt(self, home: str, nodes: list[str]) -> list[str]:
+        """Take this node's share of what has no home, and learn which nodes are drained."""
+        adopted, drains = await self._node.journal.submit(
+            lambda tx: (activation.adopt(tx, home, nodes), draining.drains(tx))
+        )
+        self._node.draining.told(drains)
+        return adopted
 
     async def _take_up_session(self, row: Row, live: set[str]) -> int:
         session_id, frame_id = row["session_id"], row["frame_id"]
@@ -123,7 +131,7 @@ class Recovery:
         try:
             home, nodes = self._node.config.node_id, self._node.nodes
             # A node that was given up may have accepted something since; an import has no home yet.
-            await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
+            await self._adopt(home, nodes)
             rows = await self._node.reading.active([home], may_be_ready=True)
             self._node.act(cancelled(rows), {})
             async for row in in_chunks(rows):
@@ -185,7 +193,7 @@ class Recovery:
         if future is not None and not future.done():
             future.set_exception(Fenced("the activation is over", session_id=session_id))
             future.exception()  # nobody may be waiting
-        spare = self._paging.frame_for(session_id, slot.placement) if self._node.generation else None
+        spare = self._paging.frame_for(session_id, slot.placement) if self._node.activates else None
         waited = slot.resting and slot.wait is not None
         if waited and spare is not None and spare.session_id is not None and spare.wait != "idle":
             spare = None  # it would only wait there: no reason to take the frame of another that waits

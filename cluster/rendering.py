@@ -16,7 +16,7 @@ from rich.tree import Tree
 from understudy.events import Event, InputRequested, StreamRestarted, TextDelta
 from understudy.messages import Message
 
-from .results import PendingInput, RunResult, ServiceInfo, SessionInfo
+from .results import DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo
 
 if TYPE_CHECKING:
     from .client import Run  # which loads Ray: not for commands that do without
@@ -165,6 +165,15 @@ def print_events(found: list[Event]) -> None:
         console.print(
             f"[dim]{event.seq:>5} {when(event.at)}[/dim] [bold]{event.type}[/bold] {escape(body)}", soft_wrap=True
         )
+
+
+def print_drains(drains: list[DrainInfo]) -> None:
+    """How drains stand."""
+    for drain in drains:
+        state = f"drained {when(drain.finished_at)}" if drain.finished_at else f"{drain.left} sessions left"
+        print(f"{drain.node_id}: {state} ({drain.reason})")
+    if not drains:
+        print("no node is drained")
 
 
 def print_checks(checks: list[Any]) -> None:

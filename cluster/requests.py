@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy.errors import InvalidSpec, UnderstudyError
-from understudy.store import activation, beginnings, budgets, code, endings, queries, questions
+from understudy.store import activation, beginnings, budgets, code, draining, endings, queries, questions
 from understudy.store.transaction import Transaction
 from understudy.supervisor.paging import Ready
 
@@ -22,6 +22,7 @@ READS: dict[str, Callable[..., Any]] = {
     "questions": queries.questions,
     "owner": queries.owner,
     "homes": queries.homes,
+    "drains": queries.drains,
 }
 
 
@@ -47,7 +48,8 @@ class Requests:
                 code.put(tx, digest, data)
             created = beginnings.create_session(
                 tx, session["session_id"], session["spec"], spec_hash=session["spec"]["hash"],
-                placement=session["placement"], node_id=node.config.node_id, metadata=session["metadata"],
+                placement=session["placement"], node_id=node.draining.home_for(session["session_id"]),
+                metadata=session["metadata"],
             )  # fmt: skip
             row = tx.session(session["session_id"])
             if created:
@@ -172,6 +174,19 @@ class Requests:
     async def watch(self, client_id: str, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
         """See `Feed.watch`."""
         return await self._node.feed.watch(client_id, follow, timeout)
+
+    async def begin_drains(self, node_ids: list[str], deadline: int, reason: str, stop: bool, nodes: list[str]) -> None:
+        """See `draining.begin`."""
+
+        def operation(tx: Transaction) -> None:
+            for node_id in node_ids:
+                draining.begin(tx, node_id, deadline, reason=reason, stop=stop, nodes=nodes)
+
+        await self._node.journal.submit(operation)
+
+    async def end_drains(self, node_ids: list[str]) -> int:
+        """See `draining.end`."""
+        return await self._node.journal.submit(lambda tx: draining.end(tx, node_ids))
 
     async def acquire(self, holder: str, lease: int, dead_holder: str) -> int:
         """See `activation.acquire`; an owner known to be dead need not be waited for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from typing import Any
 
@@ -139,6 +139,28 @@ class SessionInfo:
 
 def _pending(row: dict[str, Any]) -> tuple[PendingInput, ...]:
     return tuple(PendingInput.from_row(item) for item in row.get("pending", ()))
+
+
+@dataclass(frozen=True)
+class DrainInfo:
+    """A node that is drained.
+
+    Attributes:
+        left: sessions with work that are still there.
+        deadline: what is left then moves the hard way; like the other times in microseconds since 1970 UTC.
+        finished_at: when nothing was left; 0 before.
+    """
+
+    node_id: str
+    reason: str
+    left: int
+    started_at: int
+    deadline: int
+    finished_at: int
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> DrainInfo:
+        return cls(**{field.name: row[field.name] for field in fields(cls)})
 
 
 @dataclass(frozen=True)

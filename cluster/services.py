@@ -55,6 +55,7 @@ class NodeActor:
     """The node service as an actor; restarted by Ray when it dies."""
 
     def __init__(self, settings: Settings, node_id: str, span_directory: str) -> None:
+        from .farewell import Farewell
         from .hosting import NodeHost
         from .peers import Peers
 
@@ -65,6 +66,7 @@ class NodeActor:
         self._node_id = node_id
         self._settings = settings
         self._guard: asyncio.Task[None] | None = None
+        self._farewell = Farewell(node_id, self._host, lambda: supervisor_handle(settings))
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
         node = await self._node()
@@ -124,7 +126,7 @@ class NodeActor:
         node = await self._node()
         demand = await node.frames.demand(timeout)
         condemned = list(node.frames.condemned)
-        known = {"pid": os.getpid(), "generation": node.generation, "nodes": node.nodes}
+        known = {"pid": os.getpid(), "generation": node.generation, "nodes": node.nodes, "draining": node.draining.on}
         return {**known, "demand": demand, "condemned": condemned, "memory": node.frames.memory()}
 
     async def watched_by(self, pid: int, node_id: str) -> None:
@@ -136,6 +138,7 @@ class NodeActor:
         """The service; the guard runs from its first call on."""
         if self._guard is None:
             self._guard = asyncio.get_running_loop().create_task(self._guarding())
+            self._farewell.attend()
         return await self._host.node()
 
     async def _guarding(self) -> None:
@@ -302,6 +305,18 @@ class SupervisorActor:
         await self.start()
         await self.supervisor.ready(30.0)
         await self.supervisor.register(profile)
+
+    async def drain(self, node_ids: list[str], seconds: float, reason: str, stop: bool) -> None:
+        """See `Drains.begin`."""
+        await self.start()
+        await self.supervisor.ready(30.0)
+        await self.supervisor.drains.begin(node_ids, seconds, reason=reason, stop=stop)
+
+    async def undrain(self, node_id: str) -> bool:
+        """See `Drains.undo`."""
+        await self.start()
+        await self.supervisor.ready(30.0)
+        return await self.supervisor.drains.undo(node_id)
 
     async def stop(self) -> None:
         """Give the store up, then end frames and node services."""

@@ -128,7 +128,7 @@ class SessionConflict(Conflict):
     """A session with this id exists and has another specification."""
 
     code = "session_conflict"
-    hint = "Use another session_id, or the specification it was created with."
+    hint = 'Use another session_id, the specification it was created with, or one with on_change="migrate".'
 
 
 class RunConflict(Conflict):
@@ -176,6 +176,16 @@ class StaleGeneration(Conflict):
     """A newer supervisor owns the store: this one may change nothing."""
 
     code = "stale_generation"
+
+
+class CannotDrain(Conflict):
+    """A node can't be drained: there would be nobody to go on. Nothing was changed."""
+
+    code = "cannot_drain"
+    hint = (
+        "Start another Ray node first (with PostgreSQL), or stop the services in good order: "
+        "`understudy drain --stop`. `understudy ps --json` has the nodes."
+    )
 
 
 class StoreError(UnderstudyError):

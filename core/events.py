@@ -82,7 +82,8 @@ class SessionCreated(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionActivated(Event):
-    """A frame took the session under a new epoch. `cause`: `ready`, `resume` (after a crash) or `takeover`.
+    """A frame took the session under a new epoch. `cause`: `ready`, `resume` (after a crash), `moved` (from a
+    drained node) or `takeover`.
 
     Attributes:
         down: from the crash's detection to this commit; 0 unless `cause` is `resume`.
@@ -94,6 +95,29 @@ class SessionActivated(Event):
     pid: int = 0
     node_id: str = ""
     down: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionMoved(Event):
+    """The node it was on is drained: it goes on at another one. `forced`: the time to wait for its work was over."""
+
+    type: ClassVar[str] = "session_moved"
+    from_node: str = ""
+    to_node: str = ""
+    forced: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionMigrated(Event):
+    """From its next run on the session has another specification. `changed` names what differs (`manifest.changes`).
+
+    Attributes:
+        spec_hash: of the new one.
+    """
+
+    type: ClassVar[str] = "session_migrated"
+    changed: list[Any] | None = None
+    spec_hash: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import time
+from collections.abc import Iterable
 
 from .errors import InvalidInput
 
@@ -55,6 +56,14 @@ def child_identifier(parent_id: str, call_id: str, restart: int = 0) -> str:
 def wait_key(session_id: str, run_id: str, round_number: int) -> str:
     """What a session waits for when it waits for a model; an attempt number makes it a request key."""
     return f"{session_id}/{run_id}/{round_number}"
+
+
+def home_of(root_id: str, nodes: Iterable[str]) -> str:
+    """Which of these nodes a tree of sessions belongs to: the same for its every session, whoever asks.
+
+    A node that comes or goes changes the home of no more trees than it must (rendezvous hashing).
+    """
+    return max(nodes, key=lambda node_id: (digest(root_id, node_id), node_id))
 
 
 def trace_identifier(session_id: str, run_id: str) -> str:

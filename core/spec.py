@@ -189,6 +189,8 @@ class AgentSpec(Strict):
             wherever the cluster has them, and holds them only while the session is in it.
         labels: node labels that its process needs, as Ray's label selectors: `{"accelerator": "in(A100,H100)"}`.
         runtime_env: of its process, over that of the driver's job.
+        on_change: when a session of this id exists with another specification: it goes on under this one from its next
+            run on (`migrate`), or that is a conflict (`refuse`). A sub-agent always keeps what it was created with.
     """
 
     name: str = Field(pattern=NAME)
@@ -219,6 +221,7 @@ class AgentSpec(Strict):
     resources: dict[str, float] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
     runtime_env: dict[str, Any] = Field(default_factory=dict)
+    on_change: Literal["migrate", "refuse"] = "migrate"
     metadata: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("resources")

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from sqlalchemy import insert, select, update
 
 from understudy import events
 from understudy.errors import Fenced, SessionClosed, StaleGeneration, StoreOwned
+from understudy.identifiers import home_of
 from understudy.ports import Death, Decide, Verdict
 from understudy.records import CallState
 
 from . import timers
 from .beginnings import PAUSE_TIMER, pause
 from .charging import longest_reply
+from .draining import drains, end_stops
 from .endings import end_queued, end_without_agent
 from .operations import request_key
 from .statements import OWNER, SESSION
@@ -53,6 +54,8 @@ def acquire(tx: Transaction, holder: str, lease: int, *, may_take: Callable[[str
             f"namespace {tx.namespace!r} is owned by {row['holder']} for another {seconds:.0f} s",
             details={"holder": row["holder"], "seconds": seconds},
         )
+    if row["holder"] != holder:
+        end_stops(tx)
     generation: int = row["generation"] + 1
     _own(tx, generation, holder, tx.now + lease)
     return generation
@@ -105,8 +108,10 @@ def activate(
     if parked is not None:
         park(tx, *parked)
     tx.changed(row)
+    if row["moved"] and cause != "resume":
+        cause = "moved"
     row["epoch"] += 1
-    row["batch_no"] = 0
+    row["batch_no"] = row["moved"] = 0
     row.update(frame_id=frame.frame_id, actor_pid=frame.pid, node_id=frame.node_id)
     if row["wait"] is None:
         row["status"] = "running"
@@ -272,6 +277,8 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
 
     Every node service is told the same nodes and takes another share. A tree is in one share: it stays together.
 
+    A node that is drained has no share, but keeps what it has: it knows when that can be moved.
+
     Args:
         nodes: those that have a node service.
 
@@ -282,8 +289,9 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
     statement = select(SESSION.c.session_id, SESSION.c.root_id).where(
         SESSION.c.namespace == tx.namespace, SESSION.c.active == 1, SESSION.c.node_id.not_in(nodes)
     )
-    homeless, ranks = tx.read(statement).all(), sorted(nodes)
-    share = [session for session, root in homeless if ranks[crc32(root.encode()) % len(ranks)] == node_id]
+    homeless = tx.read(statement).all()
+    homes = set(nodes) - drains(tx).keys() if homeless else set()
+    share = [session for session, root in homeless if node_id in homes and home_of(root, homes) == node_id]
     tx.load(share)
     for row in map(tx.session, share):
         if row["active"] and row["node_id"] not in nodes:

@@ -95,7 +95,7 @@ def _lines(connection: Connection, namespace: str, ids: list[str]) -> Iterator[s
     for number, session_id in enumerate(ids):
         where = (SESSION.c.namespace == namespace, SESSION.c.session_id == session_id)
         row = dict(connection.execute(select(SESSION).where(*where)).mappings().one())
-        wanted |= code.digests(row["spec"] or {}, row["placement"])
+        wanted |= code.digests(row["spec"] or {}, row["placement"]) | code.waiting(row["next_spec"])
         yield f'{"," if number else ""}{{"session":{_row(row)}'
         for name, table in PARTS.items():
             yield f',\n"{name}":['
@@ -294,7 +294,14 @@ def _insert(tx: Transaction, archive: Archive) -> None:
     # Its events were measured and exported where they happened, so their places are taken before they come.
     writer_seq = progress.take(tx, IMPORTS, sum(len(session["event"]) for session in archive.sessions))
     for session in archive.sessions:
-        row = {**session["session"], "frame_id": None, "actor_pid": None, "node_id": "", "root_id": top["session_id"]}
+        row = {
+            **session["session"],
+            "frame_id": None,
+            "actor_pid": None,
+            "node_id": "",
+            "moved": 0,
+            "root_id": top["session_id"],
+        }
         row["incarnation"] = row["updated_at"] = tx.now  # retention counts from here
         row["depth"] -= top["depth"]
         if row["session_id"] == top["session_id"]:

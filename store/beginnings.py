@@ -7,12 +7,12 @@ from typing import Any
 from sqlalchemy import bindparam, select
 
 from understudy import events
-from understudy.errors import RunConflict, SessionClosed, SessionConflict
+from understudy.errors import RunConflict, SessionClosed
 from understudy.identifiers import child_identifier, digest, tool_span_identifier, trace_identifier
 from understudy.messages import encodable
 from understudy.records import Spawn
 
-from . import charging
+from . import charging, upgrades
 from .statements import RUN
 from .transaction import Row, Transaction
 
@@ -56,12 +56,12 @@ def create_session(
         replaces: the sub-agent whose task is started again in this one.
 
     Raises:
-        SessionConflict: it exists with another specification.
+        SessionConflict: it exists with another specification, and does not take this one on (`upgrades.take_on`).
     """
     existing = tx.find(session_id)
     if existing is not None:
-        if existing["spec_hash"] != spec_hash:
-            raise SessionConflict(f"session {session_id!r} exists with another specification", session_id=session_id)
+        if existing["spec_hash"] != spec_hash or existing["next_spec"] is not None:
+            upgrades.take_on(tx, existing, spec, placement)
         return False
     accounts = charging.open_accounts(tx, session_id, spec.get("budget"), parent)
     restart_number = replaces["restart_number"] + 1 if replaces else 0

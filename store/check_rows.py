@@ -323,10 +323,27 @@ def status(scope: Scope) -> Iterator[Found]:
         yield row["session_id"], ", ".join(f"{name} is {row[name]!r}" for name in names[1:])
 
 
+def moved(scope: Scope) -> Iterator[Found]:
+    """A session that a drained node gave away is in no frame, and has something to do, until its next activation."""
+    columns = SESSION.c
+    wrong = and_(columns.moved == 1, or_(columns.frame_id.is_not(None), columns.active == 0))
+    statement = select(columns.session_id, columns.frame_id, columns.status).where(scope.of(SESSION), wrong)
+    for row in scope.rows(statement):
+        yield row["session_id"], f"it was given away, is {row['status']}, and in frame {row['frame_id']}"
+
+
+def next_spec(scope: Scope) -> Iterator[Found]:
+    """Another specification waits for a session only as long as its current run lasts, and never for a sub-agent."""
+    columns = SESSION.c
+    wrong = and_(columns.next_spec.is_not(None), or_(columns.run_id.is_(None), columns.parent_id.is_not(None)))
+    for row in scope.rows(select(columns.session_id).where(scope.of(SESSION), wrong)):
+        yield row["session_id"], "a specification waits for it, and no run of its own has to end first"
+
+
 ROW_RULES: dict[str, Callable[[Scope], Iterable[Found]]] = {
     rule.__name__: rule
     for rule in (
         own_session, run_events, run_state, current_run, inbox, inbox_items, open_calls, questions, question_events,
-        timer, status,
+        timer, status, moved, next_spec,
     )
 }  # fmt: skip

@@ -20,6 +20,11 @@ def digests(spec: dict[str, Any], placement: str) -> set[str]:
     return found
 
 
+def waiting(next_spec: dict[str, Any] | None) -> set[str]:
+    """The same for a specification that waits for a run's end (`upgrades.take_on`)."""
+    return digests(next_spec["spec"], next_spec["placement"]) if next_spec else set()
+
+
 def put(tx: Transaction, digest: str, data: bytes) -> None:
     """Keep a piece of code; where it is kept already, note that it was needed again."""
     tx.writes += 1
@@ -34,12 +39,12 @@ def unused(connection: Connection, namespace: str, before: int, without: Collect
     """Hashes of the code that no session (but those in `without`) refers to and that was last put before a time."""
     old = (CODE_BLOB.c.namespace == namespace, CODE_BLOB.c.created_at < before)
     left = set(connection.execute(select(CODE_BLOB.c.digest).where(*old)).scalars())
-    columns = (SESSION.c.session_id, SESSION.c.spec, SESSION.c.placement)
+    columns = (SESSION.c.session_id, SESSION.c.spec, SESSION.c.placement, SESSION.c.next_spec)
     sessions = select(*columns).where(SESSION.c.namespace == namespace)
     with connection.execute(sessions.execution_options(yield_per=500)) as found:
-        for session_id, spec, placement in found:
+        for session_id, spec, placement, next_spec in found:
             if session_id not in without:
-                left -= digests(spec or {}, placement)
+                left -= digests(spec or {}, placement) | waiting(next_spec)
     return left
 
 

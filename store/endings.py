@@ -16,6 +16,7 @@ from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
 from .statements import RUN, SESSION
 from .transaction import Row, Transaction
+from .upgrades import migrate
 
 TERMINAL = ("completed", "failed", "cancelled", "quarantined")
 
@@ -69,11 +70,12 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     row.update(
         run_id=None, cancel_reason=None, cancel_as=None, held=None, group_state=None, children_open=0, calls_open=0,
         run_usage=None, trace_id="", parent_span_id="", round=0, wait="idle", active=0, wait_error=None,
-        error=error if status in ("failed", "quarantined") else None, aborted=0,
+        error=error if status in ("failed", "quarantined") else None, aborted=0, moved=0,
     )  # fmt: skip
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
         _leave(tx, child, ENDED)
     tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] != "input"])
+    migrate(tx, row)
     if row["closed"] or status == "quarantined":
         end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
     elif row["inbox_count"] > 0:

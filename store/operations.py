@@ -68,7 +68,8 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
         ask(tx, row, asked)
     if batch.finish is not None:
         finish_run(tx, row, batch.finish)
-        return CommitResult(_ack(tx, row, first_seq), row["wait"], 0, "")
+        over = row["epoch"] != batch.epoch
+        return CommitResult(_ack(tx, row, first_seq), row["wait"], 0, "", over=over)
     _set_wait(tx, row, batch, holder, price)
     return _committed(tx, row, first_seq)
 
@@ -95,6 +96,7 @@ class CommitResult:
 
     Attributes:
         longest_reply: that is paid for, in tokens, if it waits for a model; 0 for any length.
+        over: the activation has ended with it: the session goes on under another specification.
     """
 
     ack: Ack
@@ -102,6 +104,7 @@ class CommitResult:
     attempt: int
     holder: str
     longest_reply: int = 0
+    over: bool = False
 
 
 def _committed(tx: Transaction, row: Row, first_seq: int, *, replayed: bool = False) -> CommitResult:

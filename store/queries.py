@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, or_, select
+from sqlalchemy import Connection, and_, bindparam, func, or_, select
 
 from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import ENVELOPE, Event
@@ -13,6 +13,7 @@ from understudy.events import ENVELOPE, Event
 from . import tables
 from .statements import (
     CODE_BLOB,
+    DRAIN,
     EVENT,
     EXPORT_CURSOR,
     MESSAGE,
@@ -194,11 +195,19 @@ def homes(connection: Connection, namespace: str, session_ids: list[str]) -> dic
     return {session_id: (node_id, seq) for session_id, node_id, seq in connection.execute(statement)}
 
 
+def drains(connection: Connection, namespace: str) -> list[Row]:
+    """The nodes that are drained, or were, and how many sessions with work each still has (`left`)."""
+    here = and_(SESSION.c.namespace == namespace, SESSION.c.active == 1, SESSION.c.node_id == DRAIN.c.node_id)
+    left = select(func.count()).select_from(SESSION).where(here).scalar_subquery()
+    statement = select(DRAIN, left.label("left")).where(DRAIN.c.namespace == namespace).order_by(DRAIN.c.started_at)
+    return [dict(row) for row in connection.execute(statement).mappings()]
+
+
 ACTIVE = (
     "session_id", "root_id", "placement", "epoch", "frame_id", "actor_pid", "wait", "wait_since", "wait_holder",
-    "node_id", "cancel_reason", "updated_at", "incarnation", "deaths",
+    "node_id", "cancel_reason", "updated_at", "incarnation", "deaths", "round", "run_usage",
 )  # fmt: skip
-"""What a node service must know of a session that it takes up."""
+"""What a node service must know of a session that it takes up, or gives away."""
 
 
 def active_sessions(

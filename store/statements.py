@@ -42,6 +42,8 @@ def table_of(model: type) -> Any:
     ),
 )  # fmt: skip
 
+DRAIN = table_of(tables.Drain)
+
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {
     "namespace", "session_id", "parent_id", "root_id", "depth", "call_id", "parent_run_id", "agent", "kind", "spec",
@@ -77,7 +79,7 @@ def select_accounts(count: int, lock: bool) -> Any:
 SELDOM = (
     "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
     "progress_at_death", "restarts", "aborted", "tokens_redone", "cost_used", "cancel_as", "held", "group_state",
-    "task_open", "replaced_by", "abandoned",
+    "task_open", "replaced_by", "abandoned", "moved", "next_spec",
 )  # fmt: skip
 OFTEN = [name for name in MUTABLE if name not in SELDOM]
 

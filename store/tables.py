@@ -58,6 +58,25 @@ class Owner(Table, table=True):
     lease_until: int = number_column()
 
 
+class Drain(Table, table=True):
+    """A node whose sessions move away, and that gets no new ones; the row goes when that is taken back.
+
+    Attributes:
+        stop: 1 where they are not to go on elsewhere: they are parked, since the services are about to stop.
+        deadline: whatever is left at that time is moved without waiting for it any longer.
+        finished_at: when nothing was left; 0 before.
+    """
+
+    __tablename__ = "drain"
+    namespace: str = key_column()
+    node_id: str = key_column()
+    reason: str = text_column("")
+    stop: int = number_column()
+    started_at: int = number_column()
+    deadline: int = number_column()
+    finished_at: int = number_column()
+
+
 class Session(Table, table=True):
     """One session. The columns from `run_id` to `run_started_at` describe the current run, so that a round needs no
     other row.
@@ -79,6 +98,8 @@ class Session(Table, table=True):
         accounts: what it is charged to: the sessions that have the accounts and how many levels above they are,
             nearest first (`c-1:0,root:2`); None if there is no budget, so that it costs nothing then.
         cost_used: of all answers, in millionths of the price table's currency.
+        moved: 1 since a drained node gave it away, until its next activation.
+        next_spec: `{"spec", "placement"}` that it goes on with as soon as its current run has ended.
     """
 
     __tablename__ = "session"
@@ -151,6 +172,8 @@ class Session(Table, table=True):
     task_open: int = number_column()
     replaced_by: str | None = text_column()
     abandoned: int = number_column()
+    moved: int = number_column()
+    next_spec: dict[str, Any] | None = json_column()
     tokens_used: int = number_column()
     tokens_redone: int = number_column()
     incarnation: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete
+from sqlalchemy import Connection, delete, update
 
 from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, Event
@@ -148,7 +148,7 @@ class Transaction:
         return row
 
     def specification(self, session_id: str) -> dict[str, Any]:
-        """The session's specification, which its row does not have: it is large, and never changes."""
+        """The session's specification, which its row does not have: it is large, and seldom changes."""
         found: dict[str, Any] = self.read_one(SELECT_SPECIFICATION, session_id, session=session_id)
         return found
 
@@ -178,6 +178,14 @@ class Transaction:
             self.written[row["session_id"]] = (row["seq"], row)
             row["version"] += 1
             row["updated_at"] = self.now
+
+    def rewrite(self, row: Row, **values: Any) -> None:
+        """Change columns of a session that otherwise stay as they are, and so are not written back with the others."""
+        self.changed(row)
+        self.flush()
+        where = (SESSION.c.namespace == self.namespace, SESSION.c.session_id == row["session_id"])
+        self.connection.execute(update(SESSION).where(*where).values(**values))
+        row.update(values)
 
     def create(self, row: Row) -> Row:
         """Add a new session."""

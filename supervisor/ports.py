@@ -46,6 +46,9 @@ class Machinery(Protocol):
     async def node_ids(self) -> list[str]:
         """The nodes that should have a service and are not known to be gone; the supervisor's own first."""
 
+    async def notices(self) -> dict[str, float | None]:
+        """Nodes that the cluster will end, with the seconds until then; None where it does not say when."""
+
     async def node_service(self, node_id: str) -> NodeHandle:
         """The service of a node, started if there is none; returns when it answers."""
 

@@ -16,6 +16,7 @@ from typing import Any
 from understudy.errors import StaleGeneration, StoreOwned, UnderstudyError
 from understudy.identifiers import new_identifier
 
+from .drains import Drains
 from .ports import FrameHandle, Machinery, NodeHandle
 from .probing import frame_hangs, node_hangs
 from .stock import Stock
@@ -88,6 +89,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ready = asyncio.Event()
         self._stopped = False
+        self.drains = Drains(self._ask, self._tell_all, lambda: list(self._nodes))
 
     async def run(self) -> None:
         """Supervise until `stop`. Waits while another cluster owns the store."""
@@ -241,6 +243,11 @@ class Supervisor:
         node.heard = time.monotonic()
         log.info("node %s: %s", node.handle.node_id[:8], found)
 
+    async def _tell_all(self) -> None:
+        """Have all node services look at what the store says of nodes; one without an answer does so with its sweep."""
+        told = [asyncio.wait_for(self._take_up(node), ANSWER_SECONDS) for node in self._nodes.values()]
+        await asyncio.gather(*told, return_exceptions=True)
+
     async def _tending(self) -> None:
         """Keep the lease, and notice which nodes come and go: in turn, since a loss changes the generation."""
         renewed = time.monotonic()
@@ -269,6 +276,7 @@ class Supervisor:
         """Compare the nodes that there are with those that have a service."""
         try:
             own, *others = await asyncio.wait_for(self.machinery.node_ids(), RENEW_SECONDS)
+            notices = await asyncio.wait_for(self.machinery.notices(), RENEW_SECONDS)
         except Exception as error:  # Ray's head is away: nothing can be said about nodes
             log.warning("the nodes are unknown: %s", error)
             return
@@ -278,6 +286,8 @@ class Supervisor:
                 await self._lose(node)
         for node_id in set(others) - self._nodes.keys() - self._joining:
             self._spawn(self._welcome(node_id))
+        if notices:
+            self._spawn(self.drains.heed(notices))
 
     async def _lose(self, node: _Node) -> None:
         """A node is gone, or cut off: the others take up its sessions.
@@ -369,7 +379,8 @@ class Supervisor:
                     await self._kill_frame(frame_id, "its run was ended by force")
                 if served.get("memory"):
                     node.stock.measured(served["memory"], time.monotonic())
-                await self._balance(node, served["demand"])
+                if not served.get("draining"):
+                    await self._balance(node, served["demand"])
             except Exception as error:
                 log.warning("demand of node %s unknown: %s", node.handle.node_id[:8], error)
                 await asyncio.sleep(0.5)
@@ -392,7 +403,9 @@ class Supervisor:
             await node.handle.call("retire", decided.retire)
 
     async def _balance_now(self, node: _Node) -> None:
-        await self._balance(node, (await node.handle.call("demand", 0.0))["demand"])
+        served = await node.handle.call("demand", 0.0)
+        if not served.get("draining"):
+            await self._balance(node, served["demand"])
 
     async def _create_frame(self, node: _Node, frame_id: str, placement: str) -> None:
         term = self._term

@@ -65,7 +65,7 @@ def test_an_id_used_for_something_else(stage: Stage) -> None:
     """The same id with another spec or input is a conflict, and the first one stands."""
     session = stage.spawn(session_id="taken")
     with pytest.raises(SessionConflict, match="taken"):
-        stage.spawn(session_id="taken", instructions="others")
+        stage.spawn(session_id="taken", instructions="others", on_change="refuse")
     assert session.send("hello", run_id="mine").result(PATIENCE).text == "offline: hello"
     with pytest.raises(RunConflict, match="mine"):
         session.send("goodbye", run_id="mine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,7 +23,7 @@ from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import Ask, Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.spec import Supervision
-from understudy.store import activation, beginnings, endings, operations, questions, timers
+from understudy.store import activation, beginnings, draining, endings, operations, questions, timers
 from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
 from understudy.store.engine import Database
 from understudy.store.statements import EVENT, MESSAGE
@@ -93,7 +94,13 @@ class Play:
                 lambda tx: endings.request_cancel(tx, tx.session(session_id), "why", run_id)
             )
 
+        def upgrade(name: str, more: int) -> Move:
+            limits = {"tokens": budget["tokens"] + more} if (budget := json.loads(row["spec"]).get("budget")) else None
+            return lambda: db.create(session_id, spec(name, budget=limits, on_change="migrate"))
+
         found: list[Move] = [lambda n=n: db.accept(session_id, f"r{n}") for n in range(2 + row["seq"] // 30)]
+        if row["seq"] % 3 == 0 and row["parent_id"] is None:
+            found += [upgrade("newer", 0), upgrade("newest", 100)]
         found += [cancel(None)] + [cancel(item["key"]) for item in rows(db, "inbox", session_id)]
         for question in rows(db, "question", session_id):
             for decision in ("ok", "error", "rerun"):
@@ -121,7 +128,12 @@ class Play:
             if issued is not None:
                 self.calls.add((session_id, row["run_id"], row["round"], issued.attempt))
 
-        found: list[Move] = [lambda: db.activate(session_id)]
+        def give_away() -> Move:
+            return lambda: db.journal.submit(
+                lambda tx: draining.leave(tx, tx.session(session_id), row["node_id"], ["elsewhere", "or there"])
+            )
+
+        found: list[Move] = [lambda: db.activate(session_id), give_away()]
         if row["frame_id"]:
             found += [crash(Verdict("resume")), crash(Verdict("resume", delay=MINUTE))]
             found += [crash(Verdict("quarantine", reason="hopeless"))] if row["seq"] > 20 else []
@@ -378,6 +390,10 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("question_events", "old", retype("old", "model_call_started", "input_received")),
     ("current_run", "old", row("old", aborted=1)),
     ("timer", "crashed", "DELETE FROM timer"),
+    ("moved", "kid", row("kid", moved=1)),
+    ("moved", "old", row("old", moved=1)),
+    ("next_spec", "old", row("old", next_spec="'{}'")),
+    ("next_spec", "kid", row("kid", next_spec="'{}'")),
     ("status", "crashed", row("crashed", status="'idle'")),
     ("status", "lead", row("lead", active=0)),
     ("status", "lead", row("lead", wait="NULL")),

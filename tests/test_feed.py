@@ -155,7 +155,7 @@ async def test_a_newer_call_of_the_same_client_ends_the_older_one() -> None:
     old, other, new = [
         asyncio.create_task(log.feed.watch(client, {"a": {"after": 0}}, 60)) for client in ("one", "two", "one")
     ]
-    assert await old == {"events": [], "streams": {}, "runs": {}}
+    assert await old == {"events": [], "streams": {}, "runs": {}, "gone": []}
     log.commit("a")
     log.publish()
     assert (await other)["events"] == (await new)["events"] != []
@@ -163,7 +163,12 @@ async def test_a_newer_call_of_the_same_client_ends_the_older_one() -> None:
 
 async def test_after_its_timeout_a_call_returns_nothing() -> None:
     """No news is an answer too."""
-    assert await Log().feed.watch("client", {"a": {"after": 0}}, 0.01) == {"events": [], "streams": {}, "runs": {}}
+    assert await Log().feed.watch("client", {"a": {"after": 0}}, 0.01) == {
+        "events": [],
+        "streams": {},
+        "runs": {},
+        "gone": [],
+    }
 
 
 async def test_recent_events_need_no_store() -> None:

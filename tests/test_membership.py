@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from understudy.config import ModelProfile
-from understudy.errors import StaleGeneration, StoreUnreachable, UnderstudyError, Unschedulable
+from understudy.errors import CannotDrain, StaleGeneration, StoreUnreachable, UnderstudyError, Unschedulable
 from understudy.supervisor import supervisor as supervising
 from understudy.supervisor.supervisor import Supervisor
 
@@ -24,7 +24,7 @@ class Node:
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
         self.pid = self.process = 1
-        self.silent = False
+        self.silent = self.draining = False
         self.generation = 0
         self.told: list[tuple[int, list[str], list[str]]] = []
         self.deaths: list[str] = []
@@ -34,6 +34,7 @@ class Node:
         self.profiles: list[str] = []
         self.refusals: list[UnderstudyError] = []
         self.changed = asyncio.Event()
+        self.machinery: Any = None
 
     @property
     def nodes(self) -> list[str]:
@@ -45,6 +46,8 @@ class Node:
         if method == "acquire":
             Machinery.generation += 1
             return Machinery.generation
+        if method == "request":
+            return self.machinery.request(*arguments)
         if method == "take_up":
             self.generation = arguments[0]
             self.told.append(arguments)
@@ -61,13 +64,8 @@ class Node:
             self.changed.set()
         if method == "demand":
             await asyncio.sleep(0.05)
-            return {
-                "pid": self.process,
-                "generation": self.generation,
-                "nodes": self.nodes,
-                "demand": self.demand,
-                "condemned": [],
-            }
+            told = {"pid": self.process, "generation": self.generation, "nodes": self.nodes, "demand": self.demand}
+            return {**told, "draining": self.draining, "condemned": []}
         if method == "register":
             self.profiles.append(arguments[0].name)
             self.changed.set()
@@ -120,14 +118,35 @@ class Machinery:
         self.nodes = {node_id: Node(node_id) for node_id in node_ids}
         self.abandoned: list[str] = []
         self.obstacle = ""
+        self.noticed: dict[str, float | None] = {}
+        self.drains: dict[str, dict[str, Any]] = {}
+        self.asked = asyncio.Event()
         self.frame = Frame()
 
     async def node_ids(self) -> list[str]:
         return list(self.nodes)
 
+    def request(self, method: str, *arguments: Any) -> Any:
+        """What the store would say to what a client may ask."""
+        if method == "read" and arguments[0] == "drains":
+            return list(self.drains.values())
+        if method == "begin_drains":
+            node_ids, deadline, reason, *_ = arguments
+            self.drains |= {
+                node_id: {"node_id": node_id, "deadline": deadline, "reason": reason} for node_id in node_ids
+            }
+            self.asked.set()
+        if method == "end_drains":
+            return len([self.drains.pop(node_id) for node_id in arguments[0] if node_id in self.drains])
+        return None
+
+    async def notices(self) -> dict[str, float | None]:
+        return self.noticed
+
     async def node_service(self, node_id: str) -> Node:
         if self.nodes[node_id].silent:
             await asyncio.Event().wait()
+        self.nodes[node_id].machinery = self
         return self.nodes[node_id]
 
     async def frames(self, node_id: str) -> list[Any]:
@@ -261,3 +280,56 @@ async def test_what_can_not_be_started_is_told(machinery: Machinery) -> None:
             await node.changed.wait()
     assert "no node has GPU 1" in node.unschedulable[-1]["gpu"]
     assert list(supervisor.directory()["problems"]) == ["gpu"]
+
+
+async def test_a_notice_of_the_cluster_begins_a_drain(machinery: Machinery) -> None:
+    """Given a node that the cluster will end in 60 s, then it is drained once, well before, and all nodes are told."""
+    told = {node_id: len(node.told) for node_id, node in machinery.nodes.items()}
+    began = time.time()
+    machinery.noticed = {"b": 60.0}
+    await asyncio.wait_for(machinery.asked.wait(), PATIENCE)
+    assert list(machinery.drains) == ["b"]
+    assert 49 <= machinery.drains["b"]["deadline"] / 1e6 - began <= 50 + PATIENCE
+    async with asyncio.timeout(PATIENCE):
+        for node_id, node in machinery.nodes.items():
+            while len(node.told) == told[node_id]:
+                node.changed.clear()
+                await node.changed.wait()
+    supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
+    assert await supervisor.drains.undo("b")
+    machinery.asked.clear()
+    await supervisor._census()
+    await asyncio.sleep(0.1)  # that nothing happens can't be awaited
+    assert machinery.drains == {}
+
+
+async def test_the_last_node_is_not_drained(machinery: Machinery) -> None:
+    """Given three nodes of which two are drained, the third is refused, by hand and by a notice, unless all stop."""
+    supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
+    await supervisor.drains.begin(["b", "c"], 60, reason="test")
+    with pytest.raises(CannotDrain):
+        await supervisor.drains.begin(["a"], 60, reason="test")
+    await supervisor.drains.heed({"a": 5.0})
+    assert set(machinery.drains) == {"b", "c"}
+    await supervisor.drains.begin(["a", "b", "c"], 60, reason="test", stop=True)
+    assert set(machinery.drains) == {"a", "b", "c"}
+
+
+async def test_frames_are_not_created_on_a_drained_node(machinery: Machinery) -> None:
+    """Given one node that is drained and one that is full, when standbys are wanted, only the third one gets some."""
+    created: list[str] = []
+    enough = asyncio.Event()
+
+    async def create_frame(node: Node, _frame_id: str, _placement: str) -> Any:
+        created.append(node.node_id)
+        enough.set()
+        await asyncio.Event().wait()
+
+    machinery.create_frame = create_frame  # type: ignore[method-assign]
+    machinery.nodes["b"].draining = True
+    supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
+    supervisor.standby = 1
+    supervisor.want("elsewhere")
+    await asyncio.wait_for(enough.wait(), PATIENCE)
+    await asyncio.sleep(0.2)
+    assert set(created) == {"c"}

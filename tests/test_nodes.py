@@ -18,7 +18,8 @@ import pytest
 from understudy import Cluster, Session
 from understudy.cluster import background, ray_edge
 from understudy.cluster.doctor import examine
-from understudy.events import ModelCallReissued, SessionActivated, TextDelta, ToolInDoubt
+from understudy.errors import CannotDrain
+from understudy.events import ModelCallReissued, SessionActivated, SessionCrashed, TextDelta, ToolInDoubt
 
 from .faults import PATIENCE, Stage, call, gone, of, staged, wait_until
 from .postgres import database
@@ -269,4 +270,52 @@ def test_a_node_is_lost_and_another_joins(stage: Stage, second: list[SecondNode]
     [session] = at(stage, joined, 1)
     assert session.send("hello").result(PATIENCE).text == "offline: hello"
     assert set(places(session)) == {joined}
+    stage.check()
+
+
+def test_a_node_is_drained(stage: Stage, second: list[SecondNode], ray_cluster: str) -> None:
+    """Given a tool at work on the second node, when that is drained by hand, told to end by SIGTERM, or taken away by
+    Ray with a notice, then the tool ends there, the next round is the other node's, and nothing is done twice."""
+    here, there = homes(stage, second)
+
+    def terminate() -> None:
+        os.kill(node_pids(stage.cluster)[there], signal.SIGTERM)
+
+    def announce() -> None:
+        import ray  # after understudy, which says how it authenticates
+
+        deadline = time.time_ns() // 1_000_000 + 60_000
+        preemption = 2
+        assert ray._raylet.GcsClient(address=ray_cluster).drain_node(there, preemption, "test", deadline)[0]
+
+    def drain() -> None:
+        stage.cluster.drain(there[:12], wait=False)
+
+    for way in (drain, terminate, announce):
+        name = f"slow-{way.__name__}"
+        [session] = at(stage, there, 1)
+        before = stage.server.stats.requests
+        pid = node_pids(stage.cluster)[there]
+        run = session.send(call("act", name=name))
+        wait_until(lambda name=name: name in stage.effects(), "the tool runs")
+        way()
+        wait_until(lambda: [found.node_id for found in stage.cluster.drains()] == [there], f"{way.__name__}: it drains")
+        assert session.info().node_id == there
+        stage.let_go(name)
+        assert run.result(PATIENCE).text == f"offline: did {name}"
+        [found] = wait_until(lambda: [d for d in stage.cluster.drains() if d.finished_at], "nothing is left")
+        assert found.left == 0
+        assert places(session) == [there, here]
+        assert not of(session.events(), SessionCrashed)
+        assert stage.effects().count(name) == 1
+        assert stage.server.stats.requests == before + 2
+        assert stage.spawn().info().node_id == here
+        if way is terminate:
+            wait_until(lambda pid=pid: gone(pid), "the service has ended")
+            wait_until(lambda pid=pid: node_pids(stage.cluster).get(there, pid) != pid, "there is another one")
+        with pytest.raises(CannotDrain):
+            stage.cluster.drain(here)
+        if way is not announce:
+            assert stage.cluster.undrain(there)
+            assert stage.cluster.drains() == []
     stage.check()

@@ -192,7 +192,7 @@ class TestDescribe:
         assert blobs == {}
         assert specs == json.loads(json.dumps(specs))
         assert specs[0]["source"] == {"import": f"{__name__}:lookup"}
-        assert set(specs[0]) == {"name", "description", "parameters", "on_crash", "timeout", "source"}
+        assert set(specs[0]) == {"name", "description", "parameters", "on_crash", "timeout", "source", "code"}
 
     def test_local_function_travels_by_value(self) -> None:
         """A closure is stored under the hash of its serialization, and runs after a round trip."""

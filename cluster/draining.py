@@ -1,0 +1,232 @@
+"""The drain of this node: its sessions finish what they are at, commit, and go on at other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from understudy.actors.estimates import estimate_tokens
+from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.identifiers import home_of
+from understudy.messages import Usage
+from understudy.records import Batch
+from understudy.store import activation, draining, operations
+from understudy.store.engine import now
+from understudy.store.transaction import Row, Transaction
+from understudy.supervisor.draining import Departure, leaving
+from understudy.supervisor.paging import Slot
+
+from .frames import EXIT
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.2
+"""How often it is looked who can leave, besides at once when something has happened."""
+
+AT_ONCE = 16
+"""Sessions that leave in one transaction: the first ones must not wait for the last."""
+
+
+class Draining:
+    """Moves the sessions of a node that is drained. The store says which nodes are, and until when.
+
+    Guarantees: no model call is paid twice and no tool is interrupted before the deadline; a session that moves was
+    fenced here in the same transaction, so it acts at one node at a time; a move is no death.
+
+    Attributes:
+        homes: the nodes that sessions can be at home on.
+    """
+
+    def __init__(self, node: NodeService) -> None:
+        self._node = node
+        self._drain: Row | None = None
+        self._told: dict[str, Row] = {}
+        self._looks = False
+        self._news = asyncio.Event()
+        self._finished = asyncio.Event()
+
+    @property
+    def on(self) -> bool:
+        """Whether this node is drained."""
+        return self._drain is not None and bool(self._node.generation)
+
+    async def until_finished(self) -> None:
+        """Wait until this node is drained and has nothing left."""
+        await self._finished.wait()
+
+    @property
+    def homes(self) -> list[str]:
+        return [node_id for node_id in self._node.nodes if node_id not in self._told]
+
+    def home_for(self, root_id: str) -> str:
+        """Where a session without a home goes: it stays here, unless this node is drained and another one is not."""
+        here = self._node.config.node_id
+        return home_of(root_id, self.homes) if self.on and self.homes else here
+
+    def told(self, drains: dict[str, Row]) -> None:
+        """Which nodes are drained, as the store says."""
+        self._told = drains
+        self._drain = drains.get(self._node.config.node_id)
+        if self._drain is None:
+            self._finished.clear()
+        elif self._drain["finished_at"]:
+            self._finished.set()
+        if self._drain is not None and not self._looks:
+            self._looks = True
+            self._node.spawn_task(self._looking())
+        self.look()
+
+    def look(self) -> None:
+        """Something has happened: somebody may be able to leave."""
+        self._news.set()
+
+    def leave_frame(self, tx: Transaction, session_id: str, epoch: int, *, forced: bool = False) -> bool:
+        """As a part of any operation, while this node is drained: take a session from its frame, unless it is in
+        another one by now, and give it away; False if it needs no other home."""
+        row = tx.find(session_id)
+        if row is None or row["epoch"] != epoch:
+            return False
+        activation.park(tx, session_id, epoch)
+        return self.on and draining.leave(tx, row, self._node.config.node_id, self.homes, forced=forced)
+
+    # Frames that call in.
+
+    async def last_step(self, slot: Slot, batch: Batch) -> dict[str, Any]:
+        """The last step of a frame: its session goes on from this commit elsewhere, and its process ends.
+
+        A model call that the session wants is made there: here it might not be answered in time.
+        """
+        batch = replace(batch, wait=None) if batch.wait == "model" else batch
+
+        def operation(tx: Transaction) -> tuple[str | None, Row]:
+            result = operations.commit(tx, batch, holder=self._node.holder)
+            for spawn in batch.spawns:
+                self.leave_frame(tx, spawn.child_id, 0)
+            left = self.leave_frame(tx, batch.session_id, batch.epoch)
+            return "left" if left and self.homes else result.wait, tx.session(batch.session_id)
+
+        self._node.own.add(batch.session_id)
+        try:
+            wait, row = await self._node.journal.submit(operation, batch.session_id)
+        except Fenced:
+            self._node.projection.metrics.count_fenced()
+            self._node.frames.release(slot)
+            raise
+        finally:
+            woken = self._node.disown(batch.session_id)
+        wait = None if woken else wait
+        self._node.frames.requeue_unless_waiting(batch.session_id, row["placement"], row["root_id"], wait)
+        return self._go(slot)
+
+    async def dismiss(self, slot: Slot) -> dict[str, Any]:
+        """The frame took up a session that waits for a call which is lost: that is issued again where it goes."""
+        session_id, epoch = slot.session_id, slot.epoch
+        assert session_id is not None
+        await self._node.journal.submit(lambda tx: self.leave_frame(tx, session_id, epoch), session_id)
+        return self._go(slot)
+
+    def _go(self, slot: Slot) -> dict[str, Any]:
+        """The frame's answer: it is not needed here any more."""
+        self._node.frames.paging.slots.pop(slot.frame_id, None)
+        self._node.frames.release(slot)
+        self._node.frames.demand_changed.set()
+        self.look()
+        return EXIT
+
+    # What nobody is at.
+
+    async def _looking(self) -> None:
+        """Give away who can leave, until the drain is taken back: somebody may still come by a late commit."""
+        while self._drain is not None:
+            self._news.clear()
+            try:
+                if self.on and self._node.recovery.knows_frames and await self._look():
+                    await self._finish()
+            except StaleGeneration as error:
+                self._node.stale(error)
+            except UnderstudyError as error:
+                log.warning("the drain is held up: %s", error)
+            try:
+                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
+            except TimeoutError:
+                pass
+        self._looks = False
+
+    async def _look(self) -> bool:
+        """One pass over the sessions with work here; True if there was nobody left to wait for."""
+        await self._node.frames.dismiss_standbys()
+        rows = await self._node.reading.active([self._node.config.node_id])
+        if self._drain is None:  # it was taken back
+            return False
+        over = now() >= self._drain["deadline"]
+        if not self.homes:  # nowhere to go: who is in no frame and waits for no call has done what it can
+            rows = [row for row in rows if row["frame_id"] is not None or self._departure(row).busy]
+        known = {row["session_id"]: row for row in rows}
+        order = leaving(map(self._departure, rows), over=over)
+        for start in range(0, len(order), AT_ONCE):
+            some = [known[one.session_id] for one in order[start : start + AT_ONCE]]
+            # Since they were read, somebody may have come to be at work again.
+            await self._send_off([row for row in some if leaving([self._departure(row)], over=over)], over)
+        return not rows
+
+    def _departure(self, row: Row) -> Departure:
+        """What leaving would mean for a session, as far as is known here."""
+        session_id, frames = row["session_id"], self._node.frames
+        call = self._node.calls.of_session(session_id)
+        slot = frames.holder(row)
+        busy = call is not None or (slot is not None and not slot.resting) or row["frame_id"] in frames.expected
+        tokens = Usage.from_wire(row["run_usage"]).total_tokens // max(1, row["round"])
+        if call is not None:
+            tokens = estimate_tokens(call.request.messages) + call.length // 4
+        held = session_id in self._node.own or session_id in frames.placing
+        return Departure(session_id, tokens, busy, held)
+
+    async def _send_off(self, rows: list[Row], over: bool) -> None:
+        """Take sessions from their frames and give them away, in one transaction."""
+        frames = self._node.frames
+        resting: list[Slot] = []
+        for row in rows:
+            session_id, slot = row["session_id"], frames.holder(row)
+            frames.paging.remove(session_id)
+            self._node.calls.drop(session_id)
+            if slot is not None and slot.resting:
+                slot.resting = False
+                frames.release(slot)
+                resting.append(slot)
+            elif slot is not None:
+                frames.condemn(slot.frame_id, session_id)
+            elif row["frame_id"] in frames.expected:  # it has not called in yet
+                frames.expected.pop(row["frame_id"])
+                frames.condemned.add(row["frame_id"])
+            self._interrupt(session_id, row["epoch"])
+
+        def operation(tx: Transaction) -> None:
+            tx.load(row["session_id"] for row in rows)
+            for row in rows:
+                self.leave_frame(tx, row["session_id"], row["epoch"], forced=over)
+
+        try:
+            await self._node.journal.submit(operation)
+        finally:
+            for slot in resting:
+                frames.reply(slot, self._go(slot))
+
+    def _interrupt(self, session_id: str, epoch: int) -> None:
+        future = self._node.interrupts.pop((session_id, epoch), None)
+        if future is not None and not future.done():
+            future.set_exception(Fenced("the session goes on elsewhere", session_id=session_id))
+            future.exception()  # nobody may be waiting
+
+    async def _finish(self) -> None:
+        """Nothing is left: say so, once."""
+        if self._drain is not None and not self._drain["finished_at"]:
+            here = self._node.config.node_id
+            await self._node.journal.submit(lambda tx: draining.finish(tx, here))
+            self._drain["finished_at"] = now()
+            self._finished.set()
+            log.warning("node %s is drained", here[:8])

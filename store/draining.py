@@ -1,0 +1,94 @@
+"""Operations of a drain: which nodes give their sessions away, and the move of a session to its next home."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import delete, insert, select, update
+
+from understudy import events
+from understudy.identifiers import home_of
+
+from .statements import DRAIN
+from .transaction import Row, Transaction
+
+
+def begin(
+    tx: Transaction, node_id: str, deadline: int, *, reason: str, stop: bool = False, nodes: Collection[str] = ()
+) -> None:
+    """Have a node give its sessions away until `deadline` (microseconds UTC). Repeated, the earlier deadline holds.
+
+    Args:
+        nodes: those that have a service; finished drains of others are forgotten.
+
+    Raises:
+        StaleGeneration: the supervisor of this journal no longer owns the store.
+    """
+    tx.require_generation()
+    found = drains(tx)
+    known = found.get(node_id)
+    gone = [row["node_id"] for row in found.values() if nodes and row["finished_at"] and row["node_id"] not in nodes]
+    if gone:
+        end(tx, gone)
+    where = (DRAIN.c.namespace == tx.namespace, DRAIN.c.node_id == node_id)
+    tx.writes += 1
+    if known is None:
+        values = {"reason": reason, "stop": int(stop), "started_at": tx.now, "deadline": deadline, "finished_at": 0}
+        tx.connection.execute(insert(DRAIN).values(namespace=tx.namespace, node_id=node_id, **values))
+    else:
+        changed = {"deadline": min(deadline, known["deadline"]), "stop": max(int(stop), known["stop"])}
+        tx.connection.execute(update(DRAIN).where(*where).values(**changed))
+
+
+def end(tx: Transaction, node_ids: Collection[str]) -> int:
+    """Take drains back, or forget those of nodes that are gone; returns how many there were.
+
+    Raises:
+        StaleGeneration: the supervisor of this journal no longer owns the store.
+    """
+    tx.require_generation()
+    tx.writes += 1
+    where = (DRAIN.c.namespace == tx.namespace, DRAIN.c.node_id.in_(list(node_ids)))
+    return int(tx.connection.execute(delete(DRAIN).where(*where)).rowcount)
+
+
+def finish(tx: Transaction, node_id: str) -> None:
+    """Note that a drained node has nothing left; nothing if the drain was taken back, or it was noted before."""
+    tx.require_generation()
+    tx.writes += 1
+    where = (DRAIN.c.namespace == tx.namespace, DRAIN.c.node_id == node_id, DRAIN.c.finished_at == 0)
+    tx.connection.execute(update(DRAIN).where(*where).values(finished_at=tx.now))
+
+
+def end_stops(tx: Transaction) -> None:
+    """The services that were to stop have, and others start: what was parked goes on."""
+    tx.connection.execute(
+        delete(DRAIN).where(DRAIN.c.namespace == tx.namespace, DRAIN.c.stop == 1, DRAIN.c.finished_at > 0)
+    )
+
+
+def drains(tx: Transaction) -> dict[str, Row]:
+    """The nodes that are drained, or were, and how that stands."""
+    found = tx.connection.execute(select(DRAIN).where(DRAIN.c.namespace == tx.namespace)).mappings()
+    return {row["node_id"]: dict(row) for row in found}
+
+
+def leave(tx: Transaction, row: Row, here: str, homes: Collection[str], *, forced: bool = False) -> bool:
+    """Have a session leave its frame and a node that is drained; False if it is not at home there, or has no work.
+
+    Its activation is over with this: whatever still holds it is fenced. That is no death, and counts for nothing.
+
+    Args:
+        here: the drained node.
+        homes: the nodes that it can go to; without any it stays, parked, for the next start of the services.
+    """
+    if not row["active"] or row["node_id"] != here:
+        return False
+    tx.changed(row)
+    row["epoch"] += 1
+    row["frame_id"] = row["actor_pid"] = None
+    if homes:
+        target = home_of(row["root_id"], homes)
+        tx.append(row, events.SessionMoved(from_node=here, to_node=target, forced=forced))
+        row["node_id"], row["moved"] = target, 1
+    return True

@@ -1,0 +1,72 @@
+"""Drains, as the supervisor sees them: begun, taken back, and heeded when the cluster says that a node will go.
+
+What is drained stands in the store, and node services read it there whenever they are told about nodes. So nothing is
+kept here that a successor would miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from understudy.errors import UnderstudyError
+
+from .draining import check_drain, seconds_for
+
+log = logging.getLogger(__name__)
+
+Ask = Callable[..., Awaitable[Any]]
+Tell = Callable[[], Awaitable[None]]
+
+
+class Drains:
+    """Has nodes drained. Refuses what would leave nobody to go on.
+
+    Args:
+        ask: has a node service answer a client's request.
+        tell: has all node services learn what changed.
+        nodes: those that have a service.
+    """
+
+    def __init__(self, ask: Ask, tell: Tell, nodes: Callable[[], list[str]]) -> None:
+        self._ask = ask
+        self._tell = tell
+        self._nodes = nodes
+        self._heeded: set[str] = set()
+
+    async def begin(self, node_ids: list[str], seconds: float, *, reason: str, stop: bool = False) -> None:
+        """Drain nodes; they have so many seconds before what is left moves the hard way.
+
+        Raises:
+            CannotDrain: a node has no service, or nobody would be left.
+        """
+        drained = {row["node_id"] for row in await self._ask("request", "read", "drains", [], {})}
+        nodes = self._nodes()
+        for node_id in node_ids:
+            check_drain(node_id, nodes, drained, stop=stop)
+            drained.add(node_id)
+        deadline = time.time_ns() // 1000 + int(seconds * 1e6)
+        await self._ask("request", "begin_drains", node_ids, deadline, reason, stop, nodes)
+        log.warning("drain of %s within %.0f s: %s", ", ".join(node_id[:8] for node_id in node_ids), seconds, reason)
+        await self._tell()
+
+    async def undo(self, node_id: str) -> bool:
+        """Take a drain back; True if there was one. What moved stays where it is."""
+        undone = bool(await self._ask("request", "end_drains", [node_id]))
+        await self._tell()
+        return undone
+
+    async def heed(self, notices: dict[str, float | None]) -> None:
+        """Drain nodes that the cluster will end, once for each.
+
+        Args:
+            notices: seconds until then, by node; None where nobody says when.
+        """
+        for node_id in notices.keys() & set(self._nodes()) - self._heeded:
+            self._heeded.add(node_id)
+            try:
+                await self.begin([node_id], seconds_for(notices[node_id]), reason="the cluster will end the node")
+            except (UnderstudyError, TimeoutError) as error:
+                log.warning("node %s will end and is not drained: %s", node_id[:8], error)

@@ -1,0 +1,391 @@
+"""Drains without Ray: real node services on one PostgreSQL store, with kills. Sessions move, nothing is paid twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.errors import CannotDrain
+from understudy.identifiers import home_of
+from understudy.store import draining
+from understudy.store.engine import now
+from understudy.supervisor.draining import Departure, check_drain, leaving, seconds_for
+from understudy.testing.offline import OfflineServer
+
+from . import kernel as k
+
+PATIENCE = 30.0
+LONG = 60.0
+
+
+@pytest.fixture
+def server() -> Iterator[OfflineServer]:
+    """The model that all nodes ask."""
+    with OfflineServer() as found:
+        yield found
+
+
+class Nodes:
+    """The nodes of one cluster, and what its supervisor tells them."""
+
+    def __init__(self, kernels: list[k.Kernel]) -> None:
+        self.kernels = kernels
+        self.names = [kernel.node_id for kernel in kernels]
+
+    async def tell(self) -> None:
+        """What a supervisor tells when something about the nodes has changed."""
+        generation = max(kernel.generation for kernel in self.kernels)
+        frames = [frame_id for kernel in self.kernels for frame_id in kernel.workers]
+        for kernel in self.kernels:
+            await kernel.take_up(generation, self.names, frames)
+
+    async def drain(self, kernel: k.Kernel, seconds: float = LONG, *, stop: bool = False) -> None:
+        """Begin to drain a node."""
+        deadline = now() + int(seconds * 1e6)
+        await self.kernels[0].service.journal.submit(
+            lambda tx: draining.begin(tx, kernel.node_id, deadline, reason="test", stop=stop)
+        )
+        await self.tell()
+
+    async def undo(self, kernel: k.Kernel) -> None:
+        """Take it back."""
+        await self.kernels[0].service.journal.submit(lambda tx: draining.end(tx, [kernel.node_id]))
+        await self.tell()
+
+    async def end(self, session_id: str, run_id: str = "r") -> dict[str, Any]:
+        """The run's row once it has ended, followed wherever the session is."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                info = await self.kernels[0].info(session_id)
+                row: dict[str, Any] = await self.kernels[0].ask("read", "run", [session_id, run_id], {})
+                if row["finished_at"]:
+                    return row
+                home = next(kernel for kernel in self.kernels if kernel.node_id == info["node_id"])
+                await home.ask("watch", f"end/{session_id}", {session_id: {"after": info["seq"]}}, 1.0)
+
+    async def drained(self, kernel: k.Kernel) -> None:
+        """Wait until a node says that nothing is left there."""
+        async with asyncio.timeout(PATIENCE):
+            await kernel.service.draining.until_finished()
+
+
+@asynccontextmanager
+async def cluster(
+    dsn: str, server: OfflineServer, directory: Path, *names: str, frames: int = 1
+) -> AsyncIterator[Nodes]:
+    """Nodes of these names with some frames each."""
+    kernels = [k.Kernel(dsn, server, directory, node_id=name) for name in names]
+    nodes = Nodes(kernels)
+    try:
+        for kernel in kernels:
+            await kernel.start(frames)
+            kernel.peers = {other.node_id: other for other in kernels if other is not kernel}
+        await nodes.tell()
+        yield nodes
+    finally:
+        await asyncio.gather(*(kernel.stop() for kernel in kernels))
+
+
+def activations(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Where and why the session was activated."""
+    found = [event["data"] for event in events if event["type"] == "session_activated"]
+    return [(data["node_id"], data["cause"]) for data in found]
+
+
+async def test_a_session_at_a_tool_finishes_it_and_goes_on_elsewhere(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a tool at work on `b`, when `b` is drained, then the tool ends there, and the next round is `a`'s."""
+    notes = tmp_path / "notes"
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        a, b = nodes.kernels
+        begun, drained = asyncio.Event(), asyncio.Event()
+        point = b.point
+
+        async def held(label: str, worker: k.Worker | None) -> None:
+            await point(label, worker)
+            if label == "tool begins":
+                begun.set()
+                await drained.wait()
+
+        b.point = held  # type: ignore[method-assign]
+        await b.spawn("s", k.spec(k.script([("note", {"path": str(notes), "text": "x"})], "done"), [k.note]))
+        await b.send("s")
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        await nodes.drain(b)
+        assert (await a.info("s"))["node_id"] == "b"
+        drained.set()
+        assert (await nodes.end("s"))["status"] == "completed"
+        await nodes.drained(b)
+        events = await a.events("s")
+        assert activations(events) == [("b", "ready"), ("a", "moved")]
+        assert k.notes(notes) == ["s/r/1/0"]
+        types = [event["type"] for event in events]
+        assert not {"session_crashed", "tool_in_doubt", "model_call_reissued"} & set(types)
+        assert server.stats.requests == 2
+        assert (await a.info("s"))["restarts"] == 0
+
+
+async def test_a_model_call_in_flight_is_not_repeated(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given a call of `b` in flight, when `b` is drained, then its answer is committed there, and used at `a`."""
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        a, b = nodes.kernels
+        server.hold()
+        await b.spawn("s", k.spec(k.script([("look", {"path": str(tmp_path / "n"), "text": "x"})], "done"), [k.look]))
+        await b.send("s")
+        await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
+        await nodes.drain(b)
+        await asyncio.sleep(0.5)  # that nothing happens can't be awaited
+        assert (await a.info("s"))["node_id"] == "b"
+        server.release()
+        assert (await nodes.end("s"))["status"] == "completed"
+        await nodes.drained(b)
+        assert activations(await a.events("s")) == [("b", "ready"), ("a", "moved")]
+        assert server.stats.requests == 2
+        assert (await a.info("s"))["tokens_redone"] == 0
+
+
+async def test_what_is_left_at_the_deadline_moves_the_hard_way(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a tool and a call that don't end, when the time is over, then both go on at `a`, which is no death."""
+    notes = tmp_path / "notes"
+    async with cluster(postgres, server, tmp_path, "a", "b", frames=2) as nodes:
+        a, b = nodes.kernels
+        begun = asyncio.Event()
+        point = b.point
+
+        async def held(label: str, worker: k.Worker | None) -> None:
+            await point(label, worker)
+            if label == "tool begins":
+                begun.set()
+                await asyncio.Event().wait()
+
+        b.point = held  # type: ignore[method-assign]
+        await b.spawn("tool", k.spec(k.script([("note", {"path": str(notes), "text": "x"})], "done"), [k.note]))
+        await b.send("tool")
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        server.hold()
+        await b.spawn("call", k.spec())
+        await b.send("call")
+        await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
+        await nodes.drain(b, 0.3)
+        await nodes.drained(b)
+        server.release()
+        ended = [await nodes.end(name) for name in ("tool", "call")]
+        assert [row["status"] for row in ended] == ["completed"] * 2
+        for name in ("tool", "call"):
+            events = await a.events(name)
+            assert activations(events) == [("b", "ready"), ("a", "moved")]
+            assert [e["data"]["forced"] for e in events if e["type"] == "session_moved"] == [True]
+            assert "session_crashed" not in {event["type"] for event in events}
+        assert "tool_in_doubt" in await a.types("tool")
+        assert "model_call_reissued" in await a.types("call")
+
+
+async def test_a_tree_stays_together(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given a parent that waits for children whose calls are in flight, when their node is drained, then all of the
+    tree goes to one of two other nodes, and no call is repeated."""
+    async with cluster(postgres, server, tmp_path, "a", "b", "c", frames=3) as nodes:
+        a, b, _ = nodes.kernels
+        child = k.spec("", name="child", hash="child")
+        lead = k.spec(
+            k.script([("spawn_agent", {"task": "one"}), ("spawn_agent", {"task": "two"})], "done"),
+            ["spawn_agent"], agents={"child": child},
+        )  # fmt: skip
+        answers = iter(range(9))
+
+        def hold(_number: int, label: str, _worker: k.Worker | None) -> None:
+            if label == "reply to step" and next(answers) == 1:  # the first was the lead's input, this is its answer
+                server.hold()
+
+        b.on_point = hold
+        await b.spawn("lead", lead)
+        await b.send("lead")
+        await b.until("lead", "child_spawned", 2)
+        await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 2)
+        await nodes.drain(b)
+        server.release()
+        assert (await nodes.end("lead"))["status"] == "completed"
+        await nodes.drained(b)
+        tree = await a.ask("read", "tree", ["lead"], {})
+        assert len(tree) == 3
+        assert "b" not in {row["node_id"] for row in tree if row["session_id"] == "lead"}
+        assert len({event["data"]["to_node"] for row in tree for event in await a.events(row["session_id"])
+                    if event["type"] == "session_moved"}) == 1  # fmt: skip
+        assert server.stats.requests == 4
+
+
+async def test_nothing_new_comes_to_a_drained_node(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given `b` is drained, when it is asked for a session, or for a run of a passive one of its own, `a` has them."""
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        a, b = nodes.kernels
+        await b.spawn("old", k.spec())
+        await b.send("old", "one", "r1")
+        await nodes.end("old", "r1")
+        await nodes.drain(b)
+        await nodes.drained(b)
+        assert (await b.spawn("new", k.spec())) == {"created": True, "node_id": "a"}  # type: ignore[comparison-overlap]
+        for name in ("old", "new"):
+            await b.send(name, "two", "r2")
+            assert (await nodes.end(name, "r2"))["status"] == "completed"
+            assert activations(await a.events(name))[-1][0] == "a"
+        assert not b.service.frames.paging.slots
+
+
+async def test_a_drain_is_taken_back(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given `b` was drained, when that is taken back, then it takes sessions again, and nothing moves back."""
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        a, b = nodes.kernels
+        await nodes.drain(b)
+        await nodes.drained(b)
+        await nodes.undo(b)
+        b.add_frame()
+        await b.spawn("s", k.spec())
+        await b.send("s")
+        assert (await nodes.end("s"))["status"] == "completed"
+        assert activations(await a.events("s")) == [("b", "ready")]
+
+
+async def test_a_follower_is_told_where_its_session_is(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given a client that follows at `b`, when the session moves, then its pending call ends and says so."""
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        _, b = nodes.kernels
+        server.hold()
+        await b.spawn("s", k.spec())
+        await b.send("s")
+        await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
+        after = (await b.info("s"))["seq"]
+        follow = {"s": {"after": after + 100, "ends": True}}
+        watching = asyncio.create_task(b.ask("watch", "c", follow, PATIENCE))
+        await nodes.drain(b)
+        server.release()
+        assert (await asyncio.wait_for(watching, PATIENCE))["gone"] == ["s"]
+
+
+async def test_services_that_stop_park_everything(store: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given the only node, when it is drained to stop, then its call is answered, nothing goes on; later all does."""
+    async with cluster(store, server, tmp_path, "a") as nodes:
+        [a] = nodes.kernels
+        server.hold()
+        await a.spawn("s", k.spec(k.script([("look", {"path": str(tmp_path / "n"), "text": "x"})], "done"), [k.look]))
+        await a.send("s")
+        await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
+        await nodes.drain(a, stop=True)
+        server.release()
+        await nodes.drained(a)
+        info = await a.info("s")
+        assert (info["status"], info["frame_id"], info["node_id"]) == ("running", None, "a")
+        assert server.stats.requests == 1
+        await nodes.undo(a)
+        a.add_frame()
+        assert (await nodes.end("s"))["status"] == "completed"
+        assert server.stats.requests == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_drain_under_load_with_kills(postgres: str, server: OfflineServer, tmp_path: Path, seed: int) -> None:
+    """Given many sessions and children at work, when their node is drained while frames and its service are killed,
+    then all runs end, each activation is at one place, and side effects happen once."""
+    chance = random.Random(seed)
+    async with cluster(postgres, server, tmp_path, "a", "b", "c", frames=2) as nodes:
+        a, b, _ = nodes.kernels
+        names = [f"s{number}" for number in range(8)]
+        files = {name: tmp_path / f"{name}.notes" for name in names}
+        for name in names:
+            child = k.spec("", name="child", hash="child")
+            replies = [[("note", {"path": str(files[name]), "text": "x"})], [("spawn_agent", {"task": "it"})], "done"]
+            await b.spawn(name, k.spec(k.script(*replies), [k.note, "spawn_agent"], agents={"child": child}))
+
+        def strike(_number: int, label: str, worker: k.Worker | None) -> None:
+            if worker is not None and not label.startswith("tool") and chance.random() < 0.06:
+                b.kill(worker)
+
+        b.on_point = strike
+        for name in names:
+            await b.send(name)
+        await b.until(names[chance.randrange(8)], "model_call_completed")
+        await nodes.drain(b)
+        if seed % 2:
+            b.kill_node()
+        if seed > 1:  # another supervisor knows of the drain by what the store says
+            await b.quiet()
+            a.generation = await a.ask("acquire", "successor", k.LEASE, "tests")
+            await nodes.tell()
+        for name in names:
+            row = await nodes.end(name)
+            assert row["status"] == "completed", row
+        await b.quiet()
+        await nodes.drained(b)
+        for name in names:
+            assert len(k.notes(files[name])) <= 1
+            for session in await a.ask("read", "tree", [name], {}):
+                places = [node_id for node_id, _ in activations(await a.events(session["session_id"]))]
+                moves = [e for e in await a.events(session["session_id"]) if e["type"] == "session_moved"]
+                assert len(moves) <= 1
+                left = [p for p in places if p != "b"]
+                assert places == ["b"] * (len(places) - len(left)) + left
+
+
+# Decisions.
+
+DEPARTURES = st.lists(
+    st.builds(Departure, st.uuids().map(str), st.integers(0, 10**6), st.booleans(), st.booleans()), max_size=40
+)
+
+
+@given(sessions=DEPARTURES, over=st.booleans())
+def test_the_most_expensive_to_redo_leave_first(sessions: list[Departure], over: bool) -> None:
+    """Whatever there is: nobody at work leaves before the time is over, then all but those whose commit is under way
+    do, and nobody leaves before somebody more expensive."""
+    order = leaving(sessions, over=over)
+    assert {one.session_id for one in order} == {
+        one.session_id for one in sessions if not one.held and (over or not one.busy)
+    }
+    tokens = [one.tokens for one in order]
+    assert tokens == sorted(tokens, reverse=True)
+
+
+NAMES = st.sets(st.sampled_from("abcdef"), max_size=6)
+
+
+@given(node=st.sampled_from("abcdefg"), nodes=NAMES, drained=NAMES, stop=st.booleans())
+def test_a_drain_is_refused_where_nobody_could_go_on(node: str, nodes: set[str], drained: set[str], stop: bool) -> None:
+    """A node that is known can be drained if another one that is not drained is left, or if the services stop."""
+    possible = node in nodes and (stop or bool(nodes - drained - {node}))
+    with contextlib.nullcontext() if possible else pytest.raises(CannotDrain):
+        check_drain(node, nodes, drained, stop=stop)
+
+
+@given(left=st.none() | st.floats(0, 10_000))
+def test_some_of_a_notice_is_left_for_the_hard_way(left: float | None) -> None:
+    """The wait ends before the node does, unless nobody says when that is, and never takes more than the notice."""
+    seconds = seconds_for(left)
+    assert seconds == 600.0 if left is None else 0 <= seconds <= left and left - seconds <= 10.0 + 1e-6
+
+
+@given(root=st.text(), nodes=st.sets(st.text(min_size=1), min_size=2))
+def test_a_tree_moves_only_if_its_home_goes(root: str, nodes: set[str]) -> None:
+    """Whatever the nodes: the order in which they are told is no matter, and if one goes only its own trees move."""
+    home = home_of(root, nodes)
+    assert home_of(root, sorted(nodes)) == home
+    for gone in nodes:
+        assert (home_of(root, nodes - {gone}) == home) == (gone != home)
+
+
+def test_homes_are_shared_out_evenly_and_stay() -> None:
+    """Given a thousand trees, each of three nodes has about a third; without one node only its own trees move."""
+    roots = [f"root{number}" for number in range(1_000)]
+    before = {root: home_of(root, ["a", "b", "c"]) for root in roots}
+    after = {root: home_of(root, ["c", "a"]) for root in roots}
+    assert all(250 < list(before.values()).count(name) < 420 for name in "abc")
+    assert all(after[root] == before[root] for root in roots if before[root] != "b")
