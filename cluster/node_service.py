@@ -118,6 +118,7 @@ class NodeService:
         for task in self._tasks:
             task.cancel()
         await self.projection.close()
+        await self.reading.close()
         await self.journal.close()
         await self.gateway.close()
 

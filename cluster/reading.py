@@ -14,6 +14,8 @@ from understudy.store import queries
 from understudy.store.engine import Database
 from understudy.store.transaction import Row
 
+CLOSE_SECONDS = 10.0
+
 
 class Reading:
     """The queries of `understudy.store.queries` for one namespace, as coroutines."""
@@ -22,6 +24,12 @@ class Reading:
         self._database = database
         self._namespace = namespace
         self._blobs: dict[str, bytes] = {}
+        self._running: set[asyncio.Future[Any]] = set()
+
+    async def close(self) -> None:
+        """Wait until no thread reads any more: a reader that nobody awaits goes on."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=CLOSE_SECONDS)
 
     async def query(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Run `function(connection, namespace, ...)` on a reader connection."""
@@ -30,7 +38,15 @@ class Reading:
             with self._database.read() as connection:
                 return self._call(connection, function, arguments, options)
 
-        return await asyncio.to_thread(run)
+        reader = asyncio.get_running_loop().run_in_executor(None, run)
+        self._running.add(reader)
+        reader.add_done_callback(self._ended)
+        return await asyncio.shield(reader)
+
+    def _ended(self, reader: asyncio.Future[Any]) -> None:
+        self._running.discard(reader)
+        if not reader.cancelled():
+            reader.exception()  # perhaps nobody awaits it any more
 
     def _call(self, connection: Connection, function: Callable[..., Any], arguments: Any, options: Any) -> Any:
         return function(connection, self._namespace, *arguments, **options)

@@ -162,6 +162,7 @@ class Life:
 
     async def bury(self) -> None:
         """Give back what the operating system would."""
+        await self.service.reading.close()
         await self.service.journal.close()
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import asyncio
+import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
@@ -53,6 +53,12 @@ def rows(db: Store, table: str, session_id: str | None = None) -> list[dict[str,
 # Whatever is done, in whatever order.
 
 
+def specification(row: dict[str, Any]) -> dict[str, Any]:
+    """Of a session's row, as either driver reads it."""
+    found: dict[str, Any] = json.loads(row["spec"]) if isinstance(row["spec"], str) else row["spec"]
+    return found
+
+
 class Play:
     """All that may happen to a store next, as clients, frames, models and deaths do it."""
 
@@ -95,7 +101,7 @@ class Play:
             )
 
         def upgrade(name: str, more: int) -> Move:
-            limits = {"tokens": budget["tokens"] + more} if (budget := json.loads(row["spec"]).get("budget")) else None
+            limits = {"tokens": budget["tokens"] + more} if (budget := specification(row).get("budget")) else None
             return lambda: db.create(session_id, spec(name, budget=limits, on_change="migrate"))
 
         found: list[Move] = [lambda n=n: db.accept(session_id, f"r{n}") for n in range(2 + row["seq"] // 30)]

@@ -291,6 +291,9 @@ def test_a_node_is_drained(stage: Stage, second: list[SecondNode], ray_cluster: 
     def drain() -> None:
         stage.cluster.drain(there[:12], wait=False)
 
+    def standbys() -> list[int]:
+        return [info.pid for info in stage.cluster.services() if (info.role, info.node_id) == ("standby", there)]
+
     for way in (drain, terminate, announce):
         name = f"slow-{way.__name__}"
         [session] = at(stage, there, 1)
@@ -298,8 +301,10 @@ def test_a_node_is_drained(stage: Stage, second: list[SecondNode], ray_cluster: 
         pid = node_pids(stage.cluster)[there]
         run = session.send(call("act", name=name))
         wait_until(lambda name=name: name in stage.effects(), "the tool runs")
+        wait_until(standbys, "a standby")
         way()
         wait_until(lambda: [found.node_id for found in stage.cluster.drains()] == [there], f"{way.__name__}: it drains")
+        wait_until(lambda: not standbys(), "the node knows, and lets go what nobody needs")
         assert session.info().node_id == there
         stage.let_go(name)
         assert run.result(PATIENCE).text == f"offline: did {name}"
