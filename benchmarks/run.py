@@ -30,6 +30,7 @@ from recovery import kill, kill_many
 from rich.console import Console
 from rich.table import Table
 from rounds import burst, cpu, round_cost, throughput
+from trees import budget, cancel, tree
 from waiting import waiting
 
 SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
@@ -43,6 +44,9 @@ SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "throughput": throughput,
     "burst": burst,
     "density": density,
+    "tree": tree,
+    "cancel": cancel,
+    "budget": budget,
     "commits": commits,
     "waiting": waiting,
 }

@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 
 KNOWN_SESSIONS = 10_000
 
+PASSIVE_WAITS = ("input", "child", "timer")
+"""Waits that may be long: a session leaves its frame with the commit that begins one, whether others want it or not."""
+
 Tell = Callable[[str, list[str]], Awaitable[None]]
 """Tells the service of a node which of its sessions were written by another (`NodeService.notice`). May get lost."""
 
@@ -167,6 +170,7 @@ class NodeService:
             return work
         if result.over:  # it goes on under another specification, in another activation
             return await self._over(slot, work, woken, leave=bool(call["leave"]) or is_isolated(slot.placement))
+        left = result.wait in PASSIVE_WAITS
         if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
             result = replace(result, wait=None)
         over = is_isolated(slot.placement) and result.wait not in (None, "model")  # it was to wait for something else
@@ -179,9 +183,10 @@ class NodeService:
         if work is not None:
             self.frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
             return work
-        if result.wait == "input":  # that may be weeks: no process is held for it
+        if left:
             self.frames.release(slot)
-            await self.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
+            if woken is not None:
+                self.frames.wake(woken)
             return await self.frames.rest(slot, None)
         if result.wait is None:
             slot.wait = None
@@ -221,7 +226,14 @@ class NodeService:
         With the commit the frame holds that session: before anything else is awaited, or others would find it ready.
         """
         price = self.gateway.price(batch.request_profile, batch.request_model)
-        todo: list[Any] = [lambda tx: operations.commit(tx, batch, holder=self.holder, price=price)]
+
+        def commit(tx: Transaction) -> operations.CommitResult:
+            result = operations.commit(tx, batch, holder=self.holder, price=price)
+            if result.wait in PASSIVE_WAITS:
+                activation.park(tx, batch.session_id, batch.epoch)
+            return result
+
+        todo: list[Any] = [commit]
         if following is not None:
             self.frames.placing.add(following.session_id)
             todo.append(self.frames.activation(slot, following, (batch.session_id, batch.epoch)))

@@ -1,6 +1,7 @@
 """Frames are page frames, sessions are pages: which ready session gets which frame. Plain data, no clock, no Ray.
 
-While frames are free, a waiting session keeps its own. When ready sessions outnumber frames, waiting ones leave theirs.
+While frames are free, a session keeps its own during a model call. When ready sessions outnumber frames, those leave
+theirs that wait.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from understudy.records import CACHED_WINDOWS
 from .turns import Ready as Ready
 from .turns import Turns
 
-PARKING_ORDER = {"idle": 0, "timer": 1, "child": 2, "model": 3}
-"""Who leaves first: those whose wait is likely to be the longest."""
+PARKING_ORDER = {"idle": 0, "model": 1}
+"""Who leaves first: those whose wait is likely to be the longest. Who waits for anything else has left already."""
 
-LATEST_FIRST = ("child", "model")
+LATEST_FIRST = ("model",)
 """Among those whose wait has a length of its own, the latest to begin leaves first: it has most of it ahead."""
 
 CACHED_IN_A_ROW = 3

@@ -50,13 +50,13 @@ def test_a_free_frame_comes_before_one_whose_session_waits() -> None:
 
 
 def test_who_leaves_first() -> None:
-    """An idle session, then one that waits for a timer, for children, for a model; an acting one never."""
-    waits = ["model", "idle", "child", "timer", None]
+    """An idle session, then one that waits for a model; an acting one never."""
+    waits = ["model", "idle", None]
     made = paging(*(Slot(f"{wait}", 1, "n", "", f"x{wait}", 1, wait, resting=wait is not None) for wait in waits))
-    for number in range(5):
+    for number in range(3):
         made.add(ready(f"s{number}"))
-    assert matches(made) == {"s0": "idle", "s1": "timer", "s2": "child", "s3": "model"}
-    assert list(made.ready) == ["s4"]
+    assert matches(made) == {"s0": "idle", "s1": "model"}
+    assert list(made.ready) == ["s2"]
 
 
 def test_a_session_returns_to_the_frame_that_caches_it() -> None:
@@ -73,9 +73,9 @@ def test_a_session_returns_to_the_frame_that_caches_it() -> None:
 
 
 def test_the_latest_wait_for_a_model_leaves_first() -> None:
-    """Of sessions that wait for the same the one leaves that will wait longest: for models and children the one that
-    began last, else the one that began first."""
-    for wait, leaves in (("idle", "a"), ("timer", "a"), ("child", "b"), ("model", "b")):
+    """Of sessions that wait for the same the one leaves that will wait longest: for models the one that began last, of
+    idle ones the one that began first."""
+    for wait, leaves in (("idle", "a"), ("model", "b")):
         slots = [Slot(name, 1, "n", "", f"x{name}", 1) for name in "ab"]
         made = paging(*slots)
         for slot in slots:
@@ -200,7 +200,7 @@ class Matching(RuleBasedStateMachine):
         self.ready.remove(found.session_id)
 
     @precondition(lambda self: any(not slot.resting for slot in self.paging.slots.values()))
-    @rule(data=st.data(), wait=st.sampled_from(["model", "child", "idle", "timer", None]))
+    @rule(data=st.data(), wait=st.sampled_from(["model", "idle", None]))
     def frame_asks(self, data: st.DataObject, wait: str | None) -> None:
         slot = data.draw(st.sampled_from([slot for slot in self.paging.slots.values() if not slot.resting]))
         following = self.paging.next_for(slot)
