@@ -1,7 +1,7 @@
-"""Tool calls that wait for a person: what is asked, and what an answer makes of the call.
+"""Tool calls that wait for an answer: what is asked, and what an answer makes of the call.
 
-Two kinds take the same path: a question of the model's (`request_user_input`), and a call of an `on_crash="ask"` tool
-that had started when its process died.
+All take the same path: a question of the model's (`request_user_input`) and a call of an `on_crash="ask"` tool that had
+started when its process died are answered by a person, calls of the tools in `waking.py` by the store.
 """
 
 from __future__ import annotations
@@ -45,13 +45,21 @@ REQUEST_USER_INPUT_SPEC: dict[str, Any] = {
 }
 
 
-def read_question(call: CallState) -> Ask | str:
-    """What a `request_user_input` call asks; a text that says what is wrong with its arguments."""
+def read_arguments(call: CallState) -> dict[str, Any] | str:
+    """The arguments of a call by name; a text that says why they can't be read."""
     try:
         data = json.loads(call.arguments)
     except ValueError as error:
         return f"the arguments are not readable JSON ({error}). Call again with valid JSON."
-    prompt = data.get("prompt") if isinstance(data, dict) else None
+    return data if isinstance(data, dict) else {}
+
+
+def read_question(call: CallState) -> Ask | str:
+    """What a `request_user_input` call asks; a text that says what is wrong with its arguments."""
+    data = read_arguments(call)
+    if isinstance(data, str):
+        return data
+    prompt = data.get("prompt")
     if not isinstance(prompt, str) or not prompt.strip():
         return 'the argument "prompt" must be a text: the question.'
     options = data.get("options") or []
@@ -75,7 +83,9 @@ def answer_to(call: CallState, inbox: list[dict[str, Any]]) -> dict[str, Any] | 
     return next((item for item in inbox if item["kind"] == "answer" and item["key"] == call.call_id), None)
 
 
-def began(call: CallState, kind: str) -> int:
-    """When an answered call began: a question when it was asked, one in doubt nobody knows when."""
+def began(call: CallState, answer: dict[str, Any]) -> int:
+    """When an answered call began: a question when it was asked, a wait when the model wanted it, one in doubt nobody
+    knows when."""
     now = time.time_ns() // 1000
-    return min(call.updated_at or now, now) if kind == "question" else now
+    since = answer.get("since") or (call.updated_at if answer["kind"] == "question" else now)
+    return min(since or now, now)

@@ -6,7 +6,7 @@ A pure function of the run's messages, so the verdict about a round is the same 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from understudy.errors import NoProgress
 from understudy.messages import Message, ToolCall
@@ -25,21 +25,27 @@ NO_PROGRESS = {
 """How a run ends whose model does not listen."""
 
 
-def judge(messages: Sequence[Message], calls: Sequence[CallState], limit: int) -> tuple[set[str], bool]:
+def judge(
+    messages: Sequence[Message], calls: Sequence[CallState], limit: int, waits: Collection[str] = ()
+) -> tuple[set[str], bool]:
     """The calls of a round that are not executed once more, and whether the run shall end for lack of progress.
 
     Args:
         messages: of the session, in order; the last answer is the round's.
         limit: rounds in a row of which the last is not executed; 0 for none.
+        waits: tools that wait: what is asked for again after a time may be asked for again.
     """
-    counts = {call.call_id: repeats(messages, call.call_id) for call in calls} if limit else {}
+    if not limit or any(call.tool in waits for call in calls):
+        return set(), False
+    counts = {call.call_id: repeats(messages, call.call_id, waits) for call in calls}
     return {name for name, count in counts.items() if count >= limit}, any(n >= 2 * limit for n in counts.values())
 
 
-def repeats(messages: Sequence[Message], call_id: str) -> int:
+def repeats(messages: Sequence[Message], call_id: str, waits: Collection[str] = ()) -> int:
     """In how many rounds in a row, the last included, the model asked for what this call of the last round asks for.
 
-    Earlier rounds of the run count as long as their results are the same: one that differs is progress.
+    Earlier rounds of the run count as long as their results are the same, and none of them waited: a result that
+    differs is progress.
     """
     wanted, known, count = None, None, 0
     results: dict[str | None, str] = {}  # of the round that is being looked at
@@ -58,6 +64,8 @@ def repeats(messages: Sequence[Message], call_id: str) -> int:
             if same is None or (result != REPEATED and known not in (None, result)):
                 break
             known = known if result == REPEATED else result
+            if any(call.name in waits for call in message.tool_calls):
+                break
         results = {}
         count += 1
     return count

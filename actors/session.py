@@ -28,6 +28,7 @@ from understudy.records import (
     Spawn,
     child_text,
 )
+from understudy.wakeups import WAIT
 
 from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began, read_question
 from .estimates import estimate_tokens
@@ -35,6 +36,7 @@ from .execution import Outcome, execute, presentable
 from .repeats import NO_PROGRESS, REPEATED, judge
 from .spawning import read_spawn
 from .tools import LoadedTool, ToolContext
+from .waking import STORE_TOOLS, read_for_store
 from .window import CONTINUE, Window, wanted_reply
 
 COALESCE_SECONDS = 0.05
@@ -42,6 +44,9 @@ COALESCE_SECONDS = 0.05
 
 WATCH_AFTER_SECONDS = 0.25
 """Tools that run longer are watched for a cancellation."""
+
+READERS = {REQUEST_USER_INPUT: read_question, **dict.fromkeys(STORE_TOOLS, read_for_store)}
+"""What the calls of built-in tools ask that others answer: a person, or the store."""
 
 Loader = Callable[[dict[str, Any]], Awaitable[LoadedTool]]
 
@@ -104,7 +109,8 @@ class Activation:
                 return Step(None, window.request(window.round))
             if window.calls:
                 limit = window.spec.get("repeat_limit", 0)  # sessions of earlier versions have none
-                repeated, hopeless = judge(window.messages, window.calls, limit)
+                waits = {tool["name"] for tool in window.spec["tools"] if _builtin(tool) == WAIT}
+                repeated, hopeless = judge(window.messages, window.calls, limit, waits)
                 if hopeless:
                     return self._finish("failed", window.reply(), error=NO_PROGRESS)
                 waiting = await self._run_tools(repeated)
@@ -244,9 +250,9 @@ class Activation:
                 known = ", ".join(sorted(specs)) or "none"
                 text = f"there is no tool named {call.tool!r}. Tools you have: {known}."
                 self._record(call, Outcome("unknown_tool", text, 0, _now()), executions=0)
-            elif call.tool == REQUEST_USER_INPUT and call.state == "requested":
-                self._ask_user(call)
-            elif call.state != "asked" or answer_to(call, window.inbox) is not None:
+            elif call.state == "requested" and _builtin(specs[call.tool]) in READERS:
+                self._ask_others(call)
+            elif call.state not in ("asked", "waiting") or answer_to(call, window.inbox) is not None:
                 tasks[asyncio.create_task(self._run_tool(call, specs[call.tool], limit))] = call
         try:
             if self._draft.spawns:
@@ -260,7 +266,7 @@ class Activation:
         self._take_children()
         missing = [call for call in window.calls if call.call_id not in self._results]
         if missing:
-            return "child" if all(call.tool == "spawn_agent" for call in missing) else "input"
+            return _wait_for(missing, specs)
         for call in window.calls:
             self._settle(call, self._results[call.call_id])
         window.calls = []
@@ -316,7 +322,7 @@ class Activation:
             outcome = None
             if call.state == "started":
                 outcome = await self._in_doubt(call, spec)
-            elif call.state == "asked":
+            elif call.state in ("asked", "waiting"):
                 outcome = self._take_answer(call)
             if outcome is not None:
                 self._record(call, outcome, executions=call.executions)
@@ -397,16 +403,16 @@ class Activation:
         text = found if isinstance(found, str) else json.dumps(found, default=str)
         return Outcome("ok", presentable(text), _now() - started, started)
 
-    def _ask_user(self, call: CallState) -> None:
-        """Let the call wait for a person from the next commit on."""
-        question = read_question(call)
-        if isinstance(question, str):
-            self._record(call, Outcome("invalid", question, 0, _now()), executions=0)
+    def _ask_others(self, call: CallState) -> None:
+        """Let the call wait for a person, or the store, from the next commit on."""
+        asked = READERS[call.tool](call)
+        if isinstance(asked, str):
+            self._record(call, Outcome("invalid", asked, 0, _now()), executions=0)
         else:
-            self._draft.asks.append(replace(question, prompt=presentable(question.prompt)))
+            self._draft.asks.append(replace(asked, prompt=presentable(asked.prompt)))
 
     def _take_answer(self, call: CallState) -> Outcome | None:
-        """Take the answer to an asked call out of the inbox; None to run the call again.
+        """Take the answer to a call out of the inbox; None to run the call again.
 
         Nothing is awaited between this and the call's next state in the draft: one commit has both.
         """
@@ -416,7 +422,7 @@ class Activation:
         self._draft.inbox_done.append(item["id"])
         if answer["decision"] == "rerun":
             return None
-        since = began(call, answer["kind"])
+        since = began(call, answer)
         return Outcome(answer["decision"], answer["text"], _now() - since, since)
 
     def _record(self, call: CallState, outcome: Outcome, *, executions: int) -> None:
@@ -471,6 +477,19 @@ class Activation:
             self._draft.inbox_done.append(item["id"])
             found = Outcome(outcome, child_text(payload), max(0, _now() - started), started)
             self._record(call, found, executions=1)
+
+
+def _wait_for(missing: list[CallState], specs: dict[str, dict[str, Any]]) -> str:
+    """What a session waits for whose round lacks these calls: a person first, then a time, then its sub-agents."""
+    if any(call.tool != "spawn_agent" and _builtin(specs[call.tool]) not in STORE_TOOLS for call in missing):
+        return "input"
+    return "child" if all(call.tool == "spawn_agent" for call in missing) else "timer"
+
+
+def _builtin(spec: dict[str, Any]) -> str | None:
+    """The built-in tool that this is: tools of other people may have its name."""
+    name: str | None = spec["source"].get("builtin")
+    return name
 
 
 def _now() -> int:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar, overload
 from understudy.errors import InvalidSpec, ToolError
 
 from .asking import REQUEST_USER_INPUT, REQUEST_USER_INPUT_SPEC
+from .waking import STORE_TOOLS
 
 BUILTIN_TOOLS: dict[str, str] = {
     "read_file": "understudy.actors.files:read_file",
@@ -230,7 +231,7 @@ _SPAWN_AGENT_SPEC: dict[str, Any] = {
     "source": {"builtin": SPAWN_AGENT},
 }
 
-_LOOP_TOOLS = {SPAWN_AGENT: _SPAWN_AGENT_SPEC, REQUEST_USER_INPUT: REQUEST_USER_INPUT_SPEC}
+_LOOP_TOOLS = {SPAWN_AGENT: _SPAWN_AGENT_SPEC, REQUEST_USER_INPUT: REQUEST_USER_INPUT_SPEC, **STORE_TOOLS}
 """Tools that the session loop executes itself."""
 
 

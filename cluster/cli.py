@@ -160,12 +160,13 @@ def show(session: SessionId, store: Store = None, json: Json = False) -> int:
     with connected(store, start=False) as cluster:
         handle = cluster.session(session)
         info, runs, messages, pending = handle.info(), handle.runs(), handle.messages(), handle.pending()
+        wakeups = handle.wakeups()
     if json:
         wire = [message.to_wire() for message in messages]
         found = {"session": rendering.plain(info), "runs": runs, "messages": wire}
-        print_json({**found, "pending": rendering.plain(pending)})
+        print_json({**found, "pending": rendering.plain(pending), "wakeups": rendering.plain(wakeups)})
     else:
-        rendering.print_session(info, runs, messages, pending)
+        rendering.print_session(info, runs, messages, pending, wakeups)
     return 0
 
 

@@ -16,12 +16,13 @@ from understudy.messages import Message
 from understudy.prices import price_table
 from understudy.records import RUN_STATUSES
 from understudy.spec import AgentSpec
+from understudy.wakeups import name_problem, wakeup_problem
 
 from . import background
 from .compiling import compile_spec, driver_placement, place
 from .connection import Connection
 from .ray_edge import connect_ray
-from .results import DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo
+from .results import DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
 
 STORE_PAUSE_SECONDS = 0.5
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 20.0, 120.0
@@ -238,6 +239,40 @@ class Session:
         """Give up the calls that wait for a person, or one of them, and let the run go on; returns their ids."""
         found: list[str] = background.wait(self._connection.request("abort_pending", self.id, call_id))
         return found
+
+    def schedule(self, prompt: str, seconds: float, every: float | None = None, name: str | None = None) -> Wakeup:
+        """Have the session get an input later; returns when that is durable.
+
+        The run's id is `wakeup.NAME.DUE_AT`. A name has one wakeup: the same content again changes nothing, not even
+        when it is due; another content replaces it. Once it has fired for the last time its name is free.
+
+        Args:
+            seconds: from now.
+            every: again so many seconds after each time; missed ones are made up for by one.
+            name: by default a new one.
+
+        Raises:
+            InvalidInput: this is no wakeup, or the session may not have one (more).
+            UnknownSession, SessionClosed: there is nobody to wake.
+        """
+        name = name if name is not None else new_identifier()
+        problem = wakeup_problem(prompt, seconds, every, name)
+        if problem is not None:
+            raise InvalidInput(problem, session_id=self.id)
+        wakeup = {"name": name, "prompt": prompt, "seconds": seconds, "every": every}
+        done = background.wait(self._connection.request("schedule", self.id, wakeup))
+        return Wakeup(name, prompt, done["due_at"], every)
+
+    def wakeups(self) -> list[Wakeup]:
+        """What was scheduled and is not over, by the session itself or by clients; the first that is due first."""
+        return [Wakeup(**row) for row in self._cluster._read("wakeups", self.id)]
+
+    def cancel_wakeup(self, name: str) -> bool:
+        """Give a wakeup up; an input that it has brought already stays. True if there was one."""
+        problem = name_problem(name)
+        if problem is not None:
+            raise InvalidInput(problem, session_id=self.id)
+        return bool(background.wait(self._connection.request("cancel_wakeup", self.id, name)))
 
     def resume(self) -> bool:
         """Let a quarantined session take input again; its runs stay ended. True if it was quarantined.

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 KNOWN_SESSIONS = 10_000
 
-PASSIVE_WAITS = ("input", "child", "timer")
+PASSIVE_WAITS = ("input", "child")
 """Waits that may be long: a session leaves its frame with the commit that begins one, whether others want it or not."""
 
 Tell = Callable[[str, list[str]], Awaitable[None]]

@@ -16,7 +16,7 @@ from rich.tree import Tree
 from understudy.events import Event, InputRequested, StreamRestarted, TextDelta
 from understudy.messages import Message
 
-from .results import DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo
+from .results import DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
 
 if TYPE_CHECKING:
     from .client import Run  # which loads Ray: not for commands that do without
@@ -136,8 +136,20 @@ def print_pending(session_id: str, pending: Sequence[PendingInput], console: Con
         console.print(f"  [dim]understudy answer {session_id} {item.call_id} TEXT{again}[/dim]", soft_wrap=True)
 
 
+def print_wakeups(wakeups: Sequence[Wakeup], console: Console) -> None:
+    """What a session will get as an input, and when."""
+    for item in wakeups:
+        due = datetime.fromtimestamp(item.due_at / 1e6, UTC).astimezone().isoformat(" ", "seconds")
+        again = f", then every {item.every:g} s" if item.every else ""
+        console.print(f"[bold]wakeup[/bold] {item.name} due {due}{again}: {escape(item.prompt[:500])}", soft_wrap=True)
+
+
 def print_session(
-    info: SessionInfo, runs: list[dict[str, Any]], messages: list[Message], pending: Sequence[PendingInput] = ()
+    info: SessionInfo,
+    runs: list[dict[str, Any]],
+    messages: list[Message],
+    pending: Sequence[PendingInput] = (),
+    wakeups: Sequence[Wakeup] = (),
 ) -> None:
     """The page of `understudy show`."""
     console = Console(highlight=False)
@@ -151,6 +163,7 @@ def print_session(
         error = f": {escape(row['error']['message'])}" if row["error"] else ""
         console.print(f"[bold]run[/bold] {row['run_id']} {styled(row['status'])}, {row['rounds']} rounds{error}")
     print_pending(info.id, pending, console)
+    print_wakeups(wakeups, console)
     for message in messages:
         console.print(f"[dim]{message.seq:>4} {message.role}[/dim] {escape(message.text[:2000])}")
         for call in message.tool_calls:

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy.errors import InvalidSpec, UnderstudyError
-from understudy.store import activation, beginnings, budgets, code, draining, endings, queries, questions
+from understudy.store import (
+    activation,
+    beginnings,
+    budgets,
+    code,
+    draining,
+    endings,
+    queries,
+    questions,
+    wakeups,
+)  # fmt: skip
 from understudy.store.transaction import Transaction
 from understudy.supervisor.paging import Ready
 
@@ -20,6 +30,7 @@ READS: dict[str, Callable[..., Any]] = {
     "run": queries.run_info,
     "runs": queries.runs,
     "questions": queries.questions,
+    "wakeups": queries.wakeups,
     "owner": queries.owner,
     "homes": queries.homes,
     "drains": queries.drains,
@@ -148,6 +159,21 @@ class Requests:
     async def abort_pending(self, session_id: str, call_id: str | None) -> list[str]:
         """Give up calls that wait for a person; returns their ids. See `questions.abort`."""
         return await self._node.journal.submit(lambda tx: questions.abort(tx, session_id, call_id), session_id)
+
+    async def schedule(self, session_id: str, wakeup: dict[str, Any]) -> dict[str, Any]:
+        """Set a wakeup (`name`, `prompt`, `seconds`, `every`); what became of it. See `wakeups.schedule`."""
+        node = self._node
+
+        def operation(tx: Transaction) -> dict[str, Any]:
+            done = wakeups.schedule(tx, session_id, **wakeup)
+            node.take_in(tx.session(session_id))
+            return done
+
+        return await node.journal.submit(operation, session_id)
+
+    async def cancel_wakeup(self, session_id: str, name: str) -> bool:
+        """Give a wakeup up; True if there was one."""
+        return await self._node.journal.submit(lambda tx: wakeups.cancel(tx, session_id, name), session_id)
 
     async def resume(self, session_id: str) -> bool:
         """Let a quarantined session take input again. See `activation.resume`."""

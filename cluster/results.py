@@ -36,6 +36,21 @@ class PendingInput:
 
 
 @dataclass(frozen=True)
+class Wakeup:
+    """An input that a session will get (`Session.schedule`).
+
+    Attributes:
+        due_at: microseconds since 1970 UTC.
+        every: seconds after which it is due again; None for once.
+    """
+
+    name: str
+    prompt: str
+    due_at: int
+    every: float | None
+
+
+@dataclass(frozen=True)
 class RunResult:
     """How a run ended, or what it waits for.
 

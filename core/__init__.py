@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from understudy.actors.tools import ToolContext, tool
     from understudy.cluster.client import Cluster, Run, Session
-    from understudy.cluster.results import PendingInput, RunResult, SessionInfo
+    from understudy.cluster.results import PendingInput, RunResult, SessionInfo, Wakeup
 
     from .errors import (
         ClusterError,
@@ -66,6 +66,7 @@ __all__ = [
     "UnknownRun",
     "UnknownSession",
     "Usage",
+    "Wakeup",
     "__version__",
     "tool",
 ]
@@ -86,6 +87,7 @@ _HOMES = {
     "ToolCall": "messages",
     "ToolContext": "actors.tools",
     "Usage": "messages",
+    "Wakeup": "cluster.results",
     "tool": "actors.tools",
 }
 """The module each name comes from; names of `__all__` that are not here are errors."""

@@ -338,6 +338,31 @@ class InputReceived(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimerSet(Event):
+    """Something is due at a time (microseconds since 1970 UTC).
+
+    Attributes:
+        kind: `wait` (a tool call goes on) or `wakeup` (the session gets an input).
+        name: the call's id, or the wakeup's name; one that was set before is replaced.
+    """
+
+    type: ClassVar[str] = "timer_set"
+    kind: str = "wait"
+    name: str = ""
+    due_at: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimerFired(Event):
+    """What was due has happened, `late` after its time. The run of a wakeup's event is the one that it began."""
+
+    type: ClassVar[str] = "timer_fired"
+    kind: str = "wait"
+    name: str = ""
+    late: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChildSpawned(Event):
     """A sub-agent was created by a tool call of this session."""
 

@@ -116,6 +116,7 @@ class CallState:
     """A tool call's state: requested → started → finished → done. `result` is kept until it becomes a message.
 
     A call that waits for a person is `asked`: after `requested` (a question of the model's) or `started` (in doubt).
+    One that the store answers (a wait, when its time is over) is `waiting` until then: after `requested`.
     """
 
     call_id: str
@@ -157,12 +158,14 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A tool call that waits for a person from this batch on.
+    """A tool call that waits for an answer from this batch on: a person's, or the store's.
 
     Attributes:
-        kind: `question` (the model asks) or `in_doubt` (the call had started when its process died).
+        kind: `question` (the model asks) or `in_doubt` (the call had started when its process died), for a person; the
+            tool's name (`understudy.wakeups`), for the store.
         options: answers that are offered; any other is taken as well.
         executions: how often the call was executed.
+        arguments: what the store is asked.
     """
 
     call_id: str
@@ -170,6 +173,7 @@ class Ask:
     prompt: str
     options: tuple[str, ...] = ()
     executions: int = 0
+    arguments: dict[str, Any] | None = None
 
     def to_wire(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in Ask.__slots__}
@@ -199,11 +203,11 @@ class Batch:
     Attributes:
         entries: messages and events in log order.
         calls: new states of tool calls.
-        asks: tool calls that wait for a person from now on.
+        asks: tool calls that wait for an answer from now on.
         inbox_done: ids of inbox rows that this batch takes care of.
         start_run: id of the run that begins with this batch.
         finish: how the current run ends with this batch.
-        wait: None to go on; `model`, `child`, `input` or `idle` to wait for that.
+        wait: None to go on; `model`, `child`, `input` (a person), `timer` (a wait's time) or `idle` to wait for that.
         request_round, request_model, request_profile: of the model call, when `wait` is `model`.
         request_tokens, request_output: its input as estimated, and the longest reply it wants; 0 without a budget.
     """

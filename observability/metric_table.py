@@ -25,6 +25,8 @@ from understudy.events import (
     SessionCrashed,
     SessionCreated,
     SessionQuarantined,
+    TimerFired,
+    TimerSet,
     ToolFinished,
     ToolInDoubt,
 )
@@ -303,6 +305,22 @@ TABLE: tuple[MetricRow, ...] = (
         "People's answers to tool calls.",
         ("kind", "decision"),
         measures={InputReceived: lambda event: ((event.kind, event.decision), 1)},
+    ),
+    MetricRow(
+        names.TIMERS_SET,
+        "counter",
+        "Waits and wakeups that agents and clients asked for.",
+        ("kind",),
+        measures={TimerSet: lambda event: ((event.kind,), 1)},
+        initial=(("wait",), ("wakeup",)),
+    ),
+    MetricRow(
+        names.TIMERS_FIRED,
+        "counter",
+        "Waits that were over and wakeups that were due.",
+        ("kind",),
+        measures={TimerFired: lambda event: ((event.kind,), 1)},
+        initial=(("wait",), ("wakeup",)),
     ),
     MetricRow(
         names.CHILDREN_SPAWNED,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import and_, insert, select, update
 
 from understudy import events
 from understudy.errors import Fenced, SessionClosed, StaleGeneration, StoreOwned
@@ -20,8 +20,11 @@ from .charging import longest_reply
 from .draining import drains, end_stops
 from .endings import end_queued, end_without_agent
 from .operations import request_key
-from .statements import OWNER, SESSION
+from .statements import OWNER, SESSION, TIMER
 from .transaction import Row, Transaction
+
+SOON = 60_000_000
+"""A session without work whose timer is due within this time (microseconds) needs a home."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +278,8 @@ def quarantine(tx: Transaction, row: Row, reason: str) -> None:
 def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
     """Make a node the home of its share of the sessions with work that have none any more, or not yet; returns them.
 
+    One with a timer that is due soon has work as well: its home fires it.
+
     Every node service is told the same nodes and takes another share. A tree is in one share: it stays together.
 
     A node that is drained has no share, but keeps what it has: it knows when that can be moved.
@@ -289,12 +294,18 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
     statement = select(SESSION.c.session_id, SESSION.c.root_id).where(
         SESSION.c.namespace == tx.namespace, SESSION.c.active == 1, SESSION.c.node_id.not_in(nodes)
     )
-    homeless = tx.read(statement).all()
+    of_timer = and_(SESSION.c.namespace == TIMER.c.namespace, SESSION.c.session_id == TIMER.c.session_id)
+    due = (
+        select(SESSION.c.session_id, SESSION.c.root_id)
+        .join_from(TIMER, SESSION, of_timer)
+        .where(TIMER.c.namespace == tx.namespace, TIMER.c.due_at <= tx.now + SOON, SESSION.c.node_id.not_in(nodes))
+    )
+    homeless = {*tx.read(statement), *tx.read(due)}
     homes = set(nodes) - drains(tx).keys() if homeless else set()
-    share = [session for session, root in homeless if node_id in homes and home_of(root, homes) == node_id]
+    share = sorted(session for session, root in homeless if node_id in homes and home_of(root, homes) == node_id)
     tx.load(share)
     for row in map(tx.session, share):
-        if row["active"] and row["node_id"] not in nodes:
+        if row["node_id"] not in nodes:
             tx.changed(row)
             row["node_id"] = node_id
     return share

@@ -12,10 +12,13 @@ from typing import Any
 from sqlalchemy import Connection, and_, case, exists, false, func, not_, or_, select, true
 
 from understudy.records import RUN_STATUSES
+from understudy.wakeups import MOST_WAKEUPS
 
 from .beginnings import PAUSE_TIMER
 from .endings import TERMINAL
 from .statements import ACCOUNT, EVENT, INBOX, MESSAGE, QUESTION, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
+from .waiting import CALL_TIMER
+from .wakeups import WAKEUP_TIMER
 
 ENDED = [name for name in RUN_STATUSES if name != "waiting_for_input"]
 
@@ -190,7 +193,7 @@ def inbox_items(scope: Scope) -> Iterator[Found]:
     right = or_(
         and_(INBOX.c.kind == "input", SESSION.c.closed == 0, run),
         and_(INBOX.c.kind == "child_result", func.coalesce(call, "").in_(("requested", "started"))),
-        and_(INBOX.c.kind == "answer", func.coalesce(call, "") == "asked"),
+        and_(INBOX.c.kind == "answer", func.coalesce(call, "").in_(("asked", "waiting"))),
     )
     statement = (
         select(INBOX.c.session_id, INBOX.c.item, INBOX.c.kind, INBOX.c.key)
@@ -233,7 +236,7 @@ def questions(scope: Scope) -> Iterator[Found]:
     )
     of_call = and_(same_session(QUESTION, TOOL_CALL), QUESTION.c.call_id == TOOL_CALL.c.call_id)
     in_inbox = exists().where(
-        same_session(INBOX, TOOL_CALL), INBOX.c.kind == "answer", INBOX.c.key == QUESTION.c.call_id
+        same_session(INBOX, QUESTION), INBOX.c.kind == "answer", INBOX.c.key == QUESTION.c.call_id
     )
     open_question = and_(QUESTION.c.answered_at == 0, is_last)
     has_question = exists().where(of_call, or_(open_question, and_(is_last, in_inbox)))
@@ -287,27 +290,70 @@ def question_events(scope: Scope) -> Iterator[Found]:
             yield row["session_id"], f"{row['told']} {name} events, and {row['asked']} questions that have one"
 
 
+def waits(scope: Scope) -> Iterator[Found]:
+    """A call waits for its time exactly if it has a timer, or its answer is in the inbox; only such a call has one."""
+    of_call = and_(same_session(TIMER, TOOL_CALL), TIMER.c.name == CALL_TIMER + TOOL_CALL.c.call_id)
+    has_timer = exists().where(of_call)
+    in_inbox = exists().where(
+        same_session(INBOX, TOOL_CALL), INBOX.c.kind == "answer", INBOX.c.key == TOOL_CALL.c.call_id
+    )
+    right = or_(and_(has_timer, not_(in_inbox)), and_(in_inbox, not_(has_timer)))
+    calls = select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id).where(
+        scope.of(TOOL_CALL), TOOL_CALL.c.state == "waiting", not_(right)
+    )
+    for row in scope.rows(calls):
+        yield row["session_id"], f"call {row['call_id']} waits, and has neither a timer nor an answer, or has both"
+    waiting = exists().where(of_call, TOOL_CALL.c.state == "waiting")
+    timers = select(TIMER.c.session_id, TIMER.c.name).where(
+        scope.of(TIMER), TIMER.c.name.startswith(CALL_TIMER), not_(waiting)
+    )
+    for row in scope.rows(timers):
+        yield row["session_id"], f"nobody waits for timer {row['name']}"
+
+
+def wakeups(scope: Scope) -> Iterator[Found]:
+    """Only a session that is open, and is no ephemeral sub-agent, has wakeups, and not more than it may have."""
+    wakeup = and_(same_session(TIMER, SESSION), TIMER.c.name.startswith(WAKEUP_TIMER))
+    may_have = case(
+        (or_(SESSION.c.closed == 1, and_(SESSION.c.parent_id.is_not(None), SESSION.c.lifecycle == "ephemeral")), 0),
+        else_=MOST_WAKEUPS,
+    )
+    number = func.count().label("number")
+    counted = (
+        select(SESSION.c.session_id, number)
+        .join_from(TIMER, SESSION, wakeup)
+        .where(scope.of(TIMER))
+        .group_by(SESSION.c.session_id, may_have)
+    )
+    for row in scope.rows(counted.having(func.count() > may_have)):
+        yield row["session_id"], f"it may not have {row['number']} wakeups"
+
+
 def timer(scope: Scope) -> Iterator[Found]:
-    """A session that waits for a timer has one."""
+    """A session that pauses has the timer that ends its pause."""
     # Not the other way round: a cancel cuts the wait short, and the timer fires later without effect.
     due = exists().where(same_session(TIMER, SESSION), TIMER.c.name == PAUSE_TIMER)
     statement = select(SESSION.c.session_id).where(scope.of(SESSION), SESSION.c.wait == "timer", not_(due))
     for row in scope.rows(statement):
-        yield row["session_id"], "it waits for a timer that does not exist"
+        yield row["session_id"], "the timer that ends its pause does not exist"
 
 
 def status(scope: Scope) -> Iterator[Found]:
     """`status`, `active`, `wait`, `closed`, the run and the frame of a session say the same."""
     columns = SESSION.c
     ended = case((columns.closed == 1, columns.status.in_(TERMINAL)), else_=columns.status.in_(("idle", "quarantined")))
-    asked = exists().where(same_session(TOOL_CALL, SESSION), TOOL_CALL.c.state == "asked")
+    asked, timed = (
+        exists().where(same_session(TOOL_CALL, SESSION), TOOL_CALL.c.state == state) for state in ("asked", "waiting")
+    )
     waiting = {
         "model": columns.run_id.is_not(None), "child": columns.children_open > 0, "timer": true(),
         "input": and_(columns.run_id.is_not(None), asked),
     }  # fmt: skip
+    for_answers = and_(columns.active == 1, columns.wait == "input", columns.run_id.is_not(None))
     right = or_(
         and_(columns.active == 0, columns.wait == "idle", columns.run_id.is_(None), ended),
         and_(columns.active == 1, columns.wait.is_(None), columns.status == "running"),
+        and_(for_answers, columns.status == "waiting_for_timer", timed, not_(asked)),
         *(
             and_(columns.active == 1, columns.wait == wait, columns.status == f"waiting_for_{wait}", more)
             for wait, more in waiting.items()
@@ -344,6 +390,6 @@ ROW_RULES: dict[str, Callable[[Scope], Iterable[Found]]] = {
     rule.__name__: rule
     for rule in (
         own_session, run_events, run_state, current_run, inbox, inbox_items, open_calls, questions, question_events,
-        timer, status, moved, next_spec,
+        waits, wakeups, timer, status, moved, next_spec,
     )
 }  # fmt: skip

@@ -10,7 +10,7 @@ from understudy import events
 from understudy.messages import storable
 from understudy.records import Finish
 
-from . import groups
+from . import groups, wakeups
 from .beginnings import TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, start_again
 from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
@@ -43,6 +43,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     tx.changed(row)
     if hold and row["children_open"] > 0:
         row.update(held=finish.to_wire(), wait="child", wait_since=tx.now, status="waiting_for_child", active=1)
+        _drop_answers(tx, row)
         return
     status, error = _ending(row, finish)
     settle(tx, row)
@@ -74,12 +75,17 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     )  # fmt: skip
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
         _leave(tx, child, ENDED)
-    tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] != "input"])
+    _drop_answers(tx, row)
     migrate(tx, row)
     if row["closed"] or status == "quarantined":
         end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
     elif row["inbox_count"] > 0:
         tx.wake(row)
+
+
+def _drop_answers(tx: Transaction, row: Row) -> None:
+    """The run's calls have their results: what else has come for them is not wanted."""
+    tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] != "input"])
 
 
 def _ending(row: Row, finish: Finish) -> tuple[str, dict[str, Any] | None]:
@@ -99,6 +105,8 @@ def _end_task(tx: Transaction, child: Row, status: str) -> None:
     alone = child["lifecycle"] == "linked" and tx.session(child["parent_id"])["closed"]
     if child["lifecycle"] == "ephemeral" or alone or status == "quarantined":
         child["closed"] = 1
+        if child["lifecycle"] != "ephemeral":  # it could schedule nothing
+            wakeups.drop_all(tx, child)
         child["status"] = status if status in TERMINAL else "completed"
 
 
@@ -310,6 +318,7 @@ def close(tx: Transaction, session_id: str, reason: str) -> bool:
     tx.changed(row)
     row["closed"] = 1
     row["task_open"] = 0 if row["task_open"] == TASK_LINKED else row["task_open"]
+    wakeups.drop_all(tx, row)
     tx.append(row, events.SessionClosed(reason=reason))
     end_queued(tx, row, "cancelled", reason)
     request_cancel(tx, row, reason)

@@ -16,11 +16,10 @@ from understudy.messages import Message, ToolCall, Usage, storable
 from understudy.prices import Price
 from understudy.records import Ack, Batch, CallState, ModelAnswer
 
-from . import charging
+from . import charging, questions, waiting
 from .beginnings import spawn
 from .budgets import Ask
 from .endings import DEADLINE_TIMER, end_without_agent, finish_run
-from .questions import ask
 from .statements import TOOL_CALL
 from .transaction import Row, Transaction
 
@@ -56,6 +55,8 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
                 row["wait"], row["active"], row["status"] = None, 1, "running"
             return CommitResult(_ack(tx, row, 0, replayed=True), None, 0, "")
         cancel = row["cancel_reason"]
+    if batch.finish is not None and row["calls_open"] > 0:
+        waiting.drop_all(tx, row)
     first_seq = row["seq"] + 1
     for entry in batch.entries:
         tx.append(row, entry)
@@ -65,7 +66,7 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
         _set_call(tx, row, replace(call, child_id=None) if call.call_id in refused else call)
     tx.take_inbox(row, batch.inbox_done)
     for asked in batch.asks if cancel is None else ():
-        ask(tx, row, asked)
+        (waiting if asked.kind in waiting.STORE_ANSWERS else questions).ask(tx, row, asked)
     if batch.finish is not None:
         finish_run(tx, row, batch.finish)
         over = row["epoch"] != batch.epoch
@@ -86,8 +87,9 @@ def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str, price: Price
         _wait_for_model(tx, row, batch, holder, price)
     elif batch.wait == "child" and row["children_open"]:
         row["wait"], row["wait_since"], row["status"] = "child", tx.now, "waiting_for_child"
-    elif batch.wait == "input" and not any(item["kind"] != "input" for item in tx.inbox(row)):
-        row["wait"], row["wait_since"], row["status"] = "input", tx.now, "waiting_for_input"
+    elif batch.wait in ("input", "timer") and not any(item["kind"] != "input" for item in tx.inbox(row)):
+        # One wait, whoever answers the calls. The wait `timer` is a pause: nothing that arrives ends that.
+        row["wait"], row["wait_since"], row["status"] = "input", tx.now, f"waiting_for_{batch.wait}"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from understudy.records import child_text
 
 from .statements import MESSAGE
 from .transaction import Row, Transaction
+from .waiting import CALL_TIMER
 
 CANCELLED = "cancelled"
 
@@ -58,6 +59,8 @@ def settle_calls(tx: Transaction, row: Row) -> None:
     for call in tx.calls(row["session_id"], row["run_id"], row["round"]):
         if call["state"] == "done":
             continue
+        if call["state"] == "waiting":
+            tx.drop_timer(row, CALL_TIMER + call["call_id"])
         content = (call["result"] or {}).get("content")
         if content is None:
             content = _settle(tx, row, call, results.get(call["call_id"]))
@@ -73,7 +76,7 @@ def settle_calls(tx: Transaction, row: Row) -> None:
 
 
 def _settle(tx: Transaction, row: Row, call: Row, result: dict[str, Any] | None) -> str:
-    """The text of a call's result; `result` is a child's, or a person's answer."""
+    """The text of a call's result; `result` is a child's, or the answer to the call."""
     outcome, content = CANCELLED, CANCELLED
     if result is not None and "status" in result:
         outcome, content = "ok" if result["status"] == "completed" else "error", storable(child_text(result))

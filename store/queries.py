@@ -27,6 +27,7 @@ from .statements import (
     table_of,
 )
 from .transaction import Row
+from .wakeups import WAKEUP_TIMER
 
 OWNER = table_of(tables.Owner)
 
@@ -98,6 +99,18 @@ def questions(connection: Connection, namespace: str, session_id: str) -> list[R
         .order_by(QUESTION.c.asked_at, QUESTION.c.call_id)
     )
     return [dict(row) for row in connection.execute(statement).mappings()]
+
+
+def wakeups(connection: Connection, namespace: str, session_id: str) -> list[Row]:
+    """The wakeups of a session, the first that is due first. Raises `UnknownSession`."""
+    session_info(connection, namespace, session_id)
+    where = (TIMER.c.namespace == namespace, TIMER.c.session_id == session_id, TIMER.c.name.startswith(WAKEUP_TIMER))
+    statement = select(TIMER.c.name, TIMER.c.payload).where(*where).order_by(TIMER.c.due_at, TIMER.c.name)
+    names = ("prompt", "due_at", "every")
+    return [
+        {"name": row.name.removeprefix(WAKEUP_TIMER), **{name: row.payload[name] for name in names}}
+        for row in connection.execute(statement)
+    ]
 
 
 def tree(connection: Connection, namespace: str, session_id: str) -> list[Row]:

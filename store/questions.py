@@ -13,6 +13,7 @@ from understudy.records import Ask
 
 from .statements import QUESTION, RUN
 from .transaction import Row, Transaction
+from .waiting import hand_in
 
 DECISIONS = ("ok", "error", "rerun")
 """What a person can say of a call: the text is its result, or why it failed, or it shall run again."""
@@ -105,7 +106,7 @@ def unanswered(tx: Transaction, row: Row) -> list[Row]:
 def _accept(tx: Transaction, row: Row, question: Row, said: dict[str, str]) -> None:
     """Put an answer into the inbox; who waits for it goes on."""
     call_id, number = question["call_id"], question["asked"]
-    tx.put_inbox(row, "answer", call_id, {**said, "kind": question["kind"], "asked": number})
+    tx.changed(row)
     row["progress"] += 1  # a person may let a call run, and die, as often as they want
     where = (*_of_session(tx, row), QUESTION.c.call_id == call_id, QUESTION.c.asked == number)
     tx.read(update(QUESTION).where(*where).values(answer=said, answered_at=tx.now), row["session_id"])
@@ -116,8 +117,7 @@ def _accept(tx: Transaction, row: Row, question: Row, said: dict[str, str]) -> N
     tx.append(row, event)
     if not unanswered(tx, row):
         _set_run_status(tx, row, "running")
-    if row["wait"] == "input":
-        tx.wake(row)
+    hand_in(tx, row, call_id, {**said, "kind": question["kind"], "asked": number})
 
 
 def _set_run_status(tx: Transaction, row: Row, status: str) -> None:

@@ -17,8 +17,9 @@ from understudy.errors import Conflict, SessionActive, UnknownSession
 
 from . import code
 from .progress import SPANS
-from .statements import EVENT, EXPORT_CURSOR, MESSAGE, METRIC_STATE, RUN, SESSION
+from .statements import EVENT, EXPORT_CURSOR, MESSAGE, METRIC_STATE, RUN, SESSION, TIMER
 from .transaction import Transaction
+from .wakeups import WAKEUP_TIMER
 
 DAY = 86_400_000_000
 
@@ -48,7 +49,7 @@ def finished_trees(connection: Connection, namespace: str, before: int) -> list[
     """Roots of trees without any work, in which nothing happened since `before` (microseconds since 1970 UTC)."""
     statement = (
         select(SESSION.c.root_id)
-        .where(SESSION.c.namespace == namespace)
+        .where(SESSION.c.namespace == namespace, SESSION.c.root_id.not_in(_with_wakeups(namespace)))
         .group_by(SESSION.c.root_id)
         .having(and_(func.max(SESSION.c.updated_at) < before, *_idle()))
         .order_by(func.max(SESSION.c.updated_at))
@@ -58,6 +59,15 @@ def finished_trees(connection: Connection, namespace: str, before: int) -> list[
 
 def _idle() -> tuple[Any, ...]:
     return func.max(SESSION.c.active) == 0, func.sum(SESSION.c.inbox_count) == 0
+
+
+def _with_wakeups(namespace: str) -> Any:
+    """Selects the roots of trees that will have work, unasked."""
+    wakeup = and_(
+        SESSION.c.namespace == TIMER.c.namespace, SESSION.c.session_id == TIMER.c.session_id,
+        TIMER.c.name.startswith(WAKEUP_TIMER),
+    )  # fmt: skip
+    return select(SESSION.c.root_id).join_from(TIMER, SESSION, wakeup).where(TIMER.c.namespace == namespace)
 
 
 def sessions_with_events(connection: Connection, namespace: str, before: int) -> list[str]:
@@ -107,6 +117,8 @@ def tree_to_drop(connection: Connection, namespace: str, root_id: str, before: i
     if busy is not None and before is None:
         raise SessionActive(f"session {busy} has work to do", session_id=root_id)
     if busy is not None or (before is not None and max(row.updated_at for row in rows) >= before):
+        return Removed(kept="at work")
+    if before is not None and connection.execute(_with_wakeups(namespace).where(SESSION.c.root_id == root_id)).first():
         return Removed(kept="at work")
     ids = tree.with_only_columns(SESSION.c.session_id)
     if _first_unexported(connection, namespace, ids):

@@ -5,12 +5,15 @@
 | `pause` | ends the pause before a crashed session is resumed, or a failed sub-agent is started again |
 | `shutdown` | ends a run by force that was told to end and has not |
 | `deadline` | tells a run to end whose budget of seconds is used up |
+| `call:ID` | ends the wait of a tool call |
+| `wakeup:NAME` | is an input to the session; if it recurs, it is set again in the same transaction |
 """
 
 from __future__ import annotations
 
 from sqlalchemy import select
 
+from . import waiting, wakeups
 from .beginnings import PAUSE_TIMER
 from .endings import DEADLINE_TIMER, SHUTDOWN_TIMER, out_of_time, shut_down
 from .statements import TIMER
@@ -30,6 +33,10 @@ def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
         shut_down(tx, row, found["payload"]["run_id"])
     elif name == DEADLINE_TIMER:
         out_of_time(tx, row, **found["payload"])
+    elif name.startswith(waiting.CALL_TIMER):
+        waiting.over(tx, row, **found["payload"])
+    elif name.startswith(wakeups.WAKEUP_TIMER):
+        wakeups.fire(tx, row, name.removeprefix(wakeups.WAKEUP_TIMER), found["payload"])
 
 
 def left(tx: Transaction, row: Row, name: str) -> int:

@@ -299,6 +299,34 @@ async def test_a_question_can_be_answered_elsewhere(
         assert (await kernel.end("s"))["status"] == "completed"
 
 
+async def test_waits_and_wakeups_go_on_elsewhere(
+    store: str, beside: str, tmp_path: Path, server: OfflineServer
+) -> None:
+    """An archive of an idle session has its wakeups, one of a session that waits its timer; what became due meanwhile
+    happens at once where it is imported, also on another node."""
+    tools = ["wait", "schedule_wakeup"]
+    async with k.running(store, tmp_path, server=server) as kernel:
+        await kernel.spawn("waits", k.spec(k.script([("wait", {"seconds": 0.5})], "done"), tools))
+        await kernel.send("waits")
+        await kernel.until("waits", "timer_set")
+        await kernel.spawn("sleeps", k.spec("", tools))
+        for name, seconds in (("soon", 0.5), ("later", 3600)):
+            wakeup = {"name": name, "prompt": name, "seconds": seconds, "every": 1000}
+            await kernel.ask("schedule", "sleeps", wakeup)
+        waits, sleeps = export(store, "waits"), export(store, "sleeps")
+        before = await kernel.ask("read", "wakeups", ["sleeps"], {})
+    await asyncio.sleep(0.6)
+    assert await load(beside, waits, resume=True) is True
+    assert await load(beside, sleeps) is True
+    with opened(beside) as database, database.read() as connection:
+        assert queries.wakeups(connection, "tests", "sleeps") == before
+    async with k.running(beside, tmp_path, server=server) as kernel:
+        assert (await kernel.end("waits"))["status"] == "completed"
+        await kernel.until("sleeps", "run_finished")
+        assert (await kernel.end("sleeps", f"wakeup.soon.{before[0]['due_at']}"))["text"] == "offline: soon"
+        assert [row["name"] for row in await kernel.ask("read", "wakeups", ["sleeps"], {})] == ["soon", "later"]
+
+
 async def test_a_parent_that_waits_needs_its_children(
     store: str, beside: str, tmp_path: Path, server: OfflineServer
 ) -> None:

@@ -23,7 +23,7 @@ from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import Ask, Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.spec import Supervision
-from understudy.store import activation, beginnings, draining, endings, operations, questions, timers
+from understudy.store import activation, beginnings, draining, endings, operations, questions, timers, wakeups
 from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
 from understudy.store.engine import Database
 from understudy.store.statements import EVENT, MESSAGE
@@ -113,6 +113,9 @@ class Play:
                 said = (session_id, question["call_id"], decision, "x")
                 found.append(lambda said=said, asked=question["asked"]: db.do(questions.answer, *said, asked=asked))
             found.append(lambda call_id=question["call_id"]: db.do(questions.abort, session_id, call_id))
+        for name, every in (("once", None), ("often", 60)):
+            found.append(lambda name=name, every=every: db.do(wakeups.schedule, session_id, name, "x", 60, every))
+        found.append(lambda: db.do(wakeups.cancel, session_id, "once"))
         if row["status"] == "quarantined":
             found.append(lambda: db.do(activation.resume, session_id))
         return found + ([lambda: db.do(endings.close, session_id, "enough")] if row["seq"] > 25 else [])
@@ -189,7 +192,11 @@ class Play:
         found: list[Move] = []
         by_id = {call["call_id"]: call for call in calls}
         for call in calls:
-            if call["tool"] == "t" and call["state"] != "asked":
+            if call["tool"] == "t" and call["state"] == "requested":
+                for asked in ({"seconds": 60}, {"prompt": "x", "seconds": 60, "every": None, "name": "mine"}):
+                    kind = "schedule_wakeup" if "name" in asked else "wait"
+                    found.append(self._commit(row, asks=(Ask(call["call_id"], kind, "", arguments=asked),)))
+            if call["tool"] == "t" and call["state"] not in ("asked", "waiting"):
                 started = CallState(call["call_id"], "started")
                 event = ToolStarted(call_id=call["call_id"], tool="t")
                 found.append(self._commit(row, entries=(event,), calls=(started,)))
@@ -206,8 +213,9 @@ class Play:
         for item in results:
             found.append(self._commit(row, **self._result(by_id[item["key"]]), inbox_done=(item["item"],)))
         waiting = [call for call in calls if not call["child_id"]]
-        if all(call["state"] == "asked" for call in waiting):
-            found.append(self._commit(row, wait="input" if waiting else "child"))
+        if all(call["state"] in ("asked", "waiting") for call in waiting):
+            wait = "input" if any(call["state"] == "asked" for call in waiting) else "timer" if waiting else "child"
+            found.append(self._commit(row, wait=wait))
         return found
 
     def _result(self, call: dict[str, Any]) -> dict[str, Any]:
@@ -290,7 +298,8 @@ async def play(dsn: str, choices: list[int]) -> None:
 async def scene(db: Store) -> None:
     """Sessions in every condition: `old` is through with a run, `lead` waits for `kid`, which waits for its model,
     `boss` has the result of `aide` in its inbox, `queued` has only an input, `crashed` waits for its timer, `asking`
-    waits for a person, and `told` has a person's answer in its inbox."""
+    waits for a person, `told` has a person's answer in its inbox, `resting` waits for a time, `rested` has waited, and
+    `sleeper` will be woken."""
     await db.asking("old")
     await db.activate("old")
     await db.answer("old", tool_calls=(("p", "t", "{}"),))
@@ -322,6 +331,14 @@ async def scene(db: Store) -> None:
         await db.answer(session_id, tool_calls=(("p", "t", "{}"),))
         await db.commit(session_id, 1, 2, asks=(Ask("r/1/0", "question", "Well?"),), wait="input")
     await db.do(questions.answer, "told", "r/1/0", "ok", "yes")
+    for session_id in ("resting", "rested"):
+        await db.asking(session_id)
+        await db.answer(session_id, tool_calls=(("p", "wait", "{}"),))
+        await db.commit(session_id, 1, 2, asks=(Ask("r/1/0", "wait", "", arguments={"seconds": 60}),), wait="timer")
+    due = next(row["due_at"] for row in rows(db, "timer", "rested"))
+    await db.do(timers.fire, "rested", "call:r/1/0", due)
+    await db.create("sleeper")
+    await db.do(wakeups.schedule, "sleeper", "w", "x", 60, None)
 
 
 def edit(table: Any, kind: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Any], None]:
@@ -357,6 +374,7 @@ def retype(session_id: str, old: str, new: str) -> str:
 
 ACCOUNT = "namespace, session_id, scope, resource, allowed, reserved, spent, beyond, since"
 GHOST = "INSERT INTO timer (namespace, session_id, name, due_at) VALUES ('tests', 'ghost', 'resume', 1)"
+MOVE = "UPDATE timer SET session_id = '{}' WHERE session_id = '{}'"
 STRAY = (
     "INSERT INTO inbox (namespace, session_id, item, kind, key, created_at) "
     "VALUES ('tests', '{}', {}, '{}', 'stray', 1)"
@@ -395,11 +413,19 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("question_events", "told", retype("told", "input_received", "tool_in_doubt")),
     ("question_events", "old", retype("old", "model_call_started", "input_received")),
     ("current_run", "old", row("old", aborted=1)),
-    ("timer", "crashed", "DELETE FROM timer"),
+    ("timer", "crashed", "DELETE FROM timer WHERE session_id = 'crashed'"),
     ("moved", "kid", row("kid", moved=1)),
     ("moved", "old", row("old", moved=1)),
     ("next_spec", "old", row("old", next_spec="'{}'")),
     ("next_spec", "kid", row("kid", next_spec="'{}'")),
+    ("waits", "resting", "DELETE FROM timer WHERE session_id = 'resting'"),
+    ("waits", "rested", "DELETE FROM inbox WHERE session_id = 'rested';" + row("rested", inbox_count=0)),
+    ("waits", "rested", GHOST.replace("ghost", "rested").replace("resume", "call:r/1/0")),
+    ("waits", "sleeper", "UPDATE timer SET name = 'call:r/1/0' WHERE session_id = 'sleeper'"),
+    ("waits status", "resting", "UPDATE tool_call SET state = 'started' WHERE session_id = 'resting'"),
+    ("status", "resting", row("resting", status="'waiting_for_input'")),
+    ("wakeups", "sleeper", row("sleeper", closed=1, status="'completed'")),
+    ("wakeups", "kid", "UPDATE session SET lifecycle = 'ephemeral';" + MOVE.format("kid", "sleeper")),
     ("status", "crashed", row("crashed", status="'idle'")),
     ("status", "lead", row("lead", active=0)),
     ("status", "lead", row("lead", wait="NULL")),

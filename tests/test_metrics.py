@@ -35,6 +35,8 @@ from understudy.events import (
     SessionActivated,
     SessionCrashed,
     SessionCreated,
+    TimerFired,
+    TimerSet,
     ToolFinished,
     ToolInDoubt,
     UnknownEvent,
@@ -117,6 +119,8 @@ ANY_EVENT = st.one_of(
     st.builds(ToolInDoubt, tool=NAMES, policy=NAMES),
     st.builds(InputRequested, kind=st.sampled_from(["question", "in_doubt"])),
     st.builds(InputReceived, kind=st.sampled_from(["question", "in_doubt"]), decision=NAMES),
+    st.builds(TimerSet, kind=st.sampled_from(["wait", "wakeup"])),
+    st.builds(TimerFired, kind=st.sampled_from(["wait", "wakeup"])),
     st.builds(UnknownEvent, original_type=NAMES),
 )
 

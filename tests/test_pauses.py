@@ -14,7 +14,7 @@ from rich.console import Console
 
 from understudy.cluster.client import Session
 from understudy.cluster.follower import Follower
-from understudy.cluster.rendering import print_pending
+from understudy.cluster.rendering import print_pending, print_wakeups
 from understudy.cluster.results import PendingInput, SessionInfo
 from understudy.errors import AnswerConflict, DeadlineExceeded, InvalidInput, NotAsked, RunFailed
 from understudy.events import InputReceived, InputRequested
@@ -149,6 +149,36 @@ async def test_a_queued_run_behind_a_paused_one(session: Session) -> None:
     second = await asyncio.to_thread(session.send, "later", run_id="r2")
     with pytest.raises(DeadlineExceeded):
         await asyncio.to_thread(second.result, 0.3)
+
+
+async def test_wakeups_of_a_client(kernel: k.Kernel, session: Session) -> None:
+    """Scheduled, listed, shown, replaced by name and cancelled; what can't be is refused at once."""
+    first = await asyncio.to_thread(session.schedule, "again [x]", 3600, 60, "w")
+    assert (first.name, first.prompt, first.every) == ("w", "again [x]", 60)
+    assert await asyncio.to_thread(session.schedule, "again [x]", 3600, 60, "w") == first
+    other = await asyncio.to_thread(session.schedule, "once", 5000.5)
+    assert await asyncio.to_thread(session.wakeups) == [first, other]
+    shown = StringIO()
+    print_wakeups([first, other], Console(file=shown, width=200))
+    lines = shown.getvalue().splitlines()
+    assert lines[0].startswith("wakeup w due ")
+    assert lines[0].endswith(", then every 60 s: again [x]")
+    assert lines[1].startswith(f"wakeup {other.name} due ")
+    assert lines[1].endswith(": once")
+    changed = await asyncio.to_thread(session.schedule, "again", 3600, None, "w")
+    assert await asyncio.to_thread(session.wakeups) == [changed, other]
+    assert await asyncio.to_thread(session.cancel_wakeup, "w") is True
+    assert await asyncio.to_thread(session.cancel_wakeup, "w") is False
+    wrong: list[tuple[Any, ...]] = [("", 5), ("x", 0), ("x", 5, 0.1), ("x", 5, None, "a/b")]
+    for arguments in wrong:
+        with pytest.raises(InvalidInput):
+            await asyncio.to_thread(session.schedule, *arguments)
+    with pytest.raises(InvalidInput):
+        await asyncio.to_thread(session.cancel_wakeup, "")
+    soon = await asyncio.to_thread(session.schedule, "now", 0.05)
+    run = session.run(f"wakeup.{soon.name}.{soon.due_at}")
+    await kernel.until("s", "timer_fired")
+    assert (await asyncio.to_thread(run.result, 20)).pending
 
 
 async def test_how_it_is_shown(kernel: k.Kernel, session: Session) -> None:

@@ -33,7 +33,7 @@ from . import plans
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(240)]
 
 LARGE = {"message", "event", "tool_call", "run", "session", "inbox", "account", "reservation"}
-EXPECTED = 58
+EXPECTED = 60
 """Fewer distinct statements than this, however long their lists are, and something was not recorded."""
 
 
@@ -58,6 +58,7 @@ async def work(dsn: str, directory: Path) -> None:
             await deaths(kernel, directory)
             await endings(kernel)
             await questions(kernel)
+            await timers(kernel)
             await reads(kernel)
         finally:
             await kernel.stop()
@@ -149,6 +150,21 @@ async def questions(kernel: k.Kernel) -> None:
     assert await kernel.ask("abort_pending", "s-asking", None)
     await kernel.until("s-asking", "input_requested", 3)
     await kernel.paused("s-asking")
+
+
+async def timers(kernel: k.Kernel) -> None:
+    """A session that waits, and is cancelled while it works; wakeups that are set, fire, and go with their session."""
+    waiting = [("wait", {"seconds": 3600})]
+    await kernel.spawn("s-waiting", k.spec(k.script(waiting, "done"), ["wait"]))
+    await kernel.send("s-waiting")
+    await kernel.until("s-waiting", "timer_set")
+    wakeup = {"name": "w", "prompt": "again", "seconds": 0.01, "every": 1000}
+    await kernel.spawn("s-woken", k.spec())
+    await kernel.ask("schedule", "s-woken", wakeup)
+    await kernel.until("s-woken", "run_finished")
+    assert await kernel.ask("cancel_wakeup", "s-woken", "w")
+    await kernel.ask("schedule", "s-woken", wakeup)
+    await kernel.ask("close", "s-woken", "enough")
 
 
 async def reads(kernel: k.Kernel) -> None:

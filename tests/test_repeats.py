@@ -156,3 +156,21 @@ def test_a_limit_that_makes_no_sense(limit: int) -> None:
     """1 would execute nothing at all."""
     with pytest.raises(InvalidSpec, match="repeat_limit"):
         AgentSpec(name="a", repeat_limit=limit)
+
+
+SLEPT = ("wait", '{"seconds": 60}', "waited 60 seconds")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "count"),
+    [
+        ([[A], [SLEPT, A], [NOW]], 1),
+        ([[SLEPT, A], [A], [A], [NOW]], 3),
+        ([[A], [SLEPT], [NOW]], 1),
+    ],
+)
+def test_a_round_that_waited_begins_the_count_again(rounds: Any, count: int) -> None:
+    """What is asked for after a time may have another result."""
+    messages = history(*rounds)
+    call_id = messages[-1].tool_calls[-1].call_id
+    assert repeats(messages, call_id, {"wait"}) == count

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from understudy.errors import Conflict, SessionActive, UnknownSession
-from understudy.store import archive, progress, queries, retention
+from understudy.store import archive, progress, queries, retention, wakeups
 from understudy.store.check import check
 from understudy.store.engine import now
 from understudy.store.journal import Journal
@@ -297,6 +297,23 @@ async def test_an_imported_session_that_waits_for_a_timer_goes_on_in_a_running_c
         assert await do(store, lambda tx: archive.load(tx, archive.read(archived, "file"), resume=True))
         await kernel.service.recovery.sweep_all(0)
         await kernel.until("s", "run_finished")
+
+
+async def test_a_session_that_will_be_woken_stays(worked: str) -> None:
+    """However old, its tree is neither found nor removed by age, unless it is named; without its wakeup it may go."""
+    await do(worked, lambda tx: wakeups.schedule(tx, "old", "w", "x", 3600, None))
+    await do(worked, lambda tx: progress.take(tx, "command", 1))  # what that committed was exported
+    assert read(worked, retention.finished_trees, LATER) == ["new"]
+    assert read(worked, retention.tree_to_drop, "old", LATER).kept == "at work"
+    assert (await do(worked, lambda tx: retention.drop_tree(tx, "old", LATER))).kept == "at work"
+    assert read(worked, retention.tree_to_drop, "old").sessions == 2
+    await do(worked, lambda tx: wakeups.cancel(tx, "old", "w"))
+    assert set(read(worked, retention.finished_trees, LATER)) == {"old", "new"}
+    await do(worked, lambda tx: wakeups.schedule(tx, "old", "w", "x", 3600, None))
+    await do(worked, lambda tx: progress.take(tx, "command", 1))
+    assert (await do(worked, lambda tx: retention.drop_tree(tx, "old"))).sessions == 2
+    assert rows(worked, "timer") == {"timer": []}
+    assert violations(worked) == []
 
 
 async def test_a_tree_that_is_gone_is_no_error(store: str) -> None:
