@@ -39,17 +39,29 @@ def kill(bench: Bench) -> list[Row]:
             Row("kill", f"{text}, p50", median(values), "ms", median(restarts), "Ray's own restart", Limit(60)),
             Row("kill", f"{text}, p99", percentile(values, 99), "ms", max(restarts), "the same, worst", Limit(250)),
         ]
+    rows += _without_standby(bench, acting, restarts)
     rows.append(Row("kill", "model calls repeated", repeats, "", limit=Limit(0), note=f"{2 * kills} kills"))
     return rows
 
 
-def _kill(cluster: Cluster, spec: Any, moment: str) -> float:
+def _without_standby(bench: Bench, spec: Any, restarts: list[float]) -> list[Row]:
+    """The same where nothing stands by: a new actor has to be started."""
+    with bench.cluster(standby=0, max_actors=1) as cluster:
+        taken = [_kill(cluster, spec, "tool_started", standbys=0) for _ in range(bench.some(10, 2))]
+    text = "the same while it acts, without a standby"
+    return [
+        Row("kill", f"{text}, p50", median(taken), "ms", median(restarts), "Ray's own restart"),
+        Row("kill", f"{text}, worst", max(taken), "ms", max(restarts), "the same, worst"),
+    ]
+
+
+def _kill(cluster: Cluster, spec: Any, moment: str, *, standbys: int = 2) -> float:
     """Milliseconds from the kill, at the moment of an event, to the commit of the activation that resumes."""
     session = cluster.spawn(spec)
     run = session.send(session.id)  # the endpoint knows a repeated call by its messages, so no two are alike
     _await(run, moment)
     # One for the placement of the tools, and one for the default placement, which the supervisor keeps too.
-    until(lambda: len(frames(cluster, "standby")) >= 2, "a standby")
+    until(lambda: len(frames(cluster, "standby")) >= standbys, "a standby")
     pid = session.info().actor_pid
     assert pid is not None
     killed = time.time_ns()

@@ -1,192 +1,95 @@
-"""Thousands of sessions that wait, in no process: memory, the time to wake one, and what the node service's work costs.
-
-One node service and a few frames in this process, without Ray: what a process boundary adds is not in these numbers.
-"""
+"""Thousands of sessions that wait, in no process: processes, memory, and the time to wake one."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import psutil
-from harness import Bench, Limit, Row, median, percentile
-from workload import answering
+from harness import Bench, Limit, Row, frames, median, percentile, until
+from workload import agent, answering, call
 
-from understudy.actors.frame import Frame
-from understudy.actors.gateway import Gateway
-from understudy.cluster.compiling import compile_spec
-from understudy.cluster.node_service import NodeConfig, NodeService
-from understudy.cluster.requests import Requests
-from understudy.config import ModelProfile
-from understudy.store import beginnings
-from understudy.store.activation import acquire
-
-FRAMES = 4
-FAR = 3_600_000_000
-"""An hour: nobody wakes up by himself."""
-
-TOGETHER = 100
-LOOP_LIMIT = 0.05
+from understudy import Cluster
+from understudy.cluster.client import Session
 
 
 def waiting(bench: Bench) -> list[Row]:
-    """Half of the sessions are idle, half wait for a timer; then some of each are woken, one at a time."""
-    return asyncio.run(_measure(bench, bench.some(10_000, 400), bench.some(200, 20)))
-
-
-async def _measure(bench: Bench, count: int, wakes: int) -> list[Row]:
-    async with _node(bench) as node:
-        process = psutil.Process(os.getpid())
-        before, processes = process.memory_info().rss, len(process.children(recursive=True))
-        names = [f"s{number}" for number in range(count)]
-        await node.create(names[: count // 2], waits=False)
-        bench.say(f"{count // 2} idle sessions")
-        await node.create(names[count // 2 :], waits=True)
-        bench.say(f"{count // 2} sessions wait for timers")
-        grown, more = process.memory_info().rss - before, len(process.children(recursive=True)) - processes
-        stalls = await _stalls(node)
-        chosen = random.Random(7)
-        rows = [
-            Row("waiting", f"processes for {count} sessions that wait", more, "", limit=Limit(0)),
-            Row(
-                "waiting",
-                "memory for each",
-                grown / count / 1024,
-                "KB",
-                note="of the node service; all of it is caches",
-            ),
-        ]
-        for kind, some in (("idle", names[: count // 2]), ("timer", names[count // 2 :])):
-            taken = [await node.wake(name, kind) * 1_000 for name in chosen.sample(some, wakes)]
-            bench.say(f"woke {wakes}: {kind}")
-            note = f"p99 {percentile(taken, 99):.1f} ms"
-            rows.append(Row("waiting", f"waking one, {kind}", median(taken), "ms", limit=Limit(15), note=note))
-    limit = Limit(1_000 * LOOP_LIMIT)
-    rows += [
-        Row("waiting", f"event loop stands still: {what}", 1_000 * s, "ms", limit=limit) for what, s in stalls.items()
-    ]
+    """10,000 sessions, half idle, half in a tool call that waits for a time; then some of each wake up at random."""
+    count, wakes = bench.some(10_000, 200), bench.some(200, 20)
+    chosen = random.Random(7)
+    with bench.cluster(standby=1, max_actors=4) as cluster, ThreadPoolExecutor(32) as pool:
+        until(lambda: bool(frames(cluster, "standby")), "a standby")
+        empty = _uses(cluster)
+        idle = list(pool.map(lambda _: cluster.spawn(answering()), range(count // 2)))
+        bench.say(f"{len(idle)} idle sessions")
+        soon = set(chosen.sample(range(count // 2), wakes))
+        target = time.time() + bench.some(420, 20)
+        order = iter(range(wakes))
+        dues = {number: target + 0.25 * next(order) for number in sorted(soon)}
+        resting = list(pool.map(lambda number: _rest(cluster, dues.get(number)), range(count // 2)))
+        left = target - time.time()
+        bench.say(f"{len(resting)} sessions wait for a time; the first one wakes up in {left:.0f} s")
+        if left < 0:
+            raise TimeoutError("the first sessions woke up before the last one had gone to sleep")
+        until(lambda: all(info.actor_pid is None for info in cluster.sessions(live_only=True, limit=count)), "rest")
+        full = _uses(cluster)
+        woken = [_wake(session) for session in chosen.sample(idle, wakes)]
+        bench.say(f"woke {wakes} idle ones")
+        if time.time() > target:
+            bench.say(f"the timers began while idle ones were woken, for {time.time() - target:.0f} s")
+        until(lambda: all(_woke(resting[number]) for number in soon), "the timers")
+        timed = [_woke(resting[number]) or 0.0 for number in soon]
+    processes = sum(kind != "ray" for kind, _ in full.values())
+    rows = [
+        Row("waiting", f"processes for {count} sessions that wait", processes, "", len(empty), "before there were any",
+            note=", ".join(sorted(kind for kind, _ in full.values()))),
+        Row("waiting", "memory for each of them", 1_024 * (_total(full) - _total(empty)) / count, "KB",
+            note=f"USS of all these processes: {_total(empty):.0f} MB before, {_total(full):.0f} MB then"),
+    ]  # fmt: skip
+    for text, taken in (("idle: input to activation", woken), ("a time: due to activation", timed)):
+        note = f"p99 {percentile(taken, 99):.1f} ms, {len(taken)} times"
+        rows.append(Row("waiting", f"waking one that waits, {text}", median(taken), "ms", limit=Limit(15), note=note))
     return rows
 
 
-async def _stalls(node: _Node) -> dict[str, float]:
-    """The most CPU time between two turns of the event loop, in each of the calls that look at all sessions."""
-    service, home = node.service, node.service.config.node_id
-    calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
-        "take_up": lambda: service.recovery.take_up(service.generation, node.frame_ids, [home]),
-        "sweep": lambda: service.recovery.sweep_all(0),
-        "demand": lambda: service.frames.demand(0.0),
-        "timers": service.timers.look,
-    }
+def _rest(cluster: Cluster, until_: float | None) -> Session:
+    """A session whose model asks to wait, for a day or until a time; returns when it waits."""
+    seconds = 86_400.0 if until_ is None else max(1.0, until_ - time.time())
+    session = cluster.spawn(agent("resting", [call("wait", seconds=seconds), {"text": "done"}], tools=["wait"]))
+    for event in session.send("go"):
+        if event.type == "timer_set":
+            break
+    return session
+
+
+def _wake(session: Session) -> float:
+    """Milliseconds from the commit of an input to that of the activation."""
+    session.send("go").result(60, check=True)
+    at = {event.type: event.at for event in session.events() if event.type in ("run_accepted", "session_activated")}
+    return (at["session_activated"] - at["run_accepted"]) / 1e3
+
+
+def _woke(session: Session) -> float | None:
+    """Milliseconds from the time that was waited for to the activation that followed; None before that."""
+    due = None
+    for event in session.events():
+        if event.type == "timer_set":
+            due = event.due_at
+        elif event.type == "session_activated" and due is not None:
+            return (event.at - due) / 1e3
+    return None
+
+
+def _uses(cluster: Cluster) -> dict[int, tuple[str, float]]:
+    """What each of the cluster's processes is, and its USS in MB."""
     found = {}
-    for what, call in calls.items():
-        await asyncio.sleep(0.3)
-        longest = 0.0
-        task = asyncio.ensure_future(call())
-        while not task.done():
-            began = time.thread_time()
-            await asyncio.sleep(0)
-            longest = max(longest, time.thread_time() - began)
-        await task
-        found[what] = longest
+    for service in cluster.services():
+        with suppress(psutil.NoSuchProcess):
+            found[service.pid] = service.role, psutil.Process(service.pid).memory_full_info().uss / 2**20
     return found
 
 
-class _Node:
-    """A node service with frames in this process."""
-
-    def __init__(self, service: NodeService, profile: str) -> None:
-        self.service = service
-        self.requests = Requests(service)
-        self.frame_ids = [f"frame-{number}" for number in range(FRAMES)]
-        self._spec = compile_spec(answering(), model="offline-over-http", profile=profile).spec
-        self._arrivals: dict[str, asyncio.Future[float]] = {}
-
-    def frame(self, frame_id: str) -> Frame:
-        """A frame whose calls travel as JSON, as they would between processes."""
-        return Frame(_Link(self), frame_id, self.service.config.node_id, "")  # type: ignore[arg-type]
-
-    async def create(self, names: list[str], *, waits: bool) -> None:
-        """Sessions of that name; those that wait have an input, and go on when their timer is due."""
-        for start in range(0, len(names), TOGETHER):
-            some = names[start : start + TOGETHER]
-            await asyncio.gather(*(self._create(name, waits) for name in some))
-
-    async def _create(self, name: str, waits: bool) -> None:
-        session = {"session_id": name, "spec": dict(self._spec), "placement": "", "metadata": {}}
-        await self.requests.spawn(session, {})
-
-        def wait(tx: Any) -> None:
-            beginnings.pause(tx, tx.session(name), FAR)
-            beginnings.accept(tx, name, "r", "go")
-
-        if waits:
-            await self.service.journal.submit(wait, name)
-
-    async def wake(self, name: str, kind: str) -> float:
-        """Seconds from what wakes a session until a frame has it; returns when its run has ended."""
-        began = time.perf_counter()
-        arrival = self._arrivals[name] = asyncio.get_running_loop().create_future()
-        if kind == "idle":
-            await self.requests.send(name, {"run_id": "r", "content": "go"})
-        else:
-            await self.service.journal.submit(
-                lambda tx: tx.set_timer(tx.session(name), beginnings.PAUSE_TIMER, tx.now), name
-            )
-        taken = await arrival - began
-        while not (await self.requests.watch("wake", {name: {"after": 0, "ends": True}}, 10.0))["runs"]:
-            pass
-        return taken
-
-    def arrived(self, work: dict[str, Any]) -> None:
-        """A frame was given work."""
-        arrival = self._arrivals.pop(work.get("session_id", ""), None)
-        if arrival is not None:
-            arrival.set_result(time.perf_counter())
-
-
-class _Link:
-    """The node service as a frame reaches it."""
-
-    def __init__(self, node: _Node) -> None:
-        self._node = node
-
-    def __getattr__(self, method: str) -> Any:
-        async def call(*arguments: Any) -> Any:
-            found = await getattr(self._node.service, method)(*json.loads(json.dumps(arguments)))
-            if method == "step":
-                self._node.arrived(found)
-            return found if isinstance(found, bytes) else json.loads(json.dumps(found))
-
-        return call
-
-
-@asynccontextmanager
-async def _node(bench: Bench) -> AsyncIterator[_Node]:
-    async def prepared(_profile: str) -> None:
-        return None
-
-    gateway = Gateway()
-    gateway.register(ModelProfile("benchmark", "no-secret", bench.endpoint.url))
-    config = NodeConfig(
-        f"sqlite:///{bench.directory}/waiting.db", "bench", "node", "node", span_directory=str(bench.directory)
-    )
-    service = NodeService(config, gateway, prepared)
-    await service.start()
-    node = _Node(service, "benchmark")
-    tasks: list[asyncio.Task[None]] = []
-    try:
-        generation = await service.journal.submit(lambda tx: acquire(tx, "bench", FAR, may_take=lambda _: True))
-        await service.recovery.take_up(generation, node.frame_ids, ["node"])
-        tasks += [asyncio.create_task(node.frame(frame_id).run()) for frame_id in node.frame_ids]
-        yield node
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await service.close()
+def _total(uses: dict[int, tuple[str, float]]) -> float:
+    return sum(memory for _, memory in uses.values())

@@ -13,7 +13,7 @@ import psutil
 import psycopg
 import pytest
 
-from understudy import Cluster
+from understudy import Cluster, tool
 from understudy.events import SessionCreated
 from understudy.testing.offline import OfflineServer
 
@@ -144,7 +144,7 @@ def table_rows(dsn: str) -> Iterator[bytes]:
 
 OTHER_CLUSTER = """
 import json, sys
-from understudy import Cluster
+from understudy import Cluster, tool
 from understudy.config import ModelProfile
 from understudy.errors import UnderstudyError
 
@@ -215,3 +215,55 @@ def _start_other(head: Head, stage: Stage, directory: Path, timeout: str, *runs:
 def _other(head: Head, stage: Stage, directory: Path, timeout: str) -> list[str]:
     answer: list[str] = output(_start_other(head, stage, directory, timeout))
     return answer
+
+
+def test_where_sessions_run(ray_cluster: str, tmp_path: Path) -> None:
+    """Given an agent with a process of its own per activation, one with an environment of its own, one that wants what
+    no node has, and a killed one with wishes: each runs where it says, the third is told why it waits and holds up
+    nobody, and the last goes on under the same wishes.
+    """
+    folder = str(tmp_path)
+
+    @tool(on_crash="rerun")
+    def where() -> str:
+        """Say where this runs."""
+        import os
+        import time
+        from pathlib import Path
+
+        Path(folder, "seen").touch()
+        while Path(folder, "hold").exists():
+            time.sleep(0.02)
+        return f"{os.getpid()} {os.environ.get('FLAVOR')}"
+
+    with staged(f"sqlite:///{tmp_path}/store.db", tmp_path / "stage") as stage:
+        alone = stage.spawn(tools=[where], isolation="process")
+        answers = [alone.send(call("where")).result(PATIENCE, check=True).text for _ in range(2)]
+        assert len(set(answers)) == 2
+        wait_until(lambda: not any(map(psutil.pid_exists, pids_in(answers))), "its processes have ended")
+        greedy = stage.spawn(tools=[where], resources={"no-such-thing": 1})
+        waits = greedy.send(call("where"))
+        wait_until(lambda: greedy.info().error, "it is told why it waits")
+        assert (greedy.info().error or {})["code"] == "unschedulable"
+        wishes = {"runtime_env": {"env_vars": {"FLAVOR": "mint"}}, "resources": {"num_cpus": 0.25}}
+        placed = stage.spawn(tools=[where], **wishes)
+        (tmp_path / "hold").touch()
+        (tmp_path / "seen").unlink()
+        run = placed.send(call("where"))
+        wait_until((tmp_path / "seen").exists, "the tool runs")
+        first = placed.info().actor_pid
+        assert first is not None
+        kill(first)
+        (tmp_path / "hold").unlink()
+        text = run.result(PATIENCE, check=True).text
+        assert text.endswith(" mint")
+        assert pids_in([text]) != [first]
+        waits.cancel()
+        assert waits.result(PATIENCE).status == "cancelled"
+        stage.check()
+        stage.cluster.shutdown()
+
+
+def pids_in(answers: list[str]) -> list[int]:
+    """Whose `where` answered `offline: PID FLAVOR`."""
+    return [int(answer.split()[1]) for answer in answers]

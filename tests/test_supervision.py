@@ -228,6 +228,29 @@ async def test_a_run_that_does_not_end_is_ended_by_force(kernel: k.Kernel) -> No
     assert kernel.service.recovery.swept == 0
 
 
+@pytest.mark.parametrize("moment", ["in a tool", "in a model call", "waiting for a child"])
+async def test_a_run_past_its_time_is_ended(kernel: k.Kernel, moment: str) -> None:
+    """Given a run with a budget of 0.3 s, wherever it is then, it is told to end, with everything below it."""
+    child = k.spec("", [wait_for_ever], name="child", hash="child")
+    script: list[Any] = {
+        "in a tool": [[("wait_for_ever", {})]],
+        "in a model call": ["late"],
+        "waiting for a child": [[("spawn_agent", {"task": "call wait_for_ever {}"})]],
+    }[moment]
+    if moment == "in a model call":
+        kernel.server.hold()
+    tools = [wait_for_ever, "spawn_agent"]
+    budget = [{"scope": "run", "seconds": 300_000}]
+    await kernel.spawn("s", k.spec(k.script(*script), tools, agents={"child": child}, budget=budget))
+    await kernel.send("s")
+    run = await kernel.end("s")
+    assert (run["status"], run["error"]["details"]["resource"]) == ("budget_exceeded", "seconds")
+    kernel.server.release()
+    for session in await kernel.ask("read", "tree", ["s"], {}):
+        assert not (await kernel.info(session["session_id"]))["active"]
+    assert kernel.service.recovery.swept == 0
+
+
 async def test_brutal_kill(kernel: k.Kernel) -> None:
     """With `shutdown=0` nobody is waited for."""
     await kernel.spawn("s", k.spec(k.script([("wait_for_ever", {})]), [wait_for_ever], shutdown=0))

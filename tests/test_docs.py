@@ -1,0 +1,36 @@
+"""What the documentation says of the tests is so."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+NAMED = re.compile(r"`(?:(?:tests/)?(test_\w+\.py)(?:::)?)?((?:Test\w+::)?(?:test|Test)\w*)?`")
+
+
+def names_in(path: Path) -> set[str]:
+    """Test classes and functions of a module."""
+    tree = ast.parse(path.read_text())
+    return {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def test_every_test_that_holds_a_rule_exists() -> None:
+    """Each module, class and function that the table of docs/supervision.md names is there; every rule is in it."""
+    text = (ROOT / "docs" / "supervision.md").read_text()
+    rules, table = text.split("## Where each rule is held")
+    for line in table.splitlines():
+        module = ""
+        for path, name in NAMED.findall(line):
+            module = path or module
+            assert (ROOT / "tests" / module).exists(), line
+            if name:
+                missing = set(name.split("::")) - names_in(ROOT / "tests" / module)
+                assert not missing, f"{module} has no {missing}: {line}"
+    held = set()
+    for kind, first, last in re.findall(r"\b([RGSL])(\d+)(?:–[RGSL](\d+))?", table):
+        held |= {f"{kind}{number}" for number in range(int(first), int(last or first) + 1)}
+    assert set(re.findall(r"^\| ([RGSL]\d+) \|", rules, re.M)) == held
