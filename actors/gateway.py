@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -191,6 +193,12 @@ class _Backoff:
         return min(self.first * 2.0**retries, self.longest) * (1 - 0.25 * random.random())
 
 
+@lru_cache(maxsize=1)
+def _trusted() -> ssl.SSLContext:
+    """Whom https connections trust. Reading the certificates takes a tenth of a second, so it is done once."""
+    return httpx2.create_ssl_context()
+
+
 class _Endpoint:
     """A profile with its connections, its places and its pace."""
 
@@ -206,6 +214,7 @@ class _Endpoint:
             trust_env=urlsplit(self.base_url).hostname not in LOOPBACK,  # a proxy could not reach it
             timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT),
             limits=httpx2.Limits(max_connections=profile.max_concurrency, keepalive_expiry=KEEPALIVE),
+            verify=_trusted(),
         )
         self.client = openai.AsyncOpenAI(
             api_key=profile.api_key, base_url=self.base_url, max_retries=0, http_client=http_client
