@@ -127,6 +127,8 @@ class NodeService:
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
         """See `understudy.ports.Node.step`."""
+        if call["frame"]["frame_id"] in self.recovery.buried:  # its call was still on the way
+            return EXIT
         slot = self.frames.calling(call)
         if call.get("session_id") is None:
             return await self.frames.rest(slot, None)

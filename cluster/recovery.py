@@ -30,6 +30,8 @@ class Recovery:
         swept: how many sessions the sweep had to pick up; each is a wake-up that got lost.
         knows_frames: a `take_up` has told which frames live. Until then a session at work in a frame that has not
             called in here looks as if nobody held it.
+        buried: frames that died, as long as this service lives; their ids are not used again. A `take_up` under way, or
+            sent before, may count one among those that live, and a call of its own may arrive after its death.
     """
 
     def __init__(self, node: NodeService) -> None:
@@ -38,6 +40,7 @@ class Recovery:
         self._paging = node.frames.paging
         self.swept = 0
         self.knows_frames = False
+        self.buried: set[str] = set()
 
     async def take_up(self, generation: int, live_frames: list[str], nodes: list[str]) -> dict[str, Any]:
         """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
@@ -65,11 +68,11 @@ class Recovery:
         return found
 
     async def _take_up(self, home: str, live: set[str], nodes: list[str]) -> dict[str, Any]:
+        # Before anything is awaited: a frame that calls in meanwhile is younger than what was said of those that live.
+        for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
+            self._frames.fail_reply(self._paging.slots.pop(frame_id))
         adopted = await self._node.journal.submit(lambda tx: activation.adopt(tx, home, nodes))
         rows = await self._node.reading.active([home])
-        for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
-            slot = self._paging.slots.pop(frame_id)
-            self._frames.fail_reply(slot)
         resumed = 0
         for row in rows:
             resumed += await self._take_up_session(row, live)
@@ -82,7 +85,7 @@ class Recovery:
         known = session_id in self._paging.ready or session_id in self._node.own | self._frames.placing
         if held is not None or known:
             return 0
-        if frame_id is not None and frame_id in live:
+        if frame_id is not None and frame_id in live - self.buried:
             if frame_id not in self._paging.slots:  # it will call in, with this session or with another
                 self._frames.expected.setdefault(frame_id, set()).add(session_id)
             else:
@@ -152,6 +155,7 @@ class Recovery:
         if not self._node.generation:
             raise StaleGeneration("the service has not been taken up")
         since = now()
+        self.buried.add(frame_id)
         slot = self._paging.slots.pop(frame_id, None)
         self._frames.condemned.discard(frame_id)
         self._frames.demand_changed.set()
