@@ -100,22 +100,22 @@ class Requests:
             if woken["frame_id"] is not None or woken["placement"] != placement:
                 return accepted, None
             try:
-                return accepted, node.frames.activation(spare, ready, None)(tx)
+                work = node.frames.activation(spare, ready, None)(tx)
             except UnderstudyError:
                 tx.woken[session_id] = woken
                 return accepted, None
-
-        if spare is not None:  # until the frame holds the session: others would find it ready
+            # Until the frame holds it: others would find it ready. And only now: who finds it here leaves it alone.
+            nonlocal placed
+            placed = True
             node.frames.placing.add(session_id)
+            return accepted, work
+
+        placed, work = False, None
         try:
             accepted, work = await node.journal.submit(operation, session_id)
-        except UnderstudyError:
-            node.frames.hand_over(spare, None)
-            raise
-        else:
-            node.frames.hand_over(spare, work)
         finally:
-            if spare is not None:
+            node.frames.hand_over(spare, work)
+            if placed:
                 node.frames.placing.discard(session_id)
         return accepted
 

@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 
 from understudy.cluster.reading import Reading
+from understudy.cluster.requests import Requests
 from understudy.errors import StaleGeneration, StoreUnreachable
 
 from . import kernel as k
@@ -138,6 +139,39 @@ async def test_a_frame_dies_during_the_take_up_that_counts_it(store: str, tmp_pa
             await kernel.send("s")
             assert (await kernel.end("s"))["status"] == "completed"
         assert told.is_set()
+        assert kernel.service.recovery.swept == 0
+
+
+async def test_an_input_is_repeated_during_a_take_up(store: str, tmp_path: Path) -> None:
+    """Given a session that nobody holds any more, when its input is sent once more while a service is taken up, then
+    the take-up has it go on all the same."""
+    async with replaced(store, tmp_path) as found:
+        kernel, active = found.kernel, found.kernel.service.reading.active
+        found.kill_worker()
+        kernel.add_frame()
+        taken_up, sent = asyncio.Event(), list[asyncio.Task[object]]()
+        point = kernel.point
+
+        async def held(label: str, who: k.Worker | None) -> None:
+            if asyncio.current_task() in sent:  # the client's call, before its commit
+                await taken_up.wait()
+            await point(label, who)
+
+        async def meanwhile(nodes: list[str] | None) -> list[dict[str, object]]:
+            rows = await active(nodes)
+            while not kernel.service.frames.paging.slots:
+                await asyncio.sleep(0)
+            requests = Requests(kernel.service)
+            await kernel.service.placement("s")  # so that the next turn of the loop is its commit's
+            sent.append(asyncio.create_task(requests.send("s", {"run_id": "r", "content": "go"})))
+            await asyncio.sleep(0)
+            return rows
+
+        kernel.point = held  # type: ignore[method-assign]
+        with patch.object(kernel.service.reading, "active", meanwhile):
+            await kernel.take_up(kernel.generation, kernel.nodes)
+        taken_up.set()
+        await found.run
         assert kernel.service.recovery.swept == 0
 
 
