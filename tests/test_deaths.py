@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -184,3 +185,23 @@ async def test_a_call_that_arrives_after_its_frames_death(store: str, tmp_path: 
         assert await kernel.service.step({"frame": worker.frame.identity}) == {"kind": "exit"}
         kernel.add_frame()
         assert (await kernel.run("s", k.spec(k.script("done"))))["status"] == "completed"
+
+
+@pytest.mark.parametrize("commit", range(4))
+async def test_a_service_dies_while_it_is_taken_up(store: str, tmp_path: Path, commit: int) -> None:
+    """Given a service that dies before or after a commit of its take-up, then the next one takes up what it did not."""
+    async with replaced(store, tmp_path) as found:
+        kernel = found.kernel
+        found.kill_worker()
+        kernel.add_frame()
+        commits = itertools.count()
+
+        def die(_number: int, label: str, _worker: k.Worker | None) -> None:
+            if label.endswith("the commit") and next(commits) == commit:
+                kernel.kill_node()
+
+        kernel.on_point = die
+        await kernel.take_up(kernel.generation, kernel.nodes)
+        await kernel.quiet()
+        assert next(commits) > commit
+        found.tool_may_end.set()
