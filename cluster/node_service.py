@@ -132,6 +132,7 @@ class NodeService:
         slot = self.frames.calling(call)
         if call.get("session_id") is None:
             return await self.frames.rest(slot, None)
+        self._end_watch(call["session_id"], call["epoch"])  # what it ran has ended
         slot.remember(call["session_id"], call["known_seq"], slot.incarnation)
         request = ModelRequest.from_wire(call["request"]) if call["request"] else None
         if call["batch"] is None:
@@ -271,13 +272,21 @@ class NodeService:
 
     async def interrupted(self, session_id: str, epoch: int) -> str:
         """See `understudy.ports.Node.interrupted`."""
-        future = self.interrupts.get((session_id, epoch))
-        if future is None or future.done():
-            future = self.interrupts[session_id, epoch] = asyncio.get_running_loop().create_future()
-        work = await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, 1 << 62))
-        if work["cancel"] is not None:
-            return str(work["cancel"])
-        return await asyncio.shield(future)
+        self._end_watch(session_id, epoch)
+        future = self.interrupts[session_id, epoch] = asyncio.get_running_loop().create_future()
+        try:
+            work = await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, 1 << 62))
+            return str(work["cancel"]) if work["cancel"] is not None else await future
+        finally:
+            if self.interrupts.get((session_id, epoch)) is future:
+                del self.interrupts[session_id, epoch]
+
+    def _end_watch(self, session_id: str, epoch: int) -> None:
+        """End the call that is pending for an activation: nobody waits for it any more, or asks anew. It would last as
+        long as the service, which can have only so many."""
+        future = self.interrupts.pop((session_id, epoch), None)
+        if future is not None:
+            future.cancel()
 
     async def specification(self, session_id: str) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""
