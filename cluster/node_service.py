@@ -150,7 +150,6 @@ class NodeService:
                 elif batch.session_id in self._cancelled:
                     self.calls.abort(batch.session_id)
         finally:
-            self._cancelled.discard(batch.session_id)
             woken = self.disown(batch.session_id)
         if result is None:  # fenced, but the frame has other work
             assert work is not None
@@ -326,6 +325,7 @@ class NodeService:
     def disown(self, session_id: str) -> bool:
         """End a commit of our own for a session; True if the session was woken within it."""
         self.own.discard(session_id)
+        self._cancelled.discard(session_id)
         woken = session_id in self._missed
         self._missed.discard(session_id)
         return woken

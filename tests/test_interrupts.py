@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from understudy.actors.tools import tool
+from understudy.store.endings import request_cancel
 
 from . import kernel as k
 
@@ -30,6 +31,13 @@ async def kernel(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
         yield made
 
 
+def cancel(kernel: k.Kernel) -> asyncio.Task[list[bool]]:
+    """Submit a cancel at once; it makes no points."""
+    assert kernel._life is not None
+    told = kernel._life._submit_all([lambda tx: request_cancel(tx, tx.session("s"), "enough")], "s")
+    return asyncio.get_running_loop().create_task(told)
+
+
 async def test_a_watch_ends_with_its_tool(kernel: k.Kernel) -> None:
     """Given tools that took so long that their frame asked to be told of a cancellation, when they have ended, then
     that call has, too: a service can have only so many."""
@@ -39,3 +47,26 @@ async def test_a_watch_ends_with_its_tool(kernel: k.Kernel) -> None:
     assert kernel._life is not None
     pending = [task.get_coro().__qualname__ for task in kernel._life.tasks]  # type: ignore[union-attr]
     assert [name for name in pending if "interrupted" in name] == []
+
+
+async def test_a_cancel_that_meets_the_answer_leaves_the_next_run_alone(kernel: k.Kernel) -> None:
+    """Given a run that is cancelled while its answer is being committed, then the next run's model call is made."""
+    kernel.server.hold()
+    await kernel.spawn("s", k.spec())
+    await kernel.send("s")
+    await kernel.until("s", "model_call_started")
+    await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+    cancelled, point = asyncio.Event(), kernel.point
+
+    async def held(label: str, worker: k.Worker | None) -> None:
+        if label == "before the commit" and "s" in kernel.service.own and not cancelled.is_set():  # the answer's
+            await cancel(kernel)
+            cancelled.set()
+        await point(label, worker)
+
+    kernel.point = held  # type: ignore[method-assign]
+    kernel.server.release()
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    assert cancelled.is_set()
+    await kernel.send("s", "again", "r2")
+    assert (await kernel.end("s", "r2"))["status"] == "completed"
