@@ -388,10 +388,9 @@ class NodeService:
             future = self.interrupts.pop((session_id, row["epoch"]), None)
             if future is not None and not future.done():
                 future.set_result(row["cancel_reason"] or "cancelled")
-            if row["wait"] == "model":
-                self.calls.abort(session_id)
-                if session_id in self.own:  # its call goes out only after this commit is told
-                    self._cancelled.add(session_id)
+            self.calls.abort(session_id)  # also of a run that was ended by force, and waits for nothing any more
+            if session_id in self.own:  # its call goes out only after this commit is told
+                self._cancelled.add(session_id)
         for session_id, row in woken.items():
             if session_id in self.own:  # whoever commits for it looks at this before it lets the session wait
                 self._missed.add(session_id)

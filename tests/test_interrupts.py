@@ -70,3 +70,36 @@ async def test_a_cancel_that_meets_the_answer_leaves_the_next_run_alone(kernel: 
     assert cancelled.is_set()
     await kernel.send("s", "again", "r2")
     assert (await kernel.end("s", "r2"))["status"] == "completed"
+
+
+async def test_a_call_of_a_run_that_is_ended_by_force_is_aborted(kernel: k.Kernel) -> None:
+    """Given `shutdown=0`, when the run is cancelled during its model call, then the connection is closed."""
+    kernel.server.hold()
+    await kernel.spawn("s", k.spec(shutdown=0, deadline=300.0))
+    await kernel.send("s")
+    await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+    await kernel.ask("cancel", "s", None, "enough")
+    await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 0)
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    kernel.server.release()
+
+
+async def test_no_call_is_made_for_a_run_that_was_ended_by_force(kernel: k.Kernel) -> None:
+    """Given `shutdown=0`, when the run is cancelled in the transaction that lets it wait for a model, then the model is
+    not called."""
+    await kernel.spawn("s", k.spec(shutdown=0))
+    told = list[asyncio.Task[list[bool]]]()
+    point = kernel.point
+
+    async def behind(label: str, worker: k.Worker | None) -> None:
+        if label == "before the commit" and "s" in kernel.service.own and not told:  # the first step's
+            told.append(cancel(kernel))
+        await point(label, worker)
+
+    kernel.point = behind  # type: ignore[method-assign]
+    await kernel.send("s")
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    assert await told[0] == [True]
+    await kernel.send("s", "again", "r2")
+    assert (await kernel.end("s", "r2"))["status"] == "completed"
+    assert kernel.server.count == 1
