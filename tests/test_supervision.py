@@ -318,6 +318,24 @@ async def test_a_parent_may_wait(kernel: k.Kernel) -> None:
     assert parent["finished_at"] >= child["finished_at"]
 
 
+async def test_a_question_of_a_parent_that_waits_for_its_children_to_end(stored: k.Kernel) -> None:
+    """A run that asks a person and has a sub-agent at work is cancelled: until the sub-agent has ended, too, the run asks
+    nothing more, and the books balance."""
+    Begun.number, Begun.let_go = asyncio.Semaphore(0), threading.Event()
+    child = worker(k.script([("does_not_listen", {})], "done"), [does_not_listen])
+    calls = [("request_user_input", {"prompt": "Go on?"}), ("spawn_agent", {"agent": "worker", "task": "t"})]
+    await stored.spawn("s", k.spec(k.script(calls), ["request_user_input", "spawn_agent"], agents={"worker": child}))
+    await stored.send("s")
+    await Begun.number.acquire()
+    assert len(await stored.paused("s")) == 1
+    await stored.ask("cancel", "s", None, "enough")
+    assert (await stored.info("s"))["status"] == "waiting_for_child"
+    assert await stored.ask("read", "questions", ["s"], {}) == []
+    stored.check()
+    Begun.let_go.set()
+    assert (await stored.end("s"))["status"] == "cancelled"
+
+
 @pytest.mark.parametrize(("lifecycle", "closed"), [("ephemeral", True), ("linked", False), ("detached", False)])
 async def test_lifecycles(kernel: k.Kernel, lifecycle: str, closed: bool) -> None:
     """After its task an ephemeral sub-agent takes no input; a linked one does until its parent is closed; a detached
