@@ -42,6 +42,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     tx.changed(row)
     if hold and row["children_open"] > 0:
         row.update(held=finish.to_wire(), wait="child", wait_since=tx.now, status="waiting_for_child", active=1)
+        _drop_news(tx, row)
         return
     status, error = _ending(row, finish)
     settle(tx, row)
@@ -73,11 +74,16 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     )  # fmt: skip
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
         _leave(tx, child, ENDED)
-    tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] != "input"])
+    _drop_news(tx, row)
     if row["closed"] or status == "quarantined":
         end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
     elif row["inbox_count"] > 0:
         tx.wake(row)
+
+
+def _drop_news(tx: Transaction, row: Row) -> None:
+    """What a run was told and has not taken in nobody waits for any more."""
+    tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] != "input"])
 
 
 def _ending(row: Row, finish: Finish) -> tuple[str, dict[str, Any] | None]:

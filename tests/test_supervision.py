@@ -318,6 +318,25 @@ async def test_a_parent_may_wait(kernel: k.Kernel) -> None:
     assert parent["finished_at"] >= child["finished_at"]
 
 
+async def test_results_of_a_parent_that_waits_for_its_children_to_end(stored: k.Kernel) -> None:
+    """A run that waits for a person has a result of one sub-agent in its inbox, and another one at work, when it is
+    cancelled: until that has ended, too, the books balance."""
+    Begun.number, Begun.let_go = asyncio.Semaphore(0), threading.Event()
+    deaf, quick = worker(k.script([("does_not_listen", {})], "done"), [does_not_listen]), worker(name="quick")
+    calls = [("spawn_agent", {"agent": name, "task": "t"}) for name in ("worker", "quick")]
+    calls.append(("request_user_input", {"prompt": "Go on?"}))
+    agents = {"worker": deaf, "quick": quick}
+    await stored.spawn("s", k.spec(k.script(calls), ["request_user_input", "spawn_agent"], agents=agents))
+    await stored.send("s")
+    await Begun.number.acquire()
+    await stored.until("s", "child_finished")
+    await stored.ask("cancel", "s", None, "enough")
+    stored.check()
+    Begun.let_go.set()
+    assert (await stored.end("s"))["status"] == "cancelled"
+    assert (await results(stored))[1] == "offline: t"
+
+
 async def test_a_question_of_a_parent_that_waits_for_its_children_to_end(stored: k.Kernel) -> None:
     """A run that asks a person and has a sub-agent at work is cancelled: until the sub-agent has ended, too, the run asks
     nothing more, and the books balance."""
