@@ -58,6 +58,7 @@ class Begun:
 
     number = asyncio.Semaphore(0)
     let_go = threading.Event()
+    gate = asyncio.Event()
 
 
 @tool(on_crash="rerun")
@@ -79,9 +80,29 @@ async def does_not_listen() -> str:
     return "at last"
 
 
+@tool(on_crash="rerun")
+async def look_at_gate() -> str:
+    """Go on once the gate is open."""
+    await Begun.gate.wait()
+    return "open"
+
+
+@tool(on_crash="rerun")
+async def ends_later() -> str:
+    """Go on until the result of another call of this round was committed."""
+    worker = k.WORKER.get()
+    assert worker is not None
+    while not Begun.let_go.is_set():
+        await asyncio.sleep(0.01)
+    commits = worker.kernel.points.count("reply to commit")
+    while worker.kernel.points.count("reply to commit") == commits:
+        await asyncio.sleep(0.01)
+    return "later"
+
+
 @pytest.fixture
 async def kernel(tmp_path: Path) -> AsyncIterator[k.Kernel]:
-    Begun.number, Begun.let_go = asyncio.Semaphore(0), threading.Event()
+    Begun.number, Begun.let_go, Begun.gate = asyncio.Semaphore(0), threading.Event(), asyncio.Event()
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=3) as kernel:
         yield kernel
         Begun.let_go.set()
@@ -90,8 +111,12 @@ async def kernel(tmp_path: Path) -> AsyncIterator[k.Kernel]:
 @pytest.fixture
 async def stored(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
     """The same on either backend."""
+    Begun.number, Begun.let_go, Begun.gate = asyncio.Semaphore(0), threading.Event(), asyncio.Event()
     async with k.running(store, tmp_path, frames=3) as kernel:
-        yield kernel
+        try:
+            yield kernel
+        finally:
+            Begun.let_go.set()
 
 
 async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
@@ -116,6 +141,30 @@ async def test_a_failed_sub_agent_is_started_again(stored: k.Kernel) -> None:
     assert [(data["restart"], data["status"], data["delay"]) for data in restarted] == [
         (1, "failed", 10_000), (2, "failed", 20_000),
     ]  # fmt: skip
+
+
+async def test_a_call_names_the_sub_agent_that_was_started_again(stored: k.Kernel) -> None:
+    """Also where the parent was resumed before, was at work on other calls meanwhile, and heard of the result only."""
+
+    def die(_number: int, label: str, process: k.Worker | None) -> None:
+        if label == "reply to commit" and process is not None:  # the sub-agent has been created
+            stored.on_point = None
+            stored.kill(process)
+
+    stored.on_point = die
+    child = worker(k.script([("look_at_gate", {})]), [look_at_gate], max_rounds=1, restart_type="transient")
+    calls = [("does_not_listen", {}), ("ends_later", {}), ("spawn_agent", {"agent": "worker", "task": "t"})]
+    tools, rules = [does_not_listen, ends_later, "spawn_agent"], supervision(max_restarts=1, exceeded="report")
+    compiled = k.spec(k.script(calls, "done"), tools, agents={"worker": child}, supervision=rules)
+    await stored.spawn("s", compiled)
+    await stored.send("s")
+    await stored.until("s", "tool_started")
+    Begun.gate.set()
+    await stored.until("s", "child_finished")
+    Begun.let_go.set()
+    assert (await stored.end("s"))["status"] == "completed"
+    assert [row["status"] for row in await tree(stored)] == ["completed", "completed"]
+    stored.check()
 
 
 async def test_too_many_restarts_fail_the_parent(kernel: k.Kernel) -> None:
@@ -321,7 +370,6 @@ async def test_a_parent_may_wait(kernel: k.Kernel) -> None:
 async def test_results_of_a_parent_that_waits_for_its_children_to_end(stored: k.Kernel) -> None:
     """A run that waits for a person has a result of one sub-agent in its inbox, and another one at work, when it is
     cancelled: until that has ended, too, the books balance."""
-    Begun.number, Begun.let_go = asyncio.Semaphore(0), threading.Event()
     deaf, quick = worker(k.script([("does_not_listen", {})], "done"), [does_not_listen]), worker(name="quick")
     calls = [("spawn_agent", {"agent": name, "task": "t"}) for name in ("worker", "quick")]
     calls.append(("request_user_input", {"prompt": "Go on?"}))
@@ -340,7 +388,6 @@ async def test_results_of_a_parent_that_waits_for_its_children_to_end(stored: k.
 async def test_a_question_of_a_parent_that_waits_for_its_children_to_end(stored: k.Kernel) -> None:
     """A run that asks a person and has a sub-agent at work is cancelled: until the sub-agent has ended, too, the run asks
     nothing more, and the books balance."""
-    Begun.number, Begun.let_go = asyncio.Semaphore(0), threading.Event()
     child = worker(k.script([("does_not_listen", {})], "done"), [does_not_listen])
     calls = [("request_user_input", {"prompt": "Go on?"}), ("spawn_agent", {"agent": "worker", "task": "t"})]
     await stored.spawn("s", k.spec(k.script(calls), ["request_user_input", "spawn_agent"], agents={"worker": child}))
