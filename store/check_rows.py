@@ -254,9 +254,11 @@ def questions(scope: Scope) -> Iterator[Found]:
         select(QUESTION.c.session_id, QUESTION.c.call_id)
         .join(SESSION, of_current)
         .where(
-            scope.of(QUESTION), QUESTION.c.answered_at == 0, or_(not_(waits), not_(is_last)),
+            scope.of(QUESTION),
+            QUESTION.c.answered_at == 0,
+            or_(not_(waits), not_(is_last)),
             SESSION.c.cancel_reason.is_(None),
-        )  # fmt: skip
+        )
     )
     for row in scope.rows(left):
         yield (

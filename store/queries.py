@@ -84,7 +84,7 @@ def _asked(connection: Connection, namespace: str, row: Row) -> Row:
 
 
 def questions(connection: Connection, namespace: str, session_id: str) -> list[Row]:
-    """What the current run of a session asks people and has no answer to, oldest first; one that shall end asks no more."""
+    """What the current run of a session asks people and has no answer to, oldest first; nothing if it shall end."""
     names = ("call_id", "asked", "run_id", "kind", "prompt", "options", "asked_at")
     same_run = and_(
         SESSION.c.namespace == QUESTION.c.namespace, SESSION.c.session_id == QUESTION.c.session_id,

@@ -131,7 +131,7 @@ async def test_a_frame_dies_during_the_take_up_that_counts_it(store: str, tmp_pa
                 assert [(row["session_id"], row["frame_id"]) for row in rows] == [("s", worker.frame_id)]
                 assert kernel.service.frames.paging.slots[worker.frame_id].session_id is None
                 kernel.kill(worker)
-                while worker.frame_id in kernel.service.frames.paging.slots:
+                while worker.frame_id in kernel.service.frames.paging.slots:  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 told.set()
             return rows
@@ -160,7 +160,7 @@ async def test_an_input_is_repeated_during_a_take_up(store: str, tmp_path: Path)
 
         async def meanwhile(nodes: list[str] | None) -> list[dict[str, object]]:
             rows = await active(nodes)
-            while not kernel.service.frames.paging.slots:
+            while not kernel.service.frames.paging.slots:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             requests = Requests(kernel.service)
             await kernel.service.placement("s")  # so that the next turn of the loop is its commit's

@@ -20,7 +20,7 @@ async def watched() -> str:
     """Go on until the agent's frame has asked to be told of a cancellation."""
     worker = k.WORKER.get()
     assert worker is not None
-    while not worker.kernel.service.interrupts:
+    while not worker.kernel.service.interrupts:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return "watched"
 

@@ -417,8 +417,8 @@ async def test_no_child_appears_behind_a_cancellation(db: Store) -> None:
 
 
 async def test_a_batch_of_a_run_that_was_ended_without_its_agent(db: Store) -> None:
-    """Given a session that was taken up while it waited for a sub-agent, when it is cancelled, and has ended with that, before
-    the frame's first batch comes, then that is fenced, and the session takes the next input."""
+    """Given a session that was taken up while it waited for a sub-agent, when it is cancelled, and its run has ended,
+    before the frame's first batch comes, then that is fenced, and the session takes the next input."""
     await spawned(db)
     epoch = (await db.activate("s"))["epoch"]
     await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))

@@ -92,10 +92,9 @@ async def ends_later() -> str:
     """Go on until the result of another call of this round was committed."""
     worker = k.WORKER.get()
     assert worker is not None
-    while not Begun.let_go.is_set():
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(Begun.let_go.wait)
     commits = worker.kernel.points.count("reply to commit")
-    while worker.kernel.points.count("reply to commit") == commits:
+    while worker.kernel.points.count("reply to commit") == commits:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return "later"
 
@@ -386,8 +385,8 @@ async def test_results_of_a_parent_that_waits_for_its_children_to_end(stored: k.
 
 
 async def test_a_question_of_a_parent_that_waits_for_its_children_to_end(stored: k.Kernel) -> None:
-    """A run that asks a person and has a sub-agent at work is cancelled: until the sub-agent has ended, too, the run asks
-    nothing more, and the books balance."""
+    """A run that asks a person and has a sub-agent at work is cancelled: until the sub-agent has ended, too, the run
+    asks nothing more, and the books balance."""
     child = worker(k.script([("does_not_listen", {})], "done"), [does_not_listen])
     calls = [("request_user_input", {"prompt": "Go on?"}), ("spawn_agent", {"agent": "worker", "task": "t"})]
     await stored.spawn("s", k.spec(k.script(calls), ["request_user_input", "spawn_agent"], agents={"worker": child}))
