@@ -83,6 +83,7 @@ class Requests:
         placement = await node.placement(session_id)
         spare = node.frames.take_spare(session_id, placement) if node.frames.paging.holder(session_id) is None else None
         ready = Ready(session_id, placement)
+        placed = False
 
         def operation(tx: Transaction) -> tuple[dict[str, Any], dict[str, Any] | None]:
             after = tx.session(session_id)["seq"]
@@ -110,7 +111,7 @@ class Requests:
             node.frames.placing.add(session_id)
             return accepted, work
 
-        placed, work = False, None
+        work = None
         try:
             accepted, work = await node.journal.submit(operation, session_id)
         finally:
