@@ -63,6 +63,9 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     if deadline(tx, row) is not None:
         tx.drop_timer(row, DEADLINE_TIMER)
     had_children = groups.at_work(tx, row) if row["children_open"] > 0 else []
+    for child in map(tx.session, groups.drop_plan(tx, row)):  # nobody starts them again, or hears of their end
+        child["abandoned"] = 1
+        _told(tx, child)
     row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
     if row["task_open"] == TASK_AT_WORK and run_id == TASK:
         _end_task(tx, row, status)

@@ -418,6 +418,36 @@ async def test_lifecycles(kernel: k.Kernel, lifecycle: str, closed: bool) -> Non
     assert bool((await kernel.info(kid))["closed"]) == (lifecycle != "detached")
 
 
+async def test_a_linked_child_whose_restart_is_given_up(stored: k.Kernel) -> None:
+    """Given a linked sub-agent that failed, and waits for its group to stop before it is started again, when the parent
+    is quarantined, then it stays linked: it is closed with the parent."""
+    deaf = worker(k.script([("does_not_listen", {})]), [does_not_listen], name="deaf")
+    fails = worker(
+        k.script([("look_at_gate", {})]), [look_at_gate], name="fails", max_rounds=1, restart_type="transient",
+        lifecycle="linked",
+    )  # fmt: skip
+    calls = [("spawn_agent", {"agent": name, "task": "t"}) for name in ("deaf", "fails")]
+    compiled = k.spec(
+        k.script([*calls, ("wait_for_ever", {})]), ["spawn_agent", wait_for_ever],
+        agents={"deaf": deaf, "fails": fails}, supervision=supervision(strategy="one_for_all"),
+        restart={**k.POLICY, "max_restarts": 0},
+    )  # fmt: skip
+    await stored.spawn("s", compiled)
+    await stored.send("s")
+    for _ in range(2):  # the sub-agent that goes on when cancelled, and the parent's own tool
+        await Begun.number.acquire()
+    Begun.gate.set()
+    kids = {row["agent"]: row["session_id"] for row in await tree(stored)}
+    await stored.until(kids["deaf"], "cancel_requested")
+    frame = stored.holder("s")
+    assert frame is not None
+    stored.kill(frame)
+    assert (await stored.end("s"))["status"] == "quarantined"
+    stored.check()
+    await stored.ask("close", "s", "enough")
+    assert (await stored.info(kids["fails"]))["closed"]
+
+
 @pytest.mark.parametrize("kills", [False, True])
 async def test_no_child_appears_behind_a_cancel(stored: k.Kernel, kills: bool) -> None:
     """A tree that goes on spawning is cancelled in the midst of it, also with deaths during the walk: all of it ends,
