@@ -198,9 +198,12 @@ class Frames:
     def wake(self, row: Row, cause: str = "ready", down_since: int = 0) -> None:
         """A session is ready: its own frame goes on, or it queues for one."""
         slot = self.holder(row)
+        if slot is not None and slot.epoch < row["epoch"]:  # its activation is over: it must not pass for the holder
+            self.release(slot)
+            slot = None
         if slot is not None and slot.resting and slot.epoch == row["epoch"]:
             self.resume(slot)
-        elif slot is None or slot.epoch < row["epoch"]:
+        elif slot is None:
             self.paging.add(Ready(row["session_id"], row["placement"], cause, down_since))
 
     def holder(self, row: Row) -> Slot | None:

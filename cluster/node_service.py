@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 KNOWN_SESSIONS = 10_000
 
+FENCED = -1
+"""The epoch of an activation that is over: no session has it."""
+
 Tell = Callable[[str, list[str]], Awaitable[None]]
 """Tells the service of a node which of its sessions were written by another (`NodeService.notice`). May get lost."""
 
@@ -89,7 +92,7 @@ class NodeService:
         self.projection = Projection(self)
         self.holder = f"{config.writer}#{now()}"
         self.own: set[str] = set()
-        self._missed: set[str] = set()
+        self._missed: dict[str, Row] = {}
         self._cancelled: set[str] = set()
         self.interrupts: dict[tuple[str, int], asyncio.Future[str]] = {}
         self._specs: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -149,8 +152,10 @@ class NodeService:
                     result = replace(result, wait=None)
                 elif batch.session_id in self._cancelled:
                     self.calls.abort(batch.session_id)
-        finally:
-            woken = self.disown(batch.session_id)
+        except BaseException:
+            self.disown(batch.session_id, FENCED)
+            raise
+        woken = self.disown(batch.session_id, batch.epoch if result is not None else FENCED)
         if result is None:  # fenced, but the frame has other work
             assert work is not None
             return work
@@ -257,11 +262,12 @@ class NodeService:
             result = await self.journal.submit(
                 lambda tx: operations.commit(tx, batch, holder=self.holder), batch.session_id
             )
-        except Fenced:
-            self.projection.metrics.count_fenced()
+        except BaseException as error:
+            self.disown(batch.session_id, FENCED)
+            if isinstance(error, Fenced):
+                self.projection.metrics.count_fenced()
             raise
-        finally:
-            self.disown(batch.session_id)
+        self.disown(batch.session_id, batch.epoch)
         ack: Ack = result.ack
         return ack.to_wire()
 
@@ -322,13 +328,22 @@ class NodeService:
         """See `understudy.ports.Node.blob`."""
         return await self.reading.blob(digest)
 
-    def disown(self, session_id: str) -> bool:
-        """End a commit of our own for a session; True if the session was woken within it."""
+    def disown(self, session_id: str, epoch: int | None = None) -> bool:
+        """End a commit of our own for a session; True if the session was woken within it.
+
+        Args:
+            epoch: of the activation that committed. What was woken under another one is none of its business, and is
+                told as if nobody had committed.
+        """
         self.own.discard(session_id)
         self._cancelled.discard(session_id)
-        woken = session_id in self._missed
-        self._missed.discard(session_id)
-        return woken
+        row = self._missed.pop(session_id, None)
+        if row is None or epoch is None or row["epoch"] == epoch:
+            return row is not None
+        if not self.elsewhere(row):
+            self.frames.wake(row)
+            self.frames.dispatch()
+        return False
 
     def is_ready(self, row: Row) -> bool:
         """Whether an active session has something to do: it waits for nothing, or for a call that is lost."""
@@ -393,7 +408,7 @@ class NodeService:
                 self._cancelled.add(session_id)
         for session_id, row in woken.items():
             if session_id in self.own:  # whoever commits for it looks at this before it lets the session wait
-                self._missed.add(session_id)
+                self._missed[session_id] = row
             elif not self.elsewhere(row):
                 self.frames.wake(row)
 

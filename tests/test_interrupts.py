@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from understudy.actors.tools import tool
+from understudy.store.beginnings import accept
 from understudy.store.endings import request_cancel
 
 from . import kernel as k
@@ -103,3 +104,25 @@ async def test_no_call_is_made_for_a_run_that_was_ended_by_force(kernel: k.Kerne
     await kernel.send("s", "again", "r2")
     assert (await kernel.end("s", "r2"))["status"] == "completed"
     assert kernel.server.count == 1
+
+
+async def test_an_input_behind_a_run_that_was_ended_by_force(kernel: k.Kernel) -> None:
+    """Given `shutdown=0` and a queued input, when the run is cancelled in the transaction that its frame commits in,
+    then the next one begins at once, though that frame is fenced."""
+    await kernel.spawn("s", k.spec(shutdown=0))
+    told = list[asyncio.Task[list[bool]]]()
+    point = kernel.point
+
+    async def behind(label: str, worker: k.Worker | None) -> None:
+        if label == "before the commit" and "s" in kernel.service.own and not told:
+            assert kernel._life is not None
+            accepted = kernel._life._submit_all([lambda tx: accept(tx, "s", "r2", "again")], "s")
+            told.append(asyncio.get_running_loop().create_task(accepted))
+            told.append(cancel(kernel))
+        await point(label, worker)
+
+    kernel.point = behind  # type: ignore[method-assign]
+    await kernel.send("s")
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    assert (await kernel.end("s", "r2"))["status"] == "completed"
+    assert kernel.service.recovery.swept == 0
