@@ -444,7 +444,7 @@ class Activation:
         executions = (
             self._draft.calls[call.call_id].executions if call.call_id in self._draft.calls else call.executions
         )
-        self._draft.calls[call.call_id] = CallState(call.call_id, "done", executions=executions, child_id=call.child_id)
+        self._draft.calls[call.call_id] = CallState(call.call_id, "done", executions=executions)
 
     def _spawn(self, call: CallState, spec: dict[str, Any]) -> None:
         """Create a sub-agent in the next batch, unless this call did so before."""

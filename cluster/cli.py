@@ -156,17 +156,20 @@ def tree(session: SessionId, store: Store = None, json: Json = False) -> int:
 @app.command()
 @command
 def show(session: SessionId, store: Store = None, json: Json = False) -> int:
-    """Show a session: its state, its runs, its messages."""
+    """Show a session: its state, its runs, its messages, and what it and its sub-agents ask people."""
     with connected(store, start=False) as cluster:
         handle = cluster.session(session)
         info, runs, messages, pending = handle.info(), handle.runs(), handle.messages(), handle.pending()
         wakeups = handle.wakeups()
+        below = {other.id: other.pending for other in handle.tree() if other.id != info.id and other.pending}
     if json:
         wire = [message.to_wire() for message in messages]
         found = {"session": rendering.plain(info), "runs": runs, "messages": wire}
-        print_json({**found, "pending": rendering.plain(pending), "wakeups": rendering.plain(wakeups)})
+        asked = {other: rendering.plain(list(items)) for other, items in below.items()}
+        told = {"pending": rendering.plain(pending), "pending_below": asked, "wakeups": rendering.plain(wakeups)}
+        print_json({**found, **told})
     else:
-        rendering.print_session(info, runs, messages, pending, wakeups)
+        rendering.print_session(info, runs, messages, {info.id: pending, **below}, wakeups)
     return 0
 
 

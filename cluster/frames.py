@@ -216,9 +216,12 @@ class Frames:
     def wake(self, row: Row) -> None:
         """A session is ready: its own frame goes on, or it queues for one."""
         slot = self.holder(row)
+        if slot is not None and slot.epoch < row["epoch"]:  # its activation is over: it must not pass for the holder
+            self.release(slot)
+            slot = None
         if slot is not None and slot.resting and slot.epoch == row["epoch"]:
             self.resume(slot)
-        elif slot is None or slot.epoch < row["epoch"]:
+        elif slot is None:
             self.paging.add(ready_of(row, "ready"))
 
     def holder(self, row: Row) -> Slot | None:

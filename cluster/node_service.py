@@ -42,6 +42,9 @@ KNOWN_SESSIONS = 10_000
 PASSIVE_WAITS = ("input", "child")
 """Waits that may be long: a session leaves its frame with the commit that begins one, whether others want it or not."""
 
+FENCED = -1
+"""The epoch of an activation that is over: no session has it."""
+
 Tell = Callable[[str, list[str]], Awaitable[None]]
 """Tells the service of a node which of its sessions were written by another (`NodeService.notice`). May get lost."""
 
@@ -139,10 +142,13 @@ class NodeService:
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
         """See `understudy.ports.Node.step`."""
+        if call["frame"]["frame_id"] in self.recovery.buried:  # its call was still on the way
+            return EXIT
         slot = self.frames.calling(call)
         root_id = slot.root_id
         if call.get("session_id") is None:
             return await self.frames.rest(slot, None)
+        self._end_watch(call["session_id"], call["epoch"])  # what it ran has ended
         slot.remember(call["session_id"], call["known_seq"], slot.incarnation)
         request = ModelRequest.from_wire(call["request"]) if call["request"] else None
         if call["batch"] is None:
@@ -162,9 +168,10 @@ class NodeService:
                     result = replace(result, wait=None)
                 elif batch.session_id in self._cancelled:
                     self.calls.abort(batch.session_id)
-        finally:
-            self._cancelled.discard(batch.session_id)
-            woken = self.disown(batch.session_id)
+        except BaseException:
+            self.disown(batch.session_id, FENCED)
+            raise
+        woken = self.disown(batch.session_id, batch.epoch if result is not None else FENCED)
         if result is None:  # fenced, but the frame has other work
             assert work is not None
             return work
@@ -308,11 +315,12 @@ class NodeService:
             result = await self.journal.submit(
                 lambda tx: operations.commit(tx, batch, holder=self.holder), batch.session_id
             )
-        except Fenced:
-            self.projection.metrics.count_fenced()
+        except BaseException as error:
+            self.disown(batch.session_id, FENCED)
+            if isinstance(error, Fenced):
+                self.projection.metrics.count_fenced()
             raise
-        finally:
-            self.disown(batch.session_id)
+        self.disown(batch.session_id, batch.epoch)
         ack: Ack = result.ack
         return ack.to_wire()
 
@@ -322,13 +330,21 @@ class NodeService:
 
     async def interrupted(self, session_id: str, epoch: int) -> str:
         """See `understudy.ports.Node.interrupted`."""
-        future = self.interrupts.get((session_id, epoch))
-        if future is None or future.done():
-            future = self.interrupts[session_id, epoch] = asyncio.get_running_loop().create_future()
-        work = await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, 1 << 62))
-        if work["cancel"] is not None:
-            return str(work["cancel"])
-        return await asyncio.shield(future)
+        self._end_watch(session_id, epoch)
+        future = self.interrupts[session_id, epoch] = asyncio.get_running_loop().create_future()
+        try:
+            work = await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, 1 << 62))
+            return str(work["cancel"]) if work["cancel"] is not None else await future
+        finally:
+            if self.interrupts.get((session_id, epoch)) is future:
+                del self.interrupts[session_id, epoch]
+
+    def _end_watch(self, session_id: str, epoch: int) -> None:
+        """End the call that is pending for an activation: nobody waits for it any more, or asks anew. It would last as
+        long as the service, which can have only so many."""
+        future = self.interrupts.pop((session_id, epoch), None)
+        if future is not None:
+            future.cancel()
 
     async def specification(self, session_id: str) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""
@@ -365,10 +381,22 @@ class NodeService:
         """See `understudy.ports.Node.blob`."""
         return await self.reading.blob(digest)
 
-    def disown(self, session_id: str) -> Row | None:
-        """End a commit of our own for a session; its row if it was woken within it."""
+    def disown(self, session_id: str, epoch: int | None = None) -> Row | None:
+        """End a commit of our own for a session; its row if it was woken within it.
+
+        Args:
+            epoch: of the activation that committed. What was woken under another one is none of its business, and is
+                told as if nobody had committed.
+        """
         self.own.discard(session_id)
-        return self._missed.pop(session_id, None)
+        self._cancelled.discard(session_id)
+        row = self._missed.pop(session_id, None)
+        if row is None or epoch is None or row["epoch"] == epoch:
+            return row
+        if not self.elsewhere(row):
+            self.frames.wake(row)
+            self.frames.dispatch()
+        return None
 
     def is_ready(self, row: Row) -> bool:
         """Whether an active session has something to do: it waits for nothing, or for a call that is lost."""
@@ -428,10 +456,9 @@ class NodeService:
             future = self.interrupts.pop((session_id, row["epoch"]), None)
             if future is not None and not future.done():
                 future.set_result(row["cancel_reason"] or "cancelled")
-            if row["wait"] == "model":
-                self.calls.abort(session_id)
-                if session_id in self.own:  # its call goes out only after this commit is told
-                    self._cancelled.add(session_id)
+            self.calls.abort(session_id)  # also of a run that was ended by force, and waits for nothing any more
+            if session_id in self.own:  # its call goes out only after this commit is told
+                self._cancelled.add(session_id)
         for session_id, row in woken.items():
             if session_id in self.own:  # whoever commits for it looks at this before it lets the session wait
                 self._missed[session_id] = row

@@ -36,6 +36,8 @@ class Recovery:
         swept: how many sessions the sweep had to pick up; each is a wake-up that got lost.
         knows_frames: a `take_up` has told which frames live. Until then a session at work in a frame that has not
             called in here looks as if nobody held it.
+        buried: frames that died, as long as this service lives; their ids are not used again. A `take_up` under way, or
+            sent before, may count one among those that live, and a call of its own may arrive after its death.
     """
 
     def __init__(self, node: NodeService) -> None:
@@ -44,6 +46,7 @@ class Recovery:
         self._paging = node.frames.paging
         self.swept = 0
         self.knows_frames = False
+        self.buried: set[str] = set()
 
     async def take_up(self, generation: int, live_frames: list[str], nodes: list[str]) -> dict[str, Any]:
         """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
@@ -71,11 +74,11 @@ class Recovery:
         return found
 
     async def _take_up(self, home: str, live: set[str], nodes: list[str]) -> dict[str, Any]:
+        # Before anything is awaited: a frame that calls in meanwhile is younger than what was said of those that live.
+        for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
+            self._frames.fail_reply(self._paging.slots.pop(frame_id))
         adopted = await self._adopt(home, nodes)
         rows = await self._node.reading.active([home])
-        for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
-            slot = self._paging.slots.pop(frame_id)
-            self._frames.fail_reply(slot)
         resumed = 0
         async for row in in_chunks(rows):
             resumed += await self._take_up_session(row, live)
@@ -95,7 +98,7 @@ class Recovery:
         held = self._frames.holder(row)
         if held is not None or self._is_placed(session_id):
             return 0
-        if frame_id is not None and frame_id in live:
+        if frame_id is not None and frame_id in live - self.buried:
             if frame_id not in self._paging.slots:  # it will call in, with this session or with another
                 self._frames.expected.setdefault(frame_id, {})[session_id] = row["root_id"]
             else:
@@ -171,6 +174,7 @@ class Recovery:
         if not self._node.generation:
             raise StaleGeneration("the service has not been taken up")
         since, cause = now(), self._frames.cause(cause)
+        self.buried.add(frame_id)
         slot = self._paging.slots.pop(frame_id, None)
         self._frames.condemned.discard(frame_id)
         self._frames.demand_changed.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -148,10 +148,10 @@ def print_session(
     info: SessionInfo,
     runs: list[dict[str, Any]],
     messages: list[Message],
-    pending: Sequence[PendingInput] = (),
+    pending: Mapping[str, Sequence[PendingInput]],
     wakeups: Sequence[Wakeup] = (),
 ) -> None:
-    """The page of `understudy show`."""
+    """The page of `understudy show`; `pending` is by session, its sub-agents' included."""
     console = Console(highlight=False)
     console.print(f"[bold]{escape(info.name)}[/bold] {info.id} {styled(info.status)}")
     console.print(
@@ -162,7 +162,8 @@ def print_session(
     for row in runs:
         error = f": {escape(row['error']['message'])}" if row["error"] else ""
         console.print(f"[bold]run[/bold] {row['run_id']} {styled(row['status'])}, {row['rounds']} rounds{error}")
-    print_pending(info.id, pending, console)
+    for session_id, asked in pending.items():
+        print_pending(session_id, asked, console)
     print_wakeups(wakeups, console)
     for message in messages:
         console.print(f"[dim]{message.seq:>4} {message.role}[/dim] {escape(message.text[:2000])}")

@@ -96,6 +96,7 @@ class Requests:
         placement = await node.placement(session_id)
         spare = node.frames.take_spare(session_id, placement) if node.frames.paging.holder(session_id) is None else None
         ready = Ready(session_id, placement, root_id="")  # never queued: its tree does not matter
+        placed = False
 
         def operation(tx: Transaction) -> tuple[dict[str, Any], dict[str, Any] | None]:
             after = tx.session(session_id)["seq"]
@@ -113,22 +114,22 @@ class Requests:
             if woken["frame_id"] is not None or woken["placement"] != placement:
                 return accepted, None
             try:
-                return accepted, node.frames.activation(spare, ready, None)(tx)
+                work = node.frames.activation(spare, ready, None)(tx)
             except UnderstudyError:
                 tx.woken[session_id] = woken
                 return accepted, None
-
-        if spare is not None:  # until the frame holds the session: others would find it ready
+            # Until the frame holds it: others would find it ready. And only now: who finds it here leaves it alone.
+            nonlocal placed
+            placed = True
             node.frames.placing.add(session_id)
+            return accepted, work
+
+        work = None
         try:
             accepted, work = await node.journal.submit(operation, session_id)
-        except UnderstudyError:
-            node.frames.hand_over(spare, None)
-            raise
-        else:
-            node.frames.hand_over(spare, work)
         finally:
-            if spare is not None:
+            node.frames.hand_over(spare, work)
+            if placed:
                 node.frames.placing.discard(session_id)
         return accepted
 

@@ -249,13 +249,19 @@ def questions(scope: Scope) -> Iterator[Found]:
     )
     for row in scope.rows(calls):
         yield row["session_id"], f"call {row['call_id']} waits for a person, and asks nothing that has no answer"
-    # When a run ends before its question is answered, the question stays without an answer.
+    # When a run ends before its question is answered, the question stays without an answer; also while the run, told
+    # to end, is held by its children.
     waits = exists().where(of_call, TOOL_CALL.c.state == "asked")
     of_current = and_(same_session(SESSION, QUESTION), SESSION.c.run_id == QUESTION.c.run_id)
     left = (
         select(QUESTION.c.session_id, QUESTION.c.call_id)
         .join(SESSION, of_current)
-        .where(scope.of(QUESTION), QUESTION.c.answered_at == 0, or_(not_(waits), not_(is_last)))
+        .where(
+            scope.of(QUESTION),
+            QUESTION.c.answered_at == 0,
+            or_(not_(waits), not_(is_last)),
+            SESSION.c.cancel_reason.is_(None),
+        )
     )
     for row in scope.rows(left):
         yield (

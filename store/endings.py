@@ -43,7 +43,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     tx.changed(row)
     if hold and row["children_open"] > 0:
         row.update(held=finish.to_wire(), wait="child", wait_since=tx.now, status="waiting_for_child", active=1)
-        _drop_answers(tx, row)
+        _drop_news(tx, row)
         return
     status, error = _ending(row, finish)
     settle(tx, row)
@@ -64,6 +64,9 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     if deadline(tx, row) is not None:
         tx.drop_timer(row, DEADLINE_TIMER)
     had_children = groups.at_work(tx, row) if row["children_open"] > 0 else []
+    for child in map(tx.session, groups.drop_plan(tx, row)):  # nobody starts them again, or hears of their end
+        child["abandoned"] = 1
+        _told(tx, child)
     row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
     if row["task_open"] == TASK_AT_WORK and run_id == TASK:
         _end_task(tx, row, status)
@@ -75,7 +78,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     )  # fmt: skip
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
         _leave(tx, child, ENDED)
-    _drop_answers(tx, row)
+    _drop_news(tx, row)
     migrate(tx, row)
     if row["closed"] or status == "quarantined":
         end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
@@ -83,8 +86,8 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
         tx.wake(row)
 
 
-def _drop_answers(tx: Transaction, row: Row) -> None:
-    """The run's calls have their results: what else has come for them is not wanted."""
+def _drop_news(tx: Transaction, row: Row) -> None:
+    """What a run was told and has not taken in nobody waits for any more."""
     tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] != "input"])
 
 

@@ -32,7 +32,7 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
         price: of that call's model, if it has one.
 
     Raises:
-        Fenced: a newer activation exists.
+        Fenced: a newer activation exists, or the run has ended without its agent.
     """
     row = tx.session(batch.session_id)
     if row["epoch"] != batch.epoch or batch.batch_no < row["batch_no"]:
@@ -43,6 +43,8 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
         )
     if batch.batch_no == row["batch_no"]:
         return _committed(tx, row, 0, replayed=True)
+    if row["run_id"] is None and batch.start_run is None and (batch.finish or batch.entries or batch.wait != "idle"):
+        raise Fenced("the run has ended: it was told to, and only waited", session_id=batch.session_id)
     tx.changed(row)
     row["batch_no"] = batch.batch_no
     row["wait_error"] = None

@@ -86,7 +86,7 @@ def _asked(connection: Connection, namespace: str, row: Row) -> Row:
 
 
 def questions(connection: Connection, namespace: str, session_id: str) -> list[Row]:
-    """What the current run of a session asks people and has no answer to, oldest first."""
+    """What the current run of a session asks people and has no answer to, oldest first; nothing if it shall end."""
     names = ("call_id", "asked", "run_id", "kind", "prompt", "options", "asked_at")
     same_run = and_(
         SESSION.c.namespace == QUESTION.c.namespace, SESSION.c.session_id == QUESTION.c.session_id,
@@ -96,6 +96,7 @@ def questions(connection: Connection, namespace: str, session_id: str) -> list[R
         select(*(QUESTION.c[name] for name in names))
         .join(SESSION, same_run)
         .where(QUESTION.c.namespace == namespace, QUESTION.c.session_id == session_id, QUESTION.c.answered_at == 0)
+        .where(SESSION.c.cancel_reason.is_(None))
         .order_by(QUESTION.c.asked_at, QUESTION.c.call_id)
     )
     return [dict(row) for row in connection.execute(statement).mappings()]

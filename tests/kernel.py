@@ -30,6 +30,8 @@ from understudy.store.check import check
 from understudy.store.engine import Database
 from understudy.testing.offline import OfflineServer
 
+from .situation import describe as describe_situation
+
 STUCK_SECONDS = 8.0
 LEASE = 3_600_000_000
 POLICY = {"max_restarts": 100, "period": 60, "stuck_after": 3, "backoff": 0.01, "backoff_max": 0.05}
@@ -220,7 +222,11 @@ class Kernel:
     async def take_up(self, generation: int, nodes: list[str], frames: Iterable[str] = ()) -> None:
         """What a supervisor tells when it begins, and whenever a node has come or gone."""
         self.generation, self.nodes = generation, nodes
-        await self.service.recovery.take_up(generation, [*self.workers, *frames], nodes)
+
+        def told(life: Life) -> Awaitable[Any]:  # also the next one, with those that live then
+            return life.service.recovery.take_up(self.generation, [*self.workers, *frames], self.nodes)
+
+        await self.remote(told)
 
     async def stop(self) -> None:
         await self.quiet()
@@ -338,16 +344,9 @@ class Kernel:
             follow = {session_id: {"after": after}}
             found = await self.ask("watch", f"{session_id}/{run_id}", follow, STUCK_SECONDS)
             if not found["events"] and len(self.points) == points:
-                raise Stuck(await self._situation(session_id))
+                situation = describe_situation(self.dsn, self.namespace, self.service, list(self.workers))
+                raise Stuck(f"run {run_id} of {session_id} does not end\n{situation}")
             after, points = found["events"][-1]["seq"] if found["events"] else after, len(self.points)
-
-    async def _situation(self, session_id: str) -> str:
-        info, paging = await self.info(session_id), self.service.frames.paging
-        slots = [(s.frame_id, s.session_id, s.epoch, s.wait, s.resting) for s in paging.slots.values()]
-        names = ("epoch", "status", "active", "wait", "frame_id", "round")
-        facts = {name: info[name] for name in names}
-        types = (await self.types(session_id))[-4:]
-        return f"the run does not end: {facts}, ready {list(paging.ready)}, slots {slots}, last events {types}"
 
     async def run(self, session_id: str, compiled: dict[str, Any], content: Any = "go") -> dict[str, Any]:
         """A new session's first run, from its spawn to its end."""

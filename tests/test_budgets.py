@@ -436,8 +436,7 @@ class Reaper:
         if self.random.random() > 0.02:
             return
         self.kills += 1
-        # One that is just being taken up is spared: whoever takes it up would wait for it for ever.
-        if self.random.random() < 0.2 and self.kernel.service.recovery.knows_frames:
+        if self.random.random() < 0.2:
             self.kernel.kill_node()
         elif self.kernel.workers:
             self.kernel.kill(worker or self.random.choice(list(self.kernel.workers.values())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
+from understudy.cluster.reading import Reading
+from understudy.cluster.requests import Requests
 from understudy.errors import StaleGeneration, StoreUnreachable
 
 from . import kernel as k
@@ -104,3 +107,101 @@ async def test_nothing_is_swept_before_it_is_known_which_frames_live(store: str,
         found.tool_may_end.set()
         await found.run
         assert "tool_in_doubt" not in await kernel.types("s")
+
+
+async def test_a_frame_dies_during_the_take_up_that_counts_it(store: str, tmp_path: Path) -> None:
+    """Given a session that was given to a frame by a node service that died before it could say so, when the frame,
+    which called in at the next service as one without a session, dies while that is taken up, then the session goes on
+    in another frame."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        [worker] = kernel.workers.values()
+        await kernel.spawn("s", k.spec(k.script("done")))
+
+        def die(_number: int, label: str, _worker: k.Worker | None) -> None:
+            if label == "after the commit":
+                kernel.on_point = None
+                kernel.kill_node()
+
+        kernel.on_point = die
+        active, told = Reading.active, asyncio.Event()
+
+        async def meanwhile(reading: Reading, nodes: list[str] | None) -> list[dict[str, object]]:
+            rows = await active(reading, nodes)
+            if nodes is not None and not told.is_set():  # the take-up's
+                assert [(row["session_id"], row["frame_id"]) for row in rows] == [("s", worker.frame_id)]
+                assert kernel.service.frames.paging.slots[worker.frame_id].session_id is None
+                kernel.kill(worker)
+                while worker.frame_id in kernel.service.frames.paging.slots:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                told.set()
+            return rows
+
+        with patch.object(Reading, "active", meanwhile):
+            await kernel.send("s")
+            assert (await kernel.end("s"))["status"] == "completed"
+        assert told.is_set()
+        assert kernel.service.recovery.swept == 0
+
+
+async def test_an_input_is_repeated_during_a_take_up(store: str, tmp_path: Path) -> None:
+    """Given a session that nobody holds any more, when its input is sent once more while a service is taken up, then
+    the take-up has it go on all the same."""
+    async with replaced(store, tmp_path) as found:
+        kernel, active = found.kernel, found.kernel.service.reading.active
+        found.kill_worker()
+        kernel.add_frame()
+        taken_up, sent = asyncio.Event(), list[asyncio.Task[object]]()
+        point = kernel.point
+
+        async def held(label: str, who: k.Worker | None) -> None:
+            if asyncio.current_task() in sent:  # the client's call, before its commit
+                await taken_up.wait()
+            await point(label, who)
+
+        async def meanwhile(nodes: list[str] | None) -> list[dict[str, object]]:
+            rows = await active(nodes)
+            while not kernel.service.frames.paging.slots:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            requests = Requests(kernel.service)
+            await kernel.service.placement("s")  # so that the next turn of the loop is its commit's
+            sent.append(asyncio.create_task(requests.send("s", {"run_id": "r", "content": "go"})))
+            await asyncio.sleep(0)
+            return rows
+
+        kernel.point = held  # type: ignore[method-assign]
+        with patch.object(kernel.service.reading, "active", meanwhile):
+            await kernel.take_up(kernel.generation, kernel.nodes)
+        taken_up.set()
+        await found.run
+        assert kernel.service.recovery.swept == 0
+
+
+async def test_a_call_that_arrives_after_its_frames_death(store: str, tmp_path: Path) -> None:
+    """Given a frame whose death was told, when a call that it had sent arrives, then it is given no session."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        [worker] = kernel.workers.values()
+        kernel.kill(worker, replace=False)
+        await kernel.quiet()
+        assert await kernel.service.step({"frame": worker.frame.identity}) == {"kind": "exit"}
+        kernel.add_frame()
+        assert (await kernel.run("s", k.spec(k.script("done"))))["status"] == "completed"
+
+
+@pytest.mark.parametrize("commit", range(4))
+async def test_a_service_dies_while_it_is_taken_up(store: str, tmp_path: Path, commit: int) -> None:
+    """Given a service that dies before or after a commit of its take-up, then the next one takes up what it did not."""
+    async with replaced(store, tmp_path) as found:
+        kernel = found.kernel
+        found.kill_worker()
+        kernel.add_frame()
+        commits = itertools.count()
+
+        def die(_number: int, label: str, _worker: k.Worker | None) -> None:
+            if label.endswith("the commit") and next(commits) == commit:
+                kernel.kill_node()
+
+        kernel.on_point = die
+        await kernel.take_up(kernel.generation, kernel.nodes)
+        await kernel.quiet()
+        assert next(commits) > commit
+        found.tool_may_end.set()

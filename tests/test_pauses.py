@@ -14,7 +14,7 @@ from rich.console import Console
 
 from understudy.cluster.client import Session
 from understudy.cluster.follower import Follower
-from understudy.cluster.rendering import print_pending, print_wakeups
+from understudy.cluster.rendering import print_pending, print_session, print_wakeups
 from understudy.cluster.results import PendingInput, SessionInfo
 from understudy.errors import AnswerConflict, DeadlineExceeded, InvalidInput, NotAsked, RunFailed
 from understudy.events import InputReceived, InputRequested
@@ -190,3 +190,18 @@ async def test_how_it_is_shown(kernel: k.Kernel, session: Session) -> None:
     shown = StringIO()
     print_pending(info.id, info.pending, Console(file=shown, width=200))
     assert all(part in shown.getvalue() for part in ("Which colour?", "red, blue", "understudy answer s r/1/0 TEXT"))
+
+
+async def test_a_session_shows_what_those_below_it_ask(kernel: k.Kernel, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page of a root says which sub-agent asks, and how to answer; the root's run itself goes on waiting."""
+    child = k.spec(k.script([QUESTION], "done"), ["request_user_input"], name="child")
+    spawn = [("spawn_agent", {"agent": "child", "task": "t"})]
+    await kernel.spawn("s", k.spec(k.script(spawn, "done"), ["spawn_agent"], agents={"child": child}))
+    await kernel.send("s")
+    kid = (await kernel.until("s", "child_spawned"))[-1]["data"]["child_id"]
+    await kernel.paused(kid)
+    root, *below = [SessionInfo.from_row(row) for row in await kernel.ask("read", "tree", ["s"], {})]
+    assert (root.status, root.pending) == ("waiting_for_child", ())
+    print_session(root, [], [], {info.id: info.pending for info in below})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(part in shown for part in ("Which colour?", f"understudy answer {kid} task/1/0 TEXT"))

@@ -416,6 +416,23 @@ async def test_no_child_appears_behind_a_cancellation(db: Store) -> None:
         db.read(queries.session_info, "late")
 
 
+async def test_a_batch_of_a_run_that_was_ended_without_its_agent(db: Store) -> None:
+    """Given a session that was taken up while it waited for a sub-agent, when it is cancelled, and its run has ended,
+    before the frame's first batch comes, then that is fenced, and the session takes the next input."""
+    await spawned(db)
+    epoch = (await db.activate("s"))["epoch"]
+    await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
+    await db.commit("kid", 1, 2, finish=Finish("cancelled", ""), wait="idle")
+    assert db.read(queries.run_info, "s", "r")["status"] == "cancelled"
+    before = db.dump()
+    for batch in ({"wait": "child"}, {"wait": "input"}, {"finish": Finish("cancelled", ""), "wait": "idle"}):
+        with pytest.raises(Fenced):
+            await db.commit("s", epoch, 1, **batch)
+    assert db.dump() == before
+    assert await db.accept("s", "r2")
+    assert (db.session()["wait"], db.session()["active"]) == (None, 1)
+
+
 async def test_a_quarantined_child_leaves_its_parent_a_result(db: Store) -> None:
     """The parent always gets one, with how it ended."""
     await spawned(db)

@@ -58,6 +58,7 @@ class Begun:
 
     number = asyncio.Semaphore(0)
     let_go = threading.Event()
+    gate = asyncio.Event()
 
 
 @tool(on_crash="rerun")
@@ -79,9 +80,28 @@ async def does_not_listen() -> str:
     return "at last"
 
 
+@tool(on_crash="rerun")
+async def look_at_gate() -> str:
+    """Go on once the gate is open."""
+    await Begun.gate.wait()
+    return "open"
+
+
+@tool(on_crash="rerun")
+async def ends_later() -> str:
+    """Go on until the result of another call of this round was committed."""
+    worker = k.WORKER.get()
+    assert worker is not None
+    await asyncio.to_thread(Begun.let_go.wait)
+    commits = worker.kernel.points.count("reply to commit")
+    while worker.kernel.points.count("reply to commit") == commits:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return "later"
+
+
 @pytest.fixture
 async def kernel(tmp_path: Path) -> AsyncIterator[k.Kernel]:
-    Begun.number, Begun.let_go = asyncio.Semaphore(0), threading.Event()
+    Begun.number, Begun.let_go, Begun.gate = asyncio.Semaphore(0), threading.Event(), asyncio.Event()
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=3) as kernel:
         yield kernel
         Begun.let_go.set()
@@ -90,8 +110,12 @@ async def kernel(tmp_path: Path) -> AsyncIterator[k.Kernel]:
 @pytest.fixture
 async def stored(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
     """The same on either backend."""
+    Begun.number, Begun.let_go, Begun.gate = asyncio.Semaphore(0), threading.Event(), asyncio.Event()
     async with k.running(store, tmp_path, frames=3) as kernel:
-        yield kernel
+        try:
+            yield kernel
+        finally:
+            Begun.let_go.set()
 
 
 async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
@@ -116,6 +140,30 @@ async def test_a_failed_sub_agent_is_started_again(stored: k.Kernel) -> None:
     assert [(data["restart"], data["status"], data["delay"]) for data in restarted] == [
         (1, "failed", 10_000), (2, "failed", 20_000),
     ]  # fmt: skip
+
+
+async def test_a_call_names_the_sub_agent_that_was_started_again(stored: k.Kernel) -> None:
+    """Also where the parent was resumed before, was at work on other calls meanwhile, and heard of the result only."""
+
+    def die(_number: int, label: str, process: k.Worker | None) -> None:
+        if label == "reply to commit" and process is not None:  # the sub-agent has been created
+            stored.on_point = None
+            stored.kill(process)
+
+    stored.on_point = die
+    child = worker(k.script([("look_at_gate", {})]), [look_at_gate], max_rounds=1, restart_type="transient")
+    calls = [("does_not_listen", {}), ("ends_later", {}), ("spawn_agent", {"agent": "worker", "task": "t"})]
+    tools, rules = [does_not_listen, ends_later, "spawn_agent"], supervision(max_restarts=1, exceeded="report")
+    compiled = k.spec(k.script(calls, "done"), tools, agents={"worker": child}, supervision=rules)
+    await stored.spawn("s", compiled)
+    await stored.send("s")
+    await stored.until("s", "tool_started")
+    Begun.gate.set()
+    await stored.until("s", "child_finished")
+    Begun.let_go.set()
+    assert (await stored.end("s"))["status"] == "completed"
+    assert [row["status"] for row in await tree(stored)] == ["completed", "completed"]
+    stored.check()
 
 
 async def test_too_many_restarts_fail_the_parent(kernel: k.Kernel) -> None:
@@ -341,6 +389,41 @@ async def test_a_parent_may_wait(kernel: k.Kernel) -> None:
     assert parent["finished_at"] >= child["finished_at"]
 
 
+async def test_results_of_a_parent_that_waits_for_its_children_to_end(stored: k.Kernel) -> None:
+    """A run that waits for a person has a result of one sub-agent in its inbox, and another one at work, when it is
+    cancelled: until that has ended, too, the books balance."""
+    deaf, quick = worker(k.script([("does_not_listen", {})], "done"), [does_not_listen]), worker(name="quick")
+    calls = [("spawn_agent", {"agent": name, "task": "t"}) for name in ("worker", "quick")]
+    calls.append(("request_user_input", {"prompt": "Go on?"}))
+    agents = {"worker": deaf, "quick": quick}
+    await stored.spawn("s", k.spec(k.script(calls), ["request_user_input", "spawn_agent"], agents=agents))
+    await stored.send("s")
+    await Begun.number.acquire()
+    await stored.until("s", "child_finished")
+    await stored.ask("cancel", "s", None, "enough")
+    stored.check()
+    Begun.let_go.set()
+    assert (await stored.end("s"))["status"] == "cancelled"
+    assert (await results(stored))[1] == "offline: t"
+
+
+async def test_a_question_of_a_parent_that_waits_for_its_children_to_end(stored: k.Kernel) -> None:
+    """A run that asks a person and has a sub-agent at work is cancelled: until the sub-agent has ended, too, the run
+    asks nothing more, and the books balance."""
+    child = worker(k.script([("does_not_listen", {})], "done"), [does_not_listen])
+    calls = [("request_user_input", {"prompt": "Go on?"}), ("spawn_agent", {"agent": "worker", "task": "t"})]
+    await stored.spawn("s", k.spec(k.script(calls), ["request_user_input", "spawn_agent"], agents={"worker": child}))
+    await stored.send("s")
+    await Begun.number.acquire()
+    assert len(await stored.paused("s")) == 1
+    await stored.ask("cancel", "s", None, "enough")
+    assert (await stored.info("s"))["status"] == "waiting_for_child"
+    assert await stored.ask("read", "questions", ["s"], {}) == []
+    stored.check()
+    Begun.let_go.set()
+    assert (await stored.end("s"))["status"] == "cancelled"
+
+
 @pytest.mark.parametrize(("lifecycle", "closed"), [("ephemeral", True), ("linked", False), ("detached", False)])
 async def test_lifecycles(kernel: k.Kernel, lifecycle: str, closed: bool) -> None:
     """After its task an ephemeral sub-agent takes no input; a linked one does until its parent is closed; a detached
@@ -356,6 +439,36 @@ async def test_lifecycles(kernel: k.Kernel, lifecycle: str, closed: bool) -> Non
         assert (await kernel.end(kid, "second"))["status"] == "completed"
     await kernel.ask("close", "s", "enough")
     assert bool((await kernel.info(kid))["closed"]) == (lifecycle != "detached")
+
+
+async def test_a_linked_child_whose_restart_is_given_up(stored: k.Kernel) -> None:
+    """Given a linked sub-agent that failed, and waits for its group to stop before it is started again, when the parent
+    is quarantined, then it stays linked: it is closed with the parent."""
+    deaf = worker(k.script([("does_not_listen", {})]), [does_not_listen], name="deaf")
+    fails = worker(
+        k.script([("look_at_gate", {})]), [look_at_gate], name="fails", max_rounds=1, restart_type="transient",
+        lifecycle="linked",
+    )  # fmt: skip
+    calls = [("spawn_agent", {"agent": name, "task": "t"}) for name in ("deaf", "fails")]
+    compiled = k.spec(
+        k.script([*calls, ("wait_for_ever", {})]), ["spawn_agent", wait_for_ever],
+        agents={"deaf": deaf, "fails": fails}, supervision=supervision(strategy="one_for_all"),
+        restart={**k.POLICY, "max_restarts": 0},
+    )  # fmt: skip
+    await stored.spawn("s", compiled)
+    await stored.send("s")
+    for _ in range(2):  # the sub-agent that goes on when cancelled, and the parent's own tool
+        await Begun.number.acquire()
+    Begun.gate.set()
+    kids = {row["agent"]: row["session_id"] for row in await tree(stored)}
+    await stored.until(kids["deaf"], "cancel_requested")
+    frame = stored.holder("s")
+    assert frame is not None
+    stored.kill(frame)
+    assert (await stored.end("s"))["status"] == "quarantined"
+    stored.check()
+    await stored.ask("close", "s", "enough")
+    assert (await stored.info(kids["fails"]))["closed"]
 
 
 @pytest.mark.parametrize("kills", [False, True])

@@ -1,0 +1,65 @@
+"""Why nothing happens: what each session that has work waits for, in the store and in the memory of a node service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from understudy.cluster.node_service import NodeService
+from understudy.store.engine import Database, now
+from understudy.store.statements import INBOX, QUESTION, SESSION, TIMER
+
+SESSION_FACTS = (
+    "status", "wait", "wait_holder", "wait_attempt", "epoch", "batch_no", "frame_id", "node_id", "run_id", "round",
+    "calls_open", "children_open", "cancel_reason", "held", "group_state", "task_open",
+)  # fmt: skip
+
+
+def describe(dsn: str, namespace: str, service: NodeService, alive: list[str]) -> str:
+    """Everything that a session with work may wait for, a line for each thing.
+
+    Args:
+        alive: frames that are.
+    """
+    database = Database(dsn)
+    try:
+        with database.snapshot() as connection:
+            stored = list(_stored(connection, namespace))
+    finally:
+        database.close()
+    return "\n".join([*stored, *_in_memory(service), f"frames that live: {alive}"])
+
+
+def _stored(connection: Connection, namespace: str) -> list[str]:
+    lines = []
+    of = SESSION.c.namespace == namespace
+    for row in connection.execute(select(SESSION).where(of, SESSION.c.active == 1)).mappings():
+        facts = {name: row[name] for name in SESSION_FACTS if row[name] not in (None, "", 0)}
+        lines.append(f"session {row['session_id']}, {_ago(row['updated_at'])}: {facts}")
+    for row in connection.execute(select(INBOX).where(INBOX.c.namespace == namespace)).mappings():
+        lines.append(f"inbox of {row['session_id']}: {row['kind']} {row['key']}")
+    for row in connection.execute(select(TIMER).where(TIMER.c.namespace == namespace)).mappings():
+        lines.append(f"timer of {row['session_id']}: {row['name']}, due {_ago(row['due_at'])}")
+    unanswered = select(QUESTION).where(QUESTION.c.namespace == namespace, QUESTION.c.answered_at == 0)
+    for row in connection.execute(unanswered).mappings():
+        lines.append(f"question of {row['session_id']}: {row['call_id']}")
+    return lines
+
+
+def _in_memory(service: NodeService) -> list[str]:
+    frames, recovery, journal = service.frames, service.recovery, service.journal
+    slots = [(s.frame_id, s.session_id, s.epoch, s.wait, s.resting) for s in frames.paging.slots.values()]
+    facts: dict[str, Any] = {
+        "generation": service.generation, "take-up": recovery.knows_frames, "ready": list(frames.paging.ready),
+        "placing": frames.placing, "own": service.own, "expected": frames.expected, "condemned": frames.condemned,
+        "calls": list(service.calls._calls), "timers": service.timers._due, "swept": recovery.swept,
+        "journal away": journal.unreachable_since or journal.busy_since,
+        "operations": journal._submitted.qsize() + len(journal._groups),
+    }  # fmt: skip
+    lines = [f"{name}: {value}" for name, value in facts.items() if value]
+    return [*lines, "slots (frame, session, epoch, wait, resting):", *(f"  {slot}" for slot in slots)]
+
+
+def _ago(at: int) -> str:
+    return f"{(now() - at) / 1e6:.1f} s ago"

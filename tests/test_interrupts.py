@@ -1,0 +1,128 @@
+"""A run is told to end while a call of it is under way: nothing of that stays, neither for the next run nor at the
+endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from understudy.actors.tools import tool
+from understudy.store.beginnings import accept
+from understudy.store.endings import request_cancel
+
+from . import kernel as k
+
+
+@tool(on_crash="rerun")
+async def watched() -> str:
+    """Go on until the agent's frame has asked to be told of a cancellation."""
+    worker = k.WORKER.get()
+    assert worker is not None
+    while not worker.kernel.service.interrupts:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return "watched"
+
+
+@pytest.fixture
+async def kernel(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
+    async with k.running(store, tmp_path) as made:
+        yield made
+
+
+def cancel(kernel: k.Kernel) -> asyncio.Task[list[bool]]:
+    """Submit a cancel at once; it makes no points."""
+    assert kernel._life is not None
+    told = kernel._life._submit_all([lambda tx: request_cancel(tx, tx.session("s"), "enough")], "s")
+    return asyncio.get_running_loop().create_task(told)
+
+
+async def test_a_watch_ends_with_its_tool(kernel: k.Kernel) -> None:
+    """Given tools that took so long that their frame asked to be told of a cancellation, when they have ended, then
+    that call has, too: a service can have only so many."""
+    run = await kernel.run("s", k.spec(k.script([("watched", {})], [("watched", {})], "done"), [watched]))
+    assert run["status"] == "completed"
+    assert not kernel.service.interrupts
+    assert kernel._life is not None
+    pending = [task.get_coro().__qualname__ for task in kernel._life.tasks]  # type: ignore[union-attr]
+    assert [name for name in pending if "interrupted" in name] == []
+
+
+async def test_a_cancel_that_meets_the_answer_leaves_the_next_run_alone(kernel: k.Kernel) -> None:
+    """Given a run that is cancelled while its answer is being committed, then the next run's model call is made."""
+    kernel.server.hold()
+    await kernel.spawn("s", k.spec())
+    await kernel.send("s")
+    await kernel.until("s", "model_call_started")
+    await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+    cancelled, point = asyncio.Event(), kernel.point
+
+    async def held(label: str, worker: k.Worker | None) -> None:
+        if label == "before the commit" and "s" in kernel.service.own and not cancelled.is_set():  # the answer's
+            await cancel(kernel)
+            cancelled.set()
+        await point(label, worker)
+
+    kernel.point = held  # type: ignore[method-assign]
+    kernel.server.release()
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    assert cancelled.is_set()
+    await kernel.send("s", "again", "r2")
+    assert (await kernel.end("s", "r2"))["status"] == "completed"
+
+
+async def test_a_call_of_a_run_that_is_ended_by_force_is_aborted(kernel: k.Kernel) -> None:
+    """Given `shutdown=0`, when the run is cancelled during its model call, then the connection is closed."""
+    kernel.server.hold()
+    await kernel.spawn("s", k.spec(shutdown=0, deadline=300.0))
+    await kernel.send("s")
+    await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+    await kernel.ask("cancel", "s", None, "enough")
+    await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 0)
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    kernel.server.release()
+
+
+async def test_no_call_is_made_for_a_run_that_was_ended_by_force(kernel: k.Kernel) -> None:
+    """Given `shutdown=0`, when the run is cancelled in the transaction that lets it wait for a model, then the model is
+    not called."""
+    await kernel.spawn("s", k.spec(shutdown=0))
+    told = list[asyncio.Task[list[bool]]]()
+    point = kernel.point
+
+    async def behind(label: str, worker: k.Worker | None) -> None:
+        if label == "before the commit" and "s" in kernel.service.own and not told:  # the first step's
+            told.append(cancel(kernel))
+        await point(label, worker)
+
+    kernel.point = behind  # type: ignore[method-assign]
+    await kernel.send("s")
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    assert await told[0] == [True]
+    await kernel.send("s", "again", "r2")
+    assert (await kernel.end("s", "r2"))["status"] == "completed"
+    assert kernel.server.count == 1
+
+
+async def test_an_input_behind_a_run_that_was_ended_by_force(kernel: k.Kernel) -> None:
+    """Given `shutdown=0` and a queued input, when the run is cancelled in the transaction that its frame commits in,
+    then the next one begins at once, though that frame is fenced."""
+    await kernel.spawn("s", k.spec(shutdown=0))
+    told = list[asyncio.Task[list[bool]]]()
+    point = kernel.point
+
+    async def behind(label: str, worker: k.Worker | None) -> None:
+        if label == "before the commit" and "s" in kernel.service.own and not told:
+            assert kernel._life is not None
+            accepted = kernel._life._submit_all([lambda tx: accept(tx, "s", "r2", "again")], "s")
+            told.append(asyncio.get_running_loop().create_task(accepted))
+            told.append(cancel(kernel))
+        await point(label, worker)
+
+    kernel.point = behind  # type: ignore[method-assign]
+    await kernel.send("s")
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    assert (await kernel.end("s", "r2"))["status"] == "completed"
+    assert kernel.service.recovery.swept == 0
