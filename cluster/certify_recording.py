@@ -12,7 +12,7 @@ from understudy.errors import ModelError
 from understudy.identifiers import digest
 from understudy.records import ModelAnswer, ModelRequest
 
-from .node_service import split_wait_key
+from .rounds import split_wait_key
 
 Round = tuple[str, int]
 """A session, by its name that is the same in every run, and the round."""

@@ -431,15 +431,15 @@ async def test_a_session_that_a_frame_turned_to_is_held_at_once(tmp_path: Path) 
     path = tmp_path / "notes"
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=0) as kernel:
         service, sending, sent = kernel.service, asyncio.Event(), asyncio.Event()
-        start_call = service._start_call
+        start_call = service.rounds._start_call
 
-        async def slow(batch: Any, *arguments: Any) -> bool:
+        async def slow(batch: Any, *arguments: Any) -> Any:
             if batch.session_id == "first":
                 sending.set()
                 await sent.wait()
             return await start_call(batch, *arguments)
 
-        service._start_call = slow  # type: ignore[method-assign]
+        service.rounds._start_call = slow  # type: ignore[method-assign]
         compiled = k.spec(k.script([("note", {"path": str(path), "text": "x"})], "done"), [k.note])
         for name in ("first", "second"):
             await kernel.spawn(name, compiled)

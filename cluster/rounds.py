@@ -1,0 +1,283 @@
+"""A round at the node service: a frame's batch is committed and its model called; the answer is committed, and told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from understudy.actors.window import with_longest_reply
+from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.placement import is_isolated
+from understudy.records import Ack, Batch, ModelAnswer, ModelRequest
+from understudy.store import activation, operations
+from understudy.store.transaction import Row, Transaction
+from understudy.supervisor.paging import Ready, Slot
+
+from .calls import Call
+from .frames import EXIT
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+
+PASSIVE_WAITS = ("input", "child")
+"""Waits that may be long: a session leaves its frame with the commit that begins one, whether others want it or not."""
+
+FENCED = -1
+"""The epoch of an activation that is over: no session has it."""
+
+
+class Rounds:
+    """The two halves of a round: `step`, which a frame calls, and `answered`, which follows from it."""
+
+    def __init__(self, node: NodeService) -> None:
+        self._node = node
+
+    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
+        """See `understudy.ports.Node.step`."""
+        node, frames = self._node, self._node.frames
+        if call["frame"]["frame_id"] in node.recovery.buried:  # its call was still on the way
+            return EXIT
+        slot = frames.calling(call)
+        if call.get("session_id") is None:
+            return await frames.rest(slot, None)
+        node.end_watch(call["session_id"], call["epoch"])  # what it ran has ended
+        slot.remember(call["session_id"], call["known_seq"], slot.incarnation)
+        request = ModelRequest.from_wire(call["request"]) if call["request"] else None
+        if call["batch"] is None:
+            assert request is not None
+            return await self._attach(slot, request)
+        batch = Batch.from_wire(call["batch"])
+        if node.draining.on:
+            return await node.draining.last_step(slot, batch)
+        leave = bool(call.get("leave")) or self._must_leave(slot, batch.wait)
+        following = frames.paging.next_for(slot) if batch.wait and node.generation and not leave else None
+        root_id = slot.root_id  # of this batch's session: with the commit the slot may hold another one
+        node.own.add(batch.session_id)
+        try:
+            result, work = await self._commit_step(slot, batch, following)
+            if result is not None and request is not None:
+                result = await self._start_call(batch, request, result, slot.placement, root_id)
+        except BaseException:
+            node.disown(batch.session_id, FENCED)
+            raise
+        woken = node.disown(batch.session_id, batch.epoch if result is not None else FENCED)
+        if result is None:  # fenced, but the frame has other work
+            assert work is not None
+            return work
+        if result.over:  # it goes on under another specification, in another activation
+            return await self._over(slot, work, woken, leave=leave or is_isolated(slot.placement))
+        if result.wait in PASSIVE_WAITS and work is None and not leave:
+            return await self._passive(slot, woken)
+        if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
+            result = replace(result, wait=None)
+        over = is_isolated(slot.placement) and result.wait not in (None, "model")  # it was to wait for something else
+        if leave or over:
+            frames.paging.slots.pop(slot.frame_id, None)
+            await node.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
+            frames.demand_changed.set()
+        if leave or over or work is not None:
+            frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
+            return EXIT if leave or over else work or EXIT
+        return await self._stay(slot, batch, result)
+
+    async def _passive(self, slot: Slot, woken: Row | None) -> dict[str, Any]:
+        """The session left the frame with its commit."""
+        self._node.frames.release(slot)
+        if woken is not None:
+            self._node.frames.wake(woken)
+        return await self._node.frames.rest(slot, None)
+
+    async def _stay(self, slot: Slot, batch: Batch, result: operations.CommitResult) -> dict[str, Any]:
+        """The session keeps its frame: it goes on at once, or waits in it."""
+        if result.wait is None:
+            slot.wait = None
+            return {"kind": "work", **await self._node.frames.work(slot)}
+        # Where a replayed batch's messages went, only the store knows: they are read from there when the wait ends.
+        slot.reply_echo = None if result.ack.replayed else echo(batch, result.ack)
+        return await self._node.frames.rest(slot, result.wait)
+
+    def _must_leave(self, slot: Slot, wait: str | None) -> bool:
+        """Whether this frame ends with its batch: it is one too many, or serves one activation only, which ends here.
+
+        Such an activation outlasts a model call, unless others wait for frames of this placement.
+        """
+        if wait is None:
+            return False
+        if is_isolated(slot.placement) and (wait != "model" or self._node.frames.paging.queued(slot.placement)):
+            return True
+        return self._node.frames.leaves(slot)
+
+    async def _over(self, slot: Slot, work: dict[str, Any] | None, woken: Row | None, *, leave: bool) -> dict[str, Any]:
+        """The frame's activation ended with its commit: its session, if there is more to do, needs a frame anew."""
+        if work is None:
+            self._node.frames.release(slot)
+        if leave:
+            self._node.frames.paging.slots.pop(slot.frame_id, None)
+            self._node.frames.demand_changed.set()
+        if woken is not None:
+            self._node.frames.wake(woken)
+            self._node.frames.dispatch()
+        return EXIT if leave else work or await self._node.frames.rest(slot, None)
+
+    async def _commit_step(
+        self, slot: Slot, batch: Batch, following: Ready | None
+    ) -> tuple[operations.CommitResult | None, dict[str, Any] | None]:
+        """Commit the batch and, in the same transaction, activate the session that the frame turns to.
+
+        With the commit the frame holds that session: before anything else is awaited, or others would find it ready.
+        """
+        price = self._node.gateway.price(batch.request_profile, batch.request_model)
+
+        def commit(tx: Transaction) -> operations.CommitResult:
+            result = operations.commit(tx, batch, holder=self._node.holder, price=price)
+            if result.wait in PASSIVE_WAITS:
+                activation.park(tx, batch.session_id, batch.epoch)
+            return result
+
+        todo: list[Any] = [commit]
+        if following is not None:
+            self._node.frames.placing.add(following.session_id)
+            todo.append(self._node.frames.activation(slot, following, (batch.session_id, batch.epoch)))
+        try:
+            touches = (batch.session_id,) if following is None else (batch.session_id, following.session_id)
+            result, *rest = await self._node.journal.submit_all(todo, *touches)
+        except BaseException:
+            if following is not None:
+                self._node.frames.paging.add(following)
+            raise
+        finally:
+            if following is not None:
+                self._node.frames.placing.discard(following.session_id)
+        work = rest[0] if rest else None
+        if isinstance(work, StaleGeneration):
+            self._node.stale(work)
+            if following is not None:
+                self._node.frames.paging.add(following)
+        work = None if work is None or isinstance(work, BaseException) else self._node.frames.given(slot, work)
+        if isinstance(result, BaseException):
+            if work is None:
+                self._node.frames.release(slot)
+                raise result
+            self._node.projection.metrics.count_fenced()
+            return None, work
+        return result, work
+
+    async def _attach(self, slot: Slot, request: ModelRequest) -> dict[str, Any]:
+        """The activation found its session waiting for a model: follow that call, or issue it again if it is lost."""
+        session_id, epoch = slot.session_id, slot.epoch
+        assert session_id is not None
+        if self._node.calls.find(request.wait_key) is None:
+            if self._node.draining.on:
+                return await self._node.draining.dismiss(slot)
+            try:
+                issued = await self._node.journal.submit(
+                    lambda tx: activation.reissue(tx, session_id, epoch, self._node.holder, request.model)
+                )
+            except Fenced:
+                self._node.frames.release(slot)
+                raise
+            if issued is None:
+                return {"kind": "work", **await self._node.frames.work(slot)}
+            self._call(request, issued, slot.placement, slot.root_id)
+        slot.reply_echo = None
+        return await self._node.frames.rest(slot, "model")
+
+    async def _start_call(
+        self, batch: Batch, request: ModelRequest, result: operations.CommitResult, placement: str, root_id: str
+    ) -> operations.CommitResult:
+        """Send the call out that the commit waits for, if it waits for one; the result says so if it does no more."""
+        node = self._node
+        if result.wait != "model":
+            return result
+        issued: activation.Issued | None = activation.Issued(result.attempt, result.longest_reply)
+        if result.holder != node.holder and node.calls.find(request.wait_key) is None:
+            # The batch was committed by a service that died with the call: it goes out again, as the next attempt.
+            issued = await node.journal.submit(
+                lambda tx: activation.reissue(tx, batch.session_id, batch.epoch, node.holder, request.model)
+            )
+        if issued is None:
+            return replace(result, wait=None)
+        self._call(request, issued, placement, root_id)
+        if batch.session_id in node.cancelled:
+            node.calls.abort(batch.session_id)
+        return result
+
+    def _call(self, request: ModelRequest, issued: activation.Issued, placement: str, root_id: str) -> None:
+        session_id, run_id, round_number = split_wait_key(request.wait_key)
+        request = with_longest_reply(request, issued.longest_reply)
+        self._node.calls.start(Call(session_id, run_id, round_number, issued.attempt, placement, root_id, request))
+
+    async def answered(self, call: Call, answer: ModelAnswer) -> None:
+        """Commit an answer where it arrives, and give it to the frame that waits for it, or to a free one."""
+        slot = self._node.frames.paging.holder(call.session_id)
+        resident = slot if slot is not None and slot.resting else None
+        spare = self._node.frames.take_spare(call.session_id, call.placement) if slot is None else None
+        ready = Ready(call.session_id, call.placement, call.root_id)
+
+        def operation(tx: Transaction) -> tuple[operations.AnswerResult, dict[str, Any] | None, dict[str, Any] | None]:
+            model = call.request.model
+            result = operations.answer(tx, call.session_id, call.run_id, call.round, call.attempt, model, answer)
+            row = tx.session(call.session_id)
+            if slot is resident and self._node.draining.on:
+                self._node.draining.leave_frame(tx, call.session_id, row["epoch"])
+                return result, None, None
+            if not result.won:
+                return result, None, None
+            if resident is not None and resident.epoch == row["epoch"]:
+                return result, {**activation.current(tx, row), "seq": row["seq"], "batch_no": row["batch_no"]}, None
+            if spare is not None and row["frame_id"] is None:  # else its crash, committed just before, placed it
+                try:
+                    return result, None, self._node.frames.activation(spare, ready, None)(tx)
+                except UnderstudyError:
+                    tx.woken[call.session_id] = row
+            return result, None, None
+
+        self._node.own.add(call.session_id)
+        try:
+            result, current, work = await self._node.journal.submit(operation, call.session_id)
+        except BaseException:
+            self._node.frames.hand_over(spare, None)
+            raise
+        finally:
+            woken = self._node.disown(call.session_id)
+        self._node.calls.forget(call)
+        self._node.frames.hand_over(spare, work)
+        if self._node.draining.on:
+            if resident is not None and resident.resting and resident.session_id == call.session_id:
+                self._node.frames.release(resident)
+            self._node.draining.look()
+            return
+        if result.ended and woken is not None:  # perhaps under another specification
+            self._node.frames.wake(woken)
+            self._node.frames.dispatch()
+            return
+        if not result.won or work is not None or result.ended:
+            return
+        still = resident is not None and resident.resting and resident.session_id == call.session_id
+        fresh = resident is not None and resident.reply_echo is not None and not result.repeated
+        if resident is not None and still and current is not None and fresh:
+            resident.resting = False
+            self._node.frames.reply(resident, self._node.frames.answer_work(resident, result, current))
+        else:
+            self._wake_parked(call)
+        self._node.frames.dispatch()
+
+    def _wake_parked(self, call: Call) -> None:
+        """The session lost its frame between the answer's arrival and its commit, or had none."""
+        slot = self._node.frames.paging.holder(call.session_id)
+        if slot is None:
+            self._node.frames.paging.add(Ready(call.session_id, call.placement, call.root_id))
+        elif slot.resting:
+            self._node.frames.resume(slot)
+
+
+def split_wait_key(key: str) -> tuple[str, str, int]:
+    """Session, run and round of a wait key."""
+    session_id, run_id, round_number = key.split("/")
+    return session_id, run_id, int(round_number)
+
+
+def echo(batch: Batch, ack: Ack) -> list[dict[str, Any]]:
+    """The batch's own messages with the `seq` they got, for the frame to add to its window."""
+    entries = enumerate(batch.entries)
+    return [{**entry.to_wire(), "seq": ack.first_seq + offset} for offset, entry in entries if hasattr(entry, "role")]
