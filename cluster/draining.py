@@ -110,7 +110,7 @@ class Draining:
             left = self.leave_frame(tx, batch.session_id, batch.epoch)
             return "left" if left and self.homes else result.wait, tx.session(batch.session_id)
 
-        self._node.own.add(batch.session_id)
+        self._node.claim(batch.session_id)
         try:
             wait, row = await self._node.journal.submit(operation, batch.session_id)
         except Fenced:

@@ -87,6 +87,7 @@ class Frames:
         slot = self.paging.slots.get(frame_id)
         if slot is not None and slot.session_id == session_id and not slot.resting:
             self.condemned.add(frame_id)
+            self._node.end_watch(session_id, slot.epoch)
             self.release(slot)  # the session may be given to another frame at once
             self.demand_changed.set()
 

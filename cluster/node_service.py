@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ class NodeService:
     session is given to one frame at a time, under a new epoch each time.
 
     Attributes:
-        own: sessions for which a commit of this service's own is under way; whoever commits learns of their wake-ups.
+        own: sessions for which commits of our own are under way, and how many; whoever commits learns of wake-ups.
         interrupts: what tells activations that their run shall end, by session and epoch.
         nodes: those that have a node service, as the supervisor said last.
     """
@@ -90,7 +91,7 @@ class NodeService:
         self.feed = Feed(self.reading.events, self.calls.stream, self.reading.run)
         self.projection = Projection(self)
         self.holder = f"{config.writer}#{now()}"
-        self.own: set[str] = set()
+        self.own: Counter[str] = Counter()
         self._missed: dict[str, Row] = {}
         self.cancelled: set[str] = set()
         self.interrupts: dict[tuple[str, int], asyncio.Future[str]] = {}
@@ -140,7 +141,7 @@ class NodeService:
     async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
         """See `understudy.ports.Node.commit`."""
         batch = Batch.from_wire(call["batch"])
-        self.own.add(batch.session_id)
+        self.claim(batch.session_id)
         try:
             result = await self.journal.submit(
                 lambda tx: operations.commit(tx, batch, holder=self.holder), batch.session_id
@@ -211,16 +212,26 @@ class NodeService:
         """See `understudy.ports.Node.blob`."""
         return await self.reading.blob(digest)
 
+    def claim(self, session_id: str) -> None:
+        """A commit of our own for a session begins; `disown` ends it."""
+        self.own[session_id] += 1
+
     def disown(self, session_id: str, epoch: int | None = None) -> Row | None:
         """End a commit of our own for a session; its row if it was woken within it.
+
+        Where several are under way each is told: none may let the session wait.
 
         Args:
             epoch: of the activation that committed. What was woken under another one is none of its business, and is
                 told as if nobody had committed.
         """
-        self.own.discard(session_id)
-        self.cancelled.discard(session_id)
-        row = self._missed.pop(session_id, None)
+        self.own[session_id] -= 1
+        if self.own[session_id] > 0:
+            row = self._missed.get(session_id)
+        else:
+            del self.own[session_id]
+            self.cancelled.discard(session_id)
+            row = self._missed.pop(session_id, None)
         if row is None or epoch is None or row["epoch"] == epoch:
             return row
         if not self.elsewhere(row):

@@ -219,7 +219,7 @@ class Recovery:
                 return verdict, None
             return verdict, self._frames.activation(spare, ready, parked)(tx)
 
-        self._node.own.add(session_id)
+        self._node.claim(session_id)
         try:
             verdict, work = await self._node.journal.submit(operation, session_id)
         except StaleGeneration as error:

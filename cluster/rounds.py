@@ -52,7 +52,7 @@ class Rounds:
         leave = bool(call.get("leave")) or self._must_leave(slot, batch.wait)
         following = frames.paging.next_for(slot) if batch.wait and node.generation and not leave else None
         root_id = slot.root_id  # of this batch's session: with the commit the slot may hold another one
-        node.own.add(batch.session_id)
+        node.claim(batch.session_id)
         try:
             result, work = await self._commit_step(slot, batch, following)
             if result is not None and request is not None:
@@ -232,7 +232,7 @@ class Rounds:
                     tx.woken[call.session_id] = row
             return result, None, None
 
-        self._node.own.add(call.session_id)
+        self._node.claim(call.session_id)
         try:
             result, current, work = await self._node.journal.submit(operation, call.session_id)
         except BaseException:
