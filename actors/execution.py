@@ -9,13 +9,14 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from understudy.config import is_secret_name
 from understudy.errors import ToolError, UnderstudyError
-from understudy.messages import storable
+from understudy.messages import INTERRUPTED, storable
 
 from .tools import LoadedTool, ToolContext
 
@@ -55,6 +56,17 @@ class Outcome:
     stuck_thread: bool = False
 
 
+class Runnable(Protocol):
+    """A function of the user's: a tool, or a hook."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def function(self) -> Callable[..., Any]: ...
+    @property
+    def is_async(self) -> bool: ...
+
+
 class _InvalidArguments(Exception):
     """The arguments can't be given to the tool; the message is for the model."""
 
@@ -76,7 +88,7 @@ async def execute(tool: LoadedTool, arguments: str, context: ToolContext, timeou
         keywords = _bind(tool, arguments)
         if tool.context_parameter is not None:
             keywords[tool.context_parameter] = context
-        outcome, content, stuck = await _run(tool, keywords, timeout)
+        outcome, content, stuck = await run(tool, keywords, timeout)
     except _InvalidArguments as error:
         outcome, content = "invalid", str(error)
     except Exception as error:  # not the model's fault, say a parameter's type that can't be built in this process
@@ -156,14 +168,40 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_PROBLEM_CHARACTERS else f"{text[:MAX_PROBLEM_CHARACTERS]}…"
 
 
-async def _run(tool: LoadedTool, keywords: dict[str, Any], timeout: float) -> tuple[str, str, bool]:
-    """Outcome, content, and whether code of the tool still runs."""
-    work: asyncio.Future[tuple[str, str]]
+async def reconcile(loading: Awaitable[LoadedTool], context: ToolContext, timeout: float) -> Outcome:
+    """Ask a tool's own function what became of a call; whatever goes wrong with that is told to the model."""
+    started, begin = time.time_ns() // 1000, time.monotonic_ns()
+    outcome, text = "interrupted", INTERRUPTED
+    try:
+        function = (await loading).reconcile
+        if function is not None:
+            async with asyncio.timeout(timeout):
+                found = await asyncio.to_thread(function, context)
+                if asyncio.iscoroutine(found):
+                    found = await found
+            outcome, text = "ok", _render(found)
+    except Exception as error:
+        text = f"{INTERRUPTED}; finding out failed: {type(error).__name__}: {error}"
+    return Outcome(outcome, presentable(text), (time.monotonic_ns() - begin) // 1000, started)
+
+
+def _render(result: Any) -> str:
+    if isinstance(result, str):
+        return result
+    return json.dumps(result, default=str, ensure_ascii=False)
+
+
+async def run(
+    tool: Runnable, keywords: dict[str, Any], timeout: float, render: Callable[[Any], Any] = _render
+) -> tuple[str, Any, bool]:
+    """Outcome (`ok`, `error` or `timeout`), what `render` made of the result (or a text that says what went wrong), and
+    whether code of the function still runs."""
+    work: asyncio.Future[tuple[str, Any]]
     if tool.is_async:
-        work = asyncio.create_task(_run_async(tool, keywords))
+        work = asyncio.create_task(_run_async(tool, keywords, render))
     else:
         try:
-            work = _start_thread(tool, keywords)
+            work = _start_thread(tool, keywords, render)
         except RuntimeError as error:  # the system has no thread left
             return "error", _error_text(error), False
     try:
@@ -179,7 +217,7 @@ async def _run(tool: LoadedTool, keywords: dict[str, Any], timeout: float) -> tu
     return *work.result(), False
 
 
-async def _stop(work: asyncio.Future[tuple[str, str]]) -> bool:
+async def _stop(work: asyncio.Future[tuple[str, Any]]) -> bool:
     """Cancel what runs and say whether it has ended. A thread can't be cancelled."""
     work.cancel()
     if not isinstance(work, asyncio.Task):
@@ -188,27 +226,29 @@ async def _stop(work: asyncio.Future[tuple[str, str]]) -> bool:
     return bool(done)
 
 
-async def _run_async(tool: LoadedTool, keywords: dict[str, Any]) -> tuple[str, str]:
+async def _run_async(tool: Runnable, keywords: dict[str, Any], render: Callable[[Any], Any]) -> tuple[str, Any]:
     try:
-        return "ok", _render(await tool.function(**keywords))
+        return "ok", render(await tool.function(**keywords))
     except (asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as error:  # SystemExit too: in a task it would end the event loop
         return _failure(tool, error)
 
 
-def _start_thread(tool: LoadedTool, keywords: dict[str, Any]) -> asyncio.Future[tuple[str, str]]:
+def _start_thread(
+    tool: Runnable, keywords: dict[str, Any], render: Callable[[Any], Any]
+) -> asyncio.Future[tuple[str, Any]]:
     """Run the function in a thread of its own: one that never ends blocks neither a pool nor the process's exit."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[tuple[str, str]] = loop.create_future()
+    future: asyncio.Future[tuple[str, Any]] = loop.create_future()
 
-    def deliver(result: tuple[str, str]) -> None:
+    def deliver(result: tuple[str, Any]) -> None:
         if not future.done():
             future.set_result(result)
 
     def work() -> None:
         try:
-            result = "ok", _render(tool.function(**keywords))
+            result: tuple[str, Any] = "ok", render(tool.function(**keywords))
         except BaseException as error:
             result = _failure(tool, error)
         try:
@@ -223,15 +263,9 @@ def _start_thread(tool: LoadedTool, keywords: dict[str, Any]) -> asyncio.Future[
     return future
 
 
-def _render(result: Any) -> str:
-    if isinstance(result, str):
-        return result
-    return json.dumps(result, default=str, ensure_ascii=False)
-
-
-def _failure(tool: LoadedTool, error: BaseException) -> tuple[str, str]:
+def _failure(tool: Runnable, error: BaseException) -> tuple[str, str]:
     if not isinstance(error, ToolError):  # that one is a tool's way to say no
-        logger.warning("tool %s raised", tool.name, exc_info=error)
+        logger.warning("%s raised", tool.name, exc_info=error)
     return "error", _error_text(error)
 
 

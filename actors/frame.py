@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from understudy.config import has_credentials, is_secret_name
 from understudy.errors import Fenced, UnderstudyError
@@ -19,11 +20,14 @@ from understudy.ports import Node
 from understudy.records import CACHED_WINDOWS
 
 from .execution import THREAD_PREFIX
+from .hooks import LoadedHook, load_hook
 from .session import Activation
 from .tools import LoadedTool, load
 from .window import Window
 
 log = logging.getLogger(__name__)
+
+Loaded = TypeVar("Loaded", LoadedTool, LoadedHook)
 
 BEAT_SECONDS = 0.5
 
@@ -48,7 +52,7 @@ class Frame:
         self.last_beat = time.monotonic()
         self.activation: Activation | None = None
         self._windows: OrderedDict[str, Window] = OrderedDict()
-        self._tools: dict[str, LoadedTool] = {}
+        self._functions: dict[str, Any] = {}
         self._home = (os.getcwd(), dict(os.environ))
         self._soiled = False
         self._code: dict[str, str] = {}
@@ -86,8 +90,9 @@ class Frame:
                 self._windows.popitem(last=False)
         self._windows.move_to_end(session_id)
         if not window.apply(work):
-            window.apply(await self.node.reload(session_id, work["epoch"]))
-        self.activation = Activation(window, self.node, self._load, self.frame_id)
+            again = {"redone": work.get("redone", False)}
+            window.apply({**await self.node.reload(session_id, work["epoch"]), **again})
+        self.activation = Activation(window, self.node, self._load, self._load_hook, self.frame_id)
         try:
             step = await self.activation.advance()
         finally:
@@ -107,26 +112,34 @@ class Frame:
 
     async def _load(self, spec: dict[str, Any]) -> LoadedTool:
         """The tool of a specification, loaded once per process."""
+        return await self._loaded(spec, load)
+
+    async def _load_hook(self, spec: dict[str, Any]) -> LoadedHook:
+        """The hook of a specification, loaded once per process."""
+        return await self._loaded(spec, load_hook)
+
+    async def _loaded(self, spec: dict[str, Any], load: Callable[..., Loaded]) -> Loaded:
         self._soiled = self._soiled or "builtin" not in spec["source"]
-        key = repr((spec["name"], spec["source"], spec["parameters"], spec.get("code")))
-        if key not in self._tools:
+        key = repr((load.__name__, spec["name"], spec["source"], spec.get("parameters"), spec.get("code")))
+        if key not in self._functions:
             blobs: dict[str, bytes] = {}
             digest = spec["source"].get("blob")
             if digest:
                 blobs[digest] = await self.node.blob(digest)
             self._forget_older(spec["source"].get("import", ""), spec.get("code", ""))
-            self._tools[key] = load(spec, blobs.__getitem__, _unpickle)
-        return self._tools[key]
+            self._functions[key] = load(spec, blobs.__getitem__, _unpickle)
+        found: Loaded = self._functions[key]
+        return found
 
     def _forget_older(self, reference: str, code: str) -> None:
-        """Read a tool's module again if this process has it from before the tool's source changed."""
+        """Read a function's module again if this process has it from before the function's source changed."""
         module = sys.modules.get(reference.partition(":")[0])
         if self._code.setdefault(reference, code) != code and module is not None:
             self._code[reference] = code
             importlib.reload(module)
 
     def _clean(self) -> None:
-        """Undo what the last session's tools did to this process: directory and environment. Ours do nothing."""
+        """Undo what the last session's code did to this process: directory and environment. Ours does nothing."""
         if not self._soiled:
             return
         self._soiled = False

@@ -7,11 +7,8 @@ frame imports it when a parameter's type can't be had from JSON otherwise (an En
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import inspect
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -22,6 +19,7 @@ from typing import Any, TypeVar, overload
 from understudy.errors import InvalidSpec, ToolError
 
 from .asking import REQUEST_USER_INPUT, REQUEST_USER_INPUT_SPEC
+from .code import fingerprint, import_reference, packed, resolve, unloadable, unpacked
 from .waking import STORE_TOOLS
 
 BUILTIN_TOOLS: dict[str, str] = {
@@ -178,35 +176,23 @@ def describe(
         raise InvalidSpec(f"{item!r} is neither the name of a tool nor a function decorated with @tool.")
     # A method, or a function that another decorator wrapped around the marked one, is called as it was given.
     definition = definition if definition.function is item else replace(definition, function=item)
-    reference = _import_reference(item)
+    reference = import_reference(item)
     if reference is not None:
-        return [_spec(definition, {"import": reference}) | _code(item)], {}
-    if pickle is None:
-        raise InvalidSpec(
-            f"tool {definition.name!r} is defined in {getattr(item, '__module__', None)}, where other processes can't "
-            "import it, and sending code by value is switched off: move it to the top level of a module."
-        )
-    spec = _spec(definition, {})
+        return [_spec(definition, {"import": reference}) | fingerprint(item)], {}
     types_by_name = _convertible_types(definition.name, item)
     if any(_has_local_dataclass(kind) for kind in types_by_name.values()):
         raise InvalidSpec(
             f"tool {definition.name!r} takes a dataclass that other processes can't import, and dataclasses can't be "
             "sent by value: define it in a module, or make it a pydantic model."
         )
-    try:
-        blob = pickle((item, types_by_name))
-    except Exception as error:
-        raise InvalidSpec(
-            f"tool {definition.name!r} can't be sent by value: {type(error).__name__}: {error}."
-        ) from error
-    key = hashlib.sha256(blob).hexdigest()
-    return [spec | {"source": {"blob": key}} | _code(item)], {key: blob}
+    source, blobs = packed(f"tool {definition.name!r}", item, (item, types_by_name), pickle)
+    return [_spec(definition, source) | fingerprint(item)], blobs
 
 
 def _describe_builtin(name: str) -> dict[str, Any]:
     if name in _LOOP_TOOLS:
         return dict(_LOOP_TOOLS[name])
-    return _spec(_resolve(BUILTIN_TOOLS[name]).__understudy_tool__, {"builtin": name})
+    return _spec(resolve(BUILTIN_TOOLS[name]).__understudy_tool__, {"builtin": name})
 
 
 _SPAWN_AGENT_SPEC: dict[str, Any] = {
@@ -244,33 +230,6 @@ def _spec(definition: ToolDefinition, source: dict[str, str]) -> dict[str, Any]:
         "timeout": definition.timeout,
         "source": source,
     }
-
-
-def _code(item: Any) -> dict[str, str]:
-    """The hash of a function's own source, by which a changed one is noticed; nothing where that can't be found."""
-    try:
-        return {"code": hashlib.sha256(inspect.getsource(inspect.unwrap(item)).encode()).hexdigest()}
-    except (OSError, TypeError):
-        return {}
-
-
-def _import_reference(item: Any) -> str | None:
-    """`module:qualname` if importing that gives this very object in another process too; otherwise None."""
-    module, name = getattr(item, "__module__", None), getattr(item, "__qualname__", None)
-    if not module or not name or module == "__main__" or module not in sys.modules:
-        return None
-    found: Any = sys.modules[module]
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}:{name}" if found is item else None
-
-
-def _resolve(reference: str) -> Any:
-    module, _, name = reference.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,16 +284,12 @@ def load(
     name, source = spec["name"], spec["source"]
     try:
         if "blob" in source:
-            function, converted = _load_blob(source["blob"], read_blob, unpickle)
+            function, converted = unpacked(source["blob"], read_blob, unpickle)
         else:
-            function = _resolve(source["import"] if "import" in source else BUILTIN_TOOLS[source["builtin"]])
+            function = resolve(source["import"] if "import" in source else BUILTIN_TOOLS[source["builtin"]])
             converted = _convertible_types(name, function)
     except Exception as error:
-        what = next(f"{kind} {value}" for kind, value in source.items())
-        raise ToolError(
-            f"tool {name!r} can't be loaded here ({what}): {type(error).__name__}: {error}. Its module must be "
-            "importable in the session's processes: put it in the job's working_dir, in py_modules, or install it."
-        ) from error
+        raise unloadable(f"tool {name!r}", source, error) from error
     definition = getattr(function, "__understudy_tool__", None)
     if not isinstance(definition, ToolDefinition):
         raise ToolError(f"tool {name!r} can't be loaded here: the function is no longer decorated with @tool.")
@@ -352,18 +307,6 @@ def load(
         reconcile=reconcile,
         converted=converted,
     )
-
-
-def _load_blob(
-    key: str, read_blob: Callable[[str], bytes], unpickle: Callable[[bytes], Any] | None
-) -> tuple[Callable[..., Any], dict[str, Any]]:
-    if unpickle is None:
-        raise ToolError("running code sent by value is switched off")
-    blob = read_blob(key)
-    if hashlib.sha256(blob).hexdigest() != key:
-        raise ToolError("the stored code does not match its hash")
-    function, converted = unpickle(blob)
-    return function, converted
 
 
 def _is_context(annotation: Any) -> bool:
@@ -444,7 +387,7 @@ def _convertible_types(tool_name: str, function: Callable[..., Any]) -> dict[str
 def _has_local_dataclass(kind: Any) -> bool:
     """Whether a dataclass that can't be imported elsewhere is part of the type; a copy by value loses its defaults."""
     if isinstance(kind, type) and is_dataclass(kind):
-        return _import_reference(kind) is None
+        return import_reference(kind) is None
     return any(_has_local_dataclass(argument) for argument in typing.get_args(kind))
 
 

@@ -21,6 +21,7 @@ class Window:
     Attributes:
         incarnation: of the session: another one of the same id has nothing to do with it.
         budgeted: its model calls are charged to accounts, so they must say what they want.
+        redone: what is done next may have been done before, by a process that died or was cut off.
     """
 
     def __init__(self, session_id: str, spec: dict[str, Any]) -> None:
@@ -41,6 +42,7 @@ class Window:
         self.inbox: list[dict[str, Any]] = []
         self.budgeted = False
         self.depth = 0
+        self.redone = False
 
     def apply(self, work: dict[str, Any]) -> bool:
         """Take in what the node service says; False if earlier messages are missing here."""
@@ -56,6 +58,7 @@ class Window:
         self.run_id, self.round, self.trace_id = work["run_id"], work["round"], work["trace_id"]
         self.wait, self.model_error, self.depth = work["wait"], work["model_error"], work["depth"]
         self.cancel, self.inbox, self.budgeted = work["cancel"], work["inbox"], work["budgeted"]
+        self.redone = work.get("redone", False)  # only what begins an activation can be a repetition
         return True
 
     def acknowledge(self, ack: Ack) -> None:

@@ -1,4 +1,4 @@
-"""An agent as a file: the fields of `AgentSpec` in TOML or JSON, its tools by name or by import path."""
+"""An agent as a file: the fields of `AgentSpec` in TOML or JSON, its tools and hooks by name or by import path."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import sys
 import tomllib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ class AgentFile:
 
 
 def read_agent(path: Path) -> AgentFile:
-    """Read an agent. A tool is a name (`files`), or `module:function` with the module found from the file's directory.
+    """Read an agent. A tool is a name (`files`) or `module:function`, a hook is `module:function`; the module is found
+    from the file's directory.
 
     Its modules are imported, so this runs code of the file's owner.
 
@@ -83,13 +85,15 @@ def _resolved(table: dict[str, Any], directory: Path, place: str, problems: list
         found["workspace"] = str(location)
         if not location.is_dir():
             problems.append({"field": f"{place}workspace", "problem": f"{location} is not a directory"})
-    if isinstance(found.get("tools"), list):
-        found["tools"] = []
-        for index, item in enumerate(table["tools"]):
+    for kind, find in (("tools", _tool), ("hooks", partial(_function, kind="hook"))):
+        if not isinstance(table.get(kind), list):
+            continue
+        found[kind] = []
+        for index, item in enumerate(table[kind]):
             try:
-                found["tools"].append(_tool(item) if isinstance(item, str) else item)
+                found[kind].append(find(item) if isinstance(item, str) else item)
             except InvalidInput as error:
-                problems.append({"field": f"{place}tools.{index}", "problem": error.message})
+                problems.append({"field": f"{place}{kind}.{index}", "problem": error.message})
     if isinstance(found.get("agents"), list):
         found["agents"] = [
             _resolved(agent, directory, f"{place}agents.{index}.", problems) if isinstance(agent, dict) else agent
@@ -100,18 +104,23 @@ def _resolved(table: dict[str, Any], directory: Path, place: str, problems: list
 
 def _tool(name: str) -> Any:
     """The function at an import path; the name of a tool that comes with Understudy as it is."""
-    module, colon, path = name.partition(":")
-    if not colon:
+    if ":" not in name:
         if name not in (*TOOL_GROUPS, *BUILTIN_TOOLS, SPAWN_AGENT):
             known = ", ".join([*TOOL_GROUPS, *BUILTIN_TOOLS, SPAWN_AGENT])
             raise InvalidInput(f"no tool is named {name!r}; known: {known}; your own: module:function")
         return name
+    return _function(name, kind="tool")
+
+
+def _function(name: str, *, kind: str) -> Any:
+    """The tool or hook at an import path."""
+    module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
         raise InvalidInput(f"{name!r} can't be imported: {type(error).__name__}: {error}") from None
-    if not hasattr(found, "__understudy_tool__"):
-        raise InvalidInput(f"{name!r} is no function decorated with @tool")
+    if not hasattr(found, f"__understudy_{kind}__"):
+        raise InvalidInput(f"{name!r} is no function decorated with @{kind}")
     return found

@@ -105,10 +105,11 @@ def requested(
 
 
 def reaches_outside(spec: dict[str, Any]) -> list[str]:
-    """The tools whose effects are not confined to the workspace: the user's own, and `bash`."""
+    """The tools whose effects are not confined to the workspace: the user's own, and `bash`; and all hooks."""
     found = {
         tool["name"] for tool in spec["tools"] if "builtin" not in tool["source"] or tool["source"]["builtin"] == "bash"
     }
+    found.update(hook["name"] for hook in spec.get("hooks", ()))
     for agent in spec["agents"].values():
         found.update(reaches_outside(agent))
     return sorted(found)

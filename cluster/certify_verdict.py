@@ -193,6 +193,7 @@ def results(record: Record) -> dict[Call, Entry]:
 class _Judge:
     def __init__(self, spec: dict[str, Any], clean: Record, control: Record, records: list[Record]) -> None:
         self.policies = declared(spec)
+        self.hooked = _has_hooks(spec)
         self.clean, self.control, self.records = clean, control, records
         self.results = results(clean)
         self.unsteady_tools = {tool for run in (control, *records) for tool in self._unsteady(run)}
@@ -256,8 +257,12 @@ class _Judge:
             text = f"running {', '.join(twice)} a second time changed {_what(comparison)}"
             yield Finding("rerun_changed", text, where, tuple(twice), comparison)
         elif comparison.state == DIFFERENT:
-            text = f"no tool ran twice, but {_what(comparison)} changed: was something kept in memory?"
+            text = f"no tool ran twice, but {_what(comparison)} changed: {self._cause()}"
             yield Finding("differs", text, where, (), comparison)
+
+    def _cause(self) -> str:
+        cause = "was something kept in memory?"
+        return f"{cause} Or is a hook not safe to be called again?" if self.hooked else cause
 
     def _tool_report(self, name: str, points: list[PointReport], findings: list[Finding]) -> ToolReport:
         policy = self.policies[name]
@@ -293,6 +298,10 @@ class _Judge:
         missed = sum(run.victim is not None and not run.killed for run in self.records)
         if missed:
             yield f"{missed} of the points were not reached again: the agent took another way"
+
+
+def _has_hooks(spec: dict[str, Any]) -> bool:
+    return bool(spec.get("hooks")) or any(map(_has_hooks, spec["agents"].values()))
 
 
 def _what(comparison: Comparison) -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any
 
+from understudy.actors.hooks import describe_hook
 from understudy.actors.tools import describe
 from understudy.config import OFFLINE_MODEL, has_credentials, is_secret_name
 from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMissing
@@ -30,7 +31,7 @@ class Compiled:
     Attributes:
         spec: JSON-compatible; `spec["hash"]` identifies it.
         blobs: code by hash that must be stored with it.
-        uses_own_code: a tool comes from the driver's code, so frames need the driver's code path.
+        uses_own_code: a tool or a hook comes from the driver's code, so frames need the driver's code path.
     """
 
     def __init__(self, spec: dict[str, Any], blobs: dict[str, bytes], uses_own_code: bool) -> None:
@@ -40,13 +41,13 @@ class Compiled:
 
 
 def compile_spec(spec: AgentSpec, *, model: str, profile: str | None, by_value: bool = True) -> Compiled:
-    """Resolve a specification's defaults, tools and sub-agents.
+    """Resolve a specification's defaults, tools, hooks and sub-agents.
 
     Args:
         model, profile: where the spec names none; `profile` is None when no credentials are known.
 
     Raises:
-        InvalidSpec: a tool is unknown, is not allowed, or can't travel.
+        InvalidSpec: a tool is unknown, is not allowed, or can't travel; or a hook can't.
         ModelProfileMissing: the model needs credentials, and there are none.
     """
     model = spec.model or model
@@ -59,9 +60,14 @@ def compile_spec(spec: AgentSpec, *, model: str, profile: str | None, by_value: 
         found, code = describe(item, pickle=_pickle if by_value else None)
         tools += found
         blobs.update(code)
-    _check_tools(spec, tools)
+    hooks: list[dict[str, Any]] = []
+    for item in spec.hooks:
+        one, code = describe_hook(item, pickle=_pickle if by_value else None)
+        hooks.append(one)
+        blobs.update(code)
+    _check_functions(spec, tools, hooks)
     agents: dict[str, Any] = {}
-    own_code = any(_is_own(tool["source"]) for tool in tools)
+    own_code = any(_is_own(function["source"]) for function in (*tools, *hooks))
     for agent in spec.agents:
         child = compile_spec(agent, model=model, profile=spec.profile or profile, by_value=by_value)
         if agent.name in agents:
@@ -84,6 +90,7 @@ def compile_spec(spec: AgentSpec, *, model: str, profile: str | None, by_value: 
         "supervision": spec.supervision.model_dump(),
         "metadata": spec.metadata,
         **{name: getattr(spec, name) for name in PLAIN},
+        **({"hooks": hooks} if hooks else {}),
         **{name: getattr(spec, name) for name, default in PLACING.items() if getattr(spec, name) != default},
     }
     compiled["hash"] = digest(json.dumps(_identity(compiled), sort_keys=True, default=str))
@@ -97,15 +104,19 @@ def _is_own(source: dict[str, str]) -> bool:
 
 def _identity(spec: dict[str, Any]) -> dict[str, Any]:
     """What makes a specification the same: pickled code differs from process to process, so its hash is left out."""
-    tools = [{**tool, "source": "value" if "blob" in tool["source"] else tool["source"]} for tool in spec["tools"]]
+    functions: dict[str, Any] = {
+        kind: [{**item, "source": "value" if "blob" in item["source"] else item["source"]} for item in spec[kind]]
+        for kind in ("tools", "hooks")
+        if kind in spec
+    }
     agents = {name: agent["hash"] for name, agent in spec["agents"].items()}
-    return {**spec, "tools": tools, "agents": agents}
+    return {**spec, **functions, "agents": agents}
 
 
-def _check_tools(spec: AgentSpec, tools: list[dict[str, Any]]) -> None:
+def _check_functions(spec: AgentSpec, tools: list[dict[str, Any]], hooks: list[dict[str, Any]]) -> None:
     names = [tool["name"] for tool in tools]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    problems = [f"tools: {name!r} is there twice" for name in twice]
+    problems = [f"tools: {name!r} is there twice" for name in _twice(names)]
+    problems += [f"hooks: {name!r} is there twice" for name in _twice([hook["name"] for hook in hooks])]
     if "bash" in names and not spec.allow_bash:
         problems.append("tools: bash needs allow_bash=True")
     if spec.agents and "spawn_agent" not in names:
@@ -113,6 +124,10 @@ def _check_tools(spec: AgentSpec, tools: list[dict[str, Any]]) -> None:
     if problems:
         details = {"problems": [{"field": p.split(":")[0], "problem": p.split(": ", 1)[1]} for p in problems]}
         raise InvalidSpec("; ".join(problems) + ".", details=details)
+
+
+def _twice(names: list[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})
 
 
 def _pickle(item: Any) -> bytes:

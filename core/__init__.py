@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from understudy.actors.hooks import HookContext, Refuse, Replace, hook
     from understudy.actors.tools import ToolContext, tool
     from understudy.cluster.client import Cluster, Run, Session
     from understudy.cluster.results import PendingInput, RunResult, SessionInfo, Wakeup
@@ -44,12 +45,15 @@ __all__ = [
     "Conflict",
     "DeadlineExceeded",
     "Event",
+    "HookContext",
     "InvalidConfiguration",
     "InvalidInput",
     "InvalidSpec",
     "Message",
     "ModelError",
     "PendingInput",
+    "Refuse",
+    "Replace",
     "RestartPolicy",
     "Run",
     "RunFailed",
@@ -68,6 +72,7 @@ __all__ = [
     "Usage",
     "Wakeup",
     "__version__",
+    "hook",
     "tool",
 ]
 
@@ -76,8 +81,11 @@ _HOMES = {
     "Budget": "spec",
     "Cluster": "cluster.client",
     "Event": "events",
+    "HookContext": "actors.hooks",
     "Message": "messages",
     "PendingInput": "cluster.results",
+    "Refuse": "actors.hooks",
+    "Replace": "actors.hooks",
     "RestartPolicy": "spec",
     "Supervision": "spec",
     "Run": "cluster.client",
@@ -88,6 +96,7 @@ _HOMES = {
     "ToolContext": "actors.tools",
     "Usage": "messages",
     "Wakeup": "cluster.results",
+    "hook": "actors.hooks",
     "tool": "actors.tools",
 }
 """The module each name comes from; names of `__all__` that are not here are errors."""

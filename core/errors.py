@@ -349,6 +349,13 @@ class NoProgress(UnderstudyError):
     hint = "`understudy show SESSION` has the transcript; `AgentSpec.repeat_limit` is the limit."
 
 
+class Refused(UnderstudyError):
+    """A hook of the agent's did not let it ask the model, so the run could not go on."""
+
+    code = "refused"
+    hint = "The message says which hook, and why: correct what it objects to, or the hook."
+
+
 class RunFailed(UnderstudyError):
     """A run ended without a usable answer."""
 

@@ -280,7 +280,8 @@ class ToolStarted(Event):
 @dataclass(frozen=True, kw_only=True)
 class ToolFinished(Event):
     """The call has its one result. `outcome`: `ok`, `error`, `timeout`, `invalid`, `unknown_tool`, `interrupted`,
-    `cancelled`, `aborted` (given up after deaths, or by a person) or `repeated` (not executed: its result is known)."""
+    `cancelled`, `aborted` (given up after deaths, or by a person), `repeated` (not executed: its result is known) or
+    `refused` (not executed: a hook said no, or failed)."""
 
     type: ClassVar[str] = "tool_finished"
     call_id: str = ""

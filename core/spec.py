@@ -162,6 +162,8 @@ class AgentSpec(Strict):
         profile: name of a model profile; None for the driver's own credentials.
         tools: functions decorated with `@tool`, names of built-in tools (`read_file`, …) or of groups (`files`).
         agents: what `spawn_agent` may create, by name; without it the children are copies of this agent.
+        hooks: functions decorated with `@hook`, called in this order at their points (`docs/hooks.md`). A sub-agent has
+            those that its own specification lists; a copy of this agent has the same.
         workspace: directory that file tools are confined to; None for none.
         max_rounds: model calls in one run.
         max_continuations: how often a reply cut off by length is continued.
@@ -199,6 +201,7 @@ class AgentSpec(Strict):
     profile: str | None = Field(None, min_length=1, max_length=128)
     tools: tuple[Any, ...] = ()
     agents: tuple[AgentSpec, ...] = ()
+    hooks: tuple[Any, ...] = ()
     workspace: str | None = None
     max_rounds: int = Field(50, ge=1, le=10_000)
     max_continuations: int = Field(2, ge=0, le=16)
@@ -253,6 +256,16 @@ class AgentSpec(Strict):
         for item in value:
             if not isinstance(item, str) and not hasattr(item, "__understudy_tool__"):
                 raise ValueError(f"{item!r} is neither a name nor a function decorated with @tool")
+        return tuple(value)
+
+    @field_validator("hooks", mode="before")
+    @classmethod
+    def _hooks(cls, value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError("must be a list of hooks")
+        for item in value:
+            if not hasattr(item, "__understudy_hook__"):
+                raise ValueError(f"{item!r} is no function decorated with @hook")
         return tuple(value)
 
     @field_validator("repeat_limit")

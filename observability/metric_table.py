@@ -35,7 +35,7 @@ from understudy.records import RUN_STATUSES
 
 from . import conventions as names
 
-NOT_EXECUTED = ("unknown_tool", "invalid", "aborted", "repeated")
+NOT_EXECUTED = ("unknown_tool", "invalid", "aborted", "repeated", "refused")
 """Outcomes whose duration tells nothing."""
 
 Labels = tuple[str, ...]

@@ -96,6 +96,9 @@ def activate(
 ) -> dict[str, Any]:
     """Give a session to a frame under the next epoch, which fences the one before; returns what the frame must know.
 
+    `redone` says whether what the frame does next may have been done before: the session did not leave its last frame
+    of itself, with a commit, and has made no progress since.
+
     Attributes:
         after_seq: the frame has the session's messages up to here.
         parked: `(session, epoch)` of the session that leaves the frame for this one.
@@ -113,6 +116,8 @@ def activate(
     tx.changed(row)
     if row["moved"] and cause != "resume":
         cause = "moved"
+    idle_since_death = row["restarts"] > 0 and row["progress"] == row["progress_at_death"]
+    redone = idle_since_death or bool(row["moved"]) or row["frame_id"] is not None
     row["epoch"] += 1
     row["batch_no"] = row["moved"] = 0
     row.update(frame_id=frame.frame_id, actor_pid=frame.pid, node_id=frame.node_id)
@@ -123,7 +128,7 @@ def activate(
         cause=cause, frame_id=frame.frame_id, pid=frame.pid, node_id=frame.node_id, down=down
     )
     tx.append(row, event)
-    return work(tx, row, after_seq)
+    return {**work(tx, row, after_seq), "redone": redone}
 
 
 def park(tx: Transaction, session_id: str, epoch: int) -> None:

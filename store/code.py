@@ -14,7 +14,8 @@ from .transaction import Transaction
 def digests(spec: dict[str, Any], placement: str) -> set[str]:
     """The code that sessions of this specification and placement refer to, by hash."""
     found = {placement} if placement else set()
-    found |= {tool["source"]["blob"] for tool in spec.get("tools") or () if "blob" in tool["source"]}
+    functions = [*(spec.get("tools") or ()), *(spec.get("hooks") or ())]
+    found |= {function["source"]["blob"] for function in functions if "blob" in function["source"]}
     for agent in (spec.get("agents") or {}).values():
         found |= digests(agent, agent.get("placement", ""))
     return found

@@ -1,0 +1,88 @@
+"""How a user's function reaches a frame: by import path, or by value. The same for tools and hooks."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from understudy.errors import InvalidSpec, ToolError
+
+
+def fingerprint(item: Any) -> dict[str, str]:
+    """The hash of a function's own source, by which a changed one is noticed; nothing where that can't be found."""
+    try:
+        return {"code": hashlib.sha256(inspect.getsource(inspect.unwrap(item)).encode()).hexdigest()}
+    except (OSError, TypeError):
+        return {}
+
+
+def import_reference(item: Any) -> str | None:
+    """`module:qualname` if importing that gives this very object in another process too; otherwise None."""
+    module, name = getattr(item, "__module__", None), getattr(item, "__qualname__", None)
+    if not module or not name or module == "__main__" or module not in sys.modules:
+        return None
+    found: Any = sys.modules[module]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is item else None
+
+
+def resolve(reference: str) -> Any:
+    """The object at `module:qualname`."""
+    module, _, name = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def packed(
+    what: str, item: Any, content: Any, pickle: Callable[[Any], bytes] | None
+) -> tuple[dict[str, str], dict[str, bytes]]:
+    """The source of a function that other processes can't import, and the code it needs by its SHA-256.
+
+    Args:
+        what: names the function in errors: `tool 'lookup'`.
+        content: what `unpacked` returns there.
+
+    Raises:
+        InvalidSpec: it can't be serialized, or `pickle` is None.
+    """
+    if pickle is None:
+        raise InvalidSpec(
+            f"{what} is defined in {getattr(item, '__module__', None)}, where other processes can't "
+            "import it, and sending code by value is switched off: move it to the top level of a module."
+        )
+    try:
+        blob = pickle(content)
+    except Exception as error:
+        raise InvalidSpec(f"{what} can't be sent by value: {type(error).__name__}: {error}.") from error
+    key = hashlib.sha256(blob).hexdigest()
+    return {"blob": key}, {key: blob}
+
+
+def unpacked(key: str, read_blob: Callable[[str], bytes], unpickle: Callable[[bytes], Any] | None) -> Any:
+    """What was `packed` under this hash.
+
+    Raises:
+        ToolError: code by value is switched off here, or the stored code is not what it was.
+    """
+    if unpickle is None:
+        raise ToolError("running code sent by value is switched off")
+    blob = read_blob(key)
+    if hashlib.sha256(blob).hexdigest() != key:
+        raise ToolError("the stored code does not match its hash")
+    return unpickle(blob)
+
+
+def unloadable(what: str, source: dict[str, str], error: Exception) -> ToolError:
+    """The error that says why a function can't be had in this process."""
+    where = next(f"{kind} {value}" for kind, value in source.items())
+    return ToolError(
+        f"{what} can't be loaded here ({where}): {type(error).__name__}: {error}. Its module must be "
+        "importable in the session's processes: put it in the job's working_dir, in py_modules, or install it."
+    )
