@@ -88,6 +88,13 @@ async def look_at_gate() -> str:
 
 
 @tool(on_crash="rerun")
+async def ends_when_let_go() -> str:
+    """Go on when told."""
+    await asyncio.to_thread(Begun.let_go.wait)
+    return "let go"
+
+
+@tool(on_crash="rerun")
 async def ends_later() -> str:
     """Go on until the result of another call of this round was committed."""
     worker = k.WORKER.get()
@@ -152,12 +159,12 @@ async def test_a_call_names_the_sub_agent_that_was_started_again(stored: k.Kerne
 
     stored.on_point = die
     child = worker(k.script([("look_at_gate", {})]), [look_at_gate], max_rounds=1, restart_type="transient")
-    calls = [("does_not_listen", {}), ("ends_later", {}), ("spawn_agent", {"agent": "worker", "task": "t"})]
-    tools, rules = [does_not_listen, ends_later, "spawn_agent"], supervision(max_restarts=1, exceeded="report")
+    calls = [("ends_when_let_go", {}), ("ends_later", {}), ("spawn_agent", {"agent": "worker", "task": "t"})]
+    tools, rules = [ends_when_let_go, ends_later, "spawn_agent"], supervision(max_restarts=1, exceeded="report")
     compiled = k.spec(k.script(calls, "done"), tools, agents={"worker": child}, supervision=rules)
     await stored.spawn("s", compiled)
     await stored.send("s")
-    await stored.until("s", "tool_started")
+    await stored.until("s", "session_crashed")
     Begun.gate.set()
     await stored.until("s", "child_finished")
     Begun.let_go.set()
