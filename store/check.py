@@ -11,14 +11,16 @@ import inspect
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, cast, func, literal_column, null, select, union_all
+from sqlalchemy import Connection, and_, bindparam, case, cast, func, literal_column, null, select, union_all
 
 from .check_budgets import BUDGET_RULES
 from .check_log import LOG_RULES, Entry
-from .check_rows import ROW_RULES, Found, Scope, same_run, same_session
+from .check_rows import ROW_RULES
+from .check_scope import Books, Found, Scope, same_run, same_session
 from .check_tree import TREE_RULES
 from .statements import EVENT, MESSAGE, RUN, SESSION, TOOL_CALL
 from .tables import Json
@@ -60,38 +62,39 @@ def check(connection: Connection, namespace: str, session_ids: Collection[str] |
         connection: of `Database.snapshot`, or in a transaction that holds these sessions.
         session_ids: at most a few thousand; only these are read, and what others say of them.
     """
-    scope = Scope(connection, namespace, None if session_ids is None else sorted(session_ids))
+    books = Books(connection, namespace, None if session_ids is None else sorted(session_ids))
     told: Counter[str] = Counter()
     violations = []
-    for rule, (session_id, what) in _findings(scope):
+    for rule, (session_id, what) in _findings(books):
         told[rule] += 1
         if told[rule] <= TOLD_OF_ONE_RULE:
             violations.append(Violation(session_id, rule, what))
     return violations
 
 
-def _findings(scope: Scope) -> Iterator[tuple[str, Found]]:
+def _findings(books: Books) -> Iterator[tuple[str, Found]]:
     for name, rule in SQL_RULES.items():
-        for found in rule(scope):
+        for found in rule(books):
             yield name, found
-    yield from _read_logs(scope)
+    yield from _read_logs(books)
 
 
-def _read_logs(scope: Scope) -> Iterator[tuple[str, Found]]:
+def _read_logs(books: Books) -> Iterator[tuple[str, Found]]:
     """Follow every session's log by every rule; yields what they find, with the rule's name."""
-    last: str | None = None
-    while page := _page(scope, last):
-        last = page[-1]["session_id"]
-        entries = groupby(_entries(scope, page), lambda entry: entry.session_id)
+    last = ""
+    while page := books.read(_sessions(books.scope), after=last):
+        first, last = page[0]["session_id"], page[-1]["session_id"]
+        rows = books.stream(_logs(books.scope), first=first, last=last)
+        entries = groupby((Entry(**row) for row in rows), lambda entry: entry.session_id)
         logs = {session["session_id"]: session for session in page}
         for session_id, log in entries:
-            yield from _follow(scope, logs.pop(session_id), log)
+            yield from _follow(books, logs.pop(session_id), log)
         for session in logs.values():
-            yield from _follow(scope, session, ())
+            yield from _follow(books, session, ())
 
 
-def _follow(scope: Scope, session: Row, log: Iterable[Entry]) -> Iterator[tuple[str, Found]]:
-    rules = {name: rule(scope, session) for name, rule in LOG_RULES.items()}
+def _follow(books: Books, session: Row, log: Iterable[Entry]) -> Iterator[tuple[str, Found]]:
+    rules = {name: rule(books, session) for name, rule in LOG_RULES.items()}
     for entry in log:
         for name, rule in rules.items():
             if rule.types is not None and entry.type not in rule.types:
@@ -103,27 +106,27 @@ def _follow(scope: Scope, session: Row, log: Iterable[Entry]) -> Iterator[tuple[
             yield name, (session["session_id"], what)
 
 
-def _page(scope: Scope, after: str | None) -> list[Row]:
+@cache
+def _sessions(scope: Scope) -> Any:
     """The next sessions, in the database's own order of ids."""
     names = (
         "session_id", "seq", "pruned_seq", "run_id", "round", "run_usage", "tokens_used", "tokens_redone", "cost_used",
         "epoch",
     )  # fmt: skip
     calls = select(func.count()).select_from(TOOL_CALL).where(same_session(TOOL_CALL, SESSION)).scalar_subquery()
-    statement = select(*(SESSION.c[name] for name in names), calls.label("tool_calls")).where(scope.of(SESSION))
-    if after is not None:
-        statement = statement.where(SESSION.c.session_id > after)
-    found = scope.connection.execute(statement.order_by(SESSION.c.session_id).limit(PAGE)).mappings()
-    return [dict(row) for row in found]
+    statement = select(*(SESSION.c[name] for name in names), calls.label("tool_calls"))
+    statement = statement.where(scope.of(SESSION), SESSION.c.session_id > bindparam("after"))
+    return statement.order_by(SESSION.c.session_id).limit(PAGE)
 
 
-def _entries(scope: Scope, page: list[Row]) -> Iterator[Entry]:
-    """The logs of these sessions, one after the other."""
+@cache
+def _logs(scope: Scope) -> Any:
+    """The logs of the sessions from one to another, one after the other, as `Entry` has them."""
 
     def within(table: Any) -> Any:
-        first, last = page[0]["session_id"], page[-1]["session_id"]
+        between = table.c.session_id.between(bindparam("first"), bindparam("last"))
         exists = select(SESSION.c.session_id).where(same_session(SESSION, table)).exists()
-        return and_(scope.of(table), table.c.session_id >= first, table.c.session_id <= last, exists)
+        return and_(scope.of(table), between, exists)
 
     messages = select(
         MESSAGE.c.session_id, MESSAGE.c.seq, literal_column("0").label("is_event"), MESSAGE.c.role.label("type"),
@@ -140,7 +143,4 @@ def _entries(scope: Scope, page: list[Row]) -> Iterator[Entry]:
         .outerjoin(RUN, ended)
         .where(within(EVENT))
     )  # fmt: skip
-    both = union_all(messages, events).order_by("session_id", "seq")
-    with scope.connection.execute(both, execution_options={"yield_per": 1000}) as found:
-        for row in found:
-            yield Entry(*row)
+    return union_all(messages, events).order_by("session_id", "seq")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any
 
 from sqlalchemy import and_, case, exists, or_, select
 
@@ -10,11 +12,13 @@ from understudy.identifiers import wait_key
 
 from . import ledger
 from .budgets import owners, written
-from .check_rows import Found, Scope, same_session
+from .check_scope import Books, Found, Scope, Wrong, same_session, selected
+from .prepared import Row
 from .statements import ACCOUNT, RESERVATION, SESSION
 
 
-def charged_accounts(scope: Scope) -> Iterator[Found]:
+@selected
+def charged_accounts(scope: Scope) -> Iterator[Wrong]:
     """A session is charged to its own accounts, if it has any, and to those that its parent is charged to of a tree."""
     parent = SESSION.alias("parent")
     has_own = exists().where(same_session(ACCOUNT, SESSION))
@@ -27,19 +31,28 @@ def charged_accounts(scope: Scope) -> Iterator[Found]:
         .outerjoin(parent, and_(parent.c.namespace == SESSION.c.namespace, parent.c.session_id == SESSION.c.parent_id))
         .where(scope.of(SESSION), or_(SESSION.c.accounts.is_not(None), parent.c.accounts.is_not(None), has_own))
     )  # fmt: skip
-    for row in scope.rows(statement):
+
+    def tell(row: Row) -> str | None:
         above = [(owner, level + 1) for owner, level in owners(row["above"]) if level or row["has_tree_above"]]
         wanted = written([*([(row["session_id"], 0)] if row["has_own"] else []), *above])
-        if row["accounts"] != wanted:
-            yield row["session_id"], f"it is charged to {row['accounts']}, and should be to {wanted}"
+        if row["accounts"] == wanted:
+            return None
+        return f"it is charged to {row['accounts']}, and should be to {wanted}"
+
+    yield statement, tell
 
 
-def budget(scope: Scope) -> Iterator[Found]:
-    """An account says what was done: spent is what the sessions charged to it did, reserved what they hold."""
+@cache
+def _charged_roots(scope: Scope) -> Any:
     roots = select(SESSION.c.root_id).where(scope.of(SESSION), SESSION.c.accounts.is_not(None)).distinct()
-    chosen = None if scope.session_ids is None else set(scope.session_ids)
-    root_ids = list(scope.connection.execute(roots.order_by(SESSION.c.root_id)).scalars())
-    for account, spent, reserved in ledger.reckon(scope.connection, scope.namespace, root_ids):
+    return roots.order_by(SESSION.c.root_id)
+
+
+def budget(books: Books) -> Iterator[Found]:
+    """An account says what was done: spent is what the sessions charged to it did, reserved what they hold."""
+    chosen = None if books.session_ids is None else set(books.session_ids)
+    root_ids = [row["root_id"] for row in books.read(_charged_roots(books.scope))]
+    for account, spent, reserved in ledger.reckon(books.connection, books.namespace, root_ids):
         owner = account["session_id"]
         if (account["spent"], account["reserved"]) != (spent, reserved) and (chosen is None or owner in chosen):
             yield (
@@ -49,7 +62,8 @@ def budget(scope: Scope) -> Iterator[Found]:
             )
 
 
-def budget_limit(scope: Scope) -> Iterator[Found]:
+@selected
+def budget_limit(scope: Scope) -> Iterator[Wrong]:
     """No account goes below zero, or above its limit but by what answers took beyond what was reserved for them."""
     columns = ACCOUNT.c
     faults = case(
@@ -66,11 +80,14 @@ def budget_limit(scope: Scope) -> Iterator[Found]:
         .where(scope.of(ACCOUNT))
         .subquery()
     )
-    for row in scope.rows(select(found).where(found.c.fault.is_not(None))):
-        yield row["session_id"], f"its {row['scope']} account of {row['resource']} {row['fault']}"
+    yield (
+        select(found).where(found.c.fault.is_not(None)),
+        lambda row: f"its {row['scope']} account of {row['resource']} {row['fault']}",
+    )
 
 
-def reservation(scope: Scope) -> Iterator[Found]:
+@selected
+def reservation(scope: Scope) -> Iterator[Wrong]:
     """Something is reserved for the very call that a session waits for, and for every such call that is charged."""
     names = ("session_id", "run_id", "round", "wait", "cancel_reason", "accounts")
     statement = (
@@ -84,20 +101,21 @@ def reservation(scope: Scope) -> Iterator[Found]:
             ),
         )
     )
-    for row in scope.rows(statement):
+
+    def tell(row: Row) -> str | None:
         key = wait_key(row["session_id"], row["run_id"] or "", row["round"])
         # A call that was lost with its node is not issued again for a run that shall end: what is reserved for it is
         # given back when the run ends.
         waits = row["wait"] == "model" or (row["wait"] is None and row["cancel_reason"] is not None)
         if row["wait_key"] is None:
-            yield row["session_id"], f"nothing is reserved for the model call {key}"
-        elif not waits or row["wait_key"] != key or row["accounts"] is None:
-            yield (
-                row["session_id"],
-                f"there is a reservation for {row['wait_key']}, which the session does not wait for",
-            )
+            return f"nothing is reserved for the model call {key}"
+        if not waits or row["wait_key"] != key or row["accounts"] is None:
+            return f"there is a reservation for {row['wait_key']}, which the session does not wait for"
+        return None
+
+    yield statement, tell
 
 
-BUDGET_RULES: dict[str, Callable[[Scope], Iterable[Found]]] = {
+BUDGET_RULES: dict[str, Callable[[Books], Iterable[Found]]] = {
     rule.__name__: rule for rule in (charged_accounts, budget, budget_limit, reservation)
 }

@@ -9,18 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import Text, bindparam, select
 
 from understudy.events import ENVELOPE
 from understudy.identifiers import wait_key
 from understudy.messages import Usage
 
-from .check_rows import Scope
-from .statements import TOOL_CALL
+from .check_scope import Books
+from .statements import NAMESPACE, TOOL_CALL
 from .transaction import Row
 
 LOOKED_UP_AT_ONCE = 200
 """Tool calls that are compared with their rows in one SELECT."""
+
+# In the order in which a message says them.
+CALL_SAID = ("run_id", "round", "index", "tool", "arguments", "provider_id", "state")
+CALLS_BY_ID = select(TOOL_CALL.c.call_id, *(TOOL_CALL.c[name] for name in CALL_SAID)).where(
+    TOOL_CALL.c.namespace == NAMESPACE,
+    TOOL_CALL.c.session_id == bindparam("session"),
+    TOOL_CALL.c.call_id.in_(bindparam("calls", type_=Text, expanding=True)),
+)
 
 EPOCH = ENVELOPE[4:].index("epoch")
 
@@ -58,8 +66,8 @@ class LogRule:
 
     types: tuple[str, ...] | None = None
 
-    def __init__(self, scope: Scope, session: Row) -> None:
-        self.scope = scope
+    def __init__(self, books: Books, session: Row) -> None:
+        self.books = books
         self.session = session
         self.pruned: int = session["pruned_seq"]
 
@@ -105,8 +113,8 @@ class RunOrder(LogRule):
     types = ("run_started", "run_finished", "user", "assistant", "tool")
     current: str | None = None
 
-    def __init__(self, scope: Scope, session: Row) -> None:
-        super().__init__(scope, session)
+    def __init__(self, books: Books, session: Row) -> None:
+        super().__init__(books, session)
         self.known = self.pruned == 0
 
     def read(self, entry: Entry) -> Iterator[str]:
@@ -129,8 +137,8 @@ class ToolResults(LogRule):
 
     types = ("assistant", "tool", "tool_finished", "run_finished")
 
-    def __init__(self, scope: Scope, session: Row) -> None:
-        super().__init__(scope, session)
+    def __init__(self, books: Books, session: Row) -> None:
+        super().__init__(books, session)
         self.open: dict[str, tuple[Entry, bool]] = {}  # by call: where it was asked for, and if it has finished
 
     def read(self, entry: Entry) -> Iterator[str]:
@@ -179,8 +187,8 @@ class ToolCalls(LogRule):
 
     types = ("assistant", "tool", "tool_finished")
 
-    def __init__(self, scope: Scope, session: Row) -> None:
-        super().__init__(scope, session)
+    def __init__(self, books: Books, session: Row) -> None:
+        super().__init__(books, session)
         self.count = 0
         self.calls: dict[str, tuple[list[Any], set[str]]] = {}  # what its row must say, and the states it may have
 
@@ -204,14 +212,9 @@ class ToolCalls(LogRule):
             yield f"the model asked for {self.count} calls, and there are {self.session['tool_calls']} rows"
 
     def _compare(self) -> Iterator[str]:
-        # In the order in which a message says them.
-        names = ("run_id", "round", "index", "tool", "arguments", "provider_id", "state")
-        statement = select(TOOL_CALL.c.call_id, *(TOOL_CALL.c[name] for name in names)).where(
-            TOOL_CALL.c.namespace == self.scope.namespace,
-            TOOL_CALL.c.session_id == self.session["session_id"],
-            TOOL_CALL.c.call_id.in_(list(self.calls)),
-        )
-        rows = {row[0]: list(row[1:]) for row in self.scope.connection.execute(statement)} if self.calls else {}
+        given = {"session": self.session["session_id"], "calls": list(self.calls)}
+        found = self.books.read(CALLS_BY_ID, **given) if self.calls else []
+        rows = {row["call_id"]: [row[name] for name in CALL_SAID] for row in found}
         for call_id, (asked, states) in self.calls.items():
             row = rows.get(call_id)
             if row is None:
@@ -254,8 +257,8 @@ class Answers(LogRule):
 
     types = ("assistant", "model_call_completed", "model_call_failed")
 
-    def __init__(self, scope: Scope, session: Row) -> None:
-        super().__init__(scope, session)
+    def __init__(self, books: Books, session: Row) -> None:
+        super().__init__(books, session)
         self.last: Entry | None = None
         self.told = True
         self.keys: set[str] = set()  # of the winning answers of the run
@@ -290,8 +293,8 @@ class RunUsage(LogRule):
 
     types = ("run_started", "assistant", "model_call_completed", "run_finished")
 
-    def __init__(self, scope: Scope, session: Row) -> None:
-        super().__init__(scope, session)
+    def __init__(self, books: Books, session: Row) -> None:
+        super().__init__(books, session)
         self.run_id: str | None = None  # of a run whose beginning is in the log
         self.used = Usage()
         self.answered = 0

@@ -5,67 +5,51 @@ They hold after every commit, not only at rest. `check.py` runs them; `check_log
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
-from sqlalchemy import Connection, and_, case, exists, false, func, not_, or_, select, true
+from sqlalchemy import and_, case, exists, false, func, not_, or_, select, true
 
 from understudy.records import RUN_STATUSES
 from understudy.wakeups import MOST_WAKEUPS
 
 from .beginnings import PAUSE_TIMER
+from .check_scope import Books, Found, Scope, Wrong, same_run, same_session, selected
 from .endings import TERMINAL
-from .statements import ACCOUNT, EVENT, INBOX, MESSAGE, QUESTION, RESERVATION, RUN, SESSION, TIMER, TOOL_CALL
+from .prepared import Row
+from .statements import (
+    ACCOUNT,
+    EVENT,
+    INBOX,
+    MESSAGE,
+    NAMESPACE,
+    QUESTION,
+    RESERVATION,
+    RUN,
+    SESSION,
+    TIMER,
+    TOOL_CALL,
+)
 from .waiting import CALL_TIMER
 from .wakeups import WAKEUP_TIMER
 
 ENDED = [name for name in RUN_STATUSES if name != "waiting_for_input"]
 
-Found = tuple[str, str]
-"""A session, and what is wrong with it."""
 
-
-@dataclass(frozen=True)
-class Scope:
-    """What is checked: a namespace, or some of its sessions, as one transaction sees them."""
-
-    connection: Connection
-    namespace: str
-    session_ids: Sequence[str] | None = None
-
-    def of(self, table: Any) -> Any:
-        """The condition that a row of this table is checked."""
-        chosen = true() if self.session_ids is None else table.c.session_id.in_(self.session_ids)
-        return and_(table.c.namespace == self.namespace, chosen)
-
-    def rows(self, statement: Any) -> Iterator[Any]:
-        """The rows of a SELECT, a thousand at a time."""
-        with self.connection.execute(statement, execution_options={"yield_per": 1000}) as found:
-            yield from found.mappings()
-
-
-def same_session(table: Any, other: Any) -> Any:
-    """The join of two tables on their session."""
-    return and_(table.c.namespace == other.c.namespace, table.c.session_id == other.c.session_id)
-
-
-def same_run(table: Any) -> Any:
-    """The join of a table with its run."""
-    return and_(same_session(RUN, table), RUN.c.run_id == table.c.run_id)
-
-
-def own_session(scope: Scope) -> Iterator[Found]:
+@selected
+def own_session(scope: Scope) -> Iterator[Wrong]:
     """Every row belongs to a session that exists."""
     for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION):
         orphans = select(table.c.session_id, func.count().label("rows")).where(
             scope.of(table), ~exists().where(same_session(SESSION, table))
         )
-        for row in scope.rows(orphans.group_by(table.c.session_id)):
-            yield row["session_id"], f"{row['rows']} rows of {table.name} belong to no session"
+        yield (
+            orphans.group_by(table.c.session_id),
+            f"{{rows}} rows of {table.name} belong to no session".format_map,
+        )
 
 
-def run_events(scope: Scope) -> Iterator[Found]:
+@selected
+def run_events(scope: Scope) -> Iterator[Wrong]:
     """Every run has one `run_accepted` event, one `run_started` if it began, one `run_finished` if it ended."""
     types = ("run_accepted", "run_started", "run_finished")
     counts = [func.sum(case((EVENT.c.type == name, 1), else_=0)).label(name) for name in types]
@@ -92,17 +76,21 @@ def run_events(scope: Scope) -> Iterator[Found]:
         .outerjoin(told, told_of_run)
         .where(scope.of(RUN), or_(*wrong))
     )
-    for row in scope.rows(statement):
+
+    def tell(row: Row) -> str:
         found = ", ".join(f"{row[name] or 0} {name}" for name in types)
-        yield row["session_id"], f"run {row['run_id']!r} is {row['status']} and has these events: {found}"
-    unknown = select(told.c.session_id, told.c.run_id).outerjoin(
-        RUN, and_(told_of_run, RUN.c.namespace == scope.namespace)
+        return f"run {row['run_id']!r} is {row['status']} and has these events: {found}"
+
+    yield statement, tell
+    unknown = select(told.c.session_id, told.c.run_id).outerjoin(RUN, and_(told_of_run, RUN.c.namespace == NAMESPACE))
+    yield (
+        unknown.where(RUN.c.run_id.is_(None)),
+        lambda row: f"events tell of run {row['run_id']!r}, which does not exist",
     )
-    for row in scope.rows(unknown.where(RUN.c.run_id.is_(None))):
-        yield row["session_id"], f"events tell of run {row['run_id']!r}, which does not exist"
 
 
-def run_state(scope: Scope) -> Iterator[Found]:
+@selected
+def run_state(scope: Scope) -> Iterator[Wrong]:
     """A queued run's input is in the inbox; a running or paused one is its session's current run; an ended one is
     neither.
     """
@@ -120,16 +108,18 @@ def run_state(scope: Scope) -> Iterator[Found]:
         .join(SESSION, same_session(SESSION, RUN))
         .where(scope.of(RUN), not_(right))
     )
-    for row in scope.rows(statement):
-        yield (
-            row["session_id"],
+    yield (
+        statement,
+        lambda row: (
             f"run {row['run_id']!r} is {row['status']}, began at {row['started_at']}, ended at {row['finished_at']}, "
             f"its input is {'in' if row['in_inbox'] else 'not in'} the inbox, and it is "
-            f"{'the' if row['is_current'] else 'not the'} current run",
-        )
+            f"{'the' if row['is_current'] else 'not the'} current run"
+        ),
+    )
 
 
-def current_run(scope: Scope) -> Iterator[Found]:
+@selected
+def current_run(scope: Scope) -> Iterator[Wrong]:
     """What a session's row says of its current run is what the run's row says; without a run it says nothing."""
     differs = or_(
         RUN.c.run_id.is_(None),
@@ -148,15 +138,18 @@ def current_run(scope: Scope) -> Iterator[Found]:
         .outerjoin(RUN, same_run(SESSION))
         .where(scope.of(SESSION), case((SESSION.c.run_id.is_(None), left), else_=differs))
     )
-    for row in scope.rows(statement):
+
+    def tell(row: Row) -> str:
         if row["run_id"] is None:
-            yield row["session_id"], "there is no current run, but the session's row still describes one"
-        else:
-            fault = "does not exist" if row["found"] is None else "is described otherwise by its own row"
-            yield row["session_id"], f"the current run {row['run_id']!r} {fault}"
+            return "there is no current run, but the session's row still describes one"
+        fault = "does not exist" if row["found"] is None else "is described otherwise by its own row"
+        return f"the current run {row['run_id']!r} {fault}"
+
+    yield statement, tell
 
 
-def inbox(scope: Scope) -> Iterator[Found]:
+@selected
+def inbox(scope: Scope) -> Iterator[Wrong]:
     """An inbox is empty or owned: its rows are counted, and belong to a session at work that will take them up."""
     rows = select(func.count()).select_from(INBOX).where(same_session(INBOX, SESSION)).scalar_subquery()
     last = select(func.max(INBOX.c.item)).where(same_session(INBOX, SESSION)).scalar_subquery()
@@ -170,15 +163,17 @@ def inbox(scope: Scope) -> Iterator[Found]:
         counts.c.last > counts.c.inbox_seq,
         and_(counts.c.rows > 0, counts.c.active == 0),
     )
-    for row in scope.rows(select(counts).where(wrong)):
-        yield (
-            row["session_id"],
+    yield (
+        select(counts).where(wrong),
+        lambda row: (
             f"the inbox has {row['rows']} rows, the last is {row['last'] or 0}; the session counts "
-            f"{row['inbox_count']} up to {row['inbox_seq']}, is {row['status']}, and its active is {row['active']}",
-        )
+            f"{row['inbox_count']} up to {row['inbox_seq']}, is {row['status']}, and its active is {row['active']}"
+        ),
+    )
 
 
-def inbox_items(scope: Scope) -> Iterator[Found]:
+@selected
+def inbox_items(scope: Scope) -> Iterator[Wrong]:
     """Each inbox row is an input of an open session, or a child's result or an answer for an open call of the current
     run.
     """
@@ -200,11 +195,11 @@ def inbox_items(scope: Scope) -> Iterator[Found]:
         .join(SESSION, same_session(SESSION, INBOX))
         .where(scope.of(INBOX), not_(right))
     )
-    for row in scope.rows(statement):
-        yield row["session_id"], f"nobody waits for inbox row {row['item']} ({row['kind']} {row['key']!r})"
+    yield statement, lambda row: f"nobody waits for inbox row {row['item']} ({row['kind']} {row['key']!r})"
 
 
-def open_calls(scope: Scope) -> Iterator[Found]:
+@selected
+def open_calls(scope: Scope) -> Iterator[Wrong]:
     """Tool calls without a result are of the current run and round, and `calls_open` counts them."""
     pending = and_(
         same_session(TOOL_CALL, SESSION), TOOL_CALL.c.run_id == SESSION.c.run_id,
@@ -215,18 +210,20 @@ def open_calls(scope: Scope) -> Iterator[Found]:
         scope.of(SESSION), SESSION.c.run_id.is_not(None)
     )
     found = counts.subquery()
-    for row in scope.rows(select(found).where(found.c.pending != found.c.calls_open)):
-        yield row["session_id"], f"calls_open is {row['calls_open']}, and {row['pending']} calls have no result"
+    yield (
+        select(found).where(found.c.pending != found.c.calls_open),
+        lambda row: f"calls_open is {row['calls_open']}, and {row['pending']} calls have no result",
+    )
     forgotten = (
         select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id, TOOL_CALL.c.state)
         .join(SESSION, same_session(SESSION, TOOL_CALL))
         .where(scope.of(TOOL_CALL), TOOL_CALL.c.state != "done", not_(func.coalesce(pending, false())))
     )
-    for row in scope.rows(forgotten):
-        yield row["session_id"], f"call {row['call_id']} is {row['state']}, and its round is over"
+    yield forgotten, lambda row: f"call {row['call_id']} is {row['state']}, and its round is over"
 
 
-def questions(scope: Scope) -> Iterator[Found]:
+@selected
+def questions(scope: Scope) -> Iterator[Wrong]:
     """A call waits for a person exactly if its last question has no answer, or has one that is in the inbox; a run is
     paused exactly if it has a question without an answer, and nobody asked it to end.
     """
@@ -247,8 +244,7 @@ def questions(scope: Scope) -> Iterator[Found]:
         .join(SESSION, at_work)
         .where(scope.of(TOOL_CALL), TOOL_CALL.c.state == "asked", not_(has_question))
     )
-    for row in scope.rows(calls):
-        yield row["session_id"], f"call {row['call_id']} waits for a person, and asks nothing that has no answer"
+    yield calls, lambda row: f"call {row['call_id']} waits for a person, and asks nothing that has no answer"
     # When a run ends before its question is answered, the question stays without an answer; also while the run, told
     # to end, is held by its children.
     waits = exists().where(of_call, TOOL_CALL.c.state == "asked")
@@ -263,21 +259,20 @@ def questions(scope: Scope) -> Iterator[Found]:
             SESSION.c.cancel_reason.is_(None),
         )
     )
-    for row in scope.rows(left):
-        yield (
-            row["session_id"],
-            f"a question of call {row['call_id']} has no answer, and the call does not wait for one",
-        )
+    yield (
+        left,
+        lambda row: f"a question of call {row['call_id']} has no answer, and the call does not wait for one",
+    )
     paused = exists().where(same_run(QUESTION), QUESTION.c.answered_at == 0)
     waiting = and_(paused, RUN.c.cancel_requested.is_(None))
     runs = select(RUN.c.session_id, RUN.c.run_id, RUN.c.status).where(
         scope.of(RUN), RUN.c.finished_at == 0, RUN.c.started_at > 0, (RUN.c.status == "waiting_for_input") != waiting
     )
-    for row in scope.rows(runs):
-        yield row["session_id"], f"run {row['run_id']!r} is {row['status']}, and its questions say otherwise"
+    yield runs, lambda row: f"run {row['run_id']!r} is {row['status']}, and its questions say otherwise"
 
 
-def question_events(scope: Scope) -> Iterator[Found]:
+@selected
+def question_events(scope: Scope) -> Iterator[Wrong]:
     """Every question has one `input_requested` event, and one `input_received` if it was answered."""
     types = {"input_requested": true(), "input_received": QUESTION.c.answered_at > 0}
     for name, counted in types.items():
@@ -292,11 +287,14 @@ def question_events(scope: Scope) -> Iterator[Found]:
         )
         counts = found.subquery()
         wrong = or_(counts.c.told > counts.c.asked, and_(counts.c.told < counts.c.asked, counts.c.pruned_seq == 0))
-        for row in scope.rows(select(counts).where(wrong)):
-            yield row["session_id"], f"{row['told']} {name} events, and {row['asked']} questions that have one"
+        yield (
+            select(counts).where(wrong),
+            f"{{told}} {name} events, and {{asked}} questions that have one".format_map,
+        )
 
 
-def waits(scope: Scope) -> Iterator[Found]:
+@selected
+def waits(scope: Scope) -> Iterator[Wrong]:
     """A call waits for its time exactly if it has a timer, or its answer is in the inbox; only such a call has one."""
     of_call = and_(same_session(TIMER, TOOL_CALL), TIMER.c.name == CALL_TIMER + TOOL_CALL.c.call_id)
     has_timer = exists().where(of_call)
@@ -307,17 +305,16 @@ def waits(scope: Scope) -> Iterator[Found]:
     calls = select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id).where(
         scope.of(TOOL_CALL), TOOL_CALL.c.state == "waiting", not_(right)
     )
-    for row in scope.rows(calls):
-        yield row["session_id"], f"call {row['call_id']} waits, and has neither a timer nor an answer, or has both"
+    yield calls, lambda row: f"call {row['call_id']} waits, and has neither a timer nor an answer, or has both"
     waiting = exists().where(of_call, TOOL_CALL.c.state == "waiting")
     timers = select(TIMER.c.session_id, TIMER.c.name).where(
         scope.of(TIMER), TIMER.c.name.startswith(CALL_TIMER), not_(waiting)
     )
-    for row in scope.rows(timers):
-        yield row["session_id"], f"nobody waits for timer {row['name']}"
+    yield timers, lambda row: f"nobody waits for timer {row['name']}"
 
 
-def wakeups(scope: Scope) -> Iterator[Found]:
+@selected
+def wakeups(scope: Scope) -> Iterator[Wrong]:
     """Only a session that is open, and is no ephemeral sub-agent, has wakeups, and not more than it may have."""
     wakeup = and_(same_session(TIMER, SESSION), TIMER.c.name.startswith(WAKEUP_TIMER))
     may_have = case(
@@ -331,20 +328,20 @@ def wakeups(scope: Scope) -> Iterator[Found]:
         .where(scope.of(TIMER))
         .group_by(SESSION.c.session_id, may_have)
     )
-    for row in scope.rows(counted.having(func.count() > may_have)):
-        yield row["session_id"], f"it may not have {row['number']} wakeups"
+    yield counted.having(func.count() > may_have), lambda row: f"it may not have {row['number']} wakeups"
 
 
-def timer(scope: Scope) -> Iterator[Found]:
+@selected
+def timer(scope: Scope) -> Iterator[Wrong]:
     """A session that pauses has the timer that ends its pause."""
     # Not the other way round: a cancel cuts the wait short, and the timer fires later without effect.
     due = exists().where(same_session(TIMER, SESSION), TIMER.c.name == PAUSE_TIMER)
     statement = select(SESSION.c.session_id).where(scope.of(SESSION), SESSION.c.wait == "timer", not_(due))
-    for row in scope.rows(statement):
-        yield row["session_id"], "the timer that ends its pause does not exist"
+    yield statement, lambda row: "the timer that ends its pause does not exist"
 
 
-def status(scope: Scope) -> Iterator[Found]:
+@selected
+def status(scope: Scope) -> Iterator[Wrong]:
     """`status`, `active`, `wait`, `closed`, the run and the frame of a session say the same."""
     columns = SESSION.c
     ended = case((columns.closed == 1, columns.status.in_(TERMINAL)), else_=columns.status.in_(("idle", "quarantined")))
@@ -371,28 +368,30 @@ def status(scope: Scope) -> Iterator[Found]:
     statement = select(*(columns[name] for name in names)).where(
         scope.of(SESSION), not_(and_(func.coalesce(right, false()), frame, idle_when_closed))
     )
-    for row in scope.rows(statement):
-        yield row["session_id"], ", ".join(f"{name} is {row[name]!r}" for name in names[1:])
+    yield statement, lambda row: ", ".join(f"{name} is {row[name]!r}" for name in names[1:])
 
 
-def moved(scope: Scope) -> Iterator[Found]:
+@selected
+def moved(scope: Scope) -> Iterator[Wrong]:
     """A session that a drained node gave away is in no frame, and has something to do, until its next activation."""
     columns = SESSION.c
     wrong = and_(columns.moved == 1, or_(columns.frame_id.is_not(None), columns.active == 0))
     statement = select(columns.session_id, columns.frame_id, columns.status).where(scope.of(SESSION), wrong)
-    for row in scope.rows(statement):
-        yield row["session_id"], f"it was given away, is {row['status']}, and in frame {row['frame_id']}"
+    yield statement, lambda row: f"it was given away, is {row['status']}, and in frame {row['frame_id']}"
 
 
-def next_spec(scope: Scope) -> Iterator[Found]:
+@selected
+def next_spec(scope: Scope) -> Iterator[Wrong]:
     """Another specification waits for a session only as long as its current run lasts, and never for a sub-agent."""
     columns = SESSION.c
     wrong = and_(columns.next_spec.is_not(None), or_(columns.run_id.is_(None), columns.parent_id.is_not(None)))
-    for row in scope.rows(select(columns.session_id).where(scope.of(SESSION), wrong)):
-        yield row["session_id"], "a specification waits for it, and no run of its own has to end first"
+    yield (
+        select(columns.session_id).where(scope.of(SESSION), wrong),
+        lambda row: "a specification waits for it, and no run of its own has to end first",
+    )
 
 
-ROW_RULES: dict[str, Callable[[Scope], Iterable[Found]]] = {
+ROW_RULES: dict[str, Callable[[Books], Iterable[Found]]] = {
     rule.__name__: rule
     for rule in (
         own_session, run_events, run_state, current_run, inbox, inbox_items, open_calls, questions, question_events,

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from sqlalchemy import and_, case, exists, func, not_, or_, select
 
 from .beginnings import TASK, TASK_AT_WORK, TASK_UNTOLD
-from .check_rows import Found, Scope, same_session
-from .statements import EVENT, RUN, SESSION, TOOL_CALL
+from .check_scope import Books, Found, Scope, Wrong, same_session, selected
+from .statements import EVENT, NAMESPACE, RUN, SESSION, SESSION_IDS, TOOL_CALL
 
 
-def tree(scope: Scope) -> Iterator[Found]:
+@selected
+def tree(scope: Scope) -> Iterator[Wrong]:
     """A child has a parent, the tool call of it that made it, and a task; it is one deeper, under the same root."""
     parent, columns = SESSION.alias("parent"), SESSION.c
     made_by = exists().where(
@@ -39,11 +40,14 @@ def tree(scope: Scope) -> Iterator[Found]:
         .where(scope.of(SESSION))
         .subquery()
     )
-    for row in scope.rows(select(found).where(found.c.fault.is_not(None))):
-        yield row["session_id"], f"parent {row['parent_id']}, call {row['call_id']}: {row['fault']}"
+    yield (
+        select(found).where(found.c.fault.is_not(None)),
+        lambda row: f"parent {row['parent_id']}, call {row['call_id']}: {row['fault']}",
+    )
 
 
-def children_open(scope: Scope) -> Iterator[Found]:
+@selected
+def children_open(scope: Scope) -> Iterator[Wrong]:
     """`children_open` is the number of the current run's children that it wants to hear the end of, and has not."""
     child = SESSION.alias("child")
     at_work = (
@@ -62,8 +66,10 @@ def children_open(scope: Scope) -> Iterator[Found]:
         scope.of(SESSION), SESSION.c.run_id.is_not(None)
     )
     found = statement.subquery()
-    for row in scope.rows(select(found).where(found.c.at_work != found.c.children_open)):
-        yield row["session_id"], f"children_open is {row['children_open']}, and {row['at_work']} are at work"
+    yield (
+        select(found).where(found.c.at_work != found.c.children_open),
+        lambda row: f"children_open is {row['children_open']}, and {row['at_work']} are at work",
+    )
 
     ended = RUN.c.finished_at > 0
     tasks = (
@@ -77,11 +83,11 @@ def children_open(scope: Scope) -> Iterator[Found]:
             ),
         )
     )
-    for row in scope.rows(tasks):
-        yield row["session_id"], f"its task is {row['status']}, and task_open is {row['task_open']}"
+    yield tasks, lambda row: f"its task is {row['status']}, and task_open is {row['task_open']}"
 
 
-def child_events(scope: Scope) -> Iterator[Found]:
+@selected
+def child_events(scope: Scope) -> Iterator[Wrong]:
     """A child's parent has one `child_spawned` event, and one `child_finished` with its status once its task ended,
     unless the parent's run had ended before: then the child was cancelled.
     """
@@ -89,12 +95,10 @@ def child_events(scope: Scope) -> Iterator[Found]:
     # The CASE decides what is read as JSON: PostgreSQL refuses to read texts with \u0000, which other events may have.
     named = {name: case((EVENT.c.type.in_(types), EVENT.c.body[name].as_string())) for name in ("child_id", "status")}
     child = SESSION.alias("child")
-    tells = EVENT.c.namespace == scope.namespace
-    if scope.session_ids is not None:
-        parents = select(child.c.parent_id).where(
-            child.c.namespace == scope.namespace, child.c.session_id.in_(scope.session_ids)
-        )
-        tells = and_(tells, or_(EVENT.c.session_id.in_(parents), EVENT.c.session_id.in_(scope.session_ids)))
+    tells = EVENT.c.namespace == NAMESPACE
+    if scope.some:
+        parents = select(child.c.parent_id).where(scope.of(child))
+        tells = and_(tells, or_(EVENT.c.session_id.in_(parents), EVENT.c.session_id.in_(SESSION_IDS)))
     events = (
         select(EVENT.c.session_id, EVENT.c.type, *(value.label(name) for name, value in named.items()))
         .where(tells, EVENT.c.type.in_(types))
@@ -135,19 +139,20 @@ def child_events(scope: Scope) -> Iterator[Found]:
         .where(scope.of(SESSION))
         .subquery()
     )
-    for row in scope.rows(select(found).where(found.c.fault.is_not(None))):
-        yield row["session_id"], f"by the events of its parent {row['parent_id']}, it {row['fault']}"
+    yield (
+        select(found).where(found.c.fault.is_not(None)),
+        lambda row: f"by the events of its parent {row['parent_id']}, it {row['fault']}",
+    )
     is_child = and_(child.c.parent_id == told.c.session_id, child.c.session_id == told.c.child_id)
     # A child that has ended may be missing: its parent can come from an archive without its tree.
     unspawned, unfinished = (func.coalesce(told.c[name], 0) == 0 for name in types)
-    whole_log = exists().where(parent.c.namespace == scope.namespace, parent.c.session_id == told.c.session_id, whole)
+    whole_log = exists().where(parent.c.namespace == NAMESPACE, parent.c.session_id == told.c.session_id, whole)
     strange = select(told.c.session_id, told.c.child_id).where(
-        or_(unfinished, and_(unspawned, whole_log)), ~exists().where(child.c.namespace == scope.namespace, is_child)
+        or_(unfinished, and_(unspawned, whole_log)), ~exists().where(child.c.namespace == NAMESPACE, is_child)
     )
-    for row in scope.rows(strange):
-        yield row["session_id"], f"its events tell of a child {row['child_id']}, which it does not have"
+    yield strange, lambda row: f"its events tell of a child {row['child_id']}, which it does not have"
 
 
-TREE_RULES: dict[str, Callable[[Scope], Iterable[Found]]] = {
+TREE_RULES: dict[str, Callable[[Books], Iterable[Found]]] = {
     rule.__name__: rule for rule in (tree, children_open, child_events)
 }

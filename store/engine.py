@@ -27,7 +27,7 @@ from understudy.errors import (
 
 from . import failures, schema
 from .postgresql import Address
-from .prepared import Statements
+from .prepared import statements_of
 
 BUSY_SECONDS = 20
 
@@ -75,7 +75,7 @@ class Database:
 
         for engine in (self.writer, self.reader):
             _close_what_comes_late(engine)
-        self.statements = Statements(self.writer.dialect)
+        self.statements = statements_of(self.writer.dialect)
         self._driver: Any = self.writer.dialect.loaded_dbapi
 
     def _make_directory(self, path: Path) -> None:

@@ -5,18 +5,43 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from understudy.messages import Usage
 
 from .budgets import Grant, owners
-from .statements import ACCOUNT, MESSAGE, RESERVATION, RUN, SESSION
-from .transaction import Row
+from .prepared import Row, read
+from .statements import ACCOUNT, MESSAGE, NAMESPACE, RESERVATION, RUN, SESSION, SESSION_IDS
 
 AT_ONCE = 500
 """Sessions whose rows are read with one SELECT."""
+
+
+MEMBER = (
+    "session_id", "parent_id", "parent_run_id", "accounts", "tokens_used", "cost_used", "run_id", "run_usage",
+)  # fmt: skip
+SELECT_MEMBERS = select(*(SESSION.c[name] for name in MEMBER)).where(
+    SESSION.c.namespace == NAMESPACE, SESSION.c.root_id == bindparam("root")
+)
+SELECT_RUNS = select(RUN.c.run_id, RUN.c.usage).where(
+    RUN.c.namespace == NAMESPACE,
+    RUN.c.session_id == bindparam("session"),
+    RUN.c.started_at == bindparam("since"),
+    RUN.c.started_at > 0,
+)
+SELECT_ROUNDS = (
+    select(MESSAGE.c.session_id, MESSAGE.c.run_id, func.count().label("rounds"))
+    .where(MESSAGE.c.namespace == NAMESPACE, MESSAGE.c.session_id.in_(SESSION_IDS), MESSAGE.c.role == "assistant")
+    .group_by(MESSAGE.c.session_id, MESSAGE.c.run_id)
+)
+
+
+@cache
+def _all_of(table: Any) -> Any:
+    return select(table).where(table.c.namespace == NAMESPACE, table.c.session_id.in_(SESSION_IDS))
 
 
 class Reckoned(NamedTuple):
@@ -86,48 +111,32 @@ def _reckon(connection: Connection, namespace: str, members: dict[str, Row], acc
 
 
 def _members(connection: Connection, namespace: str, root_id: str) -> dict[str, Row]:
-    names = (
-        "session_id", "parent_id", "parent_run_id", "accounts", "tokens_used", "cost_used", "run_id", "run_usage",
-    )  # fmt: skip
-    statement = select(*(SESSION.c[name] for name in names)).where(
-        SESSION.c.namespace == namespace, SESSION.c.root_id == root_id
-    )
-    return {row["session_id"]: dict(row) for row in connection.execute(statement).mappings()}
+    return {row["session_id"]: row for row in read(connection, SELECT_MEMBERS, ns=namespace, root=root_id)}
 
 
 def _rows(connection: Connection, table: Any, namespace: str, members: dict[str, Row]) -> list[Row]:
     found: list[Row] = []
     for ids in _some(members):
-        statement = select(table).where(table.c.namespace == namespace, table.c.session_id.in_(ids))
-        found += map(dict, connection.execute(statement).mappings())
+        found += read(connection, _all_of(table), ns=namespace, ids=ids)
     return found
 
 
 def _run(connection: Connection, namespace: str, row: Row, since: int) -> tuple[str, Usage]:
     """The run that a session's accounts of a run are about, the one that began last, and what it used."""
-    statement = select(RUN.c.run_id, RUN.c.usage).where(
-        RUN.c.namespace == namespace,
-        RUN.c.session_id == row["session_id"],
-        RUN.c.started_at == since,
-        RUN.c.started_at > 0,
-    )
-    found = connection.execute(statement).first()
-    if found is None:
+    found = read(connection, SELECT_RUNS, ns=namespace, session=row["session_id"], since=since)
+    if not found:
         return "", Usage()
-    return str(found.run_id), Usage.from_wire(row["run_usage"] if row["run_id"] == found.run_id else found.usage)
+    run_id, usage = found[0]["run_id"], found[0]["usage"]
+    return run_id, Usage.from_wire(row["run_usage"] if row["run_id"] == run_id else usage)
 
 
 def _rounds(connection: Connection, namespace: str, members: dict[str, Row]) -> Counter[tuple[str, str | None]]:
     """Answers by session and run; by session alone under None."""
     found: Counter[tuple[str, str | None]] = Counter()
     for ids in _some(members):
-        statement = (
-            select(MESSAGE.c.session_id, MESSAGE.c.run_id, func.count())
-            .where(MESSAGE.c.namespace == namespace, MESSAGE.c.session_id.in_(ids), MESSAGE.c.role == "assistant")
-            .group_by(MESSAGE.c.session_id, MESSAGE.c.run_id)
-        )
-        for session_id, run_id, count in connection.execute(statement):
-            found.update({(session_id, None): count, (session_id, run_id): count})
+        for row in read(connection, SELECT_ROUNDS, ns=namespace, ids=ids):
+            session_id, count = row["session_id"], row["rounds"]
+            found.update({(session_id, None): count, (session_id, row["run_id"]): count})
     return found
 
 

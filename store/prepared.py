@@ -1,12 +1,13 @@
-"""Statements of the write path, compiled once and executed on the driver's own cursor.
+"""Statements that are compiled once in a process: those of the write path, and the SELECTs of the check.
 
 SQLAlchemy writes the SQL and knows the types; going through its execution for each statement costs several times what
-SQLite needs for the work itself, and a round executes dozens of them.
+SQLite needs for the work itself, and a round executes dozens of them. Its own cache is no help to whoever opens a store
+for a moment: each engine has one of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,9 +16,12 @@ from sqlalchemy import Connection, Dialect, Select, insert
 Row = dict[str, Any]
 Convert = Callable[[Any], Any]
 
+READ_AT_ONCE = 1000
+"""Rows of a streamed query that are held at the same time."""
+
 
 class Prepared:
-    """One statement in a dialect's own SQL, with what turns our values into the driver's and back.
+    """One statement of the write path in a dialect's own SQL, with what turns our values into the driver's and back.
 
     Args:
         names: of the columns that an INSERT fills.
@@ -27,19 +31,10 @@ class Prepared:
         compiled = statement.compile(dialect=dialect, column_keys=names)
         self._sql = str(compiled)
         self._order: list[str] | None = list(compiled.positiontup) if compiled.positional else None
-        self._encode: list[tuple[str, Convert]] = []
-        for name, bind in compiled.binds.items():
-            encode = bind.type.dialect_impl(dialect).bind_processor(dialect)
-            if encode is not None:
-                self._encode.append((name, encode))
-        self._names: list[str] = []
-        self._decode: list[tuple[str, Convert]] = []
-        if isinstance(statement, Select):
-            for column in statement.selected_columns:
-                self._names.append(str(column.key))
-                decode = column.type.dialect_impl(dialect).result_processor(dialect, None)
-                if decode is not None:
-                    self._decode.append((str(column.key), decode))
+        self._encode = _encoders(compiled, dialect)
+        columns = statement.selected_columns if isinstance(statement, Select) else ()
+        self._names = [str(column.key) for column in columns]
+        self._decode = _decoders(columns, dialect)
 
     def _parameters(self, values: Mapping[str, Any]) -> Any:
         if self._encode:
@@ -70,12 +65,65 @@ class Prepared:
             cursor.executemany(self._sql, [self._parameters(row) for row in rows])
 
 
+class Query:
+    """One SELECT in a dialect's own SQL. Unlike those of the write path it may have values in it, and lists as
+    parameters."""
+
+    def __init__(self, statement: Any, dialect: Dialect) -> None:
+        self._compiled = statement.compile(dialect=dialect)
+        self._encode = _encoders(self._compiled, dialect)
+        self._names = [str(column.key) for column in statement.selected_columns]
+        self._decode = _decoders(statement.selected_columns, dialect)
+
+    def all(self, connection: Connection, values: Mapping[str, Any]) -> list[Row]:
+        """Its rows, read at once.
+
+        Args:
+            values: by the names of the parameters; it may have more than there are.
+        """
+        with self._execute(connection, values, {}) as found:
+            return list(map(self._row, found))
+
+    def stream(self, connection: Connection, values: Mapping[str, Any]) -> Iterator[Row]:
+        """The same, some at a time, which costs PostgreSQL a few more messages."""
+        with self._execute(connection, values, {"yield_per": READ_AT_ONCE}) as found:
+            yield from map(self._row, found)
+
+    def _execute(self, connection: Connection, values: Mapping[str, Any], options: Any) -> Any:
+        whole = self._compiled.construct_expanded_state(values)
+        given = dict(whole.parameters)
+        for name, encode in (*self._encode, *whole.processors.items()):
+            if name in given:  # a list has become one parameter for each of its values
+                given[name] = encode(given[name])
+        parameters: Any = given if whole.positiontup is None else tuple([given[name] for name in whole.positiontup])
+        return connection.exec_driver_sql(whole.statement, parameters, execution_options=options)
+
+    def _row(self, found: Any) -> Row:
+        row = dict(zip(self._names, found, strict=True))
+        for name, decode in self._decode:
+            row[name] = decode(row[name])
+        return row
+
+
+def _encoders(compiled: Any, dialect: Dialect) -> list[tuple[str, Convert]]:
+    """What turns our values into the driver's, by parameter; only where something has to."""
+    found = ((name, bind.type.dialect_impl(dialect).bind_processor(dialect)) for name, bind in compiled.binds.items())
+    return [(name, encode) for name, encode in found if encode is not None]
+
+
+def _decoders(columns: Any, dialect: Dialect) -> list[tuple[str, Convert]]:
+    """What turns the driver's values into ours, by column; only where something has to."""
+    found = ((str(each.key), each.type.dialect_impl(dialect).result_processor(dialect, None)) for each in columns)
+    return [(name, decode) for name, decode in found if decode is not None]
+
+
 class Statements:
-    """The prepared statements of one database."""
+    """The statements that a process has prepared for one dialect."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._prepared: dict[Any, Prepared] = {}
+        self._queries: dict[Any, Query] = {}
         self._defaults: dict[Any, Row] = {}
 
     def of(self, statement: Any) -> Prepared:
@@ -85,15 +133,40 @@ class Statements:
             found = self._prepared[statement] = Prepared(statement, self._dialect)
         return found
 
+    def query(self, statement: Any) -> Query:
+        """A SELECT that is a constant of its module, or made by a function that remembers it."""
+        found = self._queries.get(statement)
+        if found is None:
+            found = self._queries[statement] = Query(statement, self._dialect)
+        return found
+
     def insert(self, cursor: Any, table: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert rows; a column that a row does not name gets its default."""
         prepared = self._prepared.get(table)
         if prepared is None:
             names = [column.name for column in table.columns]
+            self._defaults[table] = defaults(table)  # first: another thread's journal may find the statement below
             prepared = self._prepared[table] = Prepared(insert(table), self._dialect, names)
-            self._defaults[table] = defaults(table)
         standard = self._defaults[table]
         prepared.write(cursor, [{**standard, **row} for row in rows])
+
+
+_STATEMENTS: dict[str, Statements] = {}
+
+
+def statements_of(dialect: Dialect) -> Statements:
+    """What this process has prepared for such databases; the SQL is the same for all of them."""
+    return _STATEMENTS.setdefault(dialect.name, Statements(dialect))
+
+
+def read(connection: Connection, statement: Any, **values: Any) -> list[Row]:
+    """The rows of a SELECT that is a constant."""
+    return statements_of(connection.dialect).query(statement).all(connection, values)
+
+
+def stream(connection: Connection, statement: Any, **values: Any) -> Iterator[Row]:
+    """The same, some at a time, where there may be many."""
+    return statements_of(connection.dialect).query(statement).stream(connection, values)
 
 
 def defaults(table: Any) -> Row:

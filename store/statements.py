@@ -55,6 +55,11 @@ MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED
 SESSION_COLUMNS = [column for column in SESSION.columns if column.name not in ("spec", "metadata_json")]
 
 NEW_SESSION = defaults(SESSION)
+
+NAMESPACE: Any = bindparam("ns", type_=Text)
+SESSION_IDS: Any = bindparam("ids", type_=Text, expanding=True)
+"""As parameters of SELECTs that are prepared; the ids are a list."""
+
 LOADED_AT_ONCE = 128
 
 

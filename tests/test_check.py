@@ -23,7 +23,7 @@ from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import Ask, Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.spec import Supervision
-from understudy.store import activation, beginnings, draining, endings, operations, questions, timers, wakeups
+from understudy.store import activation, beginnings, draining, endings, operations, prepared, questions, timers, wakeups
 from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
 from understudy.store.engine import Database
 from understudy.store.statements import EVENT, MESSAGE
@@ -550,6 +550,37 @@ def test_some_sessions_only(staged: Database) -> None:
     assert {violation.session_id for violation in after(staged, *broken, session_ids=["kid", "aide"])} == {"kid"}
     assert after(staged, *broken, session_ids=["lead", "boss", "crashed"]) == []
     assert after(staged, *broken, session_ids=[]) == []
+
+
+def test_what_a_rule_tells_is_about_its_own_select(staged: Database) -> None:
+    """Given rows of a session that is gone, then what each SELECT of the same rule finds is told with its own table."""
+    told = [found.text for found in after(staged, "DELETE FROM session WHERE session_id = 'old'")]
+    for table in ("message", "event", "run", "tool_call"):
+        assert len([text for text in told if f" rows of {table} belong to no session" in text]) == 1, told
+
+
+def test_another_check_prepares_nothing(staged: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a check of all and of some, when a store is opened anew and checked, then no statement is made again."""
+    made: list[Any] = []
+    make = prepared.Query.__init__
+
+    def counted(query: prepared.Query, statement: Any, dialect: Any) -> None:
+        made.append(statement)
+        make(query, statement, dialect)
+
+    monkeypatch.setattr(prepared.Query, "__init__", counted)
+    monkeypatch.setattr(prepared, "_STATEMENTS", {})
+    numbers = []
+    for _ in range(2):
+        anew = Database(staged.dsn)
+        try:
+            for chosen in (None, ["old", "kid"], ["lead"]):
+                with anew.snapshot() as connection:
+                    assert check(connection, "tests", chosen) == []
+        finally:
+            anew.close()
+        numbers.append(len(made))
+    assert numbers[0] == numbers[1] > 2 * len(RULES)
 
 
 def test_pruned_events_are_not_missed(staged: Database) -> None:
