@@ -205,18 +205,17 @@ class Activation:
             repeated: calls that are not executed once more.
         """
         window = self.window
-        tasks: dict[asyncio.Task[Outcome | None], CallState] = {}
         limit = asyncio.Semaphore(window.spec["parallel_tools"])
         specs = {tool["name"]: tool for tool in window.spec["tools"]}
-        for call in window.calls:
-            due = self._due(call, specs, limit, repeated) if call.call_id not in self._results else None
-            if due is not None:
-                tasks[asyncio.create_task(due)] = call
-        try:
-            await self._gather(tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        calls = [call for call in window.calls if call.call_id not in self._results]
+        # First what others do: sub-agents begin at once, and a tool that kills its process takes no question with it.
+        for handed_over in (True, False):
+            due = [
+                self._due(call, specs, limit, repeated)
+                for call in calls
+                if window.cancel is None and _for_others(call, specs.get(call.tool)) is handed_over
+            ]
+            await self._bring([work for work in due if work is not None])
         if window.cancel is not None:
             return None
         await self._take_children()
@@ -227,6 +226,17 @@ class Activation:
             self._draft.settle(window, call, self._results[call.call_id])
         window.calls = []
         return None
+
+    async def _bring(self, due: list[Coroutine[Any, Any, Outcome | None]]) -> None:
+        """Do what is due about some calls of the round, all at once."""
+        tasks = [asyncio.create_task(work) for work in due]
+        try:
+            if self._draft.spawns:
+                await self._flush()
+            await self._gather(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def _due(
         self, call: CallState, specs: dict[str, dict[str, Any]], limit: asyncio.Semaphore, repeated: set[str]
@@ -241,10 +251,8 @@ class Activation:
             known = ", ".join(sorted(specs)) or "none"
             text = f"there is no tool named {call.tool!r}. Tools you have: {known}."
             return self._conclude(call, Outcome("unknown_tool", text, 0, _now()), executions=0)
-        if call.tool == SPAWN_AGENT:
+        if _for_others(call, spec):
             return self._hand_over(call, spec) if call.state == "requested" else None
-        if call.state == "requested" and _builtin(spec) in READERS:
-            return self._hand_over(call, spec)
         if call.state in ("asked", "waiting") and answer_to(call, self.window.inbox) is None:
             return None
         return self._run_tool(call, spec, limit)
@@ -259,7 +267,7 @@ class Activation:
         self._results[call.call_id] = outcome
         return outcome
 
-    async def _gather(self, tasks: dict[asyncio.Task[Outcome | None], CallState]) -> None:
+    async def _gather(self, tasks: list[asyncio.Task[Outcome | None]]) -> None:
         """Await the tools, committing results early where others take longer; ends at once when cancelled."""
         pending: set[asyncio.Task[Any]] = set(tasks)
         watch: asyncio.Task[str] | None = None
@@ -276,7 +284,7 @@ class Activation:
                         return
                 for task in done:
                     await task  # Fenced, raised by a commit inside, ends the activation
-                if done and not self._draft.spawns:  # sub-agents begin at once
+                if done:
                     continue
                 if self._draft:
                     await self._flush()
@@ -438,6 +446,14 @@ def _wait_for(missing: list[CallState], specs: dict[str, dict[str, Any]]) -> str
     if any(call.tool != SPAWN_AGENT and _builtin(specs[call.tool]) not in STORE_TOOLS for call in missing):
         return "input"
     return "child" if all(call.tool == SPAWN_AGENT for call in missing) else "timer"
+
+
+def _for_others(call: CallState, spec: dict[str, Any] | None) -> bool:
+    """Whether the session executes a call by handing it over: to a sub-agent, or (unless it has) to a person or the
+    store."""
+    if spec is None:
+        return False
+    return call.tool == SPAWN_AGENT or (call.state == "requested" and _builtin(spec) in READERS)
 
 
 def _builtin(spec: dict[str, Any]) -> str | None:

@@ -85,6 +85,7 @@ async def test_a_call_of_a_run_that_is_ended_by_force_is_aborted(kernel: k.Kerne
     kernel.server.release()
 
 
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)  # PostgreSQL's thread may take the commits one by one
 async def test_no_call_is_made_for_a_run_that_was_ended_by_force(kernel: k.Kernel) -> None:
     """Given `shutdown=0`, when the run is cancelled in the transaction that lets it wait for a model, then the model is
     not called."""
