@@ -247,7 +247,7 @@ class Rounds:
                 self._node.frames.release(resident)
             self._node.draining.look()
             return
-        if result.ended and woken is not None:  # perhaps under another specification
+        if woken is not None and (result.ended or not result.won):  # by others too, perhaps under another specification
             self._node.frames.wake(woken)
             self._node.frames.dispatch()
             return
