@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
-from harness import Bench, Limit, Row, median, until
+from harness import Bench, Limit, Row, frames, median, until
 from workload import agent, call
 
 from understudy import AgentSpec, Budget, Cluster
@@ -27,11 +27,11 @@ WORKING = ("running", "waiting_for_model")
 
 @dataclass(frozen=True)
 class Sample:
-    """The cluster at one moment: session actors with a session at work, those without one, and sessions at work."""
+    """The cluster at one moment: session actors, sessions at work, and actors whose session is not at work."""
 
-    busy: int
-    standing_by: int
+    actors: int
     working: int
+    beyond: int
 
 
 @dataclass
@@ -61,11 +61,11 @@ class Disturber(threading.Thread):
     def run(self) -> None:
         following = time.monotonic() + self.every
         while not self._stopped.wait(0.05):
-            services = self.cluster.services()
-            busy = [service.pid for service in services if service.role == "frame"]
-            standing_by = sum(service.role == "standby" for service in services)
-            working = sum(info.status in WORKING for info in self.cluster.sessions(live_only=True))
-            self.samples.append(Sample(len(busy), standing_by, working))
+            alive = frames(self.cluster)
+            found = self.cluster.sessions(live_only=True)  # one look: who is at work may change before the next
+            busy = [info.actor_pid for info in found if info.actor_pid is not None]
+            beyond = sum(info.status not in WORKING for info in found if info.actor_pid is not None)
+            self.samples.append(Sample(len(alive), sum(info.status in WORKING for info in found), beyond))
             if busy and self.killed < self.kills and time.monotonic() >= following:
                 following = time.monotonic() + self.every
                 with suppress(ProcessLookupError):
@@ -125,17 +125,18 @@ def tree(bench: Bench) -> list[Row]:
             failed = wrong(cluster, lead, (MIDDLE, LEAVES)) + (not result.ok)
         text = f"1 + {MIDDLE} + {MIDDLE * LEAVES} agents, {disturber.killed} kills"
         samples = disturber.samples
-        beyond = max(one.busy - one.working for one in samples)
-        most = max(one.busy + one.standing_by for one in samples)
+        beyond = max(one.beyond for one in samples)
+        most = max(one.actors for one in samples)
         waiting = max(one.working for one in samples)
+        idle = [max(0, one.actors - one.working) for one in samples]
         note = f"at most {most} actors, of at most {cap}; {waiting} sessions at work at once; {len(samples)} looks"
         rows += [
             Row("tree", f"{text}: to the end", seconds, "s", note=note),
             Row("tree", "agents with a wrong result", failed, "", limit=Limit(0)),
             Row("tree", "model calls repeated", repeated, "", limit=Limit(0)),
             Row("tree", "actors that hold a session which does not work, most", beyond, "", limit=Limit(0)),
-            Row("tree", "actors standing by, most / mean", max(one.standing_by for one in samples), "",
-                note=f"mean {sum(one.standing_by for one in samples) / len(samples):.1f}"),
+            Row("tree", "actors beyond the sessions at work, most", max(idle), "", limit=Limit(2),
+                note=f"mean {sum(idle) / len(idle):.1f}; standbys: {standby} for each of two placements"),
         ]  # fmt: skip
     return rows
 
