@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-import psutil
 from harness import Bench, Limit, Row, median, percentile
 from workload import answering
 
@@ -36,32 +34,20 @@ LOOP_LIMIT = 0.05
 
 
 def stalls(bench: Bench) -> list[Row]:
-    """The same with one node service in this process, without Ray: what looking at all sessions costs it at once."""
+    """A node service in this process, with 10,000 sessions that wait: what looking at all of them costs it at once."""
     return asyncio.run(_measure(bench, bench.some(10_000, 400), bench.some(200, 20)))
 
 
 async def _measure(bench: Bench, count: int, wakes: int) -> list[Row]:
     async with _node(bench) as node:
-        process = psutil.Process(os.getpid())
-        before, processes = process.memory_info().rss, len(process.children(recursive=True))
         names = [f"s{number}" for number in range(count)]
         await node.create(names[: count // 2], waits=False)
         bench.say(f"{count // 2} idle sessions")
         await node.create(names[count // 2 :], waits=True)
         bench.say(f"{count // 2} sessions wait for timers")
-        grown, more = process.memory_info().rss - before, len(process.children(recursive=True)) - processes
         found = await _stalls(node)
         chosen = random.Random(7)
-        rows = [
-            Row("stalls", f"processes for {count} sessions that wait", more, "", limit=Limit(0)),
-            Row(
-                "stalls",
-                "memory for each",
-                grown / count / 1024,
-                "KB",
-                note="of the node service; all of it is caches",
-            ),
-        ]
+        rows = []
         for kind, some in (("idle", names[: count // 2]), ("timer", names[count // 2 :])):
             taken = [await node.wake(name, kind) * 1_000 for name in chosen.sample(some, wakes)]
             bench.say(f"woke {wakes}: {kind}")

@@ -75,9 +75,10 @@ class Rounds:
             frames.paging.slots.pop(slot.frame_id, None)
             await node.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
             frames.demand_changed.set()
-        if leave or over or work is not None:
+            work = EXIT
+        if work is not None:
             frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
-            return EXIT if leave or over else work or EXIT
+            return work
         return await self._stay(slot, batch, result)
 
     async def _passive(self, slot: Slot, woken: Row | None) -> dict[str, Any]:

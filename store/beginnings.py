@@ -25,10 +25,6 @@ TASK_AT_WORK, TASK_UNTOLD, TASK_LINKED = 1, 2, 3
 PAUSE_TIMER = "pause"
 """The timer that ends a pause: before a crashed session is resumed, or a failed sub-agent is started again."""
 
-MICROSECONDS = 1_000_000
-SHUTDOWN_SECONDS = 10.0
-"""Where a specification of an older version says nothing."""
-
 SELECT_DIGEST = select(RUN.c.digest).where(
     RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
 )
@@ -65,7 +61,6 @@ def create_session(
         return False
     accounts = charging.open_accounts(tx, session_id, spec.get("budget"), parent)
     restart_number = replaces["restart_number"] + 1 if replaces else 0
-    shutdown = spec.get("shutdown", SHUTDOWN_SECONDS)
     row = tx.create(
         {
             "session_id": session_id,
@@ -85,7 +80,7 @@ def create_session(
             "restart_type": spec.get("restart_type", "temporary"),
             "on_parent_end": spec.get("on_parent_end", "cancel"),
             "lifecycle": spec.get("lifecycle", "ephemeral"),
-            "shutdown": None if shutdown is None else int(shutdown * MICROSECONDS),
+            "shutdown": upgrades.shutdown_of(spec),
             "start_order": replaces["start_order"] if replaces else parent["seq"] if parent else 0,
             "restart_number": restart_number,
             "task_open": TASK_AT_WORK if parent else 0,

@@ -11,6 +11,15 @@ from understudy.manifest import changes
 from .budgets import limits_of
 from .transaction import Row, Transaction
 
+SHUTDOWN_SECONDS = 10.0
+"""For specifications of versions that did not know it."""
+
+
+def shutdown_of(spec: dict[str, Any]) -> int | None:
+    """Microseconds that a specification gives a run to end once it was told to; None: for ever."""
+    shutdown = spec.get("shutdown", SHUTDOWN_SECONDS)
+    return None if shutdown is None else int(shutdown * 1_000_000)
+
 
 def take_on(tx: Transaction, row: Row, spec: dict[str, Any], placement: str) -> None:
     """Give a session another specification: at once if it is in no run, else as soon as its run has ended.
@@ -53,10 +62,9 @@ def migrate(tx: Transaction, row: Row) -> None:
     tx.changed(row)
     spec, placement = row["next_spec"]["spec"], row["next_spec"]["placement"]
     changed = changes(tx.specification(row["session_id"]), spec)
-    shutdown = spec.get("shutdown", 10.0)
     tx.rewrite(
         row, spec=spec, spec_hash=spec["hash"], placement=placement, agent=spec["name"], incarnation=tx.now,
-        shutdown=None if shutdown is None else int(shutdown * 1_000_000),
+        shutdown=shutdown_of(spec),
     )  # fmt: skip
     row.update(next_spec=None, epoch=row["epoch"] + 1, batch_no=0, frame_id=None, actor_pid=None)
     allowed = {(scope, resource): limit for scope, resource, limit in limits_of(spec.get("budget"))}
