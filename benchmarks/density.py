@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import random
-import signal
-import threading
 import time
-from contextlib import suppress
 from itertools import pairwise
 
-import psutil
-from harness import Bench, Limit, Row, frames, median, percentile
+from disturber import Disturber
+from harness import Bench, Limit, Row, median, percentile
 from workload import MODEL_CALLS, typical
 
-from understudy import Cluster
 from understudy.cluster.client import Run
 from understudy.cluster.results import RunResult
 from understudy.events import Event
@@ -41,12 +35,13 @@ def _measure(bench: Bench, count: int, *, delay: float, actors: int, kills: int)
         cluster.spawn(typical()).send("warm up").result(60, check=True)
         sessions = [cluster.spawn(typical(delay)) for _ in range(count)]
         before = bench.endpoint.stats()
-        watch = _Watch(cluster, kills, pause=ideal / (kills + 1))
+        every = ideal / (kills + 1)
+        disturber = Disturber(cluster, kills, every, look=min(1.0, every), weigh=10.0)
         began = time.time_ns()
         runs = [session.send(f"task {number}") for number, session in enumerate(sessions)]
-        watch.start()
+        disturber.start()
         results = asyncio.run(_results(runs))
-        watch.stop()
+        disturber.stop()
         after = bench.endpoint.stats()
         logs = [session.events() for session in sessions]
         wall = (max(log[-1].at for log in logs) * 1_000 - began) / 1e9
@@ -56,11 +51,11 @@ def _measure(bench: Bench, count: int, *, delay: float, actors: int, kills: int)
     made = after["requests"] - before["requests"]
     return [
         Row("density", text, wall, "s", ideal, "the model's time alone", Limit(1.5, True),
-            f"on at most {watch.most} actors; {watch.killed} were killed"),
+            f"on at most {max(one.actors for one in disturber.samples)} actors; {disturber.killed} were killed"),
         Row("density", "activations per round", activations / (MODEL_CALLS * count), ""),
         Row("density", "from a model's answer to the next step, p99", percentile(delays, 99), "ms",
             note=f"p50 {median(delays):.0f} ms"),
-        Row("density", "memory of all services and actors, most", watch.memory, "MB", note="USS"),
+        Row("density", "memory of all services and actors, most", disturber.memory, "MB", note="USS"),
         Row("density", "model calls repeated", made - MODEL_CALLS * count, "", limit=Limit(0), note=f"{made} in all"),
         Row("density", "runs that did not complete", unfinished, "", limit=Limit(0)),
     ]  # fmt: skip
@@ -80,43 +75,3 @@ async def _results(runs: list[Run]) -> list[RunResult]:
         return await run
 
     return await asyncio.wait_for(asyncio.gather(*(one(run) for run in runs)), 900)
-
-
-def _uss(pid: int) -> float:
-    try:
-        return float(psutil.Process(pid).memory_full_info().uss) / 2**20
-    except psutil.NoSuchProcess:
-        return 0.0
-
-
-class _Watch(threading.Thread):
-    """Counts the actors, and kills one of them now and then."""
-
-    def __init__(self, cluster: Cluster, kills: int, pause: float) -> None:
-        super().__init__(daemon=True)
-        self.most = 0
-        self.killed = 0
-        self.memory = 0.0
-        self._cluster = cluster
-        self._kills = kills
-        self._pause = min(1.0, pause)
-        self._stopped = threading.Event()
-        self._random = random.Random(7)
-
-    def run(self) -> None:
-        looks = 0
-        while not self._stopped.wait(self._pause):
-            pids = sorted(frames(self._cluster))
-            self.most = max(self.most, len(pids))
-            if looks % 10 == 5:  # it costs the kernel a look at every page
-                self.memory = max(self.memory, sum(map(_uss, {service.pid for service in self._cluster.services()})))
-            looks += 1
-            if pids and self.killed < self._kills:
-                with suppress(ProcessLookupError):
-                    os.kill(self._random.choice(pids), signal.SIGKILL)
-                    self.killed += 1
-
-    def stop(self) -> None:
-        """Kill and count no more."""
-        self._stopped.set()
-        self.join()

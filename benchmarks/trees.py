@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from harness import Bench, Limit, Row, frames, median, until
+from disturber import Disturber
+from harness import Bench, Limit, Row, median, until
 from workload import agent, call
 
 from understudy import AgentSpec, Budget, Cluster
@@ -22,60 +19,6 @@ from understudy.cluster.client import Session
 
 MIDDLE, LEAVES = 8, 8
 FOUND = "Oslo: 7 degrees"
-WORKING = ("running", "waiting_for_model")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The cluster at one moment: session actors, sessions at work, and actors whose session is not at work."""
-
-    actors: int
-    working: int
-    beyond: int
-
-
-@dataclass
-class Disturber(threading.Thread):
-    """Looks at the actors all the time, and kills one of them now and then.
-
-    Attributes:
-        kills: how many at most.
-        every: seconds from one to the next.
-    """
-
-    cluster: Cluster
-    kills: int
-    every: float = 0.4
-    seed: int = 7
-    killed: int = 0
-    samples: list[Sample] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__(daemon=True)
-        self._stopped = threading.Event()
-        self._random = random.Random(self.seed)
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def run(self) -> None:
-        following = time.monotonic() + self.every
-        while not self._stopped.wait(0.05):
-            alive = frames(self.cluster)
-            found = self.cluster.sessions(live_only=True)  # one look: who is at work may change before the next
-            busy = [info.actor_pid for info in found if info.actor_pid is not None]
-            beyond = sum(info.status not in WORKING for info in found if info.actor_pid is not None)
-            self.samples.append(Sample(len(alive), sum(info.status in WORKING for info in found), beyond))
-            if busy and self.killed < self.kills and time.monotonic() >= following:
-                following = time.monotonic() + self.every
-                with suppress(ProcessLookupError):
-                    os.kill(self._random.choice(busy), signal.SIGKILL)
-                    self.killed += 1
-
-    def stop(self) -> None:
-        """Kill and look no more."""
-        self._stopped.set()
-        self.join()
 
 
 def family(delay: float) -> AgentSpec:

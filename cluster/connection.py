@@ -173,11 +173,9 @@ class Connection:
 
     async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:
         """See `Cluster.drain`."""
-        nodes = await self._node_ids(node_id)
+        nodes = await self._node_ids(None if stop else node_id)
         if node_id is None and not stop:
             raise CannotDrain("which node?", details={"nodes": nodes})
-        if stop:
-            nodes = await self._node_ids(None)
         await self._supervise("drain", nodes, timeout, DRAIN_REASON, stop)
         while True:
             rows = await self.read("drains")
