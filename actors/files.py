@@ -176,7 +176,7 @@ async def _search_process(request: dict[str, Any]) -> str:
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            await process.communicate()  # until its pipes are closed as well: `wait` returns before
     if process.returncode == -signal.SIGALRM:
         raise ToolError(f"the search took longer than {SEARCH_SECONDS} s: use a simpler pattern or a smaller path")
     if process.returncode:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import unquote
 
 from .errors import InvalidConfiguration, InvalidInput
 from .identifiers import check_identifier, digest
@@ -61,7 +62,7 @@ def check_store(dsn: str) -> str:
     if scheme in ("postgresql", "postgres") and separator:
         _, schema = split_schema(dsn)
         if not _is_encoded(rest):
-            problem = "special characters in a user's name or password must be percent-encoded"
+            problem = "special characters in a user's name or password must be percent-encoded, as UTF-8"
         elif not all(port.isdecimal() for port in _ports(rest)):
             problem = "the port must be a number"
         elif schema and not re.fullmatch(SCHEMA_NAME, schema):
@@ -76,7 +77,11 @@ def check_store(dsn: str) -> str:
 
 def _is_encoded(rest: str) -> bool:
     """Whether libpq finds user, password and hosts where they were meant: to it the first `@` ends the password, and
-    the first `/` the hosts. Only parameters may have an `@` of their own."""
+    the first `/` the hosts. Only parameters may have an `@` of their own. What is encoded must be UTF-8."""
+    try:
+        unquote(rest, errors="strict")
+    except UnicodeDecodeError:
+        return False
     credentials, _, hosts = rest.partition("@")
     if "/" not in credentials:
         return "@" not in hosts.partition("?")[0]

@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
@@ -342,6 +342,7 @@ def test_no_part_of_a_password_is_shown(user: str, password: str) -> None:
 
 
 @given(password=st.text("ab1@:/?#%=&[] ", min_size=2))
+@example("%a1")
 def test_a_password_is_read_as_it_was_meant_or_refused(password: str) -> None:
     """Whatever is in a password that was not encoded: libpq finds the host where it was meant, or refuses."""
     try:

@@ -67,16 +67,17 @@ async def work(dsn: str, directory: Path) -> None:
 async def rounds(kernel: k.Kernel, directory: Path) -> None:
     """Tools, children with their parent's budget, and code that travels by value."""
     arguments = {"path": str(directory / "notes"), "text": "x"}
-    reading: list[asyncio.Task[Any]] = []
+    trees: list[list[Any]] = []
 
     def read_tree(_number: int, label: str, _worker: k.Worker | None) -> None:
         if label == "tool begins":
-            reading.append(asyncio.create_task(kernel.ask("read", "tree", ["s-tools"], {})))
+            with kernel.service.database.read() as connection:
+                trees.append(queries.tree(connection, kernel.namespace, "s-tools"))
 
     kernel.on_point = read_tree
     await kernel.run("s-tools", k.spec(k.script([("look", arguments), ("note", arguments)], "done"), [k.look, k.note]))
     kernel.on_point = None
-    assert ["look", "note"] in [row["tools"] for task in reading for row in await task]
+    assert ["look", "note"] in [row["tools"] for tree in trees for row in tree]
     child = k.spec(k.script([("look", arguments)], "back"), [k.look], name="worker", hash="worker")
     spawns = [("spawn_agent", {"agent": "worker", "task": "go"})] * 2
     lead = k.spec(k.script(spawns, "done"), ["spawn_agent"], agents={"worker": child}, budget={"tokens": 100_000})
