@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 
+from understudy.cluster.waterfall import depth_first, duration, summary, waterfall
 from understudy.errors import EventsPruned, UnknownRun, UnknownSession
 from understudy.events import Event
 from understudy.observability.traces import TraceSpan, trace_of
@@ -164,3 +168,88 @@ async def test_what_there_is_no_trace_of(tmp_path: Path) -> None:
         assert removed.events
         with pytest.raises(EventsPruned, match="understudy show"):
             await trace(kernel, "s")
+
+
+AT = 1_750_000_000_000_000
+
+
+def span(number: int, parent: int, name: str, start: int, end: int, status: str = "ok", **more: Any) -> TraceSpan:
+    operation = name.partition(" ")[0]
+    parent_id = f"{parent:016x}" if parent else ""
+    return TraceSpan(
+        "a" * 32, f"{number:016x}", parent_id, name, operation, "s", "lead", "r", AT + start, AT + end if end else 0,
+        status, **more,
+    )  # fmt: skip
+
+
+DRAWN = [
+    span(1, 99, "invoke_agent lead", 0, 0, "open"),
+    span(2, 1, "chat m", 0, 1_000_000, attributes={"gen_ai.usage.input_tokens": 90, "gen_ai.usage.output_tokens": 10}),
+    span(3, 1, "crash lead", 5_000_000, 5_000_000, "error", error="process_died"),
+    span(4, 1, "recover lead", 5_000_000, 6_000_000, links=(f"{3:016x}",)),
+    span(5, 1, "execute_tool [bold]odd[/bold]", 6_000_000, 0, "open"),
+    span(6, 5, "wait_for_input question", 7_000_000, 0, "open"),
+]
+
+
+def drawn(width: int, *, ascii_only: bool = False) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    with console.capture() as capture:
+        console.print(waterfall(DRAWN, AT + 10_000_000, width, ascii_only=ascii_only))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [30, 47, 48, 71, 72, 80, 200])
+def test_a_waterfall_fits_any_terminal(width: int) -> None:
+    """A line per span, none wider than the terminal; what failed and what goes on is marked at each width."""
+    lines = drawn(width)
+    assert len(lines) == 1 + len(DRAWN)
+    assert all(cell_len(line) <= width for line in lines)
+    assert [line[0] for line in lines[1:]] == ["▸", " ", "✗", " ", "▸", "▸"]
+
+
+def test_bars_share_one_axis() -> None:
+    """Bars begin and end where their times are; what goes on reaches the right edge, without colours too."""
+    lines = drawn(120)
+    edge = lines[0].index("0 … 10.00 s")
+    bars = [line[edge:].rstrip() for line in lines[1:]]
+    width = len(bars[0])
+    assert bars[0] == "╍" * (width - 1) + "▶"
+    assert bars[1] == "━" * -(-width // 10)
+    assert bars[2] == " " * (width // 2) + "✗"
+    assert set(bars[3].strip()) == {"░"}
+    assert len(bars[4]) == len(bars[5]) == width
+    assert "100" in lines[2]
+    assert "process_died" in lines[3]
+    assert "goes on" in lines[5]
+    assert "[bold]odd[/bold]" in lines[5]
+    assert "\x1b" not in "".join(lines)
+    assert "".join(drawn(120, ascii_only=True)[1:]).isascii()
+
+
+def test_the_tree_is_drawn_in_order_under_its_parents() -> None:
+    """Depth first, siblings by start; a span whose parent is not there is a root."""
+    order = [(entry.name, len(levels)) for entry, levels in depth_first(DRAWN)]
+    assert [level for _, level in order] == [1, 2, 2, 2, 2, 3]
+    assert [name for name, _ in order] == [entry.name for entry in DRAWN]
+    assert [entry.name for entry, _ in depth_first([DRAWN[5], DRAWN[0]])] == [DRAWN[5].name, DRAWN[0].name]
+
+
+def test_the_summary_counts_what_happened() -> None:
+    """One line says how long it takes and what was in it."""
+    assert summary(DRAWN, AT + 10_000_000) == (
+        f"trace {'a' * 32} · 10.00 s · 1 session · 1 model call · 1 tool call · 100 tokens · 1 crash · 3 going on"
+    )
+    assert summary([], AT) == "no spans yet"
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "text"),
+    [
+        (0, "0 µs"), (999, "999 µs"), (12_400, "12 ms"), (999_499, "999 ms"), (999_500, "1.00 s"),
+        (59_990_000, "59.99 s"), (59_999_999, "1 m 00 s"), (3_599_000_000, "59 m 59 s"), (3_900_000_000, "1 h 05 m"),
+    ],
+)  # fmt: skip
+def test_durations_are_short(microseconds: int, text: str) -> None:
+    """Three digits are enough, and none is rounded to sixty seconds."""
+    assert duration(microseconds) == text
