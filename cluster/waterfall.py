@@ -38,7 +38,9 @@ def depth_first(spans: Sequence[TraceSpan]) -> Iterator[tuple[TraceSpan, tuple[b
     below: dict[str, list[TraceSpan]] = {}
     for span in spans:
         below.setdefault(span.parent_span_id if span.parent_span_id in known else "", []).append(span)
-    pending = [(span, (number == 0,)) for number, span in enumerate(reversed(below.get("", [])))]
+    pending: list[tuple[TraceSpan, tuple[bool, ...]]] = [
+        (span, (number == 0,)) for number, span in enumerate(reversed(below.get("", [])))
+    ]
     while pending:
         span, last = pending.pop()
         yield span, last
