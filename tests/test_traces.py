@@ -20,6 +20,7 @@ from understudy.store import progress, retention, traces
 from understudy.store.transaction import Transaction
 
 from . import kernel as k
+from . import traced
 
 SPAWN = [("spawn_agent", {"agent": "child", "task": f"look {number}"}) for number in range(3)]
 
@@ -88,6 +89,15 @@ async def test_a_run_with_sub_agents_and_crashes_is_one_connected_trace(
         if span.operation == "recover":
             assert [by_id[link].name for link in span.links] == ["crash child"]
     assert [span.start for span in spans] == sorted(span.start for span in spans)
+
+
+async def test_exported_spans_are_one_connected_trace_though_the_collector_refuses(tmp_path: Path) -> None:
+    """A session actor and the node service are killed, three sub-agents work, the collector refuses: one root, every
+    parent is there, nothing is lost, and another export from the log gives the same bytes."""
+    shown = await traced.show(tmp_path, 1.5)
+    assert shown.problems() == []
+    assert shown.status == "completed"
+    assert shown.refusals
 
 
 async def test_what_goes_on_is_shown_open(tmp_path: Path) -> None:
