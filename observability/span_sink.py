@@ -54,7 +54,7 @@ class SpanSink:
             times = self._refused[1] + 1 if self._refused[0] == first else 1
             self._refused = (first, times)
             if times < TRIES_TOGETHER or not self._in_parts(spans, times):
-                raise SinkRefused(f"{len(spans)} spans were refused {times} times")
+                raise SinkRefused(f"{len(spans)} spans were refused, for the {times}. time")
         return len(spans)
 
     def close(self) -> None:
