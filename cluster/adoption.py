@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from understudy.errors import UnderstudyError
 from understudy.events import Event
-from understudy.observability.export import SpanExport
+from understudy.observability.export import Export
 from understudy.observability.metrics import Metrics, runs_of
 from understudy.store import presence, progress, queries
 from understudy.store.engine import now
@@ -52,7 +52,7 @@ class WriterLog:
         await self._node.journal.submit(lambda tx: progress.save_cursor(tx, self.writer, name, writer_seq))
 
 
-Exporters = Callable[[WriterLog, str], dict[str, SpanExport]]
+Exporters = Callable[[WriterLog, str], dict[str, Export]]
 """Makes what exports a writer's log, by the sink's name."""
 
 
@@ -111,7 +111,10 @@ class Adoption:
         writer_log = WriterLog(self._node, found.writer)
         if (found.measured or 0) < found.last:
             await self._measure(writer_log)
-        for export in self._exporters(writer_log, found.writer).values():
+        known = {progress.SPANS, *found.exported}
+        exports = {sink: export for sink, export in self._exporters(writer_log, found.writer).items() if sink in known}
+        await self._node.journal.submit(lambda tx: progress.keep_sinks(tx, found.writer, exports))
+        for export in exports.values():
             await export.close(EXPORT_SECONDS)  # what it has not exported by then, or can't, is found again
 
     async def _measure(self, writer_log: WriterLog) -> None:

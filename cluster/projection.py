@@ -1,4 +1,4 @@
-"""The projection of committed events: metrics at once, spans behind a durable cursor, both exact across any death."""
+"""The projection of committed events: metrics at once, each sink behind a durable cursor, exact across any death."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.events import Event
-from understudy.observability.export import EventLog, SpanExport, span_sink
+from understudy.observability.content import chat_content, tool_content
+from understudy.observability.event_files import EventFiles
+from understudy.observability.event_lines import log_events
+from understudy.observability.export import EventLog, Export, Sink
+from understudy.observability.exporters import span_exporter
 from understudy.observability.metrics import Metrics
 from understudy.observability.server import address_of, serve_metrics
-from understudy.store import presence, progress, queries
+from understudy.observability.span_sink import SpanSink
+from understudy.observability.spans import Attributes
+from understudy.redaction import redacted
+from understudy.store import content, presence, progress, queries
 from understudy.store.engine import now
 from understudy.store.journal import Committed
+from understudy.store.transaction import Transaction
+from understudy.telemetry import EVENT_LOG, captures_content
 
 from .adoption import Adoption, WriterLog
 from .counting import Counting
@@ -37,7 +46,7 @@ class Projection:
 
     Attributes:
         address: `host:port` of the metrics; empty before they are served.
-        exports: what exports the events, by the sink's name.
+        exports: of the sinks, by name; each has its cursor, its lag and its failures.
     """
 
     def __init__(self, node: NodeService) -> None:
@@ -46,7 +55,7 @@ class Projection:
         self.address = ""
         self._stop_server: Callable[[], None] | None = None
         self._log = WriterLog(node, node.config.writer)
-        self.exports: dict[str, SpanExport] = {}
+        self.exports: dict[str, Export] = {}
         self.counting = Counting(node)
         self.adoption = Adoption(node, self._exporters)
         self._tasks: list[asyncio.Task[Any]] = []
@@ -65,10 +74,14 @@ class Projection:
         self._checkpointed = self.metrics.writer_seq
         show_all(self._node, self)
         self._serve()
-        await self._node.journal.submit(
-            lambda tx: presence.announce(tx, config.node_id, config.writer, self.address)
-        )  # fmt: skip
         self.exports = self._exporters(self, config.writer)
+        kept = list(self.exports)
+
+        def begin(tx: Transaction) -> None:
+            presence.announce(tx, config.node_id, config.writer, self.address)
+            progress.keep_sinks(tx, config.writer, kept)
+
+        await self._node.journal.submit(begin)
         work = [self._checkpoints(), self.counting.run(), self.adoption.run()]
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(task) for task in (*work, *(export.run() for export in self.exports.values()))]
@@ -84,10 +97,16 @@ class Projection:
         self.address = address_of(config.host if config.metrics_port else "127.0.0.1", port)
         log.info("metrics at http://%s/metrics", self.address)
 
-    def _exporters(self, events: EventLog, writer: str) -> dict[str, SpanExport]:
+    def _exporters(self, events: EventLog, writer: str) -> dict[str, Export]:
         """What exports a writer's events, by the sink's name; each call makes sinks of its own."""
-        sink = span_sink(Path(self._node.config.span_directory), writer)
-        return {progress.SPANS: SpanExport(events, sink, progress.SPANS)}
+        telemetry = self._node.config.telemetry
+        exporter = span_exporter(telemetry, Path(self._node.config.span_directory), writer)
+        sinks: dict[str, Sink] = {
+            progress.SPANS: SpanSink(exporter, self._content if captures_content(telemetry) else None)
+        }
+        if telemetry.get(EVENT_LOG):
+            sinks[progress.EVENTS] = EventFiles(Path(telemetry[EVENT_LOG]), writer)
+        return {name: Export(events, sink, name) for name, sink in sinks.items()}
 
     def nodes_changed(self) -> None:
         """The supervisor has told which nodes there are."""
@@ -117,6 +136,7 @@ class Projection:
             self._behind()
         else:
             self.metrics.apply(events)
+        log_events(events)
         if events or committed.repeated:
             for export in self.exports.values():
                 export.notify()
@@ -161,6 +181,14 @@ class Projection:
             return list(islice(self._recent, known, known + limit))
         return await self._log.read_events(after, limit)
 
+    async def _content(self, events: list[Event]) -> dict[int, Attributes]:
+        """What was said in the calls that ended with these events, for their spans."""
+        found: dict[int, content.Said] = await self._node.reading.query(content.said, events)
+        return {
+            seq: chat_content(said.before, said.answer, redacted) | tool_content(said.arguments, said.result, redacted)
+            for seq, said in found.items()
+        }
+
     async def read_cursor(self, name: str) -> int:
         """How far the sink has taken the log."""
         return await self._log.read_cursor(name)
@@ -171,11 +199,11 @@ class Projection:
 
     # How far sinks are behind; read in the scraping thread.
 
-    def lag_events(self, export: SpanExport) -> int:
+    def lag_events(self, export: Export) -> int:
         """How many events the sink has not taken yet."""
         return max(0, self._node.journal.writer_seq - max(0, export.cursor))
 
-    def lag_seconds(self, export: SpanExport) -> float:
+    def lag_seconds(self, export: Export) -> float:
         """Age of the oldest of them, as far as is known here; 0 without one."""
         if not self.lag_events(export):
             return 0.0

@@ -15,6 +15,7 @@ from understudy.store import (
     endings,
     queries,
     questions,
+    traces,
     wakeups,
 )  # fmt: skip
 from understudy.store.transaction import Transaction
@@ -29,6 +30,7 @@ READS: dict[str, Callable[..., Any]] = {
     "messages": queries.messages,
     "run": queries.run_info,
     "runs": queries.runs,
+    "trace": traces.trace_events,
     "questions": queries.questions,
     "wakeups": queries.wakeups,
     "owner": queries.owner,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from understudy.observability import conventions as names
-from understudy.observability.export import SpanExport
+from understudy.observability.export import Export
 from understudy.observability.live_table import LIVE_TABLE
 from understudy.placement import is_scarce
 from understudy.store.engine import now
@@ -91,7 +91,7 @@ def _service(node: NodeService) -> dict[str, Callable[[], Values]]:
 
 
 def _sinks(projection: Projection) -> dict[str, Callable[[], Values]]:
-    def each(read: Callable[[SpanExport], float]) -> Callable[[], Values]:
+    def each(read: Callable[[Export], float]) -> Callable[[], Values]:
         return lambda: {(sink,): read(export) for sink, export in projection.exports.items()}
 
     return {

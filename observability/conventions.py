@@ -15,6 +15,11 @@ CHAT = "chat"
 EXECUTE_TOOL = "execute_tool"
 CRASH = "crash"
 RECOVER = "recover"
+MOVE = "move"
+WAIT_FOR_INPUT = "wait_for_input"
+
+GENAI_OPERATIONS = frozenset({INVOKE_AGENT, CHAT, EXECUTE_TOOL})
+"""Those that the GenAI conventions know; the others are ours."""
 
 # Span attributes of the GenAI conventions.
 OPERATION_NAME = "gen_ai.operation.name"
@@ -34,7 +39,14 @@ USAGE_REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
 TOOL_NAME = "gen_ai.tool.name"
 TOOL_TYPE = "gen_ai.tool.type"
 TOOL_CALL_ID = "gen_ai.tool.call.id"
+INPUT_MESSAGES = "gen_ai.input.messages"
+OUTPUT_MESSAGES = "gen_ai.output.messages"
+TOOL_ARGUMENTS = "gen_ai.tool.call.arguments"
+TOOL_RESULT = "gen_ai.tool.call.result"
 ERROR_TYPE = "error.type"
+
+PROVIDER = "openai"
+"""`gen_ai.provider.name` of a call that nobody answered: the protocol's, as the gateway's."""
 
 # Span attributes of ours.
 SESSION_PARENT_ID = "understudy.session.parent_id"
@@ -53,6 +65,11 @@ CRASH_PID = "understudy.crash.pid"
 CRASH_WAITING = "understudy.crash.waiting"
 CRASH_PROGRESS = "understudy.crash.progress"
 CRASH_DECISION = "understudy.crash.decision"
+INPUT_KIND = "understudy.input.kind"
+INPUT_DECISION = "understudy.input.decision"
+MOVE_FROM = "understudy.move.from"
+MOVE_FORCED = "understudy.move.forced"
+MODEL_LATE = "understudy.model.late"
 NODE_ID = "understudy.node_id"
 PID = "understudy.pid"
 

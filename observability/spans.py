@@ -18,12 +18,14 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from understudy.events import (
     Event,
+    InputReceived,
     ModelCallCompleted,
     ModelCallFailed,
     ModelCallReissued,
     RunFinished,
     SessionActivated,
     SessionCrashed,
+    SessionMoved,
     ToolFinished,
 )
 from understudy.identifiers import run_span_identifier, span_identifier, tool_span_identifier
@@ -45,11 +47,25 @@ def process_resource() -> Resource:
     return Resource({"service.name": names.SERVICE_NAME}).merge(OTELResourceDetector().detect())
 
 
-def spans_of(event: Event) -> list[ReadableSpan]:
-    """The spans that end with `event`: none for most types, and none for what belongs to no trace."""
+def spans_of(event: Event, content: Attributes | None = None) -> list[ReadableSpan]:
+    """The spans that end with `event`: none for most types, and none for what belongs to no trace.
+
+    Args:
+        content: more attributes for the event's span (`content.py`), where that was asked for.
+    """
     project = _PROJECTIONS.get(type(event))
     span = project(event) if project is not None and event.trace_id else None
-    return [span] if span is not None else []
+    if span is None:
+        return []
+    return [span] if not content else [_with(span, content)]
+
+
+def _with(span: ReadableSpan, attributes: Attributes) -> ReadableSpan:
+    return ReadableSpan(
+        name=span.name, context=span.context, parent=span.parent, resource=span.resource,
+        attributes={**(span.attributes or {}), **attributes}, links=span.links, kind=span.kind, status=span.status,
+        start_time=span.start_time, end_time=span.end_time, instrumentation_scope=span.instrumentation_scope,
+    )  # fmt: skip
 
 
 def chat_span_identifier(session_id: str, request_key: str) -> str:
@@ -62,8 +78,25 @@ def crash_span_identifier(session_id: str, epoch: int) -> str:
     return span_identifier(session_id, str(epoch), names.CRASH)
 
 
+def recover_span_identifier(session_id: str, epoch: int) -> str:
+    """The span of what went by until activation `epoch` took over from one that had crashed."""
+    return span_identifier(session_id, str(epoch), names.RECOVER)
+
+
+def input_span_identifier(session_id: str, call_id: str, asked: int) -> str:
+    """The span of a tool call's wait for a person, for the `asked`-th time."""
+    return span_identifier(session_id, call_id, str(asked), names.WAIT_FOR_INPUT)
+
+
 def _context(event: Event, span_id: str, *, remote: bool = False) -> SpanContext:
     return SpanContext(int(event.trace_id, 16), int(span_id, 16), is_remote=remote, trace_flags=_SAMPLED)
+
+
+def _elsewhere(link: str) -> Link:
+    """A `TRACE-SPAN` that may be of another trace."""
+    trace_id, _, span_id = link.partition("-")
+    context = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=_SAMPLED)
+    return Link(context)
 
 
 def _span(
@@ -87,7 +120,7 @@ def _span(
         names.SESSION_ROOT_ID: event.root_id or event.session_id,
         names.EPOCH: event.epoch,
     }
-    if operation not in (names.CRASH, names.RECOVER):
+    if operation in names.GENAI_OPERATIONS:
         shared[names.OPERATION_NAME] = operation
     if event.parent_id:
         shared[names.SESSION_PARENT_ID] = event.parent_id
@@ -137,6 +170,7 @@ def _run(event: RunFinished) -> ReadableSpan:
         error=error,
         # Another session's span, or the caller's own.
         parent=_context(event, event.parent_span_id, remote=True) if event.parent_span_id else None,
+        links=tuple(map(_elsewhere, event.links or ())),
     )
 
 
@@ -147,21 +181,28 @@ def _times(event: ModelCallCompleted | ModelCallFailed | ToolFinished) -> tuple[
 
 def _chat(event: ModelCallCompleted | ModelCallFailed, attributes: Attributes, error: str = "") -> ReadableSpan:
     start, end = _times(event)
-    shared: Attributes = {names.REQUEST_MODEL: event.model, names.ROUND: event.round}
-    if event.provider:
-        shared[names.PROVIDER_NAME] = event.provider
+    shared: Attributes = {
+        names.PROVIDER_NAME: event.provider or names.PROVIDER,
+        names.REQUEST_MODEL: event.model,
+        names.ROUND: event.round,
+    }
     if event.retries:
         shared[names.MODEL_RETRIES] = event.retries
     links: tuple[Link, ...] = ()
+    span_id = chat_span_identifier(event.session_id, event.request_key)
     if event.attempt > 1:
         shared[names.MODEL_ATTEMPT] = event.attempt
         lost_key = f"{event.request_key.rpartition('/')[0]}/{event.attempt - 1}"
         links = (Link(_context(event, chat_span_identifier(event.session_id, lost_key))),)
+    if event.late:  # the attempt's own span may have ended as lost
+        shared[names.MODEL_LATE] = True
+        links = (*links, Link(_context(event, span_id)))
+        span_id = span_identifier(event.session_id, event.request_key, names.CHAT, "late")
     return _span(
         event,
         names.CHAT,
         event.model,
-        chat_span_identifier(event.session_id, event.request_key),
+        span_id,
         start=start,
         end=end,
         attributes=shared | attributes,
@@ -199,6 +240,7 @@ def _reissued(event: ModelCallReissued) -> ReadableSpan:
         start=event.started_at or event.at,
         end=event.at,
         attributes={
+            names.PROVIDER_NAME: names.PROVIDER,
             names.REQUEST_MODEL: event.model,
             names.ROUND: event.round,
             names.MODEL_ATTEMPT: max(1, event.attempt - 1),
@@ -255,11 +297,41 @@ def _activated(event: SessionActivated) -> ReadableSpan | None:
         event,
         names.RECOVER,
         event.agent,
-        span_identifier(event.session_id, str(event.epoch), names.RECOVER),
+        recover_span_identifier(event.session_id, event.epoch),
         start=event.at - event.down,
         end=event.at,
         attributes={names.NODE_ID: event.node_id, names.PID: event.pid},
         links=(Link(crash),),
+    )
+
+
+def _moved(event: SessionMoved) -> ReadableSpan:
+    return _span(
+        event,
+        names.MOVE,
+        event.agent,
+        span_identifier(event.session_id, str(event.seq), names.MOVE),
+        start=event.at,
+        end=event.at,
+        attributes={names.MOVE_FROM: event.from_node, names.NODE_ID: event.to_node, names.MOVE_FORCED: event.forced},
+    )
+
+
+def _input(event: InputReceived) -> ReadableSpan:
+    """A person was waited for: a part of the call that asked, which may have done other things before and after."""
+    return _span(
+        event,
+        names.WAIT_FOR_INPUT,
+        event.kind,
+        input_span_identifier(event.session_id, event.call_id, event.asked),
+        start=event.at - event.waited,
+        end=event.at,
+        attributes={
+            names.TOOL_CALL_ID: event.call_id,
+            names.INPUT_KIND: event.kind,
+            names.INPUT_DECISION: event.decision,
+        },
+        parent=_context(event, tool_span_identifier(event.session_id, event.call_id)),
     )
 
 
@@ -271,4 +343,6 @@ _PROJECTIONS: dict[type[Event], Callable[[Any], ReadableSpan | None]] = {
     ToolFinished: _tool,
     SessionCrashed: _crashed,
     SessionActivated: _activated,
+    SessionMoved: _moved,
+    InputReceived: _input,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import delete, insert, select
@@ -10,8 +11,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from .statements import EXPORT_CURSOR, METRIC_STATE
 from .transaction import Row, Transaction
 
-SPANS = "spans"
-"""The sink that exports spans."""
+SPANS, EVENTS = "spans", "events"
+"""The sinks: spans, and the event log as JSON lines."""
 
 
 def save_metrics(tx: Transaction, writer: str, writer_seq: int, state: dict[str, Any] | None) -> None:
@@ -22,6 +23,15 @@ def save_metrics(tx: Transaction, writer: str, writer_seq: int, state: dict[str,
 def save_cursor(tx: Transaction, writer: str, sink: str, writer_seq: int) -> None:
     """Note that the sink has everything up to here; nothing if it is known to have more."""
     _advance(tx, EXPORT_CURSOR, {"writer": writer, "sink": sink}, {"writer_seq": writer_seq})
+
+
+def keep_sinks(tx: Transaction, writer: str, kept: Collection[str]) -> None:
+    """Have cursors for these sinks of a writer, from the start of its log on, and for no others: nothing waits for what
+    nobody asks for any more."""
+    where = (EXPORT_CURSOR.c.namespace == tx.namespace, EXPORT_CURSOR.c.writer == writer)
+    tx.connection.execute(delete(EXPORT_CURSOR).where(*where, EXPORT_CURSOR.c.sink.not_in(kept)))
+    for sink in kept:
+        save_cursor(tx, writer, sink, 0)
 
 
 def take(tx: Transaction, writer: str, number: int, runs: tuple[int, int]) -> int:
