@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from understudy.config import ModelProfile, Settings, model_profile_from_environment
 from understudy.errors import DeadlineExceeded, InvalidConfiguration, InvalidInput, RunFailed, StoreUnreachable
@@ -23,6 +23,9 @@ from .compiling import compile_spec, driver_placement, place
 from .connection import Connection
 from .ray_edge import connect_ray
 from .results import BudgetUse, DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
+
+if TYPE_CHECKING:
+    from understudy.observability.traces import TraceSpan  # which loads the OpenTelemetry SDK
 
 STORE_PAUSE_SECONDS = 0.5
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 20.0, 120.0
@@ -307,6 +310,24 @@ class Session:
         """Its events in order."""
         wires = background.wait(self._connection.request("events", self.id, after))
         return [Event.from_wire(wire) for wire in wires]
+
+    def trace(self, run_id: str | None = None) -> list[TraceSpan]:
+        """The trace of a run (default: the last one) by start, from committed events: sub-agents' spans, crashes and
+        what still goes on included.
+
+        Raises:
+            UnknownSession, UnknownRun: there is none.
+            EventsPruned: its events were removed.
+        """
+        from understudy.observability.traces import trace_of
+
+        def events() -> Iterator[Event]:
+            after = ("", 0)
+            while wires := self._cluster._read("trace", self.id, run_id, after):
+                yield from map(Event.from_wire, wires)
+                after = (wires[-1]["session_id"], wires[-1]["seq"])
+
+        return trace_of(events())
 
     def tree(self) -> list[SessionInfo]:
         """This session and all below it, parents before children."""

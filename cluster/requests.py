@@ -16,6 +16,7 @@ from understudy.store import (
     overview,
     queries,
     questions,
+    traces,
     wakeups,
 )  # fmt: skip
 from understudy.store.transaction import Transaction
@@ -30,6 +31,7 @@ READS: dict[str, Callable[..., Any]] = {
     "messages": queries.messages,
     "run": queries.run_info,
     "runs": queries.runs,
+    "trace": traces.trace_events,
     "questions": queries.questions,
     "wakeups": queries.wakeups,
     "owner": queries.owner,

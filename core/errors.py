@@ -98,6 +98,13 @@ class UnknownRun(InvalidInput):
     hint = "`understudy show SESSION` lists its runs."
 
 
+class EventsPruned(UnknownRun):
+    """The run is known, but retention has removed its events."""
+
+    code = "events_pruned"
+    hint = "`understudy show SESSION` has its messages and result; its spans are where they were exported to."
+
+
 class InvalidArchive(InvalidInput):
     """A file is no archive of a session, or was damaged; nothing was imported."""
 

@@ -15,6 +15,11 @@ CHAT = "chat"
 EXECUTE_TOOL = "execute_tool"
 CRASH = "crash"
 RECOVER = "recover"
+MOVE = "move"
+WAIT_FOR_INPUT = "wait_for_input"
+
+GENAI_OPERATIONS = frozenset({INVOKE_AGENT, CHAT, EXECUTE_TOOL})
+"""Those that the GenAI conventions know; the others are ours."""
 
 # Span attributes of the GenAI conventions.
 OPERATION_NAME = "gen_ai.operation.name"
@@ -53,6 +58,11 @@ CRASH_PID = "understudy.crash.pid"
 CRASH_WAITING = "understudy.crash.waiting"
 CRASH_PROGRESS = "understudy.crash.progress"
 CRASH_DECISION = "understudy.crash.decision"
+INPUT_KIND = "understudy.input.kind"
+INPUT_DECISION = "understudy.input.decision"
+MOVE_FROM = "understudy.move.from"
+MOVE_FORCED = "understudy.move.forced"
+MODEL_LATE = "understudy.model.late"
 NODE_ID = "understudy.node_id"
 PID = "understudy.pid"
 

@@ -18,12 +18,14 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from understudy.events import (
     Event,
+    InputReceived,
     ModelCallCompleted,
     ModelCallFailed,
     ModelCallReissued,
     RunFinished,
     SessionActivated,
     SessionCrashed,
+    SessionMoved,
     ToolFinished,
 )
 from understudy.identifiers import run_span_identifier, span_identifier, tool_span_identifier
@@ -62,6 +64,16 @@ def crash_span_identifier(session_id: str, epoch: int) -> str:
     return span_identifier(session_id, str(epoch), names.CRASH)
 
 
+def recover_span_identifier(session_id: str, epoch: int) -> str:
+    """The span of what went by until activation `epoch` took over from one that had crashed."""
+    return span_identifier(session_id, str(epoch), names.RECOVER)
+
+
+def input_span_identifier(session_id: str, call_id: str, asked: int) -> str:
+    """The span of a tool call's wait for a person, for the `asked`-th time."""
+    return span_identifier(session_id, call_id, str(asked), names.WAIT_FOR_INPUT)
+
+
 def _context(event: Event, span_id: str, *, remote: bool = False) -> SpanContext:
     return SpanContext(int(event.trace_id, 16), int(span_id, 16), is_remote=remote, trace_flags=_SAMPLED)
 
@@ -87,7 +99,7 @@ def _span(
         names.SESSION_ROOT_ID: event.root_id or event.session_id,
         names.EPOCH: event.epoch,
     }
-    if operation not in (names.CRASH, names.RECOVER):
+    if operation in names.GENAI_OPERATIONS:
         shared[names.OPERATION_NAME] = operation
     if event.parent_id:
         shared[names.SESSION_PARENT_ID] = event.parent_id
@@ -255,11 +267,41 @@ def _activated(event: SessionActivated) -> ReadableSpan | None:
         event,
         names.RECOVER,
         event.agent,
-        span_identifier(event.session_id, str(event.epoch), names.RECOVER),
+        recover_span_identifier(event.session_id, event.epoch),
         start=event.at - event.down,
         end=event.at,
         attributes={names.NODE_ID: event.node_id, names.PID: event.pid},
         links=(Link(crash),),
+    )
+
+
+def _moved(event: SessionMoved) -> ReadableSpan:
+    return _span(
+        event,
+        names.MOVE,
+        event.agent,
+        span_identifier(event.session_id, str(event.seq), names.MOVE),
+        start=event.at,
+        end=event.at,
+        attributes={names.MOVE_FROM: event.from_node, names.NODE_ID: event.to_node, names.MOVE_FORCED: event.forced},
+    )
+
+
+def _input(event: InputReceived) -> ReadableSpan:
+    """A person was waited for: a part of the call that asked, which may have done other things before and after."""
+    return _span(
+        event,
+        names.WAIT_FOR_INPUT,
+        event.kind,
+        input_span_identifier(event.session_id, event.call_id, event.asked),
+        start=event.at - event.waited,
+        end=event.at,
+        attributes={
+            names.TOOL_CALL_ID: event.call_id,
+            names.INPUT_KIND: event.kind,
+            names.INPUT_DECISION: event.decision,
+        },
+        parent=_context(event, tool_span_identifier(event.session_id, event.call_id)),
     )
 
 
@@ -271,4 +313,6 @@ _PROJECTIONS: dict[type[Event], Callable[[Any], ReadableSpan | None]] = {
     ToolFinished: _tool,
     SessionCrashed: _crashed,
     SessionActivated: _activated,
+    SessionMoved: _moved,
+    InputReceived: _input,
 }

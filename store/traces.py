@@ -1,0 +1,74 @@
+"""Reading a trace: the events of all runs of one tree of sessions that are in it."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, and_, select, tuple_
+
+from understudy.errors import EventsPruned, UnknownRun
+
+from .queries import event_from_row, run_info, session_info
+from .statements import EVENT, RUN, SESSION
+from .transaction import Row
+
+TRACE_PAGE = 5_000
+"""Events that are read at once."""
+
+
+def trace_events(
+    connection: Connection, namespace: str, session_id: str, run_id: str | None = None, after: tuple[str, int] = ("", 0)
+) -> list[Row]:
+    """Up to `TRACE_PAGE` events of a run's trace in wire form, by session and `seq`: its tree's other runs in the same
+    trace included, sub-agents' above all.
+
+    Args:
+        run_id: None for the session's last one.
+        after: `(session_id, seq)` of the last event that is known.
+
+    Raises:
+        UnknownSession, UnknownRun: there is none.
+        EventsPruned: the run's events were removed.
+    """
+    root_id = session_info(connection, namespace, session_id)["root_id"]
+    run = run_info(connection, namespace, session_id, run_id or _last_run(connection, namespace, session_id))
+    if not after[0]:
+        _require_events(connection, namespace, run)
+    of_tree = select(SESSION.c.session_id).where(SESSION.c.namespace == namespace, SESSION.c.root_id == root_id)
+    of_run = and_(
+        RUN.c.namespace == EVENT.c.namespace, RUN.c.session_id == EVENT.c.session_id, RUN.c.run_id == EVENT.c.run_id
+    )  # fmt: skip
+    statement = (
+        select(EVENT)
+        .join(RUN, of_run)
+        .where(EVENT.c.namespace == namespace, EVENT.c.session_id.in_(of_tree), RUN.c.trace_id == run["trace_id"])
+        .where(tuple_(EVENT.c.session_id, EVENT.c.seq) > tuple_(*after))
+        .order_by(EVENT.c.session_id, EVENT.c.seq)
+        .limit(TRACE_PAGE)
+    )
+    return [event_from_row(row).to_wire() for row in connection.execute(statement).mappings()]
+
+
+def _last_run(connection: Connection, namespace: str, session_id: str) -> str:
+    """The run that was accepted last."""
+    statement = (
+        select(RUN.c.run_id)
+        .where(RUN.c.namespace == namespace, RUN.c.session_id == session_id)
+        .order_by(RUN.c.accepted_at.desc(), RUN.c.run_id)
+        .limit(1)
+    )
+    found: str | None = connection.execute(statement).scalar()
+    if found is None:
+        raise UnknownRun(
+            "the session has had no run yet", session_id=session_id,
+            details={"hint": "`understudy send SESSION TEXT` begins one."},
+        )  # fmt: skip
+    return found
+
+
+def _require_events(connection: Connection, namespace: str, run: Row) -> None:
+    """Retention removes a session's events from the oldest on: a run that lacks its first has no whole trace."""
+    where = (
+        EVENT.c.namespace == namespace, EVENT.c.session_id == run["session_id"], EVENT.c.run_id == run["run_id"],
+        EVENT.c.type == "run_accepted",
+    )  # fmt: skip
+    if connection.execute(select(EVENT.c.seq).where(*where).limit(1)).scalar() is None:
+        raise EventsPruned(f"the events of run {run['run_id']!r} were removed", session_id=run["session_id"])
