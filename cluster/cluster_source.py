@@ -18,9 +18,8 @@ class ClusterSource:
         self._lost = False
 
     async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
-        return await self._connection.nodes.request(
-            arguments[0] if arguments and isinstance(arguments[0], str) else None, "read", what, list(arguments), options
-        )
+        session_id = arguments[0] if arguments and isinstance(arguments[0], str) else None
+        return await self._connection.nodes.request(session_id, "read", what, list(arguments), options)
 
     async def services(self) -> list[ServiceInfo]:
         if self._lost:

@@ -21,7 +21,9 @@ def console(
     port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65_535)] = 8484,
     token_file: Annotated[
         Path | None,
-        typer.Option(help=f"Who has this token may act, not only read. Or {TOKEN_VARIABLE}.", exists=True, dir_okay=False),
+        typer.Option(
+            help=f"Who has this token may act, not only read. Or {TOKEN_VARIABLE}.", exists=True, dir_okay=False
+        ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave it running; `understudy down` ends it too.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End the one that was left running at this port.")] = False,
@@ -31,7 +33,7 @@ def console(
 ) -> int:
     """Serve a page that shows the cluster: sessions, trees, events, traces, budgets, live; until Ctrl-C.
 
-    It only reads, for this machine, unless a token is given: then whoever logs in with it can cancel, answer, resume and close.
+    It only reads, for this machine, unless a token is given: who logs in with it can cancel, answer, resume and close.
     """
     from . import background
     from .cli import connected
@@ -49,7 +51,9 @@ def console(
             return 0 if done else 1
         handle, found = background.wait(serving.start(settings, binding, detached=detach))
         told = {**found, "acts": token is not None}
-        print_json(told) if json else print(f"{found['url']}  ({'with a token, it acts' if token else 'it only reads'})", flush=True)
+        print_json(told) if json else print(
+            f"{found['url']}  ({'with a token, it acts' if token else 'it only reads'})", flush=True
+        )
         if open:
             typer.launch(found["url"])
         if not detach:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -31,9 +31,14 @@ INCIDENTS = 30
 ROWS = 300
 
 INCIDENT_TYPES = {
-    "session_crashed", "session_quarantined", "model_call_reissued", "tool_in_doubt", "input_requested", "session_moved",
-    "shutdown_forced", "child_restarted",
+    "session_crashed", "session_quarantined", "model_call_reissued", "tool_in_doubt", "input_requested",
+    "session_moved", "shutdown_forced", "child_restarted",
 }  # fmt: skip
+
+
+COUNTED = (
+    "tokens", "cost", "calls", "calls_failed", "runs_accepted", "runs_finished", "crashes", "restores", "restore",
+)  # fmt: skip
 
 
 class Source(Protocol):
@@ -62,7 +67,11 @@ class Source(Protocol):
 def problem_of(error: Exception) -> Wire:
     """Why there is nothing to show, for people."""
     if isinstance(error, TimeoutError):
-        return {"code": "no_answer", "message": f"the services gave no answer within {ANSWER_SECONDS:.0f} s", "hint": ""}
+        return {
+            "code": "no_answer",
+            "message": f"the services gave no answer within {ANSWER_SECONDS:.0f} s",
+            "hint": "",
+        }
     if isinstance(error, UnderstudyError):
         return {"code": error.code, "message": error.message, "hint": error.hint}
     log.error("the cluster can't be looked at", exc_info=error)
@@ -109,12 +118,10 @@ class Rates:
                 self.incidents.append({**{name: event[name] for name in kept}, "data": data})
 
     def per_minute(self, now: int) -> Wire:
-        """Counts of the last minute; `cost` in millionths, `restore` the longest time from a crash to its activation."""
+        """Counts of the last minute; `cost` in millionths, `restore` the longest time from a crash to an activation."""
         while self._events and self._events[0]["at"] < now - WINDOW_SECONDS * 1e6:
             self._events.popleft()
-        found = dict.fromkeys(
-            ("tokens", "cost", "calls", "calls_failed", "runs_accepted", "runs_finished", "crashes", "restores", "restore"), 0
-        )
+        found = dict.fromkeys(COUNTED, 0)
         for event in self._events:
             kind, data = event["type"], event["data"]
             if kind == "model_call_completed":
@@ -136,16 +143,15 @@ class Rates:
 
 
 class Fleet:
-    """The cluster at a glance. `run` refreshes it for as long as somebody `wanted` looks; all get the same snapshot.
+    """The cluster at a glance: one snapshot for all who look.
 
     Attributes:
         snapshot: the latest; None before the first.
         version: rises with each.
     """
 
-    def __init__(self, source: Source, wanted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
-        self._wanted = wanted
         self._rates = Rates()
         self._cursors: dict[str, int] | None = None
         self._services: Wire = {"services": [], "services_at": 0, "services_problem": None}
@@ -158,13 +164,10 @@ class Fleet:
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
-        """Refresh until cancelled, or until nobody looks."""
+        """Refresh until cancelled."""
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._often()), group.create_task(self._every_few_seconds())]
-            while self._wanted():
-                await asyncio.sleep(0.5)
-            for task in tasks:
-                task.cancel()
+            group.create_task(self._often())
+            group.create_task(self._every_few_seconds())
 
     async def once(self) -> Wire:
         """One complete snapshot."""

@@ -162,8 +162,8 @@ class BudgetUse:
 
     Attributes:
         session_id: whose budget it is: the session's own, or one above it.
-        scope, resource: see `understudy.spec.Budget`. Of `cost` the amounts are millionths of the price table's currency,
-            of `seconds` microseconds.
+        scope, resource: see `understudy.spec.Budget`. Of `cost` the amounts are millionths of the price table's
+            currency, of `seconds` microseconds.
         reserved: for model calls in flight.
         spent: nothing of `depth`; of `seconds` the time since the scope began.
     """

@@ -1,7 +1,8 @@
-"""How `understudy top` draws the cluster: a function of a snapshot (`Fleet`), the terminal's size, and what was typed."""
+"""How `understudy top` draws the cluster: a function of a snapshot (`Fleet`), the terminal's size and what is typed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -127,7 +128,9 @@ def draw(snapshot: Wire, view: View, width: int, height: int | None) -> Renderab
     view.offset = min(view.offset, max(0, len(rows) - room))
     for line in told:
         line.no_wrap, line.overflow = True, "ellipsis"
-    return Group(*lines, _table(rows[view.offset : view.offset + room], snapshot, width), *told, _keys(view, len(rows), room))
+    return Group(
+        *lines, _table(rows[view.offset : view.offset + room], snapshot, width), *told, _keys(view, len(rows), room)
+    )
 
 
 def header(snapshot: Wire) -> list[Text]:
@@ -208,7 +211,7 @@ def _cells(row: Wire, at: int) -> dict[str, Any]:
 def incident(item: Wire, at: int) -> Text:
     """One line of what went wrong, or was mended."""
     data, kind = item["data"], item["type"]
-    told = {
+    lines: dict[str, Callable[[], str]] = {
         "session_crashed": lambda: f"crashed ({data['cause']}, pid {data['pid']}): {data['decision']}",
         "session_activated": lambda: f"{data['cause']} after {age(data['down'])}, pid {data['pid']}",
         "session_quarantined": lambda: f"quarantined: {data['reason']}",
@@ -217,7 +220,8 @@ def incident(item: Wire, at: int) -> Text:
         "tool_in_doubt": lambda: f"{data['tool']} in doubt: {data['policy']}",
         "input_requested": lambda: f"asks: {data['prompt']}",
         "child_restarted": lambda: f"starts a sub-agent again ({data['status']})",
-    }.get(kind, lambda: kind.replace("_", " "))()
+    }
+    told = lines[kind]() if kind in lines else kind.replace("_", " ")
     bad = kind in ("session_crashed", "session_quarantined", "run_finished")
     line = Text(f"{when(item['at'])} ", style="dim")
     return line.append(clean(f"{item['agent']} {item['session_id']} {told}"), style="red" if bad else "default")

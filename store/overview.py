@@ -42,8 +42,8 @@ SCANNED = 5_000
 TOLD = tuple(
     kind.type
     for kind in (
-        ChildRestarted, InputRequested, ModelCallCompleted, ModelCallFailed, ModelCallReissued, RunAccepted, RunFinished,
-        SessionActivated, SessionCrashed, SessionMoved, SessionQuarantined, ShutdownForced, ToolInDoubt,
+        ChildRestarted, InputRequested, ModelCallCompleted, ModelCallFailed, ModelCallReissued, RunAccepted,
+        RunFinished, SessionActivated, SessionCrashed, SessionMoved, SessionQuarantined, ShutdownForced, ToolInDoubt,
     )
 )  # fmt: skip
 """Events that tell how a cluster is doing."""
@@ -66,7 +66,10 @@ def working(connection: Connection, namespace: str, limit: int = 500) -> Row:
 def holders(connection: Connection, namespace: str) -> list[tuple[str, int]]:
     """The processes that hold a session with work, as `(node_id, pid)`."""
     here = (SESSION.c.namespace == namespace, SESSION.c.active == 1, SESSION.c.actor_pid.is_not(None))
-    return [(node_id, pid) for node_id, pid in connection.execute(select(SESSION.c.node_id, SESSION.c.actor_pid).where(*here))]
+    return [
+        (node_id, pid)
+        for node_id, pid in connection.execute(select(SESSION.c.node_id, SESSION.c.actor_pid).where(*here))
+    ]
 
 
 def totals(connection: Connection, namespace: str) -> Row:
@@ -146,7 +149,9 @@ def page(
     found = select(few).order_by(few.c.created_at.desc(), few.c.session_id).limit(limit)
     if text:
         wanted = text.lower()
-        holds = (func.lower(few.c[name]).contains(wanted, autoescape=True) for name in ("session_id", "agent", "root_id"))
+        holds = (
+            func.lower(few.c[name]).contains(wanted, autoescape=True) for name in ("session_id", "agent", "root_id")
+        )
         found = found.where(or_(*holds))
     if statuses:
         found = found.where(few.c.status.in_(list(statuses)))
@@ -172,7 +177,8 @@ def event_page(
 def latest_runs(connection: Connection, namespace: str, session_id: str, limit: int = 50) -> list[Row]:
     """The latest runs of a session, newest first, without what went in and came out."""
     names = (
-        "run_id", "source", "status", "error", "rounds", "usage", "trace_id", "accepted_at", "started_at", "finished_at",
+        "run_id", "source", "status", "error", "rounds", "usage", "trace_id", "accepted_at", "started_at",
+        "finished_at",
     )  # fmt: skip
     found = select(*(RUN.c[name] for name in names))
     found = found.where(RUN.c.namespace == namespace, RUN.c.session_id == session_id)

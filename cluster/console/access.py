@@ -1,7 +1,7 @@
 """Who may look, and who may act.
 
-Without a token the page only reads, and is for this machine. With one, everything but the page's own files needs it: in an
-`Authorization: Bearer` header, or once in the login form, for a cookie that stands for it until the console ends.
+Without a token the page only reads, and is for this machine. With one, everything but the page's own files needs it: in
+an `Authorization: Bearer` header, or once in the login form, for a cookie that stands for it until the console ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ COOKIES = 1_000
 LOOPBACK_NAMES = {"localhost", "127.0.0.1", "[::1]", "::1"}
 
 HEADERS = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'",
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+    "object-src 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -73,8 +74,8 @@ class Binding:
         """Raises `InvalidConfiguration` where others than this machine could read without a token."""
         if self.digest is None and not is_loopback(self.host):
             raise InvalidConfiguration(
-                f"the console shows whole conversations: it listens on {self.host!r} only with a token. Name a file of one "
-                "with --token-file, or set UNDERSTUDY_CONSOLE_TOKEN; or leave --host away and use a tunnel."
+                f"the console shows whole conversations: it listens on {self.host!r} only with a token. Name a file of "
+                "one with --token-file, or set UNDERSTUDY_CONSOLE_TOKEN; or leave --host away and use a tunnel."
             )
 
 
@@ -115,7 +116,7 @@ class Access:
         self.check_read(request)
 
     def check_origin(self, request: Request) -> None:
-        """What another site's page has a browser send is refused: its form can't send JSON, its script another origin."""
+        """What another site's page has a browser send is refused: its form sends no JSON, its script another origin."""
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise AccessDenied("send JSON", 415)
         origin = request.headers.get("origin")

@@ -47,7 +47,14 @@ ACTIONS: dict[str, tuple[str, ...]] = {
 }
 """What a page may ask of a session: methods of `Requests`, and their arguments in order."""
 
-DEFAULTS = {"run_id": None, "reason": "asked for in the console", "call_id": None, "decision": "ok", "text": "", "asked": None}
+DEFAULTS = {
+    "run_id": None,
+    "reason": "asked for in the console",
+    "call_id": None,
+    "decision": "ok",
+    "text": "",
+    "asked": None,
+}
 
 
 def application(source: Source, binding: Binding, *, namespace: str = "") -> Starlette:

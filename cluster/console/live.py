@@ -1,7 +1,7 @@
 """What open pages follow: each thing is read once for all who look, and nobody who reads slowly holds up the others.
 
-There are no queues. A viewer has a place in a log that is shared and bounded, and takes what comes after it whenever its
-browser takes more. Who has fallen out of the log is told to begin anew (`reset`). Of states a viewer gets the latest only.
+There are no queues. A viewer has a place in a log that is shared and bounded, and takes what comes after it whenever
+its browser takes more. Who has fallen out of the log is told to begin anew (`reset`). Of states it gets the latest.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from ..fleet import ANSWER_SECONDS, Fleet, Source, Wire, problem_of
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
+HEARTBEAT = ": still here\n\n"
 LINGER_SECONDS = 20.0
 """A log is kept so long without viewers: who reloads, or was cut off, goes on in it."""
+
+FLEET = "the fleet"
+"""Beside the ids of sessions, which have no spaces."""
 
 VIEWERS = 64
 EVENTS = 20_000
@@ -149,7 +153,12 @@ class TreeLog:
         except Exception as error:
             known = self.state or {"rows": [], "budgets": []}
             state = {**known, "problem": problem_of(error)}
-        self.state = {**state, "at": time.time_ns() // 1_000, "truncated": self.truncated, "followed": len(self._places)}
+        self.state = {
+            **state,
+            "at": time.time_ns() // 1_000,
+            "truncated": self.truncated,
+            "followed": len(self._places),
+        }
         async with self._news:
             self.version += 1
             self._news.notify_all()
@@ -212,13 +221,14 @@ class TreeLog:
                 place += len(some)
                 yield message("log", some, f"{self.life}.{place}")
                 continue
-            at, seen = place, version
-            async with self._news:
-                try:
-                    fresh = self._news.wait_for(lambda at=at, seen=seen: self.end > at or self.version > seen)
-                    await asyncio.wait_for(fresh, HEARTBEAT_SECONDS)
-                except TimeoutError:
-                    yield ": still here\n\n"
+            try:
+                await asyncio.wait_for(self._newer(place, version), HEARTBEAT_SECONDS)
+            except TimeoutError:
+                yield HEARTBEAT
+
+    async def _newer(self, place: int, version: int) -> None:
+        async with self._news:
+            await self._news.wait_for(lambda: self.end > place or self.version > version)
 
 
 def with_totals(rows: list[Wire]) -> list[Wire]:
@@ -244,6 +254,7 @@ class Hub:
         self.reads = SharedReads()
         self._fleet: Fleet | None = None
         self._fleet_viewers = 0
+        self._fleet_unseen_since = 0.0
         self._trees: dict[str, TreeLog] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._viewers = 0
@@ -253,21 +264,20 @@ class Hub:
         async with self._viewer():
             self._fleet_viewers += 1
             try:
-                version = 0
+                if self._fleet is None:
+                    self._fleet = Fleet(self.source)
+                    self._tasks[FLEET] = asyncio.create_task(self._fleet.run())
+                fleet, version = self._fleet, 0
                 while True:
-                    task = self._tasks.get("fleet")
-                    if task is None or task.done():
-                        self._fleet, version = Fleet(self.source, lambda: self._fleet_viewers > 0), 0
-                        self._tasks["fleet"] = asyncio.create_task(self._fleet.run())
-                    assert self._fleet is not None
                     try:
-                        snapshot = await asyncio.wait_for(self._fleet.newer(version), HEARTBEAT_SECONDS)
-                        version = self._fleet.version
+                        snapshot = await asyncio.wait_for(fleet.newer(version), HEARTBEAT_SECONDS)
+                        version = fleet.version
                         yield message("fleet", snapshot)
                     except TimeoutError:
-                        yield ": still here\n\n"
+                        yield HEARTBEAT
             finally:
                 self._fleet_viewers -= 1
+                self._fleet_unseen_since = time.monotonic()
 
     async def tree(self, session_id: str, identifier: str) -> AsyncIterator[str]:
         """The events and states of the tree that a session is in, after the event with this id."""
@@ -307,6 +317,9 @@ class Hub:
             if not tree.viewers and now - tree.unseen_since > LINGER_SECONDS:
                 del self._trees[root_id]
                 await _cancelled(self._tasks.pop(root_id))
+        if self._fleet is not None and not self._fleet_viewers and now - self._fleet_unseen_since > LINGER_SECONDS:
+            self._fleet = None
+            await _cancelled(self._tasks.pop(FLEET))
 
     @asynccontextmanager
     async def _viewer(self) -> AsyncIterator[None]:
@@ -331,5 +344,3 @@ class Hub:
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-

@@ -63,8 +63,6 @@ class ConsoleActor:
         )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
-        while not self._server.started and not self._serving.done():
-            await asyncio.sleep(0.02)
         return {"url": url_of(binding), "pid": os.getpid()}
 
     async def watch(self) -> None:
@@ -84,7 +82,8 @@ class ConsoleActor:
 def listen(binding: Binding) -> socket.socket:
     """A socket that listens there. Raises `InvalidConfiguration`."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(binding.host.strip("[]"), binding.port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(binding.host.strip("[]"), binding.port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
