@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -116,15 +116,14 @@ def short(number: int) -> str:
 
 def draw(snapshot: Wire, view: View, width: int, height: int | None) -> RenderableType:
     """The whole screen; without a `height` all rows, and nothing about keys."""
-    lines = [*header(snapshot), *problems(snapshot)]
+    measure = Console(width=width)
+    lines = [part for line in (*header(snapshot), *problems(snapshot)) for part in line.wrap(measure, width)]
     rows = chosen(snapshot["sessions"], view)
     told = [incident(item, snapshot["at"]) for item in snapshot["incidents"][:INCIDENT_LINES]]
     if height is None:
         return Group(*lines, _table(rows, snapshot, width), *told)
-    # Lines that are longer than the terminal is wide take more than one: the header does, where it is narrow.
-    used = sum(-(-max(1, line.cell_len) // max(1, width)) for line in lines)
-    told = told[: max(0, height - used - LEAST_ROWS - 2)]
-    room = max(1, height - used - len(told) - 2)
+    told = told[: max(0, height - len(lines) - LEAST_ROWS - 2)]
+    room = max(1, height - len(lines) - len(told) - 2)
     view.offset = min(view.offset, max(0, len(rows) - room))
     for line in told:
         line.no_wrap, line.overflow = True, "ellipsis"

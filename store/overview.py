@@ -103,7 +103,7 @@ def activity(
     for writer in _writers(connection, namespace):
         log = (EVENT.c.namespace == namespace, EVENT.c.writer == writer)
         end = connection.execute(select(func.max(EVENT.c.writer_seq)).where(*log)).scalar() or 0
-        after = max(0, end - limit) if cursors is None else cursors.get(writer, max(0, end - limit))
+        after = max(0, end - limit) if cursors is None else cursors.get(writer, 0)
         found[writer] = end = min(end, after + limit)
         some = select(EVENT).where(*log, EVENT.c.writer_seq > after, EVENT.c.writer_seq <= end)
         told = some.where(EVENT.c.type.in_(TOLD)).order_by(EVENT.c.writer_seq)
