@@ -13,6 +13,7 @@ from rich.text import Text
 
 from understudy.prices import money
 
+from .command import counted
 from .fleet import Wire
 from .rendering import STATUS_STYLE, when
 
@@ -141,20 +142,20 @@ def header(snapshot: Wire) -> list[Text]:
     ok = snapshot["problem"] is None and snapshot["services_problem"] is None
     first = Text("understudy ", style="bold")
     first.append("● healthy" if ok else "● trouble", style="green" if ok else "bold red")
-    first.append(f" · supervisor {supervisor['pid'] if supervisor else '–'} · {roles.get('node', 0)} nodes")
+    first.append(f" · supervisor {supervisor['pid'] if supervisor else '–'} · {counted(roles.get('node', 0), 'node')}")
     first.append(f" · {roles.get('frame', 0)} at work + {roles.get('standby', 0)} standby")
-    second = Text(f"{snapshot['totals']['sessions']} sessions: ")
+    second = Text(f"{counted(snapshot['totals']['sessions'], 'session')}: ")
     counts = sorted(snapshot["statuses"].items())
     second.append(", ".join(f"{count} {status}" for status, count in counts) or "none has work")
     for status in ("failed", "quarantined"):
         if snapshot["totals"]["latest"].get(status):
             second.append(f", {snapshot['totals']['latest'][status]} {status}", style="red")
     rates = snapshot["rates"]
-    third = Text(f"last minute: {short(rates['tokens'])} tokens, {rates['calls']} calls, ")
-    third.append(f"{rates['runs_finished']} runs ended, ")
+    third = Text(f"last minute: {short(rates['tokens'])} tokens, {counted(rates['calls'], 'call')}, ")
+    third.append(f"{counted(rates['runs_finished'], 'run')} ended, ")
     if rates["cost"]:
         third.append(f"cost {money(rates['cost']):.4f}, ")
-    third.append(f"{rates['crashes']} crashes", style="bold red" if rates["crashes"] else "")
+    third.append(f"{rates['crashes'] or 'no'} crashed", style="bold red" if rates["crashes"] else "")
     if rates["restores"]:
         third.append(f", {rates['restores']} restored within {age(rates['restore'])}")
     return [first, second, third]

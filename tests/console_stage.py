@@ -58,9 +58,9 @@ class KernelSource:
 
 
 @asynccontextmanager
-async def served(source: Any, token: str | None = None) -> AsyncIterator[str]:
+async def served(source: Any, token: str | None = None, port: int = 0) -> AsyncIterator[str]:
     """The console's URL, without a slash at its end."""
-    binding = Binding("127.0.0.1", 0, token_digest(token) if token else None)
+    binding = Binding("127.0.0.1", port, token_digest(token) if token else None)
     listening = listen(binding)
     port = listening.getsockname()[1]
     app = application(source, Binding("127.0.0.1", port, binding.digest))

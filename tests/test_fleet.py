@@ -96,7 +96,13 @@ def test_rates_are_of_the_last_minute_only() -> None:
 def test_top_never_draws_more_than_the_terminal_has(width: int, height: int, sessions: int, offset: int) -> None:
     """Any size and any number of sessions: no line is too long, and not more lines than there are."""
     rows = [session(f"session-{number}", agent="a rather long name of an agent") for number in range(sessions)]
-    incident = {"type": "input_requested", "at": 4_000_000, "session_id": "s", "agent": "a", "data": {"prompt": "x" * 300}}
+    incident = {
+        "type": "input_requested",
+        "at": 4_000_000,
+        "session_id": "s",
+        "agent": "a",
+        "data": {"prompt": "x" * 300},
+    }
     lines = drawn(snapshot(rows, incidents=[incident] * 9), View(offset=offset), width, height)
     assert len(lines) <= max(height, 13)
     assert all(len(line) <= width for line in lines)
@@ -114,7 +120,13 @@ def test_top_says_what_is_wrong_and_shows_what_it_knows() -> None:
 def test_top_obeys_nobody_but_its_keys() -> None:
     """An agent's name and an error text with terminal sequences and markup are shown, never obeyed."""
     hostile = "[red]\x1b[2J\x1b]0;pwned\x07"
-    incident = {"type": "session_quarantined", "at": 1, "session_id": "s", "agent": hostile, "data": {"reason": hostile}}
+    incident = {
+        "type": "session_quarantined",
+        "at": 1,
+        "session_id": "s",
+        "agent": hostile,
+        "data": {"reason": hostile},
+    }
     found = "\n".join(drawn(snapshot([session("s", agent=hostile)], incidents=[incident]), View(), 120, 30))
     assert "\x1b" not in found
     assert "\x07" not in found
@@ -144,7 +156,8 @@ def test_keys_sort_filter_and_scroll() -> None:
 
 
 @pytest.mark.parametrize(
-    ("microseconds", "told"), [(41_000, "41ms"), (3_200_000, "3.2s"), (245_000_000, "4m05s"), (-5, "0ms"), (3 * 86_400_000_000, "3d")]
+    ("microseconds", "told"),
+    [(41_000, "41ms"), (3_200_000, "3.2s"), (245_000_000, "4m05s"), (-5, "0ms"), (3 * 86_400_000_000, "3d")],
 )
 def test_ages_are_short(microseconds: int, told: str) -> None:
     """A duration is told in the unit that fits."""

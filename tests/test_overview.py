@@ -21,7 +21,9 @@ async def read(kernel: k.Kernel, what: str, *arguments: Any, **options: Any) -> 
 
 
 def asking() -> dict[str, Any]:
-    return k.spec(k.script([("request_user_input", {"prompt": "Which?"})], "done"), ["request_user_input"], name="clerk")
+    return k.spec(
+        k.script([("request_user_input", {"prompt": "Which?"})], "done"), ["request_user_input"], name="clerk"
+    )
 
 
 async def test_sessions_at_work_are_listed_and_counted_and_those_that_want_a_person_come_first(
@@ -71,7 +73,7 @@ async def test_each_look_at_what_happened_begins_where_the_last_one_ended(store:
 async def test_pages_of_sessions_have_every_session_once(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages by cursor, with a search that looks at few rows at a time, hold each session that is like it exactly once."""
+    """Pages by cursor, of a search that looks at few rows at a time, hold each session that is like it exactly once."""
     monkeypatch.setattr(overview, "SCANNED", 3)
     async with k.running(store, tmp_path / "spans") as kernel:
         for number in range(11):
@@ -111,7 +113,13 @@ async def test_budgets_are_those_a_session_is_charged_to_and_say_what_is_used(st
     async with k.running(store, tmp_path / "spans", prices=PRICES) as kernel:
         await kernel.run("s", lead)
         own = {(row["scope"], row["resource"]): row for row in await read(kernel, "budgets", "s")}
-        assert set(own) == {("tree", "tokens"), ("tree", "depth"), ("tree", "cost"), ("tree", "seconds"), ("session", "rounds")}
+        assert set(own) == {
+            ("tree", "tokens"),
+            ("tree", "depth"),
+            ("tree", "cost"),
+            ("tree", "seconds"),
+            ("session", "rounds"),
+        }
         info = {row["agent"]: row for row in await read(kernel, "tree", "s")}
         tokens = sum(row["tokens_used"] for row in info.values())
         assert own["tree", "tokens"]["spent"] == tokens > 0
@@ -119,7 +127,7 @@ async def test_budgets_are_those_a_session_is_charged_to_and_say_what_is_used(st
         assert own["session", "rounds"]["spent"] == 2
         assert 0 < own["tree", "seconds"]["spent"] < 60_000_000
         below = await read(kernel, "budgets", info["child"]["session_id"])
-        assert [(row["session_id"] == "s", row["scope"]) for row in below][0] == (False, "run")
+        assert (below[0]["session_id"] == "s", below[0]["scope"]) == (False, "run")
         assert {row["scope"] for row in below if row["session_id"] == "s"} == {"tree"}
         await kernel.spawn("free", k.spec(""))
         assert await read(kernel, "budgets", "free") == []

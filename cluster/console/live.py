@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.errors import UnderstudyError
+from understudy.events import ChildRestarted, ChildSpawned
 from understudy.identifiers import new_identifier
 
 from ..fleet import ANSWER_SECONDS, Fleet, Source, Wire, problem_of
@@ -164,14 +165,17 @@ class TreeLog:
             self._news.notify_all()
 
     def _follow(self, rows: list[Wire]) -> None:
-        new = [row for row in rows if row["session_id"] not in self._places][: FOLLOWED - len(self._places)]
-        if not new:
+        share = max(50, EVENTS // (2 * max(1, len(rows))))
+        for row in rows:
+            self._begin(row["session_id"], max(0, row["seq"] - share))
+
+    def _begin(self, session_id: str, after: int) -> None:
+        """Follow one more session, if there is room."""
+        if session_id in self._places or len(self._places) >= FOLLOWED:
             return
-        share = max(50, EVENTS // (2 * len(rows)))
-        for row in new:
-            self._places[row["session_id"]] = after = max(0, row["seq"] - share)
-            self.truncated = self.truncated or after > 0
-            self._followers[row["session_id"]] = asyncio.create_task(self._following(row["session_id"]))
+        self._places[session_id] = after
+        self.truncated = self.truncated or after > 0
+        self._followers[session_id] = asyncio.create_task(self._following(session_id))
 
     async def _following(self, session_id: str) -> None:
         while True:
@@ -185,6 +189,8 @@ class TreeLog:
 
     async def _take(self, event: Wire) -> None:
         self.events.append(event)
+        if event["type"] in (ChildSpawned.type, ChildRestarted.type):
+            self._begin(event["data"]["child_id"], 0)
         if len(self.events) > EVENTS + AT_ONCE:  # many at once: each time the rest of the list is moved
             gone = len(self.events) - EVENTS
             del self.events[:gone]
