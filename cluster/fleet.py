@@ -177,12 +177,12 @@ class Fleet:
         assert self.snapshot is not None
         return self.snapshot
 
-    async def newer(self, version: int) -> Wire:
-        """The next snapshot after a version, or the latest if that is newer."""
+    async def newer(self, version: int) -> tuple[int, Wire]:
+        """The next snapshot after a version, or the latest if that is newer; with its own version."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.version > version)
-        assert self.snapshot is not None
-        return self.snapshot
+            assert self.snapshot is not None
+            return self.version, self.snapshot
 
     async def _often(self) -> None:
         while True:
@@ -226,7 +226,7 @@ class Fleet:
             self._as_of, self._problem = _now(), None
         except Exception as error:
             self._problem = problem_of(error)
-        self.snapshot = {
+        snapshot = {
             "at": _now(),
             "as_of": self._as_of,
             "problem": self._problem,
@@ -238,7 +238,7 @@ class Fleet:
             "incidents": list(self._rates.incidents)[::-1],
         }
         async with self._changed:
-            self.version += 1
+            self.snapshot, self.version = snapshot, self.version + 1
             self._changed.notify_all()
 
 

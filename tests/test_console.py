@@ -168,6 +168,8 @@ async def test_what_a_person_can_do_is_done(tmp_path: Path) -> None:
             {**call, "decision": "ok", "text": ""},
             {**call, "decision": "rerun", "text": "x"},
             {**call, "text": 3},
+            {**call, "decision": "ok", "text": "\0"},
+            {**call, "asked": "once", "decision": "ok", "text": "blue"},
         ):
             assert (await post("answer", **body)).status_code == 400
         assert (await post("answer", **call, decision="ok", text="blue")).json() == {"done": True}
@@ -196,6 +198,9 @@ async def test_what_is_not_there_or_makes_no_sense_is_told(tmp_path: Path) -> No
         for path in ("", "/stream", "/messages", "/events", "/trace"):
             assert (await client.get(f"/api/sessions/nobody{path}")).status_code == 404
         assert (await client.get("/api/sessions/s/trace?run=none")).status_code == 404
+        for path in ("%00", "%3Cscript%3E", "x" * 200):
+            assert (await client.get(f"/api/sessions/{path}")).status_code == 404
+        assert (await client.get("/api/sessions?text=%00")).status_code == 200
         for query in ("limit=-1", "limit=9999", "cursor=x,y", "limit=²"):
             assert (await client.get(f"/api/sessions?{query}")).status_code == 400
         assert (await client.get("/static/../../access.py")).status_code == 404
@@ -277,16 +282,17 @@ async def test_many_viewers_cost_the_store_no_more_than_one(tmp_path: Path) -> N
     async with console(tmp_path) as (kernel, source, client):
         await kernel.run("s", k.spec(""))
 
-        async def look(path: str, wanted: str) -> None:
+        async def look(path: str, wanted: str, times: int) -> None:
             async with stream(client, path) as found:
-                for _ in range(3):
+                for _ in range(times):
                     await found.until(wanted)
 
         async def reads(viewers: int) -> int:
             source.asked.clear()
-            looks = [look("/api/fleet/stream", "fleet") for _ in range(viewers)]
-            await asyncio.gather(*looks, *(look("/api/sessions/s/stream", "state") for _ in range(min(1, viewers))))
-            return len([what for what in source.asked if what in ("working", "tree")])
+            trees = [look("/api/sessions/s/stream", "state", 1) for _ in range(viewers)]
+            details = [client.get("/api/sessions/s") for _ in range(viewers)]
+            await asyncio.gather(*(look("/api/fleet/stream", "fleet", 3) for _ in range(viewers)), *trees, *details)
+            return len([what for what in source.asked if what in ("working", "tree", "latest_runs")])
 
         one = await reads(1)
         assert await reads(8) <= 2 * one

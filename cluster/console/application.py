@@ -25,6 +25,7 @@ from understudy.errors import (
     UnknownSession,
 )
 from understudy.events import Event
+from understudy.identifiers import check_identifier
 from understudy.records import SESSION_STATUSES
 
 from ..fleet import Source, Wire
@@ -168,7 +169,7 @@ class Console:
         return _stream(self._hub.fleet())
 
     async def _tree_stream(self, request: Request) -> Response:
-        session = request.path_params["session"]
+        session = _session(request)
         await self._hub.check(session)
         last = request.headers.get("last-event-id") or request.query_params.get("last", "")
         return _stream(self._hub.tree(session, last))
@@ -176,9 +177,9 @@ class Console:
     async def _page(self, request: Request) -> Response:
         query = request.query_params
         statuses = tuple(sorted(set(query.getlist("status")) & set(SESSION_STATUSES)))
-        text, limit = query.get("text", "")[:200], _number(query.get("limit"), 50)
+        text, limit = query.get("text", "")[:200].replace("\0", ""), _number(query.get("limit"), 50)
         at, _, last = query.get("cursor", "").partition(",")
-        cursor = (_number(at, 0, most=1 << 62), last) if last else None
+        cursor = (_number(at, 0, most=1 << 62), check_identifier(last, "cursor")) if last else None
 
         async def read() -> Any:
             return await self._source.read("page", text=text, statuses=statuses, cursor=cursor, limit=limit)
@@ -186,7 +187,7 @@ class Console:
         return _json(await self._hub.reads.get(("page", text, statuses, cursor, limit), read))
 
     async def _session(self, request: Request) -> Response:
-        session = request.path_params["session"]
+        session = _session(request)
 
         async def read() -> Wire:
             return {
@@ -199,7 +200,7 @@ class Console:
         return _json(await self._hub.reads.get(("session", session), read))
 
     async def _messages(self, request: Request) -> Response:
-        session, after = request.path_params["session"], _number(request.query_params.get("after"), 0, most=1 << 62)
+        session, after = _session(request), _number(request.query_params.get("after"), 0, most=1 << 62)
 
         async def read() -> Any:
             return await self._source.read("messages", session, after, PAGE_LIMIT)
@@ -207,7 +208,7 @@ class Console:
         return _json({"messages": await self._hub.reads.get(("messages", session, after), read)})
 
     async def _events(self, request: Request) -> Response:
-        session, query = request.path_params["session"], request.query_params
+        session, query = _session(request), request.query_params
         before = _number(query["before"], 0, most=1 << 62) if "before" in query else None
         limit = _number(query.get("limit"), 200)
 
@@ -217,7 +218,9 @@ class Console:
         return _json({"events": await self._hub.reads.get(("events", session, before, limit), read)})
 
     async def _trace(self, request: Request) -> Response:
-        session, run = request.path_params["session"], request.query_params.get("run") or None
+        session, run = _session(request), request.query_params.get("run") or None
+        if run is not None:
+            check_identifier(run, "run")
 
         async def read() -> list[Wire]:
             from understudy.observability.traces import trace_of
@@ -232,19 +235,33 @@ class Console:
         return _json({"spans": await self._hub.reads.get(("trace", session, run), read)})
 
     async def _act(self, request: Request) -> Response:
-        session, action = request.path_params["session"], request.path_params["action"].replace("-", "_")
+        session, action = _session(request), request.path_params["action"].replace("-", "_")
         if action not in ACTIONS:
             raise InvalidInput(f"a session can't be asked to {action!r}")
         body = await _body(request)
-        if action == "answer":
-            _check_answer(body)
+        _check_body(action, body)
         arguments = [body.get(name, DEFAULTS[name]) for name in ACTIONS[action]]
         return _json({"done": await self._source.act(action, session, *arguments)})
 
 
-def _check_answer(body: Wire) -> None:
-    if not isinstance(body.get("call_id"), str) or not isinstance(body.get("text", ""), str):
-        raise InvalidInput("an answer names the call, and is a text")
+def _session(request: Request) -> str:
+    """The session's id from the path. Raises `UnknownSession` for what can't be one."""
+    try:
+        return check_identifier(request.path_params["session"], "session")
+    except InvalidInput as error:
+        raise UnknownSession(error.message) from None
+
+
+def _check_body(action: str, body: Wire) -> None:
+    texts = [body.get(name) for name in ("run_id", "reason", "call_id", "decision", "text")]
+    if any(text is not None and (not isinstance(text, str) or "\0" in text) for text in texts):
+        raise InvalidInput("what is asked for is told in texts, without zero bytes")
+    if body.get("asked") is not None and not isinstance(body["asked"], int):
+        raise InvalidInput("`asked` is a number")
+    if action != "answer":
+        return
+    if not body.get("call_id"):
+        raise InvalidInput("an answer names the call")
     if body.get("decision") not in ("ok", "error", "rerun") or (body["decision"] == "rerun") == bool(body.get("text")):
         raise InvalidInput("an answer is a text, or has the call run again")
 

@@ -109,6 +109,7 @@ class TreeLog:
         life: ids of events begin with it; another one knows nothing of theirs.
         first: place of the first event that is kept.
         truncated: earlier ones exist.
+        told: the state as it is sent, encoded once for all.
     """
 
     def __init__(self, source: Source, root_id: str) -> None:
@@ -119,6 +120,7 @@ class TreeLog:
         self.first = 0
         self.truncated = False
         self.state: Wire | None = None
+        self.told = ""
         self.version = 0
         self.viewers = 0
         self.unseen_since = time.monotonic()
@@ -160,6 +162,7 @@ class TreeLog:
             "truncated": self.truncated,
             "followed": len(self._places),
         }
+        self.told = message("state", self.state)
         async with self._news:
             self.version += 1
             self._news.notify_all()
@@ -219,9 +222,9 @@ class TreeLog:
             if place is None or place < self.first:
                 place = self.first
                 yield message("reset", {"truncated": self.truncated}, f"{self.life}.{place}")
-            if version < self.version and self.state is not None:
+            if version < self.version:
                 version = self.version
-                yield message("state", self.state)
+                yield self.told
             some = self.events[place - self.first : place - self.first + AT_ONCE]
             if some:
                 place += len(some)
@@ -261,6 +264,7 @@ class Hub:
         self._fleet: Fleet | None = None
         self._fleet_viewers = 0
         self._fleet_unseen_since = 0.0
+        self._told = 0, ""
         self._trees: dict[str, TreeLog] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._viewers = 0
@@ -271,14 +275,15 @@ class Hub:
             self._fleet_viewers += 1
             try:
                 if self._fleet is None:
-                    self._fleet = Fleet(self.source)
+                    self._fleet, self._told = Fleet(self.source), (0, "")
                     self._tasks[FLEET] = asyncio.create_task(self._fleet.run())
                 fleet, version = self._fleet, 0
                 while True:
                     try:
-                        snapshot = await asyncio.wait_for(fleet.newer(version), HEARTBEAT_SECONDS)
-                        version = fleet.version
-                        yield message("fleet", snapshot)
+                        version, snapshot = await asyncio.wait_for(fleet.newer(version), HEARTBEAT_SECONDS)
+                        if self._told[0] < version:
+                            self._told = version, message("fleet", snapshot)
+                        yield self._told[1]
                     except TimeoutError:
                         yield HEARTBEAT
             finally:
