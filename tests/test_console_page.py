@@ -46,11 +46,13 @@ async def test_what_agents_say_is_shown_and_never_obeyed(tmp_path: Path) -> None
         await kernel.paused("s")
         page = await browser.new_page()
         wrong = watched(page)
-        for path in ("", "session/s", "session/s/run/r", "session/s/messages", "session/s/cost"):
+        for path in ("", "session/s", "session/s/run/r", "session/s/cost", "session/s/messages"):
             await page.goto(f"{url}/#/{path}")
             await expect(page.get_by_text(HOSTILE).first).to_be_visible()
             assert await page.evaluate("window.pwned") is None
             assert await page.locator("main script, main img").count() == 0
+        await page.get_by_text("calls echo").click()
+        await expect(page.locator("pre:visible")).to_contain_text(HOSTILE)
         await kernel.ask("cancel", "s", None, HOSTILE)
         await kernel.end("s")
         await page.goto(f"{url}/#/session/s")

@@ -55,7 +55,7 @@ export function brief(id) {
 export function plain(content) {
   if (content === null || content === undefined) return "";
   if (typeof content === "string") return content;
-  return content.map((part) => (typeof part.text === "string" ? part.text : JSON.stringify(part))).join("\n");
+  return content.map((part) => (typeof part.text === "string" ? part.text : JSON.stringify(part).slice(0, 2000))).join("\n");
 }
 
 // What colours an event: a run's end by how it ended.

@@ -9,7 +9,7 @@ import { waterfall } from "./waterfall.js";
 
 const PARTS = [["events", "Events"], ["trace", "Trace"], ["messages", "Messages"], ["cost", "Cost and budgets"]];
 const SHOWN_EVENTS = 300;
-const SPANS = { run: "this run", minute: "1 minute", ten: "10 minutes", all: "all" };
+const SPANS = { run: "the last run", minute: "1 minute", ten: "10 minutes", all: "all" };
 
 export function sessionView(main, wanted, page) {
   const view = new SessionView(main, wanted, page);
@@ -28,8 +28,8 @@ class SessionView {
     this.asked = h("div");
     this.tree = h("div", { class: "tree", role: "list", "aria-label": "Tree" });
     rowKeys(this.tree, "a");
-    this.legend = h("div", { class: "legend quiet" }, ["running", "model", "tools", "children", "person", "timer", "queued", "down"]
-      .map((name) => h("span", null, h("i", { class: `s-${name}` }), { model: "waits for a model", children: "for sub-agents", person: "for a person", timer: "for a time" }[name] || name)));
+    this.legend = h("div", { class: "legend quiet" }, ["running", "model", "tools", "children", "person", "timer", "queued", "down", "crash", "recover"]
+      .map((name) => h("span", null, h("i", { class: `s-${name}` }), { crash: "crashed", recover: "restored", model: "waits for a model", children: "for sub-agents", person: "for a person", timer: "for a time" }[name] || name)));
     const span = h("select", { "aria-label": "Time shown", onchange: (event) => { this.span = event.target.value; this.drawTree(); } },
       Object.entries(SPANS).map(([value, label]) => h("option", { value }, label)));
     this.axis = h("div", { class: "axis quiet" });
@@ -279,9 +279,10 @@ class SessionView {
     if (!this.chat) this.chat = h("ol", { class: "messages" });
     if (this.body.firstChild !== this.chat) this.body.replaceChildren(this.chat);
     sync(this.chat, this.messages, (message) => message.seq, (message) =>
-      h("li", { class: message.role }, h("p", { class: "quiet" }, `${message.role}${message.name ? ` ${message.name}` : ""} · ${message.seq}`),
+      h("li", { class: message.role }, h("p", { class: "quiet" }, `${message.role}${message.name ? ` ${message.name}` : ""} · ${message.seq}${message.created_at ? ` · ${moment(message.created_at)}` : ""}`),
         h("div", { class: "said" }, plain(message.content)),
-        (message.tool_calls || []).map((call) => h("details", null, h("summary", null, "calls ", h("b", null, call.name)), h("pre", null, call.arguments)))), () => {});
+        (message.tool_calls || []).map(([id, name, given]) => h("details", null,
+          h("summary", { title: id }, "calls ", h("b", null, name), " ", h("span", { class: "quiet mono" }, given.length > 120 ? `${given.slice(0, 120)}…` : given)), h("pre", null, given)))), () => {});
     if (!this.messages.length) this.chat.dataset.empty = "No messages yet."; else delete this.chat.dataset.empty;
   }
 }
@@ -312,7 +313,7 @@ function spending(rows) {
   const sorted = [...rows].sort((a, b) => b.cost_used - a.cost_used || b.tokens_used - a.tokens_used).slice(0, 50);
   const all = rows[0]?.tokens_below || 1;
   return [h("h3", null, "The tree"), h("div", { class: "scroll" }, h("table", null,
-    h("thead", null, h("tr", null, ["Agent", "Tokens", "Cost", "With all below", "Cost", "Paid twice", "Share"].map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", null, h("tr", null, ["Agent", "Tokens", "Cost", "Tokens with all below", "Cost with all below", "Paid twice", "Share"].map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", null, sorted.map((row) => h("tr", null, h("td", null, link(row.session_id, row.agent)), h("td", null, short(row.tokens_used)), h("td", null, money(row.cost_used)),
       h("td", null, short(row.tokens_below)), h("td", null, money(row.cost_below)), h("td", null, row.tokens_redone ? short(row.tokens_redone) : "–"),
       h("td", null, h("meter", { class: "share", min: 0, max: all, value: row.tokens_used, "aria-label": "share of the tree's tokens" }))))))), 
