@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -21,6 +20,7 @@ SORTS = ("attention", "tokens", "waiting")
 BLINK_SECONDS = 3.0
 INCIDENT_LINES = 4
 LEAST_ROWS = 3
+LEAST_NAME = 8
 
 COLUMNS: tuple[tuple[str, int, bool], ...] = (
     # heading, the width of the terminal from which on it is shown, whether it is a number
@@ -155,7 +155,7 @@ def header(snapshot: Wire) -> list[Text]:
     third.append(f"{counted(rates['runs_finished'], 'run')} ended, ")
     if rates["cost"]:
         third.append(f"cost {money(rates['cost']):.4f}, ")
-    third.append(f"{rates['crashes'] or 'no'} crashed", style="bold red" if rates["crashes"] else "")
+    third.append(f"{rates['crashes']} crashed", style="bold red" if rates["crashes"] else "")
     if rates["restores"]:
         third.append(f", {rates['restores']} restored within {age(rates['restore'])}")
     return [first, second, third]
@@ -175,36 +175,51 @@ def problems(snapshot: Wire) -> list[Text]:
 def _table(rows: list[Wire], snapshot: Wire, width: int) -> RenderableType:
     if not rows:
         return Text("no session has work to do", style="dim")
+    cells = [_cells(row, snapshot["at"]) for row in rows]
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
-    shown = [column for column in COLUMNS if width >= column[1]]
-    for name, _, number in shown:
-        table.add_column(name, justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
+    shown = _widths(cells, width)
+    for name, space, number in shown:
+        table.add_column(name, width=space, justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
     crashed = {
         item["session_id"] for item in snapshot["incidents"]
         if item["type"] == "session_crashed" and snapshot["at"] - item["at"] < BLINK_SECONDS * 1e6
     }  # fmt: skip
-    for row in rows:
-        cells = _cells(row, snapshot["at"])
+    for row, texts in zip(rows, cells, strict=True):
         style = "bold white on red" if row["session_id"] in crashed else ""
-        table.add_row(*(cells[name] for name, _, _ in shown), style=style)
+        table.add_row(*(texts[name] for name, _, _ in shown), style=style)
     return table
 
 
-def _cells(row: Wire, at: int) -> dict[str, Any]:
+def _widths(cells: list[dict[str, Text]], width: int) -> list[tuple[str, int, bool]]:
+    """The columns that there is room for, and how wide each is: names and ids get what numbers leave."""
+    columns = [(name, number) for name, least, number in COLUMNS if width >= least]
+    found = {name: max(len(name), *(texts[name].cell_len for texts in cells)) for name, _ in columns}
+    spare = width - sum(space + 1 for name, space in found.items() if name not in ("AGENT", "SESSION"))
+    with_id = "SESSION" in found and spare >= 2 * LEAST_NAME
+    found["AGENT"] = max(LEAST_NAME, min(found["AGENT"], spare - 1 - (LEAST_NAME + 1 if with_id else 0)))
+    if with_id:
+        found["SESSION"] = min(found["SESSION"], spare - found["AGENT"] - 2)
+    return [(name, found[name], number) for name, number in columns if name != "SESSION" or with_id]
+
+
+def _cells(row: Wire, at: int) -> dict[str, Text]:
     branch = f"{'  ' * (row['indent'] - 1)}└ " if row["indent"] else ""
-    cost = f"{money(row['cost_used']):.4f}" if row["cost_used"] else "-"
-    return {
-        "AGENT": Text(f"{branch}{clean(row['agent'])}"),
-        "STATUS": Text(row["status"], style=STATUS_STYLE.get(row["status"], "")),
-        "SINCE": age(at - (row["wait_since"] if row["wait"] and row["wait_since"] else row["updated_at"])),
+    since = row["wait_since"] if row["wait"] and row["wait_since"] else row["updated_at"]
+    plain = {
+        "AGENT": f"{branch}{clean(row['agent'])}",
+        "SINCE": age(at - since),
         "ROUND": str(row["round"]),
         "TOKENS": short(row["tokens_used"]),
-        "COST": cost,
-        "RESTARTS": Text(str(row["restarts"]), style="red" if row["restarts"] else ""),
+        "COST": f"{money(row['cost_used']):.4f}" if row["cost_used"] else "-",
         "EPOCH": str(row["epoch"]),
         "PID": str(row["actor_pid"] or "-"),
         "NODE": row["node_id"][:8],
         "SESSION": row["session_id"],
+    }
+    return {
+        **{name: Text(told) for name, told in plain.items()},
+        "STATUS": Text(row["status"], style=STATUS_STYLE.get(row["status"], "")),
+        "RESTARTS": Text(str(row["restarts"]), style="red" if row["restarts"] else ""),
     }
 
 
