@@ -62,7 +62,14 @@ class SessionView {
     this.close = stream(`${of(this.id)}/stream`, {
       reset: () => { this.events.clear(); },
       log: (events) => this.take(events),
-      state: (state) => { this.state = state; this.drawTree(); this.drawTitle(); this.soon(); },
+      state: (state) => {
+        const written = (known) => (known?.rows || []).map((row) => row.updated_at).join();
+        const changed = written(state) !== written(this.state);
+        this.state = state;
+        this.drawTree();
+        this.drawTitle();
+        if (changed || this.problem) this.soon();
+      },
     }, { state: this.page.state, refused: this.page.refused, check: () => get(of(this.id)) });
     this.drawPart();
     this.load();
