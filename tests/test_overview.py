@@ -55,17 +55,19 @@ async def test_sessions_at_work_are_listed_and_counted_and_those_that_want_a_per
 async def test_each_look_at_what_happened_begins_where_the_last_one_ended(store: str, tmp_path: Path) -> None:
     """However few places one look covers, all looks together tell every event of interest once, in each log's order."""
     async with k.running(store, tmp_path / "spans") as kernel:
-        seen, cursors = [], (await read(kernel, "activity"))["cursors"]
+        begin = (await read(kernel, "activity"))["cursors"]
         await kernel.run("s", k.spec(k.script([("note", {"path": str(tmp_path / "n"), "text": "x"})], "ok"), [k.note]))
-        for _ in range(40):
-            found = await read(kernel, "activity", cursors, limit=3)
-            if found["cursors"] == cursors:
-                break
-            cursors = found["cursors"]
-            seen += found["events"]
         wanted = [event["seq"] for event in await kernel.events("s") if event["type"] in overview.TOLD]
-        assert [event["seq"] for event in seen] == wanted
         assert len(wanted) > 3
+        for limit in (1, 2, 3, 100):
+            seen, cursors = [], begin
+            for _ in range(60):
+                found = await read(kernel, "activity", cursors, limit=limit)
+                if found["cursors"] == cursors:
+                    break
+                cursors = found["cursors"]
+                seen += found["events"]
+            assert [event["seq"] for event in seen] == wanted
         first = await read(kernel, "activity", None, limit=4)
         assert len(first["events"]) <= 4
 
