@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from understudy.config import has_credentials, is_secret_name
 from understudy.errors import Fenced, UnderstudyError
+from understudy.logs import about
 from understudy.placement import is_isolated
 from understudy.ports import Node
 from understudy.records import CACHED_WINDOWS
@@ -94,7 +95,8 @@ class Frame:
             window.apply({**await self.node.reload(session_id, work["epoch"]), **again})
         self.activation = Activation(window, self.node, self._load, self._load_hook, self.frame_id)
         try:
-            step = await self.activation.advance()
+            with about(session_id=session_id, run_id=window.run_id or "", trace_id=window.trace_id):
+                step = await self.activation.advance()
         finally:
             self.activation = None
         cancelled = window.cancel is not None

@@ -14,6 +14,7 @@ from typing import Any
 
 from understudy.events import ToolInDoubt, ToolStarted
 from understudy.identifiers import tool_span_identifier
+from understudy.logs import about
 from understudy.messages import INTERRUPTED, Message
 from understudy.ports import Node
 from understudy.records import (
@@ -339,7 +340,9 @@ class Activation:
         except Exception as error:
             outcome = Outcome("error", str(error), 0, _now())
         else:
-            outcome = await execute(loaded, arguments, self._context(call), timeout)
+            ids = {"run_id": self.window.run_id or "", "trace_id": self.window.trace_id}
+            with about(**ids, span_id=tool_span_identifier(self.window.session_id, call.call_id)):
+                outcome = await execute(loaded, arguments, self._context(call), timeout)
         self.leave = self.leave or outcome.stuck_thread
         return await self._conclude(call, outcome, executions=call.executions + 1)
 
@@ -359,7 +362,7 @@ class Activation:
             epoch=window.epoch,
             agent=window.spec["name"],
             workspace=window.spec["workspace"],
-            trace_parent=f"00-{window.trace_id}-{span_id}-01",
+            traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
         )
 
     async def _mark_started(self, call: CallState) -> None:
@@ -384,7 +387,8 @@ class Activation:
             timeout = spec["timeout"] or self.window.spec["tool_timeout"]
             self._expect(time.monotonic() + timeout)
             return await reconcile(self._load(spec), self._context(call), timeout)
-        return Outcome("interrupted", INTERRUPTED, 0, _now())
+        since = call.updated_at or _now()
+        return Outcome("interrupted", INTERRUPTED, max(0, _now() - since), since)
 
     async def _hand_over(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
         """Let the call wait for a sub-agent, a person or the store from the next commit on."""

@@ -63,6 +63,7 @@ async def bash(command: str, context: ToolContext, timeout: int = 120) -> str:
     if "\0" in command:
         raise ToolError("a command can't contain NUL")
     root = Workspace(context.workspace).root
+    traced = {"TRACEPARENT": context.traceparent} if context.traceparent else {}
     guard_read, guard_write = os.pipe()
     output_read, output_write = os.pipe()
     output = _Output()
@@ -77,7 +78,7 @@ async def bash(command: str, context: ToolContext, timeout: int = 120) -> str:
                 stdout=output_write,
                 stderr=output_write,
                 cwd=root,
-                env=scrubbed_environment(),
+                env={**scrubbed_environment(), **traced},
                 start_new_session=True,
             )
         finally:

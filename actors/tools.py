@@ -53,7 +53,8 @@ class ToolContext:
         call_key: `session_id/call_id`, the same in every activation: use it as an idempotency key.
         epoch: number of the activation that runs the call.
         workspace: directory of the agent's files; None without one.
-        trace_parent: W3C `traceparent` of the call's span; empty without a trace.
+        traceparent: of the call's span, as W3C Trace Context writes it, for requests that the tool makes; empty without
+            a trace.
     """
 
     session_id: str
@@ -64,7 +65,7 @@ class ToolContext:
     epoch: int
     agent: str
     workspace: str | None = None
-    trace_parent: str = ""
+    traceparent: str = ""
 
     def __post_init__(self) -> None:
         if not self.call_key:

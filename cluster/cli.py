@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import certify_command, console_command, rendering, store_commands, top_command
+from . import certify_command, console_command, rendering, store_commands, top_command, trace_command
 from .command import Commands, Json, Store, command, print_json
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
 app.command()(top_command.top)
 app.command()(console_command.console)
+app.command()(trace_command.trace)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.config import ModelProfile, Settings, model_profile_from_environment
 from understudy.errors import DeadlineExceeded, InvalidConfiguration, InvalidInput, RunFailed, StoreUnreachable
 from understudy.events import Event, ModelCallCompleted, RunFinished, StreamRestarted, TextDelta
-from understudy.identifiers import check_identifier, new_identifier
+from understudy.identifiers import check_identifier, new_identifier, read_traceparent
 from understudy.messages import Message
 from understudy.prices import price_table
 from understudy.records import RUN_STATUSES
@@ -182,13 +183,18 @@ class Session:
         self._connection = cluster._connection
         self.id = session_id
 
-    def send(self, content: str | list[dict[str, Any]], *, run_id: str | None = None, trace_parent: str = "") -> Run:
+    def send(
+        self, content: str | list[dict[str, Any]], *, run_id: str | None = None, traceparent: str | None = None
+    ) -> Run:
         """Queue an input; returns when it is durably accepted. A `run_id` sent again with the same input is one run.
 
         Args:
-            trace_parent: W3C `traceparent` of the caller's trace; the run becomes a part of it.
+            traceparent: of the caller's span, as W3C Trace Context writes it: the run becomes a part of its trace. By
+                default the span that is current in this thread or task, if the program uses OpenTelemetry and there is
+                one; an empty text for none, and a trace of the run's own. `tracestate` is not carried on.
 
         Raises:
+            InvalidInput: there is no content, or this is no `traceparent`.
             UnknownSession, SessionClosed: there is nobody to send to.
             RunConflict: the `run_id` was used for another input.
         """
@@ -196,11 +202,9 @@ class Session:
             raise InvalidInput("send takes a text or a list of content parts, and it must not be empty")
         run_id = check_identifier(run_id, "run_id") if run_id is not None else new_identifier()
         run: dict[str, Any] = {"run_id": run_id, "content": content}
-        if trace_parent:
-            parts = trace_parent.split("-")
-            if len(parts) != 4 or len(parts[1]) != 32 or len(parts[2]) != 16:
-                raise InvalidInput(f"trace_parent {trace_parent!r} is not a W3C traceparent")
-            run.update(trace_id=parts[1], parent_span_id=parts[2])
+        caller = current_span() if traceparent is None else read_traceparent(traceparent) if traceparent else None
+        if caller is not None:
+            run["trace_id"], run["parent_span_id"] = caller
         accepted = background.wait(self._connection.request("send", self.id, run))
         return Run(self._cluster, self.id, run_id, accepted["after"] if accepted["created"] else None)
 
@@ -511,6 +515,15 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.session_id!r}, {self.run_id!r})"
+
+
+def current_span() -> tuple[str, str] | None:
+    """Trace id and span id of what the program is at, as OpenTelemetry knows it; it is not imported for that."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    context = api.get_current_span().get_span_context()
+    return (f"{context.trace_id:032x}", f"{context.span_id:016x}") if context.is_valid else None
 
 
 async def _next(events: AsyncIterator[Event]) -> Event:

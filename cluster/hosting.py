@@ -10,8 +10,11 @@ import sys
 import time
 from typing import Any
 
+from understudy import logs
 from understudy.actors.gateway import Gateway
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
+from understudy.redaction import know, passwords
+from understudy.telemetry import telemetry_of
 
 from .node_service import NodeConfig, NodeService, Tell
 from .ray_edge import clean_environment
@@ -23,15 +26,18 @@ class NodeHost:
 
     def __init__(self, settings: Settings, node_id: str, span_directory: str, tell: Tell) -> None:
         os.umask(0o077)  # the store and the spans hold whole conversations
-        if settings.otlp_endpoint:
-            os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", settings.otlp_endpoint)
+        # The exporters read their variables themselves. What the connect says comes before what this node has.
+        os.environ.update(settings.telemetry)
+        telemetry = telemetry_of(os.environ)
+        logs.set_up("node", telemetry)
+        know(*passwords(settings.store))
         self._latency = settings.offline_latency
         single = settings.store.startswith("sqlite")
         # One writer per log: with SQLite the one service may move to another node and goes on with the same log.
         writer = "node" if single else f"node-{node_id[:12]}"
         self._config = NodeConfig(
             settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory,
-            settings.schema_policy,
+            settings.schema_policy, telemetry,
         )  # fmt: skip
         self._tell = tell
         self._gateway = Gateway(prices=settings.prices)

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from understudy.config import Settings
 from understudy.errors import ClusterError, UnderstudyError, Unschedulable
 from understudy.placement import is_scarce
+from understudy.telemetry import FOR_FRAMES
 
 from .placing import actor_options, obstacle
 from .ray_edge import RAY_NAMESPACE, ServiceGone, kill_process, process_identity, settle, submitted
@@ -204,6 +205,7 @@ class RayMachinery:
             node.node_id,
             placement,
             definition.get("code_path") or [],
+            {name: self._settings.telemetry[name] for name in FOR_FRAMES if name in self._settings.telemetry},
         )
         frame = RayFrame(handle, frame_id, node.node_id, placement)
         try:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.actors.gateway import Gateway
 from understudy.config import ModelProfile
 from understudy.errors import Fenced, StaleGeneration
 from understudy.records import Ack, Batch
+from understudy.redaction import know
 from understudy.store import operations
 from understudy.store.engine import Database, now
 from understudy.store.journal import Committed, Journal
@@ -57,6 +58,7 @@ class NodeConfig:
     metrics_port: int = 0
     span_directory: str = ""
     schema_policy: str = "auto"
+    telemetry: Mapping[str, str] = field(default_factory=dict)
 
 
 class NodeService:
@@ -328,4 +330,5 @@ class NodeService:
 
     def register(self, profile: ModelProfile) -> None:
         """Learn credentials. They stay in memory."""
+        know(profile.api_key)
         self.gateway.register(profile)

@@ -1,4 +1,4 @@
-"""The projection of committed events: metrics at once, spans behind a durable cursor, both exact across any death."""
+"""The projection of committed events: metrics at once, each sink behind a durable cursor, exact across any death."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from understudy.events import Event
-from understudy.observability.export import SpanExport, span_sink
+from understudy.observability.content import chat_content, tool_content
+from understudy.observability.event_files import EventFiles
+from understudy.observability.event_lines import log_events
+from understudy.observability.export import EventLog, Export, Sink
+from understudy.observability.exporters import span_exporter
 from understudy.observability.metrics import Metrics
 from understudy.observability.server import serve_metrics
-from understudy.store import progress, queries
+from understudy.observability.span_sink import SpanSink
+from understudy.observability.spans import Attributes
+from understudy.redaction import redacted
+from understudy.store import content, progress, queries
 from understudy.store.journal import Committed
+from understudy.telemetry import EVENT_LOG, captures_content
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -31,14 +39,18 @@ RECENT_EVENTS = 10_000
 
 
 class Projection:
-    """Feeds a node's committed events to its metrics and its span exporter."""
+    """Feeds a node's committed events to its metrics and its sinks.
+
+    Attributes:
+        exports: of the sinks, by name; each has its cursor, its lag and its failures.
+    """
 
     def __init__(self, node: NodeService) -> None:
         self._node = node
         self.metrics = Metrics()
         self.address = ""
         self._stop_server: Callable[[], None] | None = None
-        self._spans: SpanExport | None = None
+        self.exports: dict[str, Export] = {}
         self._tasks: list[asyncio.Task[Any]] = []
         self._checkpointed = 0
         self._recent: deque[Event] = deque(maxlen=RECENT_EVENTS)
@@ -59,15 +71,27 @@ class Projection:
         port, self._stop_server = serve_metrics(self.metrics.registry, config.metrics_port, host)
         self.address = f"{host}:{port}"
         log.info("metrics at http://%s/metrics", self.address)
-        sink = span_sink(Path(config.span_directory), config.writer)
-        self._spans = SpanExport(self, sink, progress.SPANS)
+        self.exports = self._exporters(self, config.writer)
+        kept = list(self.exports)
+        await self._node.journal.submit(lambda tx: progress.forget_sinks(tx, config.writer, kept))
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._spans.run()), loop.create_task(self._checkpoints())]
+        self._tasks = [loop.create_task(export.run()) for export in self.exports.values()]
+        self._tasks.append(loop.create_task(self._checkpoints()))
+
+    def _exporters(self, events: EventLog, writer: str) -> dict[str, Export]:
+        """What exports a writer's events, by the sink's name; each call makes sinks of its own."""
+        telemetry = self._node.config.telemetry
+        exporter = span_exporter(telemetry, Path(self._node.config.span_directory), writer)
+        sinks: dict[str, Sink] = {
+            progress.SPANS: SpanSink(exporter, self._content if captures_content(telemetry) else None)
+        }
+        if telemetry.get(EVENT_LOG):
+            sinks[progress.EVENTS] = EventFiles(Path(telemetry[EVENT_LOG]), writer)
+        return {name: Export(events, sink, name) for name, sink in sinks.items()}
 
     async def close(self) -> None:
         """Save the totals and export what is left, within a bound."""
-        if self._spans is not None:
-            await self._spans.close()
+        await asyncio.gather(*(export.close() for export in self.exports.values()))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -88,8 +112,10 @@ class Projection:
             self._behind()
         else:
             self.metrics.apply(events)
-        if self._spans is not None and (events or committed.repeated):
-            self._spans.notify()
+        log_events(events)
+        if events or committed.repeated:
+            for export in self.exports.values():
+                export.notify()
 
     def _behind(self) -> None:
         if not self._catching_up:
@@ -133,6 +159,14 @@ class Projection:
             queries.writer_events, self._node.config.writer, after, limit
         )
         return found
+
+    async def _content(self, events: list[Event]) -> dict[int, Attributes]:
+        """What was said in the calls that ended with these events, for their spans."""
+        found: dict[int, content.Said] = await self._node.reading.query(content.said, events)
+        return {
+            seq: chat_content(said.before, said.answer, redacted) | tool_content(said.arguments, said.result, redacted)
+            for seq, said in found.items()
+        }
 
     async def read_cursor(self, name: str) -> int:
         """How far the sink has taken the log."""

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from understudy import logs
 from understudy.config import Settings
 from understudy.errors import StoreUnreachable
+from understudy.redaction import know, passwords
+from understudy.telemetry import telemetry_of
 
 from .ray_edge import RAY_NAMESPACE, ServiceGone, find_actor, kill_process, process_identity, settle, submitted
 
@@ -230,8 +233,12 @@ class RemoteNode:
 class FrameActor:
     """A session actor. Its process holds one session at a time."""
 
-    def __init__(self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str]) -> None:
+    def __init__(
+        self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str], logging_as: dict[str, str]
+    ) -> None:
         from understudy.actors.frame import Frame
+
+        logs.set_up("frame", {**telemetry_of(os.environ), **logging_as})
 
         sys.path[:0] = [path for path in code_path if path not in sys.path]
         self._frame = Frame(RemoteNode(node), frame_id, node_id, placement)
@@ -274,6 +281,9 @@ class SupervisorActor:
 
     def __init__(self, settings: Settings, span_directory: str) -> None:
         from understudy.supervisor.supervisor import Supervisor
+
+        logs.set_up("supervisor", {**telemetry_of(os.environ), **settings.telemetry})
+        know(*passwords(settings.store))
 
         from .machinery import RayMachinery
 

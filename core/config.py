@@ -11,6 +11,7 @@ from pathlib import Path
 from .errors import InvalidConfiguration, InvalidInput
 from .identifiers import check_identifier, digest
 from .prices import Price, price_table
+from .telemetry import telemetry_of, telemetry_problems
 
 OFFLINE_MODEL = "offline"
 """Name of the deterministic model that needs no key and no network."""
@@ -145,10 +146,11 @@ class Settings:
     standby: int = 2
     max_actors: int | None = None
     metrics_port: int = 0
-    otlp_endpoint: str | None = None
     offline_latency: float = 0.05
     schema_policy: str = "auto"
     prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
+    telemetry: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """`OTEL_…` and `UNDERSTUDY_…` variables of `telemetry.py`, for the services; some are secrets."""
 
     def __repr__(self) -> str:
         return f"Settings(store={redact(self.store)!r}, model={self.model!r}, namespace={self.namespace!r})"
@@ -202,6 +204,8 @@ class Settings:
             prices = price_table(env["UNDERSTUDY_PRICES"]) if env.get("UNDERSTUDY_PRICES") else {}
         except InvalidConfiguration as error:
             problems.append(f"UNDERSTUDY_PRICES: {error.message}")
+        telemetry = telemetry_of(env)
+        problems += telemetry_problems(telemetry)
         if problems:
             raise InvalidConfiguration("; ".join(problems), details={"problems": problems})
         return cls(
@@ -211,10 +215,10 @@ class Settings:
             standby=standby if standby is not None else 2,
             max_actors=max_actors,
             metrics_port=metrics_port or 0,
-            otlp_endpoint=env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
             offline_latency=latency,
             schema_policy=policy,
             prices=prices,
+            telemetry=telemetry,
         )
 
     @property

@@ -181,6 +181,8 @@ class RunFinished(Event):
         status: one of the run statuses.
         usage: `Usage.to_wire()` of all its model calls.
         started_at: microseconds since 1970 UTC; 0 when it never began.
+        links: `TRACE-SPAN` of each run that it went on from: the session's previous one, or the one of the sub-agent
+            whose task was started again.
     """
 
     type: ClassVar[str] = "run_finished"
@@ -191,6 +193,7 @@ class RunFinished(Event):
     parent_span_id: str = ""
     error_code: str = ""
     error_message: str = ""
+    links: list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +236,7 @@ class ModelCallCompleted(Event):
         first_chunk: from the start to the first streamed token; 0 if not streamed.
         retries: failed tries within the call.
         redone: the tokens were paid a second time, because an earlier attempt was lost with its node service.
+        late: this attempt had been given up as lost, or its run had gone on without it.
     """
 
     type: ClassVar[str] = "model_call_completed"
@@ -250,11 +254,12 @@ class ModelCallCompleted(Event):
     retries: int = 0
     redone: bool = False
     tool_calls: int = 0
+    late: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCallFailed(Event):
-    """The call failed for good, or was aborted (`error_code` = `aborted`)."""
+    """The call failed for good, or was aborted (`error_code` = `aborted`). `late`: see `ModelCallCompleted`."""
 
     type: ClassVar[str] = "model_call_failed"
     request_key: str = ""
@@ -266,6 +271,7 @@ class ModelCallFailed(Event):
     retries: int = 0
     error_code: str = ""
     error_message: str = ""
+    late: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,21 @@ def trace_identifier(session_id: str, run_id: str) -> str:
     return digest("trace", session_id, run_id, size=16)
 
 
+TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+
+
+def read_traceparent(value: str) -> tuple[str, str]:
+    """Trace id and span id of a W3C `traceparent`.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    found = TRACEPARENT.fullmatch(value) if isinstance(value, str) else None
+    if found is None or (found[1] == "00" and found[4]):
+        raise InvalidInput(f"traceparent {value!r} is not what W3C Trace Context calls one: 00-TRACE-SPAN-01")
+    return found[2], found[3]
+
+
 def span_identifier(*parts: str) -> str:
     """A span id (16 hexadecimal digits): the same operation always has the same one."""
     return digest("span", *parts, size=8)
@@ -79,6 +94,11 @@ def span_identifier(*parts: str) -> str:
 def run_span_identifier(session_id: str, run_id: str) -> str:
     """The span of a whole run (`invoke_agent`)."""
     return span_identifier(session_id, run_id, "invoke_agent")
+
+
+def run_link(trace_id: str, session_id: str, run_id: str) -> str:
+    """`TRACE-SPAN` of a run, for runs that go on from it in other traces."""
+    return f"{trace_id}-{run_span_identifier(session_id, run_id)}"
 
 
 def tool_span_identifier(session_id: str, call_id: str) -> str:

@@ -39,7 +39,14 @@ USAGE_REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
 TOOL_NAME = "gen_ai.tool.name"
 TOOL_TYPE = "gen_ai.tool.type"
 TOOL_CALL_ID = "gen_ai.tool.call.id"
+INPUT_MESSAGES = "gen_ai.input.messages"
+OUTPUT_MESSAGES = "gen_ai.output.messages"
+TOOL_ARGUMENTS = "gen_ai.tool.call.arguments"
+TOOL_RESULT = "gen_ai.tool.call.result"
 ERROR_TYPE = "error.type"
+
+PROVIDER = "openai"
+"""`gen_ai.provider.name` of a call that nobody answered: the protocol's, as the gateway's."""
 
 # Span attributes of ours.
 SESSION_PARENT_ID = "understudy.session.parent_id"

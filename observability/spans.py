@@ -47,11 +47,25 @@ def process_resource() -> Resource:
     return Resource({"service.name": names.SERVICE_NAME}).merge(OTELResourceDetector().detect())
 
 
-def spans_of(event: Event) -> list[ReadableSpan]:
-    """The spans that end with `event`: none for most types, and none for what belongs to no trace."""
+def spans_of(event: Event, content: Attributes | None = None) -> list[ReadableSpan]:
+    """The spans that end with `event`: none for most types, and none for what belongs to no trace.
+
+    Args:
+        content: more attributes for the event's span (`content.py`), where that was asked for.
+    """
     project = _PROJECTIONS.get(type(event))
     span = project(event) if project is not None and event.trace_id else None
-    return [span] if span is not None else []
+    if span is None:
+        return []
+    return [span] if not content else [_with(span, content)]
+
+
+def _with(span: ReadableSpan, attributes: Attributes) -> ReadableSpan:
+    return ReadableSpan(
+        name=span.name, context=span.context, parent=span.parent, resource=span.resource,
+        attributes={**(span.attributes or {}), **attributes}, links=span.links, kind=span.kind, status=span.status,
+        start_time=span.start_time, end_time=span.end_time, instrumentation_scope=span.instrumentation_scope,
+    )  # fmt: skip
 
 
 def chat_span_identifier(session_id: str, request_key: str) -> str:
@@ -76,6 +90,13 @@ def input_span_identifier(session_id: str, call_id: str, asked: int) -> str:
 
 def _context(event: Event, span_id: str, *, remote: bool = False) -> SpanContext:
     return SpanContext(int(event.trace_id, 16), int(span_id, 16), is_remote=remote, trace_flags=_SAMPLED)
+
+
+def _elsewhere(link: str) -> Link:
+    """A `TRACE-SPAN` that may be of another trace."""
+    trace_id, _, span_id = link.partition("-")
+    context = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=_SAMPLED)
+    return Link(context)
 
 
 def _span(
@@ -149,6 +170,7 @@ def _run(event: RunFinished) -> ReadableSpan:
         error=error,
         # Another session's span, or the caller's own.
         parent=_context(event, event.parent_span_id, remote=True) if event.parent_span_id else None,
+        links=tuple(map(_elsewhere, event.links or ())),
     )
 
 
@@ -159,21 +181,28 @@ def _times(event: ModelCallCompleted | ModelCallFailed | ToolFinished) -> tuple[
 
 def _chat(event: ModelCallCompleted | ModelCallFailed, attributes: Attributes, error: str = "") -> ReadableSpan:
     start, end = _times(event)
-    shared: Attributes = {names.REQUEST_MODEL: event.model, names.ROUND: event.round}
-    if event.provider:
-        shared[names.PROVIDER_NAME] = event.provider
+    shared: Attributes = {
+        names.PROVIDER_NAME: event.provider or names.PROVIDER,
+        names.REQUEST_MODEL: event.model,
+        names.ROUND: event.round,
+    }
     if event.retries:
         shared[names.MODEL_RETRIES] = event.retries
     links: tuple[Link, ...] = ()
+    span_id = chat_span_identifier(event.session_id, event.request_key)
     if event.attempt > 1:
         shared[names.MODEL_ATTEMPT] = event.attempt
         lost_key = f"{event.request_key.rpartition('/')[0]}/{event.attempt - 1}"
         links = (Link(_context(event, chat_span_identifier(event.session_id, lost_key))),)
+    if event.late:  # the attempt's own span may have ended as lost
+        shared[names.MODEL_LATE] = True
+        links = (*links, Link(_context(event, span_id)))
+        span_id = span_identifier(event.session_id, event.request_key, names.CHAT, "late")
     return _span(
         event,
         names.CHAT,
         event.model,
-        chat_span_identifier(event.session_id, event.request_key),
+        span_id,
         start=start,
         end=end,
         attributes=shared | attributes,
@@ -211,6 +240,7 @@ def _reissued(event: ModelCallReissued) -> ReadableSpan:
         start=event.started_at or event.at,
         end=event.at,
         attributes={
+            names.PROVIDER_NAME: names.PROVIDER,
             names.REQUEST_MODEL: event.model,
             names.ROUND: event.round,
             names.MODEL_ATTEMPT: max(1, event.attempt - 1),

@@ -244,8 +244,10 @@ def abort(tx: Transaction, row: Row, calls: list[CallState], text: str) -> None:
             row["session_id"], call.call_id, state="finished", epoch=row["epoch"], executions=call.executions,
             result=result, child_id=None,
         )  # fmt: skip
+        since = tx.now if call.state == "requested" else call.updated_at
         event = events.ToolFinished(
-            call_id=call.call_id, tool=call.tool, outcome="aborted", started_at=tx.now, executions=call.executions,
+            call_id=call.call_id, tool=call.tool, outcome="aborted", started_at=since,
+            duration=max(0, tx.now - since), executions=call.executions,
             error_message=text,
         )  # fmt: skip
         tx.append(row, event)

@@ -8,7 +8,7 @@ from sqlalchemy import bindparam, select
 
 from understudy import events
 from understudy.errors import RunConflict, SessionClosed
-from understudy.identifiers import child_identifier, digest, tool_span_identifier, trace_identifier
+from understudy.identifiers import child_identifier, digest, run_link, tool_span_identifier, trace_identifier
 from understudy.messages import encodable
 from understudy.records import Spawn
 
@@ -84,6 +84,7 @@ def create_session(
             "start_order": replaces["start_order"] if replaces else parent["seq"] if parent else 0,
             "restart_number": restart_number,
             "task_open": TASK_AT_WORK if parent else 0,
+            "last_span": run_link(parent["trace_id"], replaces["session_id"], TASK) if parent and replaces else "",
         }
     )
     tx.append(row, events.SessionCreated(depth=row["depth"], call_id=call_id, restart=restart_number))

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import select, update
 
 from understudy import events
+from understudy.identifiers import run_link
 from understudy.messages import storable
 from understudy.records import Finish
 
@@ -57,8 +58,10 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
             status=status, rounds=row["round"], usage=row["run_usage"], started_at=row["run_started_at"],
             parent_span_id=row["parent_span_id"], error_code=(error or {}).get("code", ""),
             error_message=(error or {}).get("message", "")[:500],
+            links=[row["last_span"]] if row["last_span"] else None,
         ),
     )  # fmt: skip
+    row["last_span"] = run_link(row["trace_id"], row["session_id"], run_id)
     if row["cancel_reason"] is not None:
         tx.drop_timer(row, SHUTDOWN_TIMER)
     if deadline(tx, row) is not None:
@@ -301,7 +304,7 @@ def _end_queued_run(tx: Transaction, row: Row, item: dict[str, Any], status: str
         row,
         events.RunFinished(
             run_id=item["key"], trace_id=item["payload"]["trace_id"], status=status, error_code=status,
-            error_message=reason[:500],
+            error_message=reason[:500], parent_span_id=item["payload"]["parent_span_id"],
         ),
     )  # fmt: skip
     if row["run_id"] is None and row["inbox_count"] == 0 and row["status"] in ("running", "waiting_for_timer"):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sqlalchemy import bindparam, select
+
 from understudy import events
 from understudy.errors import Fenced
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
@@ -20,7 +22,7 @@ from . import charging, questions, waiting
 from .beginnings import spawn
 from .budgets import Ask
 from .endings import DEADLINE_TIMER, end_without_agent, finish_run
-from .statements import TOOL_CALL
+from .statements import RUN, TOOL_CALL
 from .transaction import Row, Transaction
 
 
@@ -175,6 +177,11 @@ def request_key(row: Row) -> str:
     return f"{wait_key(row['session_id'], row['run_id'], row['round'])}/{row['wait_attempt']}"
 
 
+SELECT_TRACE = select(RUN.c.trace_id).where(
+    RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
+)
+
+
 @dataclass(frozen=True)
 class AnswerResult:
     """What became of an answer: the session's new message and open calls.
@@ -216,7 +223,8 @@ def answer(
     shared: dict[str, Any] = {
         "run_id": run_id, "round": round_number, "request_key": key, "attempt": attempt, "model": model,
         "provider": got.provider, "started_at": got.started_at, "duration": got.duration, "retries": got.retries,
-        "trace_id": row["trace_id"] if row["run_id"] == run_id else trace_identifier(session_id, run_id),
+        "trace_id": row["trace_id"] if row["run_id"] == run_id else _trace_of(tx, session_id, run_id),
+        "late": not current or attempt < row["wait_attempt"],
     }  # fmt: skip
     event: events.Event
     if failed:
@@ -251,6 +259,12 @@ def answer(
         return AnswerResult(True, message, ended=True)
     tx.wake(row)
     return AnswerResult(True, message, calls=calls)
+
+
+def _trace_of(tx: Transaction, session_id: str, run_id: str) -> str:
+    """The trace of a run that has ended."""
+    found: str | None = tx.read_one(SELECT_TRACE, session_id, session=session_id, run=run_id)
+    return found or trace_identifier(session_id, run_id)
 
 
 def _append_answer(

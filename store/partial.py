@@ -84,8 +84,10 @@ def _settle(tx: Transaction, row: Row, call: Row, result: dict[str, Any] | None)
         outcome, content = result["decision"], result["text"]
     elif call["state"] == "started" and call["child_id"] is None:
         outcome, content = "interrupted", INTERRUPTED
+    since = tx.now if call["state"] == "requested" else call["updated_at"]
     event = events.ToolFinished(
-        call_id=call["call_id"], tool=call["tool"], outcome=outcome, started_at=tx.now, executions=call["executions"],
+        call_id=call["call_id"], tool=call["tool"], outcome=outcome, started_at=since,
+        duration=max(0, tx.now - since), executions=call["executions"],
         error_message="" if outcome == "ok" else content[:300],
     )  # fmt: skip
     tx.append(row, event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import delete, insert, select
@@ -9,8 +10,8 @@ from sqlalchemy import delete, insert, select
 from .statements import EXPORT_CURSOR, METRIC_STATE
 from .transaction import Row, Transaction
 
-SPANS = "spans"
-"""The sink that exports spans."""
+SPANS, EVENTS = "spans", "events"
+"""The sinks: spans, and the event log as JSON lines."""
 
 
 def save_metrics(tx: Transaction, writer: str, writer_seq: int, state: dict[str, Any] | None) -> None:
@@ -21,6 +22,13 @@ def save_metrics(tx: Transaction, writer: str, writer_seq: int, state: dict[str,
 def save_cursor(tx: Transaction, writer: str, sink: str, writer_seq: int) -> None:
     """Note that the sink has everything up to here."""
     _replace(tx, EXPORT_CURSOR, {"writer": writer, "sink": sink}, {"writer_seq": writer_seq})
+
+
+def forget_sinks(tx: Transaction, writer: str, kept: Collection[str]) -> None:
+    """Drop the cursors of a writer's other sinks, which nobody asks for any more: nothing waits for them."""
+    tx.writes += 1
+    where = (EXPORT_CURSOR.c.namespace == tx.namespace, EXPORT_CURSOR.c.writer == writer)
+    tx.connection.execute(delete(EXPORT_CURSOR).where(*where, EXPORT_CURSOR.c.sink.not_in(kept)))
 
 
 def take(tx: Transaction, writer: str, number: int) -> int:

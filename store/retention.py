@@ -16,7 +16,6 @@ from sqlalchemy import Connection, and_, delete, func, or_, select, update
 from understudy.errors import Conflict, SessionActive, UnknownSession
 
 from . import code
-from .progress import SPANS
 from .statements import EVENT, EXPORT_CURSOR, MESSAGE, METRIC_STATE, RUN, SESSION, TIMER
 from .transaction import Transaction
 from .wakeups import WAKEUP_TIMER
@@ -168,16 +167,18 @@ def events_to_drop(connection: Connection, namespace: str, session_id: str, befo
 
 
 def _first_unexported(connection: Connection, namespace: str, session_ids: Any) -> int | None:
-    """The first `seq` of an event that the metrics' checkpoint or the span exporter has not taken yet."""
+    """The first `seq` of an event that the metrics' checkpoint or one of the sinks has not taken yet."""
     measured = and_(METRIC_STATE.c.namespace == EVENT.c.namespace, METRIC_STATE.c.writer == EVENT.c.writer)
-    exported = and_(
-        EXPORT_CURSOR.c.namespace == EVENT.c.namespace, EXPORT_CURSOR.c.writer == EVENT.c.writer,
-        EXPORT_CURSOR.c.sink == SPANS,
-    )  # fmt: skip
-    taken = (func.coalesce(METRIC_STATE.c.writer_seq, 0), func.coalesce(EXPORT_CURSOR.c.writer_seq, 0))
+    slowest = (
+        select(EXPORT_CURSOR.c.writer, func.min(EXPORT_CURSOR.c.writer_seq).label("writer_seq"))
+        .where(EXPORT_CURSOR.c.namespace == namespace)
+        .group_by(EXPORT_CURSOR.c.writer)
+        .subquery()
+    )
+    taken = (func.coalesce(METRIC_STATE.c.writer_seq, 0), func.coalesce(slowest.c.writer_seq, 0))
     statement = (
         select(func.min(EVENT.c.seq))
-        .select_from(EVENT.outerjoin(METRIC_STATE, measured).outerjoin(EXPORT_CURSOR, exported))
+        .select_from(EVENT.outerjoin(METRIC_STATE, measured).outerjoin(slowest, slowest.c.writer == EVENT.c.writer))
         .where(EVENT.c.namespace == namespace, EVENT.c.session_id.in_(session_ids))
         .where(or_(*(EVENT.c.writer_seq > seq for seq in taken)))
     )

@@ -100,6 +100,8 @@ class Session(Table, table=True):
         cost_used: of all answers, in millionths of the price table's currency.
         moved: 1 since a drained node gave it away, until its next activation.
         next_spec: `{"spec", "placement"}` that it goes on with as soon as its current run has ended.
+        last_span: `TRACE-SPAN` of the run that its next one goes on from: its last one, or that of the sub-agent whose
+            task is started again in it; empty before there is one.
     """
 
     __tablename__ = "session"
@@ -181,6 +183,7 @@ class Session(Table, table=True):
     aborted: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     accounts: str | None = text_column()
     cost_used: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
+    last_span: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})
 
 
 class Run(Table, table=True):

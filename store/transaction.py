@@ -12,6 +12,7 @@ from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, Event
 from understudy.messages import WIRE_VERSION, Message
 from understudy.ports import DecideEnd
+from understudy.redaction import redacted
 
 from .accounts import Accounts
 from .budgets import Charge, owners
@@ -236,6 +237,9 @@ class Transaction:
             )  # fmt: skip
             return seq
         self.writer_seq += 1
+        message: str = getattr(entry, "error_message", "")
+        if message:
+            entry = dataclasses.replace(entry, error_message=redacted(message))  # type: ignore[call-arg]
         stamped = dataclasses.replace(
             entry, seq=seq, at=self.now, session_id=row["session_id"], run_id=entry.run_id or row["run_id"],
             round=entry.round or row["round"], epoch=row["epoch"], trace_id=entry.trace_id or row["trace_id"],

@@ -173,6 +173,7 @@ class Kernel:
 
     Attributes:
         peers: the other nodes; one that is missing here can't be told anything.
+        telemetry: variables of `understudy.telemetry`; exporters read `os.environ` as well.
         points: labels of what has happened so far: calls, commits, and what tools say.
         on_point: called with the number and label of each point and the worker it belongs to, if it belongs to one.
     """
@@ -186,6 +187,7 @@ class Kernel:
         *,
         node_id: str = "node1",
         prices: Mapping[str, Price] | None = None,
+        telemetry: Mapping[str, str] | None = None,
     ) -> None:
         self.node_id = node_id
         self.nodes = [node_id]
@@ -196,6 +198,7 @@ class Kernel:
         self.namespace = namespace
         self.generation = 0
         self.workers: dict[str, Worker] = {}
+        self.telemetry = telemetry or {}
         self.points: list[str] = []
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
         self._gateway = Gateway(backoff=0.001, backoff_max=0.002, prices=prices)
@@ -281,8 +284,9 @@ class Kernel:
         if not self._gateway.knows("offline"):
             self._gateway.register(ModelProfile("offline", "key", self.server.url))
         config = NodeConfig(
-            self.dsn, self.namespace, self.node_id, f"writer-{self.node_id}", span_directory=str(self.directory)
-        )
+            self.dsn, self.namespace, self.node_id, f"writer-{self.node_id}", span_directory=str(self.directory),
+            telemetry=self.telemetry,
+        )  # fmt: skip
 
         async def prepared(_profile: str) -> None:
             return None
@@ -468,11 +472,12 @@ async def running(
     frames: int = 2,
     server: OfflineServer | None = None,
     prices: Mapping[str, Price] | None = None,
+    telemetry: Mapping[str, str] | None = None,
     **options: Any,
 ) -> AsyncIterator[Kernel]:
     """A kernel with its own offline model, unless one is given."""
     made = server or OfflineServer(**options).start()
-    kernel = Kernel(dsn, made, directory, prices=prices)
+    kernel = Kernel(dsn, made, directory, prices=prices, telemetry=telemetry)
     try:
         await kernel.start(frames)
         try:

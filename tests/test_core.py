@@ -265,7 +265,8 @@ def test_settings_are_read_from_the_environment() -> None:
         "UNDERSTUDY_METRICS_PORT": "9100",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
     }
-    expected = Settings("postgresql://me:secret@db/agents", "gpt-5", "team-a", 0, 8, 9100, "http://collector:4318")
+    telemetry = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
+    expected = Settings("postgresql://me:secret@db/agents", "gpt-5", "team-a", 0, 8, 9100, telemetry=telemetry)
     assert Settings.from_environment(environ) == expected
     assert Settings.from_environment(environ, store="sqlite:////data/a.db").store == "sqlite:////data/a.db"
 

@@ -21,7 +21,10 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from understudy.errors import InvalidInput
 from understudy.events import Event, ModelCallCompleted, ModelCallReissued, RunStarted, ToolFinished
 from understudy.identifiers import run_span_identifier, tool_span_identifier
-from understudy.observability.export import FileSpanSink, SpanExport, read_spans, span_sink
+from understudy.observability.export import Export
+from understudy.observability.exporters import span_exporter
+from understudy.observability.span_files import FileSpanExporter, read_spans
+from understudy.observability.span_sink import SpanSink
 from understudy.observability.spans import spans_of
 
 AT = 1_750_000_000_000_000
@@ -153,8 +156,8 @@ def collector() -> Iterator[Collector]:
     receiver.close()
 
 
-def exporter(journal: Journal, sink: SpanExporter) -> SpanExport:
-    return SpanExport(journal, sink, "otlp", pause=0, retry=(0.001, 0.002))
+def exporter(journal: Journal, sink: SpanExporter) -> Export:
+    return Export(journal, SpanSink(sink), "otlp", pause=0, retry=(0.001, 0.002))
 
 
 async def test_a_collector_gets_every_span_once_although_it_refuses_first(
@@ -164,7 +167,7 @@ async def test_a_collector_gets_every_span_once_although_it_refuses_first(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     collector.statuses = [503, 400, 503]
     journal = Journal([tool_event(number) for number in range(1, 4)])
-    export = exporter(journal, span_sink(tmp_path, "w"))
+    export = exporter(journal, span_exporter({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}, tmp_path, "w"))
     running = asyncio.create_task(export.run())
     await journal.cursor_at(3)
     assert collector.span_ids == [tool_span(number) for number in range(1, 4)]
@@ -267,7 +270,7 @@ def test_without_a_collector_spans_go_to_a_file_and_can_be_read_by_trace(
     answer = ModelCallCompleted(
         **envelope, request_key="s/r/1/2", attempt=2, model="m", finish_reason="stop", first_chunk=500_000, duration=20
     )
-    sink = span_sink(tmp_path / "spans", "node-1")
+    sink = span_exporter({}, tmp_path / "spans", "node-1")
     sink.export([*spans_of(answer), *spans_of(lost), *spans_of(tool_event(1, "f" * 32))])
     first, second = read_spans(tmp_path / "spans", TRACE)
     assert (first.name, first.kind, first.error) == ("chat m", "CLIENT", True)
@@ -284,7 +287,7 @@ def test_without_a_collector_spans_go_to_a_file_and_can_be_read_by_trace(
 
 def test_lines_of_the_file_are_otlp_json(tmp_path: Path) -> None:
     """Each line is a document that a collector reads, with the content of the protobuf form."""
-    FileSpanSink(tmp_path, "w").export(spans(range(1, 2)))
+    FileSpanExporter(tmp_path, "w").export(spans(range(1, 2)))
     document = json.loads((tmp_path / "spans-w.jsonl").read_text())
     (span,) = document["resourceSpans"][0]["scopeSpans"][0]["spans"]
     for key in ("traceId", "spanId", "parentSpanId"):
@@ -299,9 +302,9 @@ async def test_a_crash_between_append_and_cursor_shows_no_span_twice(tmp_path: P
     """The next process appends the batch again; readers see each span once."""
     journal = Journal([tool_event(1), tool_event(2)])
     journal.fail_saves = 1
-    await exporter(journal, FileSpanSink(tmp_path, "w")).close()
+    await exporter(journal, FileSpanExporter(tmp_path, "w")).close()
     assert journal.cursors == {}
-    await exporter(journal, FileSpanSink(tmp_path, "w")).close()
+    await exporter(journal, FileSpanExporter(tmp_path, "w")).close()
     assert journal.cursors == {"otlp": 2}
     assert len((tmp_path / "spans-w.jsonl").read_text().splitlines()) == 4
     assert [record.span_id for record in read_spans(tmp_path, TRACE)] == [tool_span(1), tool_span(2)]
@@ -309,7 +312,7 @@ async def test_a_crash_between_append_and_cursor_shows_no_span_twice(tmp_path: P
 
 def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path) -> None:
     """What is appended after a torn line is readable."""
-    sink = FileSpanSink(tmp_path, "w")
+    sink = FileSpanExporter(tmp_path, "w")
     sink.export(spans(range(1, 2)))
     path = tmp_path / "spans-w.jsonl"
     path.write_bytes(path.read_bytes() + path.read_bytes()[:-20])
@@ -319,7 +322,7 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path) -> None:
 
 def test_the_file_is_rotated_and_bounded(tmp_path: Path) -> None:
     """The current and one older file are kept; both are read."""
-    sink = FileSpanSink(tmp_path, "w", max_bytes=1_000)
+    sink = FileSpanExporter(tmp_path, "w", max_bytes=1_000)
     for number in range(1, 30):
         sink.export(spans(range(number, number + 1)))
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
@@ -335,11 +338,11 @@ def test_a_file_that_cannot_be_written_is_a_failure_not_an_error(
 ) -> None:
     """A full or missing disk makes the export wait; nothing is raised."""
     (tmp_path / "file").write_text("")
-    assert FileSpanSink(tmp_path / "file", "w").export(spans(range(1, 2))) is SpanExportResult.FAILURE
+    assert FileSpanExporter(tmp_path / "file", "w").export(spans(range(1, 2))) is SpanExportResult.FAILURE
     assert "can't be written" in caplog.text
 
 
 def test_a_writer_name_cannot_leave_the_directory(tmp_path: Path) -> None:
     """The writer's name is an identifier, never a path."""
     with pytest.raises(InvalidInput):
-        FileSpanSink(tmp_path, "../elsewhere")
+        FileSpanExporter(tmp_path, "../elsewhere")

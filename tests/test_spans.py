@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from understudy.events import (
     EVENT_TYPES,
     Event,
+    InputReceived,
     ModelCallCompleted,
     ModelCallFailed,
     ModelCallReissued,
@@ -24,11 +28,21 @@ from understudy.events import (
     SessionActivated,
     SessionCrashed,
     SessionCreated,
+    SessionMoved,
     ToolFinished,
     ToolStarted,
 )
-from understudy.identifiers import run_span_identifier, span_identifier, tool_span_identifier
+from understudy.identifiers import (
+    run_link,
+    run_span_identifier,
+    span_identifier,
+    tool_span_identifier,
+    trace_identifier,
+)
 from understudy.observability.spans import crash_span_identifier, spans_of
+from understudy.spec import Supervision
+
+from . import kernel as k
 
 AT = 1_750_000_000_000_000
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -273,3 +287,118 @@ def test_events_that_end_nothing_have_no_span() -> None:
     quiet = [RunAccepted, RunStarted, SessionCreated, ToolStarted, SessionActivated]
     assert [spans_of(kind(**ENVELOPE)) for kind in quiet] == [[]] * len(quiet)
     assert [spans_of(kind(**{**ENVELOPE, "trace_id": ""})) for kind in EVENT_TYPES.values()] == [[]] * len(EVENT_TYPES)
+
+
+# Everything that can happen, and what docs/traces.md says of it.
+
+INPUT = InputReceived(**ENVELOPE, call_id="r/2/1", kind="in_doubt", asked=2, decision="rerun", waited=500)
+MOVED = SessionMoved(**ENVELOPE, seq=9, from_node="a", to_node="b", forced=True)
+LATE = ModelCallCompleted(
+    **ENVELOPE, request_key="s/r/2/1", attempt=1, model="m", late=True, redone=True, usage=[1, 1, 1, 1, False]
+)
+SAID = {
+    "gen_ai.input.messages": "[]", "gen_ai.output.messages": "[]", "gen_ai.tool.call.arguments": "{}",
+    "gen_ai.tool.call.result": "x",
+}  # fmt: skip
+
+
+def documented() -> str:
+    return (Path(__file__).parent.parent / "docs" / "traces.md").read_text()
+
+
+def test_every_event_has_a_span_or_is_named_as_having_none() -> None:
+    """The whole vocabulary: docs/traces.md has each type either in the table of spans or among those without one."""
+    table, without = documented().split("All others have no span of their own:")
+    told = dict(re.findall(r"^\| `(\w+)` \| `(\w+) \w+` \|", table, re.M))
+    quiet = set(re.findall(r"`([a-z_]+)`", without.partition("What belongs to no run")[0])) - {"unknown"}
+    assert told.keys() | quiet == EVENT_TYPES.keys() - {"unknown"}
+    assert not told.keys() & quiet
+    for name, kind in EVENT_TYPES.items():
+        event = kind(**ENVELOPE, **({"cause": "resume"} if kind is SessionActivated else {}))
+        assert [span.name.split()[0] for span in spans_of(event)] == ([told[name]] if name in told else []), name
+
+
+def test_every_attribute_is_documented() -> None:
+    """The table of attributes is complete, and names none that does not exist."""
+    table = documented().split("| attribute | of |")[1].split("\n## ")[0]
+    told = {
+        name for line in table.splitlines() for name in re.findall(r"`((?:gen_ai|understudy|error)\.[\w.]+)`", line)
+    }
+    found = {
+        name for event in [*ENDINGS, INPUT, MOVED, LATE] for span in spans_of(event, SAID) for name in attributes(span)
+    }
+    assert found == told
+
+
+def test_a_wait_for_a_person_is_below_the_call_that_asked() -> None:
+    """It lasts from the question to the answer; asked again, it is another span."""
+    span = only_span(INPUT)
+    assert (span.name, parent_id(span)) == ("wait_for_input in_doubt", tool_span_identifier("s", "r/2/1"))
+    assert (span.start_time, span.end_time) == ((AT - 500) * 1000, AT * 1000)
+    assert span_id(span) != span_id(only_span(replace(INPUT, asked=1)))
+
+
+def test_a_late_answer_does_not_repeat_the_lost_span() -> None:
+    """The attempt was told as lost; its answer is another span, which links to it."""
+    late, lost = only_span(LATE), only_span(REISSUED)
+    assert span_id(late) != span_id(lost)
+    assert [link.context for link in late.links] == [lost.context]
+    assert attributes(late)["understudy.model.late"] is True
+
+
+def test_a_run_links_to_those_it_goes_on_from() -> None:
+    """Links may lead to other traces."""
+    span = only_span(replace(FINISHED, links=[f"{'b' * 32}-{'c' * 16}"]))
+    assert [(link.context.trace_id, link.context.span_id) for link in span.links] == [
+        (int("b" * 32, 16), int("c" * 16, 16))
+    ]
+
+
+def links_of(events: list[dict[str, Any]]) -> list[Any]:
+    return [event["data"]["links"] for event in events if event["type"] == "run_finished"]
+
+
+async def test_a_sessions_runs_are_linked(store: str, tmp_path: Path) -> None:
+    """The first has none; each further one links to the one before it, in that one's trace, wherever that came from."""
+    caller = ("a" * 32, "b" * 16)
+    async with k.running(store, tmp_path / "spans") as kernel:
+        await kernel.run("s", k.spec(k.script("one")))
+        run = {"run_id": "r2", "content": "go", "trace_id": caller[0], "parent_span_id": caller[1]}
+        await kernel.ask("send", "s", run)
+        await kernel.end("s", "r2")
+        await kernel.send("s", run_id="r3")
+        await kernel.end("s", "r3")
+        events = await kernel.events("s")
+    first = run_link(trace_identifier("s", "r"), "s", "r")
+    assert links_of(events) == [None, [first], [run_link(caller[0], "s", "r2")]]
+    ended = [event for event in events if event["type"] == "run_finished"]
+    assert [event["data"]["parent_span_id"] for event in ended] == ["", caller[1], ""]
+
+
+async def test_later_runs_of_a_sub_agent_and_restarted_ones_are_linked(tmp_path: Path) -> None:
+    """A detached sub-agent's next run has its own trace and links to its task in the parent's; a task that is started
+    again stays in the parent's trace and links to the lost one."""
+    spawn = [("spawn_agent", {"agent": name, "task": "go"}) for name in ("pet", "weak")]
+    pet = k.spec(k.script("hello"), name="pet", lifecycle="detached")
+    weak = k.spec("offline-script: this is not JSON", name="weak", restart_type="transient")
+    rules = Supervision(max_restarts=1, backoff=0.01, jitter=0.0, exceeded="report").model_dump()
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        agents = {"pet": pet, "weak": weak}
+        lead = k.spec(k.script(spawn, "done"), ["spawn_agent"], agents=agents, supervision=rules)
+        await kernel.run("s", lead)
+        tree = await kernel.ask("read", "tree", ["s"], {})
+        child = {row["agent"]: row["session_id"] for row in tree if row["restarts"] == 0}
+        detached = child["pet"]
+        await kernel.send(detached, run_id="later")
+        await kernel.end(detached, "later")
+        later = await kernel.events(detached)
+        restarted = {event["data"]["lost_id"]: event["data"]["child_id"] for event in await kernel.events("s")
+                     if event["type"] == "child_restarted"}  # fmt: skip
+        again = [(lost, links_of(await kernel.events(new))) for lost, new in restarted.items()]
+    trace = trace_identifier("s", "r")
+    assert links_of(later) == [None, [run_link(trace, detached, "task")]]
+    assert [event["trace_id"] for event in later if event["type"] == "run_finished"] == [
+        trace, trace_identifier(detached, "later"),
+    ]  # fmt: skip
+    assert again
+    assert again == [(lost, [[run_link(trace, lost, "task")]]) for lost, _ in again]

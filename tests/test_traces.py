@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 
+from understudy.cluster.waterfall import depth_first, duration, summary, waterfall
 from understudy.errors import EventsPruned, UnknownRun, UnknownSession
 from understudy.events import Event
+from understudy.messages import Usage
 from understudy.observability.traces import TraceSpan, trace_of
-from understudy.store import progress, retention, traces
+from understudy.records import ModelAnswer
+from understudy.store import activation, operations, progress, retention, traces
 from understudy.store.transaction import Transaction
 
 from . import kernel as k
+from . import traced
 
 SPAWN = [("spawn_agent", {"agent": "child", "task": f"look {number}"}) for number in range(3)]
 
@@ -84,6 +91,15 @@ async def test_a_run_with_sub_agents_and_crashes_is_one_connected_trace(
         if span.operation == "recover":
             assert [by_id[link].name for link in span.links] == ["crash child"]
     assert [span.start for span in spans] == sorted(span.start for span in spans)
+
+
+async def test_exported_spans_are_one_connected_trace_though_the_collector_refuses(tmp_path: Path) -> None:
+    """A session actor and the node service are killed, three sub-agents work, the collector refuses: one root, every
+    parent is there, nothing is lost, and another export from the log gives the same bytes."""
+    shown = await traced.show(tmp_path, 1.5)
+    assert shown.problems() == []
+    assert shown.status == "completed"
+    assert shown.refusals
 
 
 async def test_what_goes_on_is_shown_open(tmp_path: Path) -> None:
@@ -164,3 +180,128 @@ async def test_what_there_is_no_trace_of(tmp_path: Path) -> None:
         assert removed.events
         with pytest.raises(EventsPruned, match="understudy show"):
             await trace(kernel, "s")
+
+
+AT = 1_750_000_000_000_000
+
+
+def span(number: int, parent: int, name: str, start: int, end: int, status: str = "ok", **more: Any) -> TraceSpan:
+    operation = name.partition(" ")[0]
+    parent_id = f"{parent:016x}" if parent else ""
+    return TraceSpan(
+        "a" * 32, f"{number:016x}", parent_id, name, operation, "s", "lead", "r", AT + start, AT + end if end else 0,
+        status, **more,
+    )  # fmt: skip
+
+
+DRAWN = [
+    span(1, 99, "invoke_agent lead", 0, 0, "open"),
+    span(2, 1, "chat m", 0, 1_000_000, attributes={"gen_ai.usage.input_tokens": 90, "gen_ai.usage.output_tokens": 10}),
+    span(3, 1, "crash lead", 5_000_000, 5_000_000, "error", error="process_died"),
+    span(4, 1, "recover lead", 5_000_000, 6_000_000, links=(f"{3:016x}",)),
+    span(5, 1, "execute_tool [bold]odd[/bold]", 6_000_000, 0, "open"),
+    span(6, 5, "wait_for_input question", 7_000_000, 0, "open"),
+]
+
+
+def drawn(width: int, *, ascii_only: bool = False) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    with console.capture() as capture:
+        console.print(waterfall(DRAWN, AT + 10_000_000, width, ascii_only=ascii_only))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [30, 47, 48, 71, 72, 80, 200])
+def test_a_waterfall_fits_any_terminal(width: int) -> None:
+    """A line per span, none wider than the terminal; what failed and what goes on is marked at each width."""
+    lines = drawn(width)
+    assert len(lines) == 1 + len(DRAWN)
+    assert all(cell_len(line) <= width for line in lines)
+    assert [line[0] for line in lines[1:]] == ["▸", " ", "✗", " ", "▸", "▸"]
+
+
+def test_bars_share_one_axis() -> None:
+    """Bars begin and end where their times are; what goes on reaches the right edge, without colours too."""
+    lines = drawn(120)
+    edge = lines[0].index("0 … 10.00 s")
+    bars = [line[edge:].rstrip() for line in lines[1:]]
+    width = len(bars[0])
+    assert bars[0] == "╍" * (width - 1) + "▶"
+    assert bars[1] == "━" * -(-width // 10)
+    assert bars[2] == " " * (width // 2) + "✗"
+    assert set(bars[3].strip()) == {"░"}
+    assert len(bars[4]) == len(bars[5]) == width
+    assert "100" in lines[2]
+    assert "process_died" in lines[3]
+    assert "goes on" in lines[5]
+    assert "[bold]odd[/bold]" in lines[5]
+    assert "\x1b" not in "".join(lines)
+    assert "".join(drawn(120, ascii_only=True)[1:]).isascii()
+
+
+def test_the_tree_is_drawn_in_order_under_its_parents() -> None:
+    """Depth first, siblings by start; a span whose parent is not there is a root."""
+    order = [(entry.name, len(levels)) for entry, levels in depth_first(DRAWN)]
+    assert [level for _, level in order] == [1, 2, 2, 2, 2, 3]
+    assert [name for name, _ in order] == [entry.name for entry in DRAWN]
+    assert [entry.name for entry, _ in depth_first([DRAWN[5], DRAWN[0]])] == [DRAWN[5].name, DRAWN[0].name]
+
+
+def test_the_summary_counts_what_happened() -> None:
+    """One line says how long it takes and what was in it."""
+    assert summary(DRAWN, AT + 10_000_000) == (
+        f"trace {'a' * 32} · 10.00 s · 1 session · 1 model call · 1 tool call · 100 tokens · 1 crash · 3 going on"
+    )
+    assert summary([], AT) == "no spans yet"
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "text"),
+    [
+        (0, "0 µs"), (999, "999 µs"), (12_400, "12 ms"), (999_499, "999 ms"), (999_500, "1.00 s"),
+        (59_990_000, "59.99 s"), (59_999_999, "1 m 00 s"), (3_599_000_000, "59 m 59 s"), (3_900_000_000, "1 h 05 m"),
+    ],
+)  # fmt: skip
+def test_durations_are_short(microseconds: int, text: str) -> None:
+    """Three digits are enough, and none is rounded to sixty seconds."""
+    assert duration(microseconds) == text
+
+
+async def test_a_run_that_never_began_is_below_its_caller(tmp_path: Path) -> None:
+    """Closed with its session while it was queued, it is a span of the caller's trace all the same."""
+    caller = ("a" * 32, "b" * 16)
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        await kernel.spawn("s", k.spec(k.script({"text": "late", "delay": 5.0})))
+        await kernel.send("s")
+        run = {"run_id": "queued", "content": "go", "trace_id": caller[0], "parent_span_id": caller[1]}
+        await kernel.ask("send", "s", run)
+        (waiting,) = await trace(kernel, "s", "queued")
+        await kernel.ask("close", "s", "enough")
+        await kernel.end("s", "queued")
+        (ended,) = await trace(kernel, "s", "queued")
+        await kernel.end("s")
+    assert (waiting.status, waiting.parent_span_id, waiting.span_id) == ("open", caller[1], ended.span_id)
+    assert (ended.parent_span_id, ended.trace_id) == (caller[1], caller[0])
+    assert ended.attributes["understudy.run.status"] == "cancelled"
+
+
+async def test_a_late_answer_is_in_its_runs_trace(tmp_path: Path) -> None:
+    """Given a call that was issued again, when both are answered, then three spans tell of it, none twice, all in the
+    caller's trace: the lost attempt, its late answer, and the one that counts."""
+    caller = ("a" * 32, "b" * 16)
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        await kernel.spawn("s", k.spec(k.script({"text": "said", "delay": 0.3})))
+        run = {"run_id": "r", "content": "go", "trace_id": caller[0], "parent_span_id": caller[1]}
+        await kernel.ask("send", "s", run)
+        await kernel.until("s", "model_call_started")
+        epoch = (await kernel.info("s"))["epoch"]
+        await kernel.service.journal.submit(lambda tx: activation.reissue(tx, "s", epoch, "elsewhere", "offline"))
+        await kernel.end("s")
+        late = ModelAnswer(content="late", usage=Usage(1, 1))
+        await kernel.service.journal.submit(lambda tx: operations.answer(tx, "s", "r", 1, 2, "offline", late))
+        spans = await trace(kernel, "s")
+    calls = [span for span in spans if span.operation == "chat"]
+    assert len({span.span_id for span in calls}) == len(calls) == 3
+    assert {span.trace_id for span in spans} == {caller[0]}
+    assert [span.error for span in calls].count("node_service_lost") == 1
+    assert sum(span.attributes.get("understudy.model.late", False) for span in calls) == 2

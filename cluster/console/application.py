@@ -36,6 +36,7 @@ STATIC = Path(__file__).parent / "static"
 BODY_BYTES = 1 << 20
 WRONG_TOKEN_SECONDS = 0.5
 PAGE_LIMIT = 500
+TRACE_EVENTS = 20_000
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -227,7 +228,7 @@ class Console:
 
             wires: list[Wire] = []
             after = ("", 0)
-            while some := await self._source.read("trace", session, run, after):
+            while len(wires) < TRACE_EVENTS and (some := await self._source.read("trace", session, run, after)):
                 wires += some
                 after = (some[-1]["session_id"], some[-1]["seq"])
             return [asdict(span) for span in await asyncio.to_thread(trace_of, map(Event.from_wire, wires))]

@@ -1,0 +1,132 @@
+"""What leaves the services beside metrics: the variables that say so, read and checked in one place.
+
+The services take them from the connect that starts them. Some are secrets (headers): they stay in memory, and no
+message names their values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+HTTP, GRPC = "http/protobuf", "grpc"
+EXPORTER, DISABLED = "OTEL_TRACES_EXPORTER", "OTEL_SDK_DISABLED"
+CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+EVENT_LOG = "UNDERSTUDY_EVENT_LOG"
+LOG_FORMAT, LOG_LEVEL = "UNDERSTUDY_LOG_FORMAT", "UNDERSTUDY_LOG_LEVEL"
+REDACT = "UNDERSTUDY_REDACT"
+
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+FOR_FRAMES = (LOG_FORMAT, LOG_LEVEL, REDACT)
+"""What session actors are told as well: nothing that is secret."""
+
+_OTHERS = (
+    EXPORTER, DISABLED, CAPTURE, EVENT_LOG, LOG_FORMAT, LOG_LEVEL, REDACT, "OTEL_SERVICE_NAME",
+    "OTEL_RESOURCE_ATTRIBUTES",
+)  # fmt: skip
+
+
+def telemetry_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that concern telemetry, as far as they are set."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if value and (name in _OTHERS or name.startswith("OTEL_EXPORTER_OTLP_"))
+    }
+
+
+def telemetry_problems(variables: Mapping[str, str]) -> list[str]:
+    """What is wrong with them, a line for each variable; secret values are not in it."""
+    found = []
+    for name, value in sorted(variables.items()):
+        problem = next((check(value) for pattern, check in _CHECKS if re.fullmatch(pattern, name)), "")
+        if problem:
+            found.append(f"{name} {problem}" if "HEADERS" in name else f"{name}={value!r} {problem}")
+    if protocol_of(variables) == GRPC:
+        found += [
+            f"{name}='deflate' is for http/protobuf: grpc has gzip and none"
+            for name, value in sorted(variables.items())
+            if name.endswith("COMPRESSION") and value.strip().lower() == "deflate"
+        ]
+    return found
+
+
+def protocol_of(variables: Mapping[str, str]) -> str:
+    """How spans are sent to a collector."""
+    return next((variables[name] for name in PROTOCOLS if variables.get(name)), HTTP)
+
+
+def exports_spans(variables: Mapping[str, str]) -> bool:
+    """Whether spans leave the services at all; the local file counts."""
+    return not _is_true(variables.get(DISABLED, "")) and variables.get(EXPORTER, "otlp") != "none"
+
+
+def has_collector(variables: Mapping[str, str]) -> bool:
+    """Whether spans go to a collector: one is named, or the exporter is, whose default is on this machine."""
+    return bool(variables.get(EXPORTER)) or any(variables.get(name) for name in ENDPOINTS)
+
+
+def captures_content(variables: Mapping[str, str]) -> bool:
+    """Whether prompts, answers, arguments and results shall be in the spans."""
+    return _is_true(variables.get(CAPTURE, ""))
+
+
+def redaction_rules(variables: Mapping[str, str]) -> list[str]:
+    """The user's own regular expressions: one per line."""
+    return [line.strip() for line in variables.get(REDACT, "").splitlines() if line.strip()]
+
+
+def _is_true(text: str) -> bool:
+    return text.strip().lower() == "true"
+
+
+def _one_of(*known: str) -> Callable[[str], str]:
+    return lambda value: "" if value.strip().lower() in known else f"must be one of: {', '.join(known)}"
+
+
+def _seconds(value: str) -> str:
+    return "" if re.fullmatch(r"\d+(\.\d+)?", value.strip()) and float(value) > 0 else "must be seconds, more than 0"
+
+
+def _endpoint(value: str) -> str:
+    return "" if re.fullmatch(r"https?://[^\s/@]+(/\S*)?", value) else "must be http://HOST:PORT or https://HOST:PORT"
+
+
+def _headers(value: str) -> str:
+    # The exporters log what they can't read, with the values.
+    parts = [part.partition("=") for part in value.split(",") if part.strip()]
+    fine = all(separator and re.fullmatch(r"[\w.!#$%&'*+^`|~-]+", key.strip()) for key, separator, _ in parts)
+    return "" if fine and parts else "must be NAME=VALUE,NAME=VALUE (its value is not shown)"
+
+
+def _rules(value: str) -> str:
+    for rule in redaction_rules({REDACT: value}):
+        try:
+            if re.compile(rule).search(""):
+                return f"has a rule that everything matches: {rule}"
+        except re.error as error:
+            return f"has a rule that is no regular expression ({error}): {rule}"
+    return ""
+
+
+def _directory(value: str) -> str:
+    return "" if value.startswith("/") else "must be a directory's absolute path"
+
+
+_CHECKS: tuple[tuple[str, Callable[[str], str]], ...] = (
+    (r"OTEL_EXPORTER_OTLP_(TRACES_)?PROTOCOL", _one_of(HTTP, GRPC)),
+    (r"OTEL_EXPORTER_OTLP_(TRACES_)?ENDPOINT", _endpoint),
+    (r"OTEL_EXPORTER_OTLP_(TRACES_)?TIMEOUT", _seconds),
+    (r"OTEL_EXPORTER_OTLP_(TRACES_)?COMPRESSION", _one_of("gzip", "deflate", "none")),
+    (r"OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS", _headers),
+    (EXPORTER, _one_of("otlp", "none")),
+    (DISABLED, _one_of("true", "false")),
+    (CAPTURE, _one_of("true", "false")),
+    (EVENT_LOG, _directory),
+    (LOG_FORMAT, _one_of(*LOG_FORMATS)),
+    (LOG_LEVEL, _one_of(*LOG_LEVELS)),
+    (REDACT, _rules),
+)

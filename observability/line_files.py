@@ -1,0 +1,23 @@
+"""Files of lines that a process may die over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def append_lines(path: Path, data: bytes, *, sync: bool = False) -> None:
+    """Append whole lines to a file, behind whatever a process that died within its last line has left there.
+
+    Args:
+        sync: return only when the disk has them.
+    """
+    with path.open("a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                data = b"\n" + data
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
