@@ -198,6 +198,8 @@ class SessionView {
     const count = this.state.rows.length;
     text(this.total, root ? `${counted(count, "session")}, ${short(root.tokens_below)} tokens` + (root.cost_below ? `, cost ${money(root.cost_below)}` : "") : "");
     const level = root ? root.depth : 0;
+    const names = this.state.rows.map((row) => row.agent);
+    const alike = new Set(names.filter((name, place) => names.indexOf(name) !== place));
     sync(this.tree, inTree(this.state.rows), (row) => row.session_id, (row) => {
       const label = h("a", { class: "who", href: `#/session/${encodeURIComponent(row.session_id)}`, title: row.session_id });
       const element = h("div", { class: "row", role: "listitem" }, label, h("div", { class: "lanes" }));
@@ -207,7 +209,7 @@ class SessionView {
     }, (element, row) => {
       const [label, lanes] = element.children;
       element.classList.toggle("chosen", row.session_id === this.id);
-      show(label, h("span", { class: "agent" }, row.agent), pill(row.status), row.restarts ? h("span", { class: "bad restarts", title: "restored after crashes" }, `↻${row.restarts}`) : "",
+      show(label, h("span", { class: "agent" }, row.agent), alike.has(row.agent) ? h("span", { class: "quiet mono which" }, row.session_id.slice(-6)) : "", pill(row.status), row.restarts ? h("span", { class: "bad restarts", title: "restored after crashes" }, `↻${row.restarts}`) : "",
         (row.tools || []).length ? h("span", { class: "quiet tools" }, multiples(row.tools)) : "",
         h("span", { class: "tokens quiet", title: `${row.tokens_used} tokens itself, ${row.tokens_below} with all below` }, short(row.tokens_below)));
       lanes.replaceChildren(lane(timeline(this.events.get(row.session_id) || []), from, to));
