@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import certify_command, rendering, store_commands, trace_command
+from . import certify_command, console_command, rendering, store_commands, top_command, trace_command
 from .command import Commands, Json, Store, command, print_json
 
 app = typer.Typer(
@@ -30,6 +30,8 @@ SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `
 
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
+app.command()(top_command.top)
+app.command()(console_command.console)
 app.command()(trace_command.trace)
 
 
@@ -157,20 +159,20 @@ def tree(session: SessionId, store: Store = None, json: Json = False) -> int:
 @app.command()
 @command
 def show(session: SessionId, store: Store = None, json: Json = False) -> int:
-    """Show a session: its state, its runs, its messages, and what it and its sub-agents ask people."""
+    """Show a session: its state, budgets, runs and messages, and what it and its sub-agents ask people."""
     with connected(store, start=False) as cluster:
         handle = cluster.session(session)
         info, runs, messages, pending = handle.info(), handle.runs(), handle.messages(), handle.pending()
-        wakeups = handle.wakeups()
+        wakeups, budgets = handle.wakeups(), handle.budgets()
         below = {other.id: other.pending for other in handle.tree() if other.id != info.id and other.pending}
     if json:
         wire = [message.to_wire() for message in messages]
         found = {"session": rendering.plain(info), "runs": runs, "messages": wire}
         asked = {other: rendering.plain(list(items)) for other, items in below.items()}
         told = {"pending": rendering.plain(pending), "pending_below": asked, "wakeups": rendering.plain(wakeups)}
-        print_json({**found, **told})
+        print_json({**found, **told, "budgets": rendering.plain(budgets)})
     else:
-        rendering.print_session(info, runs, messages, {info.id: pending, **below}, wakeups)
+        rendering.print_session(info, runs, messages, {info.id: pending, **below}, wakeups, budgets)
     return 0
 
 

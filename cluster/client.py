@@ -23,7 +23,7 @@ from . import background
 from .compiling import compile_spec, driver_placement, place
 from .connection import Connection
 from .ray_edge import connect_ray
-from .results import DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
+from .results import BudgetUse, DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
 
 if TYPE_CHECKING:
     from understudy.observability.traces import TraceSpan  # which loads the OpenTelemetry SDK
@@ -296,6 +296,10 @@ class Session:
     def info(self) -> SessionInfo:
         """The session's state. Raises `UnknownSession`."""
         return SessionInfo.from_row(self._cluster._read("info", self.id))
+
+    def budgets(self) -> list[BudgetUse]:
+        """The limits that it is held to, its own and those of the trees it is in, nearest first, and what is used."""
+        return [BudgetUse.from_row(row) for row in self._cluster._read("budgets", self.id)]
 
     def runs(self) -> list[dict[str, Any]]:
         """Its runs, oldest first, as plain data."""

@@ -80,6 +80,11 @@ class Connection:
         if self._supervisor is None:
             raise ClusterUnreachable("no services of this store run")
 
+    async def find_again(self) -> None:
+        """Whoever looks on while services are ended and started anew must ask other actors then."""
+        self._supervisor = await asyncio.to_thread(supervisor_handle, self.settings) or self._supervisor
+        await self.nodes.learn()
+
     def _bootstrap(self, timeout: float) -> None:
         spans = str(state_directory() / "spans" / self.settings.instance)
         command = [sys.executable, "-m", "understudy.cluster.bootstrap", "--address", self._address]
@@ -165,7 +170,7 @@ class Connection:
         found = [ServiceInfo("supervisor", directory["pid"], directory["node_id"], address)]
         for node in directory["nodes"]:
             found.append(ServiceInfo("node", node["pid"], node["node_id"], await self._metrics(node["node_id"])))
-        busy = {(row["node_id"], row["actor_pid"]) for row in await self.read("sessions", live_only=True)}
+        busy = set(map(tuple, await self.read("holders")))
         for frame in directory["frames"]:
             role = "frame" if (frame["node_id"], frame["pid"]) in busy else "standby"
             found.append(ServiceInfo(role, frame["pid"], frame["node_id"], address))
@@ -219,13 +224,13 @@ class Connection:
         await self.follower.close()
 
     async def shutdown(self) -> None:
-        """End the services."""
+        """End the services, and the console that shows them."""
         await self.close()
         try:
             await asyncio.wait_for(settle(self._supervisor.stop.remote()), STOP_SECONDS)
         except (TimeoutError, UnderstudyError) as error:
             log.info("the services did not stop by themselves: %s", error)
-        prefixes = tuple(f"{kind}/{self.settings.instance}" for kind in ("supervisor", "frame", "node"))
+        prefixes = tuple(f"{kind}/{self.settings.instance}" for kind in ("console", "supervisor", "frame", "node"))
         for actor in ray.util.list_named_actors(all_namespaces=True):
             if actor["namespace"] == RAY_NAMESPACE and actor["name"].startswith(prefixes):
                 handle = find_actor(actor["name"])

@@ -16,6 +16,7 @@ from understudy.config import OFFLINE_MODEL, Settings, model_profile_from_enviro
 from understudy.errors import UnderstudyError
 from understudy.store import queries
 from understudy.store.engine import Database
+from understudy.telemetry import ENDPOINTS, captures_content, exports_spans, has_collector, protocol_of
 
 from . import background
 from .ray_edge import connect_ray, running_address, settle
@@ -42,6 +43,7 @@ def examine(store: str | None) -> list[Check]:
     except UnderstudyError as error:
         return [*checks, Check("settings", False, error.message, error.hint)]
     checks.append(Check("settings", True, f"namespace {settings.namespace}, model {settings.model}"))
+    checks.append(Check("spans", True, _spans(settings)))
     checks.append(_model(settings))
     checks.append(_guarded("store", lambda: _store(settings)))
     free = shutil.disk_usage(Path.home()).free
@@ -61,6 +63,18 @@ def _guarded(name: str, check: Callable[[], str]) -> Check:
         return Check(name, True, check())
     except UnderstudyError as error:
         return Check(name, False, error.message, error.hint)
+
+
+def _spans(settings: Settings) -> str:
+    """Where services that are started from here would send spans."""
+    variables = settings.telemetry
+    if not exports_spans(variables):
+        return "none"
+    content = ", with content" if captures_content(variables) else ""
+    if not has_collector(variables):
+        return f"to local files{content}; `understudy trace` needs none"
+    endpoint = next((variables[name] for name in ENDPOINTS if variables.get(name)), "the default endpoint")
+    return f"to {endpoint} over {protocol_of(variables)}{content}"
 
 
 def _model(settings: Settings) -> Check:

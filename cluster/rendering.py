@@ -15,8 +15,9 @@ from rich.tree import Tree
 
 from understudy.events import Event, InputRequested, StreamRestarted, TextDelta
 from understudy.messages import Message
+from understudy.prices import money
 
-from .results import DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
+from .results import BudgetUse, DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
 
 if TYPE_CHECKING:
     from .client import Run  # which loads Ray: not for commands that do without
@@ -144,12 +145,30 @@ def print_wakeups(wakeups: Sequence[Wakeup], console: Console) -> None:
         console.print(f"[bold]wakeup[/bold] {item.name} due {due}{again}: {escape(item.prompt[:500])}", soft_wrap=True)
 
 
+def amount(resource: str, value: int) -> str:
+    """What a budget counts, in the unit that people limit it by."""
+    if resource == "cost":
+        return f"{money(value):.4f}".rstrip("0").rstrip(".")
+    return f"{value / 1e6:.0f}" if resource == "seconds" else f"{value:,}"
+
+
+def print_budgets(session_id: str, budgets: Sequence[BudgetUse], console: Console) -> None:
+    """What a session may use, and what of that is used."""
+    for use in budgets:
+        whose = "" if use.session_id == session_id else f" of {use.session_id}"
+        reserved = f" + {amount(use.resource, use.reserved)} reserved" if use.reserved else ""
+        spent = "" if use.resource == "depth" else f"{amount(use.resource, use.spent)}{reserved} of "
+        allowed = amount(use.resource, use.allowed)
+        console.print(f"[bold]budget[/bold] {use.scope}{whose}: {spent}{allowed} {use.resource}")
+
+
 def print_session(
     info: SessionInfo,
     runs: list[dict[str, Any]],
     messages: list[Message],
     pending: Mapping[str, Sequence[PendingInput]],
     wakeups: Sequence[Wakeup] = (),
+    budgets: Sequence[BudgetUse] = (),
 ) -> None:
     """The page of `understudy show`; `pending` is by session, its sub-agents' included."""
     console = Console(highlight=False)
@@ -159,6 +178,7 @@ def print_session(
     )
     if info.error:
         console.print(f"[red]{escape(str(info.error.get('message', info.error)))}[/red]")
+    print_budgets(info.id, budgets, console)
     for row in runs:
         error = f": {escape(row['error']['message'])}" if row["error"] else ""
         console.print(f"[bold]run[/bold] {row['run_id']} {styled(row['status'])}, {row['rounds']} rounds{error}")

@@ -13,6 +13,7 @@ from understudy.store import (
     code,
     draining,
     endings,
+    overview,
     queries,
     questions,
     traces,
@@ -36,6 +37,14 @@ READS: dict[str, Callable[..., Any]] = {
     "owner": queries.owner,
     "homes": queries.homes,
     "drains": queries.drains,
+    "working": overview.working,
+    "holders": overview.holders,
+    "totals": overview.totals,
+    "activity": overview.activity,
+    "page": overview.page,
+    "event_page": overview.event_page,
+    "latest_runs": overview.latest_runs,
+    "budgets": overview.budgets,
 }
 
 

@@ -157,6 +157,30 @@ def _pending(row: dict[str, Any]) -> tuple[PendingInput, ...]:
 
 
 @dataclass(frozen=True)
+class BudgetUse:
+    """One limit of a budget, and how far it is used up.
+
+    Attributes:
+        session_id: whose budget it is: the session's own, or one above it.
+        scope, resource: see `understudy.spec.Budget`. Of `cost` the amounts are millionths of the price table's
+            currency, of `seconds` microseconds.
+        reserved: for model calls in flight.
+        spent: nothing of `depth`; of `seconds` the time since the scope began.
+    """
+
+    session_id: str
+    scope: str
+    resource: str
+    allowed: int
+    reserved: int
+    spent: int
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> BudgetUse:
+        return cls(**{field.name: row[field.name] for field in fields(cls)})
+
+
+@dataclass(frozen=True)
 class DrainInfo:
     """A node that is drained.
 

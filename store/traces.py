@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, and_, select, tuple_
+from sqlalchemy import Connection, and_, select
 
 from understudy.errors import EventsPruned, UnknownRun
 
@@ -32,19 +32,35 @@ def trace_events(
     run = run_info(connection, namespace, session_id, run_id or _last_run(connection, namespace, session_id))
     if not after[0]:
         _require_events(connection, namespace, run)
-    of_tree = select(SESSION.c.session_id).where(SESSION.c.namespace == namespace, SESSION.c.root_id == root_id)
-    of_run = and_(
-        RUN.c.namespace == EVENT.c.namespace, RUN.c.session_id == EVENT.c.session_id, RUN.c.run_id == EVENT.c.run_id
-    )  # fmt: skip
+    found: list[Row] = []
+    for other_id, run_ids in _runs_in(connection, namespace, root_id, run["trace_id"], after[0]).items():
+        # One at a time: backends read the whole namespace rather than many sessions in the order of their ids.
+        statement = (
+            select(EVENT)
+            .where(EVENT.c.namespace == namespace, EVENT.c.session_id == other_id, EVENT.c.run_id.in_(run_ids))
+            .where(EVENT.c.seq > (after[1] if other_id == after[0] else 0))
+            .order_by(EVENT.c.seq)
+            .limit(TRACE_PAGE - len(found))
+        )
+        found += [event_from_row(row).to_wire() for row in connection.execute(statement).mappings()]
+        if len(found) >= TRACE_PAGE:
+            break
+    return found
+
+
+def _runs_in(connection: Connection, namespace: str, root_id: str, trace_id: str, from_id: str) -> dict[str, list[str]]:
+    """The runs of a tree that are in a trace, by session, from a session id on."""
+    same = and_(RUN.c.namespace == SESSION.c.namespace, RUN.c.session_id == SESSION.c.session_id)
     statement = (
-        select(EVENT)
-        .join(RUN, of_run)
-        .where(EVENT.c.namespace == namespace, EVENT.c.session_id.in_(of_tree), RUN.c.trace_id == run["trace_id"])
-        .where(tuple_(EVENT.c.session_id, EVENT.c.seq) > tuple_(*after))
-        .order_by(EVENT.c.session_id, EVENT.c.seq)
-        .limit(TRACE_PAGE)
+        select(SESSION.c.session_id, RUN.c.run_id)
+        .join(RUN, same)
+        .where(SESSION.c.namespace == namespace, SESSION.c.root_id == root_id, RUN.c.trace_id == trace_id)
     )
-    return [event_from_row(row).to_wire() for row in connection.execute(statement).mappings()]
+    found: dict[str, list[str]] = {}
+    for session_id, run_id in connection.execute(statement):
+        if session_id >= from_id:
+            found.setdefault(session_id, []).append(run_id)
+    return dict(sorted(found.items()))
 
 
 def _last_run(connection: Connection, namespace: str, session_id: str) -> str:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -231,3 +232,10 @@ def test_crash_policy_and_schema() -> None:
     assert definition.timeout is not None
     assert definition.timeout > shell.MAX_TIMEOUT
     assert set(definition.schema["properties"]) == {"command", "timeout"}
+
+
+async def test_a_command_knows_the_span_of_its_call(tmp_path: Path) -> None:
+    """`TRACEPARENT` is in its environment, for programs that go on with the trace; without a trace there is none."""
+    traced = replace(context_of(str(tmp_path)), traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
+    assert (await bash('echo "<$TRACEPARENT>"', traced)).startswith(f"<{traced.traceparent}>")
+    assert (await bash('echo "<$TRACEPARENT>"', context_of(str(tmp_path)))).startswith("<>")

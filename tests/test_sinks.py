@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client.openmetrics.exposition import generate_latest
 
+from understudy.cluster.doctor import _spans as where_spans_go
+from understudy.config import Settings
+from understudy.errors import InvalidConfiguration
 from understudy.events import Event, RunStarted, SessionCrashed, ToolFinished
 from understudy.identifiers import tool_span_identifier
 from understudy.observability import replay
@@ -27,8 +32,11 @@ from understudy.observability.exporters import NoExporter, span_exporter
 from understudy.observability.metrics import Metrics
 from understudy.observability.span_files import FileSpanExporter
 from understudy.observability.span_sink import SpanSink
+from understudy.store import progress, queries, retention
+from understudy.store.transaction import Transaction
 from understudy.telemetry import telemetry_problems
 
+from . import kernel as k
 from .collectors import GrpcCollector, HttpCollector, Request
 
 AT = 1_750_000_000_000_000
@@ -320,3 +328,65 @@ def test_the_disk_has_a_batch_before_it_is_acknowledged(tmp_path: Path, monkeypa
     (tmp_path / "file").write_text("")
     with pytest.raises(SinkRefused, match="can't be written"):
         EventFiles(tmp_path / "file", "w").take(events_of(2))
+
+
+def test_settings_name_what_cannot_be_used_and_doctor_says_where_spans_go() -> None:
+    """Wrong variables are an error before anything starts; a header's value is in no text."""
+    headers = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=hunter22", "OTEL_EXPORTER_OTLP_ENDPOINT": "https://c:4317"}
+    with pytest.raises(InvalidConfiguration, match="http/protobuf, grpc") as raised:
+        Settings.from_environment({**headers, "OTEL_EXPORTER_OTLP_PROTOCOL": "x"})
+    assert "hunter22" not in str(raised.value)
+    settings = Settings.from_environment({**headers, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
+    assert settings.telemetry.items() >= headers.items()
+    assert "hunter22" not in repr(settings)
+    assert where_spans_go(settings) == "to https://c:4317 over grpc"
+    assert where_spans_go(Settings.from_environment({"OTEL_TRACES_EXPORTER": "none"})) == "none"
+    assert "local files" in where_spans_go(Settings.from_environment({}))
+
+
+def test_what_the_exporters_cost_is_paid_by_those_who_ask() -> None:
+    """Neither exporter is loaded without a collector, and gRPC's package not without gRPC."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from understudy.observability.exporters import span_exporter\n"
+        "span_exporter({}, Path('/nowhere'), 'w')\n"
+        "assert not any(name.startswith(('grpc', 'opentelemetry.exporter')) for name in sys.modules)\n"
+        "span_exporter({'OTEL_EXPORTER_OTLP_ENDPOINT': 'http://c:4318'}, Path('/nowhere'), 'w').shutdown()\n"
+        "assert not any(name == 'grpc' for name in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+async def test_sinks_of_a_service_and_the_one_that_is_switched_off(tmp_path: Path) -> None:
+    """A service has a cursor for each sink; one that nobody asks for any more holds up no retention."""
+    log = {"UNDERSTUDY_EVENT_LOG": str(tmp_path / "log")}
+    dsn = f"sqlite:///{tmp_path}/store.db"
+    async with k.running(dsn, tmp_path / "spans", telemetry=log) as kernel:
+        await kernel.run("s", k.spec(k.script("done")))
+        assert set(kernel.service.projection.exports) == {"spans", "events"}
+        writer = kernel.service.config.writer
+    assert [event.type for event in replay(tmp_path / "log")][-1] == "run_finished"
+    async with k.running(dsn, tmp_path / "spans") as kernel:
+        reading = kernel.service.reading
+        assert await reading.query(queries.export_cursor, writer, "events") == 0
+        assert await reading.query(queries.export_cursor, writer, "spans") > 0
+
+
+async def test_retention_waits_for_every_sink(tmp_path: Path) -> None:
+    """Events that one of the sinks lacks stay."""
+    (tmp_path / "file").write_text("")
+    dsn, log = f"sqlite:///{tmp_path}/store.db", {"UNDERSTUDY_EVENT_LOG": str(tmp_path / "log")}
+    async with k.running(dsn, tmp_path / "spans", telemetry=log) as kernel:
+        await kernel.run("s", k.spec(k.script("done")))
+        writer = kernel.service.config.writer
+    async with k.running(dsn, tmp_path / "spans", telemetry={"UNDERSTUDY_EVENT_LOG": str(tmp_path / "file")}) as kernel:
+
+        def prune(tx: Transaction) -> tuple[str, int]:
+            progress.save_cursor(tx, writer, progress.EVENTS, 0)
+            early = retention.drop_events(tx, "s", tx.now + 1).kept
+            progress.save_cursor(tx, writer, progress.EVENTS, 1_000_000)
+            return early, retention.drop_events(tx, "s", tx.now + 1).events
+
+        early, removed = await kernel.service.journal.submit(prune)
+    assert early == "not exported yet"
+    assert removed > 0

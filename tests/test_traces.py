@@ -15,8 +15,10 @@ from rich.console import Console
 from understudy.cluster.waterfall import depth_first, duration, summary, waterfall
 from understudy.errors import EventsPruned, UnknownRun, UnknownSession
 from understudy.events import Event
+from understudy.messages import Usage
 from understudy.observability.traces import TraceSpan, trace_of
-from understudy.store import progress, retention, traces
+from understudy.records import ModelAnswer
+from understudy.store import activation, operations, progress, retention, traces
 from understudy.store.transaction import Transaction
 
 from . import kernel as k
@@ -263,3 +265,43 @@ def test_the_summary_counts_what_happened() -> None:
 def test_durations_are_short(microseconds: int, text: str) -> None:
     """Three digits are enough, and none is rounded to sixty seconds."""
     assert duration(microseconds) == text
+
+
+async def test_a_run_that_never_began_is_below_its_caller(tmp_path: Path) -> None:
+    """Closed with its session while it was queued, it is a span of the caller's trace all the same."""
+    caller = ("a" * 32, "b" * 16)
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        await kernel.spawn("s", k.spec(k.script({"text": "late", "delay": 5.0})))
+        await kernel.send("s")
+        run = {"run_id": "queued", "content": "go", "trace_id": caller[0], "parent_span_id": caller[1]}
+        await kernel.ask("send", "s", run)
+        (waiting,) = await trace(kernel, "s", "queued")
+        await kernel.ask("close", "s", "enough")
+        await kernel.end("s", "queued")
+        (ended,) = await trace(kernel, "s", "queued")
+        await kernel.end("s")
+    assert (waiting.status, waiting.parent_span_id, waiting.span_id) == ("open", caller[1], ended.span_id)
+    assert (ended.parent_span_id, ended.trace_id) == (caller[1], caller[0])
+    assert ended.attributes["understudy.run.status"] == "cancelled"
+
+
+async def test_a_late_answer_is_in_its_runs_trace(tmp_path: Path) -> None:
+    """Given a call that was issued again, when both are answered, then three spans tell of it, none twice, all in the
+    caller's trace: the lost attempt, its late answer, and the one that counts."""
+    caller = ("a" * 32, "b" * 16)
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        await kernel.spawn("s", k.spec(k.script({"text": "said", "delay": 0.3})))
+        run = {"run_id": "r", "content": "go", "trace_id": caller[0], "parent_span_id": caller[1]}
+        await kernel.ask("send", "s", run)
+        await kernel.until("s", "model_call_started")
+        epoch = (await kernel.info("s"))["epoch"]
+        await kernel.service.journal.submit(lambda tx: activation.reissue(tx, "s", epoch, "elsewhere", "offline"))
+        await kernel.end("s")
+        late = ModelAnswer(content="late", usage=Usage(1, 1))
+        await kernel.service.journal.submit(lambda tx: operations.answer(tx, "s", "r", 1, 2, "offline", late))
+        spans = await trace(kernel, "s")
+    calls = [span for span in spans if span.operation == "chat"]
+    assert len({span.span_id for span in calls}) == len(calls) == 3
+    assert {span.trace_id for span in spans} == {caller[0]}
+    assert [span.error for span in calls].count("node_service_lost") == 1
+    assert sum(span.attributes.get("understudy.model.late", False) for span in calls) == 2

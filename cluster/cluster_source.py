@@ -1,0 +1,41 @@
+"""A running cluster as pages and views look at it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from .connection import Connection
+from .fleet import Wire
+from .results import ServiceInfo
+
+
+class ClusterSource:
+    """`fleet.Source` on a client's connection. Lives on its loop."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lost = False
+
+    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
+        session_id = arguments[0] if arguments and isinstance(arguments[0], str) else None
+        return await self._connection.nodes.request(session_id, "read", what, list(arguments), options)
+
+    async def services(self) -> list[ServiceInfo]:
+        if self._lost:
+            await self._connection.find_again()
+        self._lost = True
+        found = await self._connection.services()
+        self._lost = False
+        return found
+
+    async def follow(self, session_id: str, after: int) -> AsyncIterator[Wire]:
+        async with self._connection.follower.follow(session_id, after=after) as subscription:
+            while True:
+                kind, *news = await subscription.queue.get()
+                if kind == "error":
+                    raise news[0]
+                yield news[0].to_wire()
+
+    async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
+        return await self._connection.request(method, session_id, *arguments)

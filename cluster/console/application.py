@@ -1,0 +1,323 @@
+"""The console's server: JSON and server-sent events about a cluster, and the page's own files. Knows no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+import understudy
+from understudy.errors import (
+    InvalidInput,
+    StoreUnreachable,
+    UnderstudyError,
+    UnknownRun,
+    UnknownSession,
+)
+from understudy.events import Event
+from understudy.identifiers import check_identifier
+from understudy.records import SESSION_STATUSES
+
+from ..fleet import Source, Wire
+from .access import HEADERS, Access, AccessDenied, Binding
+from .live import Hub, TooManyViewers
+
+STATIC = Path(__file__).parent / "static"
+BODY_BYTES = 1 << 20
+WRONG_TOKEN_SECONDS = 0.5
+PAGE_LIMIT = 500
+TRACE_EVENTS = 20_000
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+ACTIONS: dict[str, tuple[str, ...]] = {
+    "cancel": ("run_id", "reason"),
+    "close": ("reason",),
+    "resume": (),
+    "abort_pending": ("call_id",),
+    "answer": ("call_id", "decision", "text", "asked"),
+}
+"""What a page may ask of a session: methods of `Requests`, and their arguments in order."""
+
+DEFAULTS = {
+    "run_id": None,
+    "reason": "asked for in the console",
+    "call_id": None,
+    "decision": "ok",
+    "text": "",
+    "asked": None,
+}
+
+
+def application(source: Source, binding: Binding, *, namespace: str = "") -> Starlette:
+    """The application for one cluster."""
+    return Console(source, binding, namespace).app
+
+
+class Console:
+    """The handlers of all requests."""
+
+    def __init__(self, source: Source, binding: Binding, namespace: str) -> None:
+        self._source = source
+        self._namespace = namespace
+        self._access = Access(binding)
+        self._hub = Hub(source)
+        read, act = self._reading, self._acting
+        routes = [
+            Route("/", self._index),
+            Route("/healthz", self._healthy),
+            Route("/api/login", self._answered(self._log_in), methods=["POST"]),
+            Route("/api/logout", self._answered(self._log_out), methods=["POST"]),
+            Route("/api/me", self._answered(self._me)),
+            Route("/api/fleet/stream", read(self._fleet_stream)),
+            Route("/api/sessions", read(self._page)),
+            Route("/api/sessions/{session}", read(self._session)),
+            Route("/api/sessions/{session}/stream", read(self._tree_stream)),
+            Route("/api/sessions/{session}/messages", read(self._messages)),
+            Route("/api/sessions/{session}/events", read(self._events)),
+            Route("/api/sessions/{session}/trace", read(self._trace)),
+            Route("/api/sessions/{session}/{action}", act(self._act), methods=["POST"]),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+        app = Starlette(routes=routes, lifespan=self._lifespan)
+        self.app = app
+        app.add_middleware(_Headers)
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        tidying = asyncio.create_task(self._hub.tidy())
+        try:
+            yield
+        finally:
+            tidying.cancel()
+            await self._hub.close()
+
+    # Rules.
+
+    def _answered(self, handler: Handler) -> Handler:
+        """Errors become answers that say what is wrong."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                self._access.check_host(request)
+                return await handler(request)
+            except AccessDenied as error:
+                return _json({"error": {"code": "access_denied", "message": str(error)}}, error.status)
+            except TimeoutError:
+                return _json({"error": StoreUnreachable("the services gave no answer in time").to_wire()}, 503)
+            except UnderstudyError as error:
+                return _json({"error": error.to_wire()}, _status(error))
+
+        return answer
+
+    def _reading(self, handler: Handler) -> Handler:
+        async def checked(request: Request) -> Response:
+            self._access.check_read(request)
+            return await handler(request)
+
+        return self._answered(checked)
+
+    def _acting(self, handler: Handler) -> Handler:
+        async def checked(request: Request) -> Response:
+            self._access.check_act(request)
+            return await handler(request)
+
+        return self._answered(checked)
+
+    # Answers.
+
+    async def _index(self, _request: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    async def _healthy(self, _request: Request) -> Response:
+        return _json({"ok": True})
+
+    async def _me(self, request: Request) -> Response:
+        access = self._access
+        locked = access.has_token and not access.may_act(request)
+        told = {"has_token": access.has_token, "locked": locked, "may_act": access.may_act(request)}
+        return _json({**told, "namespace": self._namespace, "version": understudy.__version__})
+
+    async def _log_in(self, request: Request) -> Response:
+        self._access.check_origin(request)
+        cookie = self._access.log_in(str((await _body(request)).get("token", "")))
+        if cookie is None:
+            await asyncio.sleep(WRONG_TOKEN_SECONDS)
+            raise AccessDenied("this is not the console's token", 401)
+        response = _json({"ok": True})
+        response.set_cookie(self._access.cookie, cookie, httponly=True, samesite="strict", path="/")
+        return response
+
+    async def _log_out(self, request: Request) -> Response:
+        self._access.check_origin(request)
+        self._access.log_out(request)
+        response = _json({"ok": True})
+        response.delete_cookie(self._access.cookie, httponly=True, samesite="strict", path="/")
+        return response
+
+    async def _fleet_stream(self, _request: Request) -> Response:
+        await self._hub.check("")
+        return _stream(self._hub.fleet())
+
+    async def _tree_stream(self, request: Request) -> Response:
+        session = _session(request)
+        await self._hub.check(session)
+        last = request.headers.get("last-event-id") or request.query_params.get("last", "")
+        return _stream(self._hub.tree(session, last))
+
+    async def _page(self, request: Request) -> Response:
+        query = request.query_params
+        statuses = tuple(sorted(set(query.getlist("status")) & set(SESSION_STATUSES)))
+        text, limit = query.get("text", "")[:200].replace("\0", ""), _number(query.get("limit"), 50)
+        at, _, last = query.get("cursor", "").partition(",")
+        cursor = (_number(at, 0, most=1 << 62), check_identifier(last, "cursor")) if last else None
+
+        async def read() -> Any:
+            return await self._source.read("page", text=text, statuses=statuses, cursor=cursor, limit=limit)
+
+        return _json(await self._hub.reads.get(("page", text, statuses, cursor, limit), read))
+
+    async def _session(self, request: Request) -> Response:
+        session = _session(request)
+
+        async def read() -> Wire:
+            return {
+                "session": await self._source.read("info", session),
+                "runs": await self._source.read("latest_runs", session),
+                "budgets": await self._source.read("budgets", session),
+                "wakeups": await self._source.read("wakeups", session),
+            }
+
+        return _json(await self._hub.reads.get(("session", session), read))
+
+    async def _messages(self, request: Request) -> Response:
+        session, after = _session(request), _number(request.query_params.get("after"), 0, most=1 << 62)
+
+        async def read() -> Any:
+            return await self._source.read("messages", session, after, PAGE_LIMIT)
+
+        return _json({"messages": await self._hub.reads.get(("messages", session, after), read)})
+
+    async def _events(self, request: Request) -> Response:
+        session, query = _session(request), request.query_params
+        before = _number(query["before"], 0, most=1 << 62) if "before" in query else None
+        limit = _number(query.get("limit"), 200)
+
+        async def read() -> Any:
+            return await self._source.read("event_page", session, before, limit)
+
+        return _json({"events": await self._hub.reads.get(("events", session, before, limit), read)})
+
+    async def _trace(self, request: Request) -> Response:
+        session, run = _session(request), request.query_params.get("run") or None
+        if run is not None:
+            check_identifier(run, "run")
+
+        async def read() -> list[Wire]:
+            from understudy.observability.traces import trace_of
+
+            wires: list[Wire] = []
+            after = ("", 0)
+            while len(wires) < TRACE_EVENTS and (some := await self._source.read("trace", session, run, after)):
+                wires += some
+                after = (some[-1]["session_id"], some[-1]["seq"])
+            return [asdict(span) for span in await asyncio.to_thread(trace_of, map(Event.from_wire, wires))]
+
+        return _json({"spans": await self._hub.reads.get(("trace", session, run), read)})
+
+    async def _act(self, request: Request) -> Response:
+        session, action = _session(request), request.path_params["action"].replace("-", "_")
+        if action not in ACTIONS:
+            raise InvalidInput(f"a session can't be asked to {action!r}")
+        body = await _body(request)
+        _check_body(action, body)
+        arguments = [body.get(name, DEFAULTS[name]) for name in ACTIONS[action]]
+        return _json({"done": await self._source.act(action, session, *arguments)})
+
+
+def _session(request: Request) -> str:
+    """The session's id from the path. Raises `UnknownSession` for what can't be one."""
+    try:
+        return check_identifier(request.path_params["session"], "session")
+    except InvalidInput as error:
+        raise UnknownSession(error.message) from None
+
+
+def _check_body(action: str, body: Wire) -> None:
+    texts = [body.get(name) for name in ("run_id", "reason", "call_id", "decision", "text")]
+    if any(text is not None and (not isinstance(text, str) or "\0" in text) for text in texts):
+        raise InvalidInput("what is asked for is told in texts, without zero bytes")
+    if body.get("asked") is not None and not isinstance(body["asked"], int):
+        raise InvalidInput("`asked` is a number")
+    if action != "answer":
+        return
+    if not body.get("call_id"):
+        raise InvalidInput("an answer names the call")
+    if body.get("decision") not in ("ok", "error", "rerun") or (body["decision"] == "rerun") == bool(body.get("text")):
+        raise InvalidInput("an answer is a text, or has the call run again")
+
+
+class _Headers:
+    """ASGI middleware: the headers of every answer."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def sent(part: Any) -> None:
+            if part["type"] == "http.response.start":
+                cached = scope.get("path", "").startswith("/static/") or scope.get("path") == "/"
+                more = {**HEADERS, "cache-control": "no-cache" if cached else "no-store"}
+                part = {**part, "headers": [*part["headers"], *((k.encode(), v.encode()) for k, v in more.items())]}
+            await send(part)
+
+        await self._app(scope, receive, sent if scope["type"] == "http" else send)
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(json.dumps(data, default=str), status, media_type="application/json")
+
+
+def _stream(parts: AsyncIterator[str]) -> Response:
+    return StreamingResponse(parts, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+
+async def _body(request: Request) -> Wire:
+    data = b""
+    async for part in request.stream():
+        data += part
+        if len(data) > BODY_BYTES:
+            raise InvalidInput(f"more than {BODY_BYTES} bytes")
+    try:
+        found = json.loads(data or b"{}")
+    except ValueError:
+        raise InvalidInput("this is no JSON") from None
+    if not isinstance(found, dict):
+        raise InvalidInput("send a JSON object")
+    return found
+
+
+def _number(text: str | None, default: int, most: int = PAGE_LIMIT) -> int:
+    if text is None or text == "":
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 19 or int(text) > most:
+        raise InvalidInput(f"{text[:40]!r} is no number from 0 to {most}")
+    return int(text)
+
+
+def _status(error: UnderstudyError) -> int:
+    if isinstance(error, (UnknownSession, UnknownRun)):
+        return 404
+    if isinstance(error, TooManyViewers | StoreUnreachable) or error.code in ("cluster_unreachable", "service_gone"):
+        return 503
+    return 400 if isinstance(error, InvalidInput) else 409

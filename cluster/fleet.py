@@ -1,0 +1,246 @@
+"""What `understudy top` and the console show of the whole cluster: one snapshot, refreshed once for all who look."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from understudy.errors import UnderstudyError
+from understudy.messages import Usage
+
+from .results import ServiceInfo
+
+log = logging.getLogger(__name__)
+
+Wire = dict[str, Any]
+
+REFRESH_SECONDS = 0.7
+SHARE = 4.0
+"""The pause is this many times what a refresh took, if that is longer: a busy store has most of its time for others."""
+
+SERVICES_SECONDS = 3.0
+TOTALS_SECONDS = 5.0
+ANSWER_SECONDS = 8.0
+WINDOW_SECONDS = 60.0
+INCIDENTS = 30
+ROWS = 300
+
+INCIDENT_TYPES = {
+    "session_crashed", "session_quarantined", "model_call_reissued", "tool_in_doubt", "input_requested",
+    "session_moved", "shutdown_forced", "child_restarted",
+}  # fmt: skip
+
+
+COUNTED = (
+    "tokens", "cost", "calls", "calls_failed", "runs_accepted", "runs_finished", "crashes", "restores", "restore",
+)  # fmt: skip
+
+
+class Source(Protocol):
+    """The cluster as it is looked at: `Connection` behind a small door, so that pages and views are tested without Ray.
+
+    Every method raises `UnderstudyError`, and may take as long as the store is away.
+    """
+
+    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
+        """One of `requests.READS`."""
+        ...
+
+    async def services(self) -> list[ServiceInfo]:
+        """The processes of the cluster."""
+        ...
+
+    def follow(self, session_id: str, after: int) -> AsyncIterator[Wire]:
+        """Events of a session after a `seq`, each once and in order, as they are committed; in wire form."""
+        ...
+
+    async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
+        """A request that changes something (`Requests`)."""
+        ...
+
+
+def problem_of(error: Exception) -> Wire:
+    """Why there is nothing to show, for people."""
+    if isinstance(error, TimeoutError):
+        return {
+            "code": "no_answer",
+            "message": f"the services gave no answer within {ANSWER_SECONDS:.0f} s",
+            "hint": "",
+        }
+    if isinstance(error, UnderstudyError):
+        return {"code": error.code, "message": error.message, "hint": error.hint}
+    log.error("the cluster can't be looked at", exc_info=error)
+    return {"code": "error", "message": type(error).__name__, "hint": ""}
+
+
+def in_trees(rows: Iterable[Wire]) -> list[Wire]:
+    """Sessions below their parents, with `indent`. First the trees that want a person, then the others by age."""
+    listed = list(rows)
+    known = {row["session_id"] for row in listed}
+    below: dict[str, list[Wire]] = {}
+    urgent: dict[str, bool] = {}
+    tops: list[Wire] = []
+    for row in sorted(listed, key=lambda row: (row["created_at"], row["session_id"])):
+        wants = row["status"] == "waiting_for_input" or row["stuck"] > 0
+        urgent[row["root_id"]] = urgent.get(row["root_id"], False) or wants
+        (below.setdefault(row["parent_id"], []) if row["parent_id"] in known else tops).append(row)
+    tops.sort(key=lambda row: not urgent[row["root_id"]])
+    ordered: list[Wire] = []
+    waiting = [(row, 0) for row in reversed(tops)]
+    while waiting:
+        row, indent = waiting.pop()
+        ordered.append({**row, "indent": indent})
+        waiting += [(child, indent + 1) for child in reversed(below.get(row["session_id"], ()))]
+    return ordered
+
+
+class Rates:
+    """What happened within the last minute, from the events that told of it."""
+
+    def __init__(self) -> None:
+        self._events: deque[Wire] = deque(maxlen=20_000)
+        self.incidents: deque[Wire] = deque(maxlen=INCIDENTS)
+
+    def take(self, events: list[Wire]) -> None:
+        """Take in what one look at the logs found."""
+        for event in sorted(events, key=lambda event: event["at"]):
+            self._events.append(event)
+            data = event["data"]
+            failed = event["type"] == "run_finished" and data["status"] in ("failed", "quarantined", "budget_exceeded")
+            restored = event["type"] == "session_activated" and data["cause"] != "ready"
+            if failed or restored or event["type"] in INCIDENT_TYPES:
+                kept = ("type", "at", "session_id", "agent", "run_id", "seq")
+                self.incidents.append({**{name: event[name] for name in kept}, "data": data})
+
+    def per_minute(self, now: int) -> Wire:
+        """Counts of the last minute; `cost` in millionths, `restore` the longest time from a crash to an activation."""
+        while self._events and self._events[0]["at"] < now - WINDOW_SECONDS * 1e6:
+            self._events.popleft()
+        found = dict.fromkeys(COUNTED, 0)
+        for event in self._events:
+            kind, data = event["type"], event["data"]
+            if kind == "model_call_completed":
+                usage = Usage.from_wire(data["usage"])
+                found["calls"] += 1
+                found["tokens"] += usage.total_tokens
+                found["cost"] += usage.cost
+            elif kind == "session_activated" and data["cause"] == "resume":
+                found["restores"] += 1
+                found["restore"] = max(found["restore"], data["down"])
+            else:
+                name = {
+                    "model_call_failed": "calls_failed", "session_crashed": "crashes", "run_accepted": "runs_accepted",
+                    "run_finished": "runs_finished",
+                }.get(kind)  # fmt: skip
+                if name is not None:
+                    found[name] += 1
+        return found
+
+
+class Fleet:
+    """The cluster at a glance: one snapshot for all who look.
+
+    Attributes:
+        snapshot: the latest; None before the first.
+        version: rises with each.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._rates = Rates()
+        self._cursors: dict[str, int] | None = None
+        self._services: Wire = {"services": [], "services_at": 0, "services_problem": None}
+        self._totals: Wire = {"sessions": 0, "latest": {}}
+        self._working: Wire = {"rows": [], "statuses": {}}
+        self._as_of = 0
+        self._problem: Wire | None = None
+        self.snapshot: Wire | None = None
+        self.version = 0
+        self._changed = asyncio.Condition()
+
+    async def run(self) -> None:
+        """Refresh until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._often())
+            group.create_task(self._every_few_seconds())
+
+    async def once(self) -> Wire:
+        """One complete snapshot."""
+        await self._look_at_services()
+        await self._look_at_totals()
+        await self.look()
+        assert self.snapshot is not None
+        return self.snapshot
+
+    async def newer(self, version: int) -> tuple[int, Wire]:
+        """The next snapshot after a version, or the latest if that is newer; with its own version."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.version > version)
+            assert self.snapshot is not None
+            return self.version, self.snapshot
+
+    async def _often(self) -> None:
+        while True:
+            began = time.monotonic()
+            await self.look()
+            await asyncio.sleep(max(REFRESH_SECONDS, SHARE * (time.monotonic() - began)))
+
+    async def _every_few_seconds(self) -> None:
+        counted = -TOTALS_SECONDS
+        while True:
+            await self._look_at_services()
+            if time.monotonic() - counted >= TOTALS_SECONDS:
+                counted = time.monotonic()
+                await self._look_at_totals()
+            await asyncio.sleep(SERVICES_SECONDS)
+
+    async def _look_at_services(self) -> None:
+        """Slow where the supervisor is being restarted, so that it holds up nothing else."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                found = [asdict(service) for service in await self._source.services()]
+            self._services = {"services": found, "services_at": _now(), "services_problem": None}
+        except Exception as error:
+            self._services = {**self._services, "services_problem": problem_of(error)}
+
+    async def _look_at_totals(self) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                self._totals = await self._source.read("totals")
+        except Exception as error:
+            log.info("the sessions can't be counted: %s", problem_of(error)["message"])
+
+    async def look(self) -> None:
+        """Refresh the snapshot; what can't be had stays as it was, beside the `problem`."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                self._working = await self._source.read("working", limit=ROWS)
+                news = await self._source.read("activity", self._cursors)
+            self._cursors = news["cursors"]
+            self._rates.take(news["events"])
+            self._as_of, self._problem = _now(), None
+        except Exception as error:
+            self._problem = problem_of(error)
+        snapshot = {
+            "at": _now(),
+            "as_of": self._as_of,
+            "problem": self._problem,
+            **self._services,
+            "totals": self._totals,
+            "statuses": self._working["statuses"],
+            "sessions": in_trees(self._working["rows"]),
+            "rates": self._rates.per_minute(_now()),
+            "incidents": list(self._rates.incidents)[::-1],
+        }
+        async with self._changed:
+            self.snapshot, self.version = snapshot, self.version + 1
+            self._changed.notify_all()
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000

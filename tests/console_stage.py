@@ -1,0 +1,88 @@
+"""A console's page for tests: its server on a kernel or any other source, and a browser that opens it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from playwright.async_api import Browser, async_playwright
+
+from understudy.cluster.console.access import Binding, token_digest
+from understudy.cluster.console.application import application
+from understudy.cluster.console.serving import listen
+from understudy.cluster.results import ServiceInfo
+from understudy.identifiers import new_identifier
+
+from . import kernel as k
+
+WATCH_SECONDS = 20.0
+
+
+class KernelSource:
+    """`fleet.Source` on a kernel; counts what it is asked."""
+
+    def __init__(self, kernel: k.Kernel) -> None:
+        self.kernel = kernel
+        self.asked: list[str] = []
+        self.problem: Exception | None = None
+
+    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
+        self.asked.append(what)
+        if self.problem is not None:
+            raise self.problem
+        return await self.kernel.ask("read", what, list(arguments), options)
+
+    async def services(self) -> list[ServiceInfo]:
+        busy = {pid for _, pid in await self.kernel.ask("read", "holders", [], {})}
+        own = os.getpid()
+        frames = ["frame" if busy else "standby" for _ in self.kernel.workers]
+        return [ServiceInfo(role, own, self.kernel.node_id, "") for role in ("supervisor", "node", *frames)]
+
+    async def follow(self, session_id: str, after: int) -> AsyncIterator[dict[str, Any]]:
+        client = new_identifier()
+        while True:
+            found = await self.kernel.ask("watch", client, {session_id: {"after": after}}, WATCH_SECONDS)
+            for event in found["events"]:
+                after = event["seq"]
+                yield event
+
+    async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
+        self.asked.append(method)
+        return await self.kernel.ask(method, session_id, *arguments)
+
+
+@asynccontextmanager
+async def served(source: Any, token: str | None = None, port: int = 0) -> AsyncIterator[str]:
+    """The console's URL, without a slash at its end."""
+    binding = Binding("127.0.0.1", port, token_digest(token) if token else None)
+    listening = listen(binding)
+    port = listening.getsockname()[1]
+    app = application(source, Binding("127.0.0.1", port, binding.digest))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    """The system's browser."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        told = "there is no Chromium: install the package chromium"
+        pytest.fail(told) if os.environ.get("CI") else pytest.skip(told)
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            await browser.close()
