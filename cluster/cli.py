@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import certify_command, rendering, store_commands
+from . import certify_command, dashboards_command, rendering, store_commands
 from .command import Commands, Json, Store, command, print_json
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `
 
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
+app.command()(dashboards_command.dashboards)
 
 
 @contextmanager
