@@ -13,7 +13,7 @@ from typing import Any
 
 VARIABLE = re.compile(r"\$\{(\w+)(?::(\w+))?\}|\$(?!__)([a-z]\w*)")
 MACRO = re.compile(r"\$([_a-zA-Z0-9]+)\(([^)]*)\)")
-RATE_INTERVAL, RANGE = "1m", "1h"
+RATE_INTERVAL, RANGE = "5m", "1h"
 
 Values = Mapping[str, str | list[str]]
 
