@@ -133,7 +133,7 @@ def _ended(run: Run, status: str) -> None:
 
 
 def _scraped(running: Prometheus) -> None:
-    """Wait until Prometheus has seen the last event twice (a rate takes two samples), for longer than a graph's step."""
+    """Wait until Prometheus has seen the last event for longer than a graph's step: a rate takes two samples."""
     asked = f"sum({wire(names.INPUTS_REQUESTED)} offset 2s)"
     running.until(lambda: 2 in running.query(asked).values(), "the second question, two seconds ago")
 

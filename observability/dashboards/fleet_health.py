@@ -101,7 +101,8 @@ def work() -> Row:
             ),
             lines(
                 "Runs",
-                "Inputs accepted, runs ended by status, and requests to cancel, per second.",
+                "Inputs accepted by the chosen agents; of all agents, runs ended by status and requests to cancel; "
+                "per second.",
                 Query(or_zero(FLEET.rate(names.RUNS_ACCEPTED, AGENT)), "accepted"),
                 Query(FLEET.rate(names.RUNS_FINISHED, by="status"), "{{status}}"),
                 Query(FLEET.rate(names.CANCEL_REQUESTS), "cancel requests"),

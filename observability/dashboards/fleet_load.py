@@ -5,11 +5,15 @@ from __future__ import annotations
 from .. import conventions as names
 from .indicators import AGENT, FLEET, MILLION, MODEL, model_error_share, quantiles
 from .model import BLUE, GREEN, GREY, RED, YELLOW, Query, Row, lines, table
-from .promql import or_zero
+from .promql import or_zero, share
 
 
 def models() -> Row:
     """Model calls, tokens and money."""
+    failed, answered = (
+        FLEET.rate(names.INFERENCE_DURATION, MODEL, chosen, by="model", suffix="_count")
+        for chosen in ('error_type!~"|aborted"', 'error_type!="aborted"')
+    )
     calls = FLEET.rate(names.INFERENCE_DURATION, MODEL, by="model, error_type", suffix="_count")
     spent, allowed = (FLEET.total(names.BUDGET_TOKENS, f'state="{state}"') for state in ("spent", "allowed"))
     reserved = FLEET.total(names.BUDGET_TOKENS, 'state="reserved"')
@@ -34,7 +38,8 @@ def models() -> Row:
                 "Model errors",
                 "Share of calls that failed for good, cancelled ones left out, and failed tries within calls. Retries "
                 "without errors: the endpoint is short (429) but patience helps.",
-                Query(or_zero(model_error_share(FLEET)), "failed for good"),
+                Query(or_zero(model_error_share(FLEET)), "all models"),
+                Query(share(failed, answered), "{{model}}"),
                 Query(or_zero(FLEET.rate(names.MODEL_RETRY_COUNT, MODEL)), "retries per second"),
                 unit="percentunit",
                 units={"retries per second": "ops"},
@@ -118,9 +123,10 @@ def tools() -> Row:
             ),
             lines(
                 "Waiting for people",
-                "Questions asked and answered. A growing gap wants somebody: `understudy ps`, `understudy answer`.",
-                Query(FLEET.total(names.INPUTS_REQUESTED), "asked"),
-                Query(or_zero(FLEET.total(names.INPUTS_RECEIVED)), "answered"),
+                "Questions asked and answered, each within the graph's step, and the sessions that wait for an "
+                "answer. These want somebody: `understudy ps`, `understudy answer`.",
+                Query(FLEET.increase(names.INPUTS_REQUESTED), "asked"),
+                Query(or_zero(FLEET.increase(names.INPUTS_RECEIVED)), "answered"),
                 Query(or_zero(FLEET.total(names.SESSIONS, 'status="waiting_for_input"')), "sessions waiting now"),
                 width=6,
             ),
