@@ -15,7 +15,15 @@ from typing import Annotated, Any
 
 import typer
 
-from . import certify_command, console_command, rendering, store_commands, top_command, trace_command
+from . import (
+    certify_command,
+    console_command,
+    dashboards_command,
+    rendering,
+    store_commands,
+    top_command,
+    trace_command,
+)
 from .command import Commands, Json, Store, command, print_json
 
 app = typer.Typer(
@@ -33,6 +41,7 @@ app.command()(certify_command.certify)
 app.command()(top_command.top)
 app.command()(console_command.console)
 app.command()(trace_command.trace)
+app.command()(dashboards_command.dashboards)
 
 
 @contextmanager
