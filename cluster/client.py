@@ -113,7 +113,8 @@ class Cluster:
             "placement": compiled.spec["placement"],
             "metadata": dict(spec.metadata),
         }
-        background.wait(self._connection.spawn(session, {**compiled.blobs, **placements}, [*placements]))
+        blobs = {**compiled.blobs, **placements}
+        background.wait(self._connection.spawn(session, blobs, [*placements], driver.get("runtime_env")))
         return Session(self, identifier)
 
     def session(self, session_id: str) -> Session:

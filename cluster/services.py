@@ -233,7 +233,8 @@ class FrameActor:
     def __init__(self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str]) -> None:
         from understudy.actors.frame import Frame
 
-        sys.path[:0] = [path for path in code_path if path not in sys.path]
+        paths = [os.path.abspath(path) for path in code_path]  # a job's are relative to its working_dir: this directory
+        sys.path[:0] = [path for path in paths if path not in sys.path]
         self._frame = Frame(RemoteNode(node), frame_id, node_id, placement)
         self._run: asyncio.Task[None] | None = None
         self._probed = time.monotonic()
