@@ -60,6 +60,11 @@ def give_back(address: str, data: bytes) -> None:
     packaging.upload_package_to_gcs(address, data)
 
 
+def is_temporary(store: str) -> bool:
+    """Whether a store is a file in a job's unpacked working_dir."""
+    return store.startswith("sqlite") and UNPACKED in store
+
+
 def within_job(path: str) -> str | None:
     """A path below a job's unpacked working_dir, relative to that; None for other paths."""
     _, inside, rest = path.partition(UNPACKED)
