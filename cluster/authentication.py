@@ -1,18 +1,17 @@
-"""Ray's token authentication: showing the token that this process has, and telling early that it is not the right one."""
+"""Ray's token authentication: showing the token that this process has, and telling early that it is refused."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
+from ray import _raylet
 from ray.exceptions import RayError
 
 from understudy.errors import InvalidAuthToken
 
-try:
-    from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, Config, GcsClient, get_authentication_mode
-    from ray.exceptions import AuthenticationError
-except ImportError:  # Ray before 2.52 knows no tokens
-    AuthenticationError = None
+raylet: Any = _raylet
+"""Ray's public API has no word of tokens; before 2.52 this has none either."""
 
 
 def present_token() -> None:
@@ -21,12 +20,11 @@ def present_token() -> None:
     By itself Ray does so only for a cluster that it finds on this machine, not for one whose address is given. A
     cluster without authentication takes no notice of a token. `RAY_AUTH_MODE` says otherwise.
     """
-    if AuthenticationError is None or get_authentication_mode() == AuthenticationMode.TOKEN:
+    if not hasattr(raylet, "AuthenticationTokenLoader") or _shown():
         return
-    there = AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
-    if os.environ.get("RAY_AUTH_MODE", "token" if there else "").lower() == "token":
+    if os.environ.get("RAY_AUTH_MODE", "token" if _there() else "").lower() == "token":
         os.environ["RAY_AUTH_MODE"] = "token"
-        Config.initialize("")  # Ray has read the variable when it was imported
+        raylet.Config.initialize("")  # Ray has read the variable when it was imported
 
 
 def check_token(address: str) -> None:
@@ -35,17 +33,23 @@ def check_token(address: str) -> None:
     Raises:
         InvalidAuthToken: it does not, or RAY_AUTH_MODE wants a token that is not there.
     """
-    if AuthenticationError is None:
+    if not hasattr(raylet, "AuthenticationTokenLoader"):
         return
-    there = AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
-    shown = get_authentication_mode() == AuthenticationMode.TOKEN
-    if shown and not there:  # Ray would end the process
+    if _shown() and not _there():  # Ray would end the process
         raise InvalidAuthToken(f"RAY_AUTH_MODE is token, and there is none to show to Ray at {address}.")
     try:
-        GcsClient(address)
-    except AuthenticationError:
-        problem = "does not accept this token" if shown else "wants a token, and "
-        problem += "" if shown else "RAY_AUTH_MODE says that none is shown" if there else "there is none"
+        raylet.GcsClient(address)
+    except RayError as error:
+        if type(error).__name__ != "AuthenticationError":
+            return  # `ray.init` says more of it
+        problem = "there is none" if not _there() else "RAY_AUTH_MODE says that none is shown"
+        problem = "does not accept this token" if _shown() else f"wants a token, and {problem}"
         raise InvalidAuthToken(f"Ray at {address} {problem}.") from None
-    except RayError:
-        pass  # of anything else, `ray.init` says more
+
+
+def _there() -> bool:
+    return bool(raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
+
+
+def _shown() -> bool:
+    return bool(raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN)

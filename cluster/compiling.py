@@ -176,8 +176,8 @@ def _harmless(runtime_env: dict[str, Any]) -> dict[str, Any]:
 
 
 def driver_placement(runtime_env: dict[str, Any]) -> dict[str, Any]:
-    """The code that this driver's tools need: its script's directory (in a job's working_dir, relative to that), and its
-    job's runtime environment."""
+    """The code that this driver's tools need: its script's directory, relative to its job's working_dir if it is in
+    there, and its job's runtime environment."""
     kept = _harmless(runtime_env)
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)

@@ -1,4 +1,4 @@
-"""The code of a job: packages (`working_dir`, `py_modules`) that Ray keeps while a process needs them, and the store longer.
+"""The code of a job: packages (`working_dir`, `py_modules`), which Ray keeps while a process needs them.
 
 Ray deletes a package when the last process that has it ends, and loses all of them with its head. A session outlives
 both, so the packages of its runtime environment are stored with it, and given back to Ray before a process is started
@@ -50,7 +50,7 @@ def fetch(address: str) -> bytes | None:
 
 
 def is_there(address: str) -> bool:
-    """Whether Ray's head has a package; it keeps it for ten minutes from now, until a process that needs it has begun."""
+    """Whether Ray's head has a package; it keeps it for ten minutes from now, so that who needs it can begin."""
     packaging.pin_runtime_env_uri(address)
     return bool(packaging.package_exists(address))
 

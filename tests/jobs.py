@@ -87,7 +87,7 @@ class JobHead(Head):
         """Begin a shell command of somebody who uses this cluster; what it says comes in one stream."""
         bare = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OPENAI_"))}
         return subprocess.Popen(
-            ["bash", "-c", command], cwd=directory or self._state, env={**bare, **self.environment, **environment},
+            ["bash", "-c", command], cwd=directory or self._home, env={**bare, **self.environment, **environment},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
