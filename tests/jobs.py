@@ -104,7 +104,7 @@ class JobHead(Head):
 
     def client(self, source: str, **environment: str) -> Any:
         """What a short program prints as JSON, which has connected to the cluster: `cluster`."""
-        start = "import json; from understudy import Cluster; cluster = Cluster.connect(start=False)\n"
+        start = "import json; from understudy import Cluster; cluster = Cluster.connect()\n"
         done = self.shell(f"python -c {shlex.quote(start + source)}", **environment)
         assert done.returncode == 0, done.stdout
         return json.loads(done.stdout.splitlines()[-1])
