@@ -21,7 +21,7 @@ from understudy.wakeups import name_problem, wakeup_problem
 from . import background
 from .compiling import compile_spec, driver_placement, place
 from .connection import Connection
-from .packages import is_temporary
+from .packages import refuse_temporary
 from .ray_edge import connect_ray
 from .results import DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
 
@@ -84,11 +84,7 @@ class Cluster:
         if not 0 <= settings.standby <= 64 or (settings.max_actors is not None and settings.max_actors < 1):
             raise InvalidConfiguration("standby must be 0 to 64, and max_actors at least 1")
         settings = replace(settings, prices={**settings.prices, **price_table(prices or {})})
-        if is_temporary(settings.store):
-            raise InvalidConfiguration(
-                "the store is a file in the job's working_dir, which Ray deletes: UNDERSTUDY_STORE needs another path",
-                details={"setting": "UNDERSTUDY_STORE"},
-            )
+        refuse_temporary(settings.store)
         known = list(profiles)
         own = model_profile_from_environment()
         if own is not None:

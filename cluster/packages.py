@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray._private.runtime_env import packaging
 
+from understudy.errors import InvalidConfiguration
 from understudy.identifiers import digest
 
 log = logging.getLogger(__name__)
@@ -60,9 +61,13 @@ def give_back(address: str, data: bytes) -> None:
     packaging.upload_package_to_gcs(address, data)
 
 
-def is_temporary(store: str) -> bool:
-    """Whether a store is a file in a job's unpacked working_dir."""
-    return store.startswith("sqlite") and UNPACKED in store
+def refuse_temporary(store: str) -> None:
+    """Raise `InvalidConfiguration` if a store is a file in a job's unpacked working_dir."""
+    if store.startswith("sqlite") and UNPACKED in store:
+        raise InvalidConfiguration(
+            "the store is a file in the job's working_dir, which Ray deletes: UNDERSTUDY_STORE needs another path",
+            details={"setting": "UNDERSTUDY_STORE"},
+        )
 
 
 def within_job(path: str) -> str | None:

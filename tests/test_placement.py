@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from understudy import AgentSpec, tool
 from understudy.cluster.compiling import compile_spec, place
 from understudy.cluster.doctor import placements
-from understudy.cluster.packages import is_temporary, package_key, within_job
+from understudy.cluster.packages import package_key, refuse_temporary, within_job
 from understudy.cluster.placing import actor_options, obstacle
 from understudy.errors import InvalidConfiguration, InvalidSpec
 from understudy.manifest import changes
@@ -244,8 +244,9 @@ def test_a_script_inside_a_working_dir(session: str, parts: list[str]) -> None:
 
 
 def test_a_store_in_a_working_dir() -> None:
-    """A SQLite file that Ray would delete is told from one elsewhere, and from a server."""
+    """A SQLite file that Ray would delete is refused; one elsewhere is not, nor is a server."""
     unpacked = "/tmp/ray/s/runtime_resources/working_dir_files/_ray_pkg_0123"
-    assert is_temporary(f"sqlite:///{unpacked}/store.db")
-    assert not is_temporary("sqlite:////home/user/store.db")
-    assert not is_temporary("postgresql://host/db")
+    with pytest.raises(InvalidConfiguration, match="Ray deletes"):
+        refuse_temporary(f"sqlite:///{unpacked}/store.db")
+    for store in ("sqlite:////home/user/store.db", "postgresql://host/db"):
+        refuse_temporary(store)
