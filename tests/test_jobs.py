@@ -269,7 +269,7 @@ def test_everything_dies_after_the_job(place: Place) -> None:
 
 def test_jobs_that_cannot_work(place: Place) -> None:
     """A working_dir that is not there, a driver with an import error, a tool whose import fails, a store in the
-    working_dir: each says so at the place where a user looks, and leaves nothing behind."""
+    working_dir, a Python without Understudy: each says so where a user looks, and leaves nothing behind."""
     directory = place.job("broken")
     (directory / "wrong.py").write_text("import no_such_module\n")
     shop = (directory / "shop.py").read_text()
@@ -283,14 +283,17 @@ def test_jobs_that_cannot_work(place: Place) -> None:
         place.head.begin(f"{SUBMIT} -- python wrong.py", directory),
         place.head.begin(f"{SUBMIT} -- python driver.py broken {ASK}", directory),
         place.head.begin(f"{SUBMIT} -- python driver.py relative {ASK}", relative),
+        # Without site-packages: as a cluster whose Python lacks Understudy.
+        place.head.begin(f"{SUBMIT} -- python -S driver.py bare {ASK}", directory),
     ]
     told = [process.communicate(timeout=2 * PATIENCE)[0] for process in begun]
-    nowhere, wrong, broken, inside = told
-    assert [process.returncode != 0 for process in begun] == [True, True, False, True], told
+    nowhere, wrong, broken, inside, bare = told
+    assert [process.returncode != 0 for process in begun] == [True, True, False, True, True], told
     assert "no/such" in nowhere
     assert "No module named 'no_such_module'" in wrong
     assert "No module named 'no_such_library'" in broken  # the model was told, and repeats it
     assert "Ray deletes" in inside
+    assert "No module named 'understudy'" in bare
     assert place.rows("SELECT COUNT(*) FROM session") == [(sessions[0][0] + 1,)]
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.experimental import internal_kv
 
 from understudy import AgentSpec, tool
 from understudy.cluster.compiling import compile_spec, place
 from understudy.cluster.doctor import placements
-from understudy.cluster.packages import package_key, refuse_temporary, within_job
+from understudy.cluster.packages import LARGEST, fetch, package_key, refuse_temporary, within_job
 from understudy.cluster.placing import actor_options, obstacle
 from understudy.errors import InvalidConfiguration, InvalidSpec
 from understudy.manifest import changes
@@ -241,6 +242,14 @@ def test_a_script_inside_a_working_dir(session: str, parts: list[str]) -> None:
     unpacked = f"/tmp/ray/{session}/runtime_resources/working_dir_files/_ray_pkg_0123"
     assert within_job("/".join([unpacked, *parts])) == ("/".join(parts) or ".")
     assert within_job("/".join(["/home/user", *parts])) is None
+
+
+def test_a_package_that_is_too_large(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It is left to Ray, and the driver's log says so; a smaller one is stored as Ray has it."""
+    for size, stored in ((3, b"xxx"), (LARGEST + 1, None)):
+        monkeypatch.setattr(internal_kv, "_internal_kv_get", lambda _address, size=size: b"x" * size)
+        assert fetch(PACKAGE) == stored
+    assert "32 MiB is too large" in caplog.text
 
 
 def test_a_store_in_a_working_dir() -> None:
