@@ -40,8 +40,8 @@ class Place:
         self.ledger = directory / "orders"
 
     def key_file(self, key: str) -> Path:
-        """A file with a key."""
-        path = self.directory / f"{key}.txt"
+        """A file with a key, and a name without: Ray's logs have that."""
+        path = self.directory / f"{key.removeprefix('sk-')}.txt"
         path.write_text(f"{key}\n")
         return path
 
