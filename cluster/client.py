@@ -22,6 +22,7 @@ from understudy.wakeups import name_problem, wakeup_problem
 from . import background
 from .compiling import compile_spec, driver_placement, place
 from .connection import Connection
+from .packages import refuse_temporary
 from .ray_edge import connect_ray
 from .results import BudgetUse, DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
 
@@ -87,6 +88,7 @@ class Cluster:
         if not 0 <= settings.standby <= 64 or (settings.max_actors is not None and settings.max_actors < 1):
             raise InvalidConfiguration("standby must be 0 to 64, and max_actors at least 1")
         settings = replace(settings, prices={**settings.prices, **price_table(prices or {})})
+        refuse_temporary(settings.store)
         known = list(profiles)
         own = model_profile_from_environment()
         if own is not None:
@@ -117,7 +119,8 @@ class Cluster:
             "placement": compiled.spec["placement"],
             "metadata": dict(spec.metadata),
         }
-        background.wait(self._connection.spawn(session, {**compiled.blobs, **placements}, [*placements]))
+        blobs = {**compiled.blobs, **placements}
+        background.wait(self._connection.spawn(session, blobs, [*placements], driver.get("runtime_env")))
         return Session(self, identifier)
 
     def session(self, session_id: str) -> Session:

@@ -15,6 +15,8 @@ from understudy.identifiers import digest
 from understudy.placement import DEFAULT, placement_key
 from understudy.spec import AgentSpec
 
+from .packages import addresses, package_key, within_job
+
 PLAIN = (
     "max_rounds", "max_continuations", "repeat_limit", "tool_timeout", "parallel_tools", "max_depth", "deadline",
     "stall", "restart_type", "on_parent_end", "lifecycle", "shutdown",
@@ -144,7 +146,7 @@ def place(compiled: dict[str, Any], driver: dict[str, Any]) -> dict[str, bytes]:
         driver: `driver_placement`, if the tree has code of its own, else nothing.
 
     Returns:
-        The definitions by their keys, to be stored with the session.
+        The definitions by their keys, to be stored with the session; so are the packages that they name.
     """
     definition = {**driver, **{name: compiled[name] for name in PLACING if name in compiled}}
     if "runtime_env" in compiled:
@@ -153,6 +155,9 @@ def place(compiled: dict[str, Any], driver: dict[str, Any]) -> dict[str, bytes]:
         variables = {**inherited.get("env_vars", {}), **own.get("env_vars", {})}
         definition["runtime_env"] = _harmless({**inherited, **own, "env_vars": variables})
     compiled["placement"] = placement_key(definition) if definition else DEFAULT
+    packages = sorted(package_key(address) for address in addresses(definition.get("runtime_env") or {}))
+    if packages:
+        compiled["packages"] = packages
     found = {compiled["placement"]: json.dumps(definition, sort_keys=True).encode()} if definition else {}
     for agent in compiled["agents"].values():
         found.update(place(agent, driver))
@@ -171,10 +176,13 @@ def _harmless(runtime_env: dict[str, Any]) -> dict[str, Any]:
 
 
 def driver_placement(runtime_env: dict[str, Any]) -> dict[str, Any]:
-    """The code that this driver's tools need: its script's directory, or its job's runtime environment."""
+    """The code that this driver's tools need: its script's directory, relative to its job's working_dir if it is in
+    there, and its job's runtime environment."""
     kept = _harmless(runtime_env)
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
     path = os.path.dirname(os.path.abspath(script)) if script else os.getcwd()
     inside = path.startswith((os.path.join(sys.prefix, "bin"), os.path.join(sys.prefix, "lib")))
+    if addresses({"working_dir": kept.get("working_dir")}):
+        path = within_job(path) or path  # the directory that Ray unpacks into has another name after a restart
     return {"code_path": [] if inside else [path], "runtime_env": kept}

@@ -20,6 +20,7 @@ from understudy.placement import is_scarce
 from .bootstrap import request as bootstrap_request
 from .directory import RETRY_SECONDS, NodeDirectory
 from .follower import Follower
+from .packages import addresses, fetch, package_key
 from .ray_edge import RAY_NAMESPACE, ServiceGone, clean_environment, find_actor, settle, state_directory, submitted
 from .results import DrainInfo, ServiceInfo
 from .services import node_name, supervisor_handle
@@ -30,6 +31,9 @@ STOP_SECONDS = 30.0
 DRAIN_LOOK_SECONDS = 0.3
 DRAIN_SPARE_SECONDS = 30.0
 """A node that has said nothing for so long after its deadline is gone."""
+
+KEPT_SECONDS = 3600.0
+"""A package that the store had so long ago is there still: retention leaves alone what was needed within a day."""
 
 DRAIN_REASON = "asked for"
 
@@ -43,6 +47,7 @@ class Connection:
         self._supervisor: Any = None
         self._profiles: list[ModelProfile] = []
         self._placements: dict[str, asyncio.Future[None]] = {}
+        self._kept: dict[str, float] = {}
         self.nodes = NodeDirectory(settings, lambda: self._supervise("ready", RETRY_SECONDS))
         self.follower = Follower(self.nodes)
 
@@ -139,18 +144,36 @@ class Connection:
                 pause = min(0.5, pause * 2)
 
     async def spawn(
-        self, session: dict[str, Any], blobs: dict[str, bytes], placements: Iterable[str] = ()
+        self,
+        session: dict[str, Any],
+        blobs: dict[str, bytes],
+        placements: Iterable[str] = (),
+        runtime_env: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Get or create a session: `{"created", "node_id"}`. New ones go to the nodes in turn.
 
         Args:
             placements: those of its tree. For scarce ones nothing stands by: it would hold what others need.
+            runtime_env: of the driver's job, if its code is needed.
         """
-        found = await self.nodes.spawn(session, blobs)
+        now = time.monotonic()
+        names = {package_key(address): address for address in addresses(runtime_env or {})}
+        unsure = {key: names[key] for key in names if now - self._kept.get(key, -KEPT_SECONDS) >= KEPT_SECONDS}
+        found = await self.nodes.spawn(session, {**blobs, **await self._lacking(unsure)})
+        self._kept.update(dict.fromkeys(unsure, now))
         for placement in {session["placement"], *placements}:
             if placement not in self._placements and not is_scarce(placement):
                 # Not awaited: its frames come with its sessions, or a little earlier.
                 self._placements[placement] = asyncio.ensure_future(self._want(placement))
+        return found
+
+    async def _lacking(self, packages: dict[str, str]) -> dict[str, bytes]:
+        """What the store does not have of these packages (addresses by keys)."""
+        found: dict[str, bytes] = {}
+        for key in await self.nodes.request(None, "lacking", [*packages]) if packages else ():
+            data = await asyncio.to_thread(fetch, packages[key])
+            if data is not None:
+                found[key] = data
         return found
 
     async def _want(self, placement: str) -> None:

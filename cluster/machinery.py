@@ -19,6 +19,7 @@ from understudy.errors import ClusterError, UnderstudyError, Unschedulable
 from understudy.placement import is_scarce
 from understudy.telemetry import FOR_FRAMES
 
+from . import packages
 from .placing import actor_options, obstacle
 from .ray_edge import RAY_NAMESPACE, ServiceGone, kill_process, process_identity, settle, submitted
 from .services import frame_name, node_name
@@ -188,6 +189,7 @@ class RayMachinery:
             self._definitions[placement] = json.loads(await node.call("blob", placement))
         definition = self._definitions[placement]
         options = actor_options(definition)
+        await self._provide_packages(node, definition.get("runtime_env") or {})
         if is_scarce(placement):
             reason = obstacle(definition, await asyncio.to_thread(ray.nodes))
             if reason:
@@ -214,6 +216,17 @@ class RayMachinery:
             ray.kill(handle)
             raise ClusterError(f"a frame was not ready after {CREATE_SECONDS:.0f} s (see `ray status`)") from None
         return frame
+
+    async def _provide_packages(self, node: Any, runtime_env: dict[str, Any]) -> None:
+        """Give Ray back what it has deleted of a job's code. What the store does not have either, Ray reports."""
+        for address in packages.addresses(runtime_env):
+            if not await asyncio.to_thread(packages.is_there, address):
+                try:
+                    data = await node.call("blob", packages.package_key(address))
+                except UnderstudyError as error:
+                    log.warning("package %s is neither in Ray nor in the store: %s", address, error)
+                else:
+                    await asyncio.to_thread(packages.give_back, address, data)
 
     async def kill(self, node_id: str, pid: int, handle: Any) -> None:
         """Make sure that a process is gone: by its pid, on another node through its service, else through Ray."""

@@ -31,7 +31,7 @@ from ray.exceptions import (
 from understudy.config import is_secret_name
 from understudy.errors import ClusterError, ClusterUnreachable, UnderstudyError
 
-from . import UNREAD_AUTH_MODE
+from .authentication import check_token, present_token
 
 log = logging.getLogger(__name__)
 
@@ -219,6 +219,7 @@ def connect_ray(address: str | None, *, start: bool = True) -> str:
 
     Raises:
         ClusterUnreachable: no cluster answers at the address.
+        InvalidAuthToken: it wants another token than this process has.
     """
     if ray.is_initialized():
         quiet()
@@ -228,16 +229,16 @@ def connect_ray(address: str | None, *, start: bool = True) -> str:
         if not start:
             raise ClusterUnreachable("no Ray cluster runs on this machine")
         target = _start_once()
-    if re.fullmatch(r"[^/]+:\d+", target) and not _answers(target):
-        raise ClusterUnreachable(f"nobody listens at {target}")
+    present_token()
+    if re.fullmatch(r"[^/]+:\d+", target):
+        if not _answers(target):
+            raise ClusterUnreachable(f"nobody listens at {target}")
+        check_token(target)
     try:
         ray.init(address=target, namespace=RAY_NAMESPACE, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         text = str(error).strip().splitlines()
-        hint = " This machine has a Ray auth token: import understudy before ray, or set RAY_AUTH_MODE=token."
-        raise ClusterUnreachable(
-            f"Ray at {target}: {text[0] if text else error!r}.{hint if UNREAD_AUTH_MODE else ''}"
-        ) from None
+        raise ClusterUnreachable(f"Ray at {target}: {text[0] if text else error!r}") from None
     quiet()
     return target
 

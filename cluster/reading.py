@@ -16,6 +16,9 @@ from understudy.store.transaction import Row
 
 CLOSE_SECONDS = 10.0
 
+LARGEST_KEPT = 1 << 20
+"""Bytes of a piece of code that stays in memory; a job's package is larger, and rarely read."""
+
 
 class Reading:
     """The queries of `understudy.store.queries` for one namespace, as coroutines."""
@@ -82,6 +85,8 @@ class Reading:
             data = await self.query(queries.blob, digest)
             if data is None:
                 raise UnderstudyError(f"the store has no code {digest[:12]}…: it was created by another store")
+            if len(data) > LARGEST_KEPT:
+                return data  # type: ignore[no-any-return]
             if len(self._blobs) > 64:
                 self._blobs.clear()
             self._blobs[digest] = data

@@ -83,6 +83,10 @@ class Requests:
             node.remember_placement(session["session_id"], session["placement"])
         return found
 
+    async def lacking(self, digests: list[str]) -> list[str]:
+        """Which of these pieces of code the store does not have; the others it keeps for another day."""
+        return await self._node.journal.submit(lambda tx: [digest for digest in digests if not code.touch(tx, digest)])
+
     def _require_prices(self, spec: dict[str, Any], limited: bool = False) -> None:
         """A limit of money needs models with prices: the agent's, and those of all that it may create."""
         limited = limited or any(resource == "cost" for _, resource, _ in budgets.limits_of(spec.get("budget")))

@@ -242,8 +242,8 @@ class FrameActor:
         from understudy.actors.frame import Frame
 
         logs.set_up("frame", {**telemetry_of(os.environ), **logging_as})
-
-        sys.path[:0] = [path for path in code_path if path not in sys.path]
+        paths = [os.path.abspath(path) for path in code_path]  # a job's are relative to its working_dir: this directory
+        sys.path[:0] = [path for path in paths if path not in sys.path]
         self._frame = Frame(RemoteNode(node), frame_id, node_id, placement)
         self._run: asyncio.Task[None] | None = None
         self._probed = time.monotonic()

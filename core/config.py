@@ -215,7 +215,7 @@ class Settings:
             raise InvalidConfiguration("; ".join(problems), details={"problems": problems})
         return cls(
             store=check_store(dsn),
-            model=env.get("UNDERSTUDY_MODEL") or ("gpt-4o-mini" if env.get("OPENAI_API_KEY") else OFFLINE_MODEL),
+            model=env.get("UNDERSTUDY_MODEL") or ("gpt-4o-mini" if _has_key(env) else OFFLINE_MODEL),
             namespace=namespace,
             standby=standby if standby is not None else 2,
             max_actors=max_actors,
@@ -233,12 +233,31 @@ class Settings:
 
 
 def model_profile_from_environment(environ: Mapping[str, str] | None = None) -> ModelProfile | None:
-    """The profile of `OPENAI_API_KEY` and `OPENAI_BASE_URL`; None when no key is set.
+    """The profile of `OPENAI_API_KEY` (or the file `OPENAI_API_KEY_FILE`) and `OPENAI_BASE_URL`; None without a key.
 
     Its name is derived from both, so jobs with different keys have different profiles and one never pays for another.
+
+    Raises:
+        InvalidConfiguration: the file can't be read, or is empty.
     """
     env = os.environ if environ is None else environ
-    key, base_url = env.get("OPENAI_API_KEY"), env.get("OPENAI_BASE_URL") or None
-    if not key:
+    if not _has_key(env):
         return None
+    key, base_url = env.get("OPENAI_API_KEY") or _key_in(env["OPENAI_API_KEY_FILE"]), env.get("OPENAI_BASE_URL") or None
     return ModelProfile(name=f"openai-{digest(base_url or '', key, size=6)}", api_key=key, base_url=base_url)
+
+
+def _has_key(env: Mapping[str, str]) -> bool:
+    return bool(env.get("OPENAI_API_KEY") or env.get("OPENAI_API_KEY_FILE"))
+
+
+def _key_in(path: str) -> str:
+    """A key from a file: where the environment is shown to others, as that of a Ray job is."""
+    try:
+        key = Path(path).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise InvalidConfiguration(f"OPENAI_API_KEY_FILE={path!r} can't be read: {reason}") from None
+    if not key:
+        raise InvalidConfiguration(f"OPENAI_API_KEY_FILE={path!r} is empty")
+    return key

@@ -335,6 +335,16 @@ class ClusterUnreachable(ClusterError):
     hint = "`understudy doctor` says what is missing."
 
 
+class InvalidAuthToken(ClusterUnreachable):
+    """Ray's head lets nobody in without its token, and this process does not have it."""
+
+    code = "invalid_auth_token"
+    hint = (
+        "Set RAY_AUTH_TOKEN_PATH (a file) or RAY_AUTH_TOKEN to the cluster's token, or put it into ~/.ray/auth_token; "
+        "RAY_AUTH_MODE must be token or unset."
+    )
+
+
 class Unschedulable(ClusterError):
     """No node has what a placement asks for."""
 

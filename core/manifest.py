@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-UNRELATED = {"v", "hash", "on_change"}
+UNRELATED = {"v", "hash", "on_change", "packages"}
 """Fields that say nothing about the agent."""
 
 

@@ -13,7 +13,7 @@ from .transaction import Transaction
 
 def digests(spec: dict[str, Any], placement: str) -> set[str]:
     """The code that sessions of this specification and placement refer to, by hash."""
-    found = {placement} if placement else set()
+    found = ({placement} if placement else set()) | set(spec.get("packages") or ())
     functions = [*(spec.get("tools") or ()), *(spec.get("hooks") or ())]
     found |= {function["source"]["blob"] for function in functions if "blob" in function["source"]}
     for agent in (spec.get("agents") or {}).values():
@@ -26,12 +26,17 @@ def waiting(next_spec: dict[str, Any] | None) -> set[str]:
     return digests(next_spec["spec"], next_spec["placement"]) if next_spec else set()
 
 
-def put(tx: Transaction, digest: str, data: bytes) -> None:
-    """Keep a piece of code; where it is kept already, note that it was needed again."""
+def touch(tx: Transaction, digest: str) -> bool:
+    """Note that a piece of code was needed again; False if it is not there."""
     tx.writes += 1
     where = (CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.digest == digest)
     # Not a SELECT: retention, which may be removing it at this moment, is waited for by this.
-    if not tx.connection.execute(update(CODE_BLOB).where(*where).values(created_at=tx.now)).rowcount:
+    return bool(tx.connection.execute(update(CODE_BLOB).where(*where).values(created_at=tx.now)).rowcount)
+
+
+def put(tx: Transaction, digest: str, data: bytes) -> None:
+    """Keep a piece of code; where it is kept already, note that it was needed again."""
+    if not touch(tx, digest):
         values = {"namespace": tx.namespace, "digest": digest, "data": data, "created_at": tx.now}
         tx.connection.execute(insert(CODE_BLOB).values(values))
 

@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -252,6 +253,23 @@ def test_settings_have_defaults_that_need_nothing() -> None:
     assert settings.store.startswith("sqlite:////")
     assert (settings.model, settings.namespace, settings.standby) == ("offline", "default", 2)
     assert model_profile_from_environment({}) is None
+
+
+def test_a_key_from_a_file(tmp_path: Path) -> None:
+    """A key from a file is the same profile as one from the environment, which goes first; a file that can't be read,
+    or is empty, is an error that names it."""
+    path = tmp_path / "key"
+    path.write_text(" sk-1\n")
+    env = {"OPENAI_API_KEY_FILE": str(path)}
+    assert model_profile_from_environment(env) == model_profile_from_environment({"OPENAI_API_KEY": "sk-1"})
+    assert Settings.from_environment(env).model == Settings.from_environment({"OPENAI_API_KEY": "sk-1"}).model
+    assert model_profile_from_environment({**env, "OPENAI_API_KEY": "sk-2"}).api_key == "sk-2"  # type: ignore[union-attr]
+    for content in (b" \n", b"\xff"):
+        path.write_bytes(content)
+        with pytest.raises(InvalidConfiguration, match="OPENAI_API_KEY_FILE"):
+            model_profile_from_environment(env)
+    with pytest.raises(InvalidConfiguration, match="No such file"):
+        model_profile_from_environment({"OPENAI_API_KEY_FILE": str(tmp_path / "missing")})
 
 
 def test_settings_are_read_from_the_environment() -> None:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +12,7 @@ from understudy import Cluster
 from understudy.events import RunAccepted, RunFinished, ToolStarted
 from understudy.testing.offline import OfflineServer
 
-from .faults import Head, driver, of, output, wait_until
-from .postgres import free_port
+from .faults import driver, of, output
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -84,92 +77,3 @@ def test_ten_drivers_send_the_same_input_at_once(ray_cluster: str, tmp_path: Pat
             events = session.events()
             assert [len(of(events, kind)) for kind in (RunAccepted, ToolStarted, RunFinished)] == [1, 1, 1]
             cluster.shutdown()
-
-
-class JobHead(Head):
-    """A Ray head with its job server."""
-
-    def start(self) -> None:
-        """Start it as an administrator would: `ray start --head` with its dashboard."""
-        # Below 20,000 are Ray's workers; the agent's usual port may be another head's.
-        ports = set[int]()
-        while len(ports) < 2:
-            ports |= {port for port in [free_port()] if port >= 20_000}
-        port, agent = ports
-        self.jobs = f"http://127.0.0.1:{port}"
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--port=0"]
-        command += ["--include-dashboard=true", f"--dashboard-port={port}", "--disable-usage-stats"]
-        command += [f"--dashboard-agent-listen-port={agent}"]
-        started = subprocess.run(
-            command,
-            env={**environment, **self.environment},
-            capture_output=True,
-            text=True,
-            cwd=self._state,
-            check=False,
-        )
-        assert started.returncode == 0, started.stdout + started.stderr
-        wait_until(self._answers, "the job server")
-        wait_until(self._takes_jobs, "an agent that runs jobs")
-
-    def _takes_jobs(self) -> bool:
-        """The server answers before there is anybody who runs what it is given."""
-        command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "job", "submit"]
-        command += [f"--address={self.jobs}", "--", "true"]
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        done = subprocess.run(command, env={**environment, **self.environment}, capture_output=True)
-        return done.returncode == 0
-
-    def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.jobs}/api/version", timeout=2):
-                return True
-        except urllib.error.HTTPError:  # it asks for a token, which `ray job submit` has
-            return True
-        except OSError:
-            return False
-
-
-@pytest.fixture
-def head(tmp_path: Path) -> Iterator[JobHead]:
-    """A Ray head with its job server, of this test alone."""
-    found = JobHead(tmp_path)
-    try:
-        found.start()
-        yield found
-    finally:
-        found.close()
-
-
-def test_a_job_is_submitted_twice(head: JobHead, postgres: str, tmp_path: Path) -> None:
-    """`ray job submit` of the same driver twice, at once: both succeed with the same result, its work is done once."""
-    directory = tmp_path / "job"
-    directory.mkdir()
-    (directory / "driver.py").write_text(DRIVER.replace("    sys.stdin.readline()\n", ""))
-    with OfflineServer() as server:
-        variables = {
-            "UNDERSTUDY_STORE": postgres, "OPENAI_API_KEY": "sk-test",
-            "OPENAI_BASE_URL": server.url, "XDG_STATE_HOME": str(tmp_path),
-        }  # fmt: skip
-        command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "job", "submit"]
-        command += [f"--address={head.jobs}", f"--working-dir={directory}", "--log-color=false"]
-        command += [f"--runtime-env-json={json.dumps({'env_vars': variables})}", "--", sys.executable, "driver.py"]
-        command += [str(tmp_path / "effects"), ORDER]
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        jobs = [
-            subprocess.Popen(
-                command,
-                env={**environment, **head.environment},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for _ in range(2)
-        ]
-        told = [process.communicate(timeout=200)[0] for process in jobs]
-        assert [process.returncode for process in jobs] == [0, 0], told
-        for text in told:
-            assert '["completed", "offline: refunded 7", "order-7"]' in text
-        assert (tmp_path / "effects").read_text() == "7\n"
-        assert server.stats.requests == 2

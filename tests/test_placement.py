@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.experimental import internal_kv
 
 from understudy import AgentSpec, tool
 from understudy.cluster.compiling import compile_spec, place
 from understudy.cluster.doctor import placements
+from understudy.cluster.packages import LARGEST, fetch, package_key, refuse_temporary, within_job
 from understudy.cluster.placing import actor_options, obstacle
 from understudy.errors import InvalidConfiguration, InvalidSpec
+from understudy.manifest import changes
 from understudy.placement import ISOLATED, is_isolated, is_scarce, placement_key
 from understudy.store import code
 
@@ -212,3 +215,47 @@ async def test_a_sub_agent_runs_where_its_spec_says(store: str, tmp_path: Path) 
         for row in rows:
             [activated] = [e for e in await kernel.events(row["session_id"]) if e["type"] == "session_activated"][:1]
             assert frames[activated["data"]["frame_id"]] == row["placement"]
+
+
+PACKAGE, MODULES = "gcs://_ray_pkg_0123.zip", "gcs://_ray_pkg_4567.zip"
+
+
+def test_a_jobs_packages_belong_to_its_sessions() -> None:
+    """The packages of a placement's runtime environment, those of sub-agents too, are code that the session refers to;
+    they are no part of what the agent is."""
+    driver = {"runtime_env": {"working_dir": PACKAGE, "py_modules": [MODULES, "s3://bucket/x.zip"]}}
+    spec = compiled(tools=["spawn_agent"], agents=[AgentSpec(name="b", tools=[own])])
+    before = spec["hash"]
+    place(spec, driver)
+    packages = {package_key(PACKAGE), package_key(MODULES)}
+    assert spec["hash"] == before
+    assert code.digests(spec, spec["placement"]) == {spec["placement"], *packages}
+    alone = {"agents": spec["agents"]}
+    assert code.digests(alone, "") == {spec["placement"], *packages}
+    other = json.loads(json.dumps(spec).replace(package_key(PACKAGE), "another"))
+    assert changes(spec, other) == ()
+
+
+@given(st.sampled_from(["", "session_1", "session_2"]), st.lists(st.sampled_from(["a", "b.c"]), max_size=3))
+def test_a_script_inside_a_working_dir(session: str, parts: list[str]) -> None:
+    """Where Ray unpacks it, under whatever name, a path is relative to the package; elsewhere it is not a job's."""
+    unpacked = f"/tmp/ray/{session}/runtime_resources/working_dir_files/_ray_pkg_0123"
+    assert within_job("/".join([unpacked, *parts])) == ("/".join(parts) or ".")
+    assert within_job("/".join(["/home/user", *parts])) is None
+
+
+def test_a_package_that_is_too_large(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It is left to Ray, and the driver's log says so; a smaller one is stored as Ray has it."""
+    for size, stored in ((3, b"xxx"), (LARGEST + 1, None)):
+        monkeypatch.setattr(internal_kv, "_internal_kv_get", lambda _address, size=size: b"x" * size)
+        assert fetch(PACKAGE) == stored
+    assert "32 MiB is too large" in caplog.text
+
+
+def test_a_store_in_a_working_dir() -> None:
+    """A SQLite file that Ray would delete is refused; one elsewhere is not, nor is a server."""
+    unpacked = "/tmp/ray/s/runtime_resources/working_dir_files/_ray_pkg_0123"
+    with pytest.raises(InvalidConfiguration, match="Ray deletes"):
+        refuse_temporary(f"sqlite:///{unpacked}/store.db")
+    for store in ("sqlite:////home/user/store.db", "postgresql://host/db"):
+        refuse_temporary(store)

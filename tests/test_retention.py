@@ -202,6 +202,18 @@ async def test_code_goes_when_nobody_needs_it(store: str, tmp_path: Path, server
     assert [read(store, queries.blob, f"code-{name}") for name in "abc"] == [None, b"x", b"x"]
 
 
+async def test_a_jobs_package_stays_while_a_session_needs_it(store: str, tmp_path: Path, server: OfflineServer) -> None:
+    """A package that a session's specification names is kept; asking which ones are lacking keeps the others a day."""
+    async with k.running(store, tmp_path, server=server) as kernel:
+        session = {"session_id": "a", "spec": {**k.spec(), "packages": ["mine"]}, "placement": "", "metadata": {}}
+        await kernel.ask("spawn", session, {"mine": b"x", "another": b"y", "asked": b"z"})
+        with opened(store) as database, database.writer.begin() as connection:
+            connection.execute(text("UPDATE code_blob SET created_at = 1"))
+        assert await kernel.ask("lacking", ["asked", "never"]) == ["never"]
+        assert await do(store, retention.drop_code) == 1
+    assert [read(store, queries.blob, name) for name in ("mine", "another", "asked")] == [b"x", None, b"z"]
+
+
 async def test_an_id_may_be_used_again(store: str, tmp_path: Path, server: OfflineServer) -> None:
     """Given a removed session that a frame still holds idle, a new one of the same id has nothing of the old one:
     neither its specification nor its messages."""
