@@ -80,6 +80,14 @@ class Connection:
         if self._supervisor is None:
             raise ClusterUnreachable("no services of this store run")
 
+    async def renew(self, timeout: float) -> bool:
+        """Give this client's credentials to the services again, whatever became of them; False if they were ended."""
+        self._supervisor = supervisor_handle(self.settings)
+        if self._supervisor is None:
+            return False
+        await self._attach(timeout)
+        return True
+
     def _bootstrap(self, timeout: float) -> None:
         spans = str(state_directory() / "spans" / self.settings.instance)
         command = [sys.executable, "-m", "understudy.cluster.bootstrap", "--address", self._address]
