@@ -98,18 +98,14 @@ def groups(cluster: Manifest) -> Iterator[str]:
         for key, value in (group.get("labels") or {}).items():
             if not LABEL_VALUE.fullmatch(str(value)) or len(key.rpartition("/")[2]) > 63:
                 yield f"group {name}: {key}={value} is no label"
-        if not all(isinstance(value, str) for value in parameters.values()):
-            yield f"group {name}: rayStartParams are strings"
     for group in workers:
-        least, most = group.get("minReplicas"), group.get("maxReplicas")
+        least, most = group["minReplicas"], group["maxReplicas"]  # the schema requires them
         name = group.get("groupName")
-        if not cluster.get("enableInTreeAutoscaling") and (least is None or most is None):
-            yield f"group {name} needs minReplicas and maxReplicas"
-        if (least or 0) < 0 or (most or 0) < 0 or (least is not None and most is not None and least > most):
+        if least < 0 or least > most:
             yield f"group {name}: minReplicas {least}, maxReplicas {most}"
         if group.get("suspend"):
             yield f"group {name} can't be suspended (feature gate RayJobDeletionPolicy; never with an autoscaler)"
-        if not (least or 0) <= group.get("replicas", least or 0) <= (most if most is not None else 2**31):
+        if not least <= group.get("replicas", least) <= most:
             yield f"group {name}: replicas are not between minReplicas and maxReplicas"  # utils/util.go
 
 
@@ -183,8 +179,6 @@ def gates(cluster: Manifest) -> Iterator[str]:
             yield f"{field} needs the feature gate {gate}"
     version = re.match(r"(\d+)\.(\d+)", cluster.get("rayVersion", ""))
     known = (int(version.group(1)), int(version.group(2))) if version else (0, 0)
-    if (cluster.get("authOptions") or {}).get("mode") == "token" and known < (2, 52):
-        yield "authOptions.mode token needs rayVersion 2.52"
     if known < (2, 53):  # common/pod.go, initLivenessAndReadinessProbe: before, they call wget in the container
         yield "the operator's probes speak HTTP from rayVersion 2.53 on only; the image has no wget"
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,14 @@ class Pod:
         owner: what makes them.
         role: `head`, `worker` or `submitter`.
         least: how many there are at least.
+        start: parameters of `ray start`.
     """
 
     owner: str
     role: str
     template: Manifest
     least: int = 1
+    start: Manifest = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -97,7 +100,8 @@ def pods(documents: Iterable[Manifest]) -> list[Pod]:
     listed = list(documents)
     found = []
     for owner, cluster in ray_clusters(listed):
-        found.append(Pod(owner, "head", cluster.get("headGroupSpec", {}).get("template", {})))
+        parameters = cluster.get("headGroupSpec", {}).get("rayStartParams") or {}
+        found.append(Pod(owner, "head", _with_autoscaler(cluster), start=parameters))
         for group in cluster.get("workerGroupSpecs", []):
             found.append(Pod(owner, "worker", group.get("template", {}), group.get("minReplicas", 0)))
     for job in of_kind(listed, "RayJob"):
@@ -105,6 +109,22 @@ def pods(documents: Iterable[Manifest]) -> list[Pod]:
         if template is not None:
             found.append(Pod(named(job), "submitter", template))
     return found
+
+
+def _with_autoscaler(cluster: Manifest) -> Manifest:
+    """The head's template with what the operator adds to it: the autoscaler, of its options and the head's image, and
+    the password of Redis (common/pod.go: DefaultHeadPodTemplate, mergeAutoscalerOverrides, configureRedisFT)."""
+    template = copy.deepcopy(cluster.get("headGroupSpec", {}).get("template", {}))
+    containers = template.get("spec", {}).get("containers", [])
+    password = (cluster.get("gcsFaultToleranceOptions") or {}).get("redisPassword")
+    if containers and password:
+        containers[0].setdefault("env", []).append({"name": "REDIS_PASSWORD", **password})
+    if containers and cluster.get("enableInTreeAutoscaling"):
+        options = cluster.get("autoscalerOptions") or {}
+        given = ("resources", "securityContext", "volumeMounts", "env", "envFrom", "image")
+        extra = {field: options[field] for field in given if field in options}
+        containers.append({"image": containers[0].get("image"), **extra, "name": "autoscaler"})
+    return dict(template)
 
 
 def selects(selector: Manifest | None, labels: dict[str, str]) -> bool:

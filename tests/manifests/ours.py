@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import yaml
+
 from understudy.config import has_credentials, is_secret_name
 
 from .objects import Manifest, Pod, named, of_kind, pods, selects
@@ -167,8 +169,7 @@ def _store(pod: Pod, documents: list[Manifest]) -> Iterator[str]:
     if pod.role == "submitter" or not _settings(documents):
         return
     dsn = _settings(documents).get("UNDERSTUDY_STORE", "postgresql://")
-    group: Manifest = next((one for one in _head_groups(documents) if one.get("template") == pod.template), {})
-    cpus = str((group.get("rayStartParams") or {}).get("num-cpus", ""))
+    cpus = str(pod.start.get("num-cpus", ""))
     if not dsn.startswith("sqlite"):
         if pod.role == "head" and cpus != "0":
             yield "the supervisor may be at the head, which offers CPUs"
@@ -183,13 +184,6 @@ def _store(pod: Pod, documents: list[Manifest]) -> Iterator[str]:
     path = dsn.removeprefix("sqlite:///")
     if not any(mount["name"] in claims and path.startswith(mount["mountPath"] + "/") for mount in mounts):
         yield f"{path} is on no volume"
-
-
-def _head_groups(documents: list[Manifest]) -> Iterator[Manifest]:
-    for document in of_kind(documents, "RayCluster", "RayJob"):
-        spec: Any = document["spec"] if document["kind"] == "RayCluster" else document["spec"].get("rayClusterSpec")
-        if spec:
-            yield spec.get("headGroupSpec", {})
 
 
 def _images(found: list[Pod]) -> Iterator[str]:
@@ -236,6 +230,11 @@ def _clear_secrets(value: Any, name: str = "") -> Iterator[str]:
         for key, item in value.items():
             if isinstance(item, str) and key != "value" and _is_clear(str(key), item) and name == "data":
                 yield f"{key} in clear"
+            # Ray keeps a runtime environment, variables included, where everybody can read it.
+            inner = yaml.safe_load(item) if key == "runtimeEnvYAML" else None
+            for variable in (inner or {}).get("env_vars", {}):
+                if is_secret_name(variable):
+                    yield f"{variable} in clear"
             yield from _clear_secrets(item, str(key))
     elif isinstance(value, list):
         for item in value:

@@ -24,8 +24,13 @@ def findings(documents: list[Manifest]) -> list[str]:
     """What a server would refuse, or drop silently: wrong types, unknown and missing fields."""
     found = []
     for document in documents:
-        found += [f"{named(document)}: {problem}" for problem in _problems(document)]
+        found += [f"{named(document)}: {problem}" for problem in _known(json.dumps(document))]
     return found
+
+
+@cache
+def _known(document: str) -> tuple[str, ...]:
+    return tuple(_problems(json.loads(document)))
 
 
 def _problems(document: Manifest) -> Iterator[str]:
