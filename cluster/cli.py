@@ -17,7 +17,7 @@ import typer
 
 from understudy.errors import InvalidInput
 
-from . import certify_command, rendering, store_commands, up_command
+from . import certify_command, dashboards_command, rendering, store_commands, up_command
 from .command import Commands, Json, Store, command, print_json
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `
 
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
+app.command()(dashboards_command.dashboards)
 app.command()(up_command.up)
 
 

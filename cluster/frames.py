@@ -45,6 +45,7 @@ class Frames:
         leaving: how many frames of each placement shall go when they next rest.
         unschedulable: why no frame of a placement can be started, as the supervisor says.
         condemned: frames whose process the supervisor shall kill; one that calls in has come to its end by itself.
+        cap: the most frames that the supervisor starts now; 0 while it has not said so.
     """
 
     def __init__(self, node: NodeService) -> None:
@@ -55,6 +56,7 @@ class Frames:
         self.condemned: set[str] = set()
         self.leaving: Counter[str] = Counter()
         self.unschedulable: dict[str, str] = {}
+        self.cap = 0
         self.demand_changed = asyncio.Event()
         self._memory: Memory | None = None
         self._measured = 0.0
@@ -79,6 +81,7 @@ class Frames:
             if other != session_id:
                 self.paging.add(Ready(other, slot.placement, root_id, "takeover"))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
+        slot.seen = now()
         slot.incarnation, slot.root_id = call.get("incarnation", 0), call.get("root_id") or session_id or ""
         return slot
 
@@ -319,6 +322,11 @@ class Frames:
             slots = self.paging.slots.values()
             self._memory = measure([slot.pid for slot in slots if not is_scarce(slot.placement)])
             self._measured = time.monotonic()
+        return self._memory
+
+    @property
+    def measured(self) -> Memory | None:
+        """What was measured last."""
         return self._memory
 
     def cause(self, cause: str) -> str:

@@ -21,7 +21,7 @@ from .requests import Requests
 class NodeHost:
     """Starts the service on its first call, once, and says how it is."""
 
-    def __init__(self, settings: Settings, node_id: str, span_directory: str, tell: Tell) -> None:
+    def __init__(self, settings: Settings, node_id: str, span_directory: str, tell: Tell, address: str) -> None:
         os.umask(0o077)  # the store and the spans hold whole conversations
         if settings.otlp_endpoint:
             os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", settings.otlp_endpoint)
@@ -31,7 +31,7 @@ class NodeHost:
         writer = "node" if single else f"node-{node_id[:12]}"
         self._config = NodeConfig(
             settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory,
-            settings.schema_policy,
+            settings.schema_policy, address,
         )  # fmt: skip
         self._tell = tell
         self._gateway = Gateway(prices=settings.prices)
@@ -70,6 +70,11 @@ class NodeHost:
     def known_profiles(self) -> list[ModelProfile]:
         """Credentials given to this service, for a supervisor that has lost its own copy."""
         return [profile for profile in self._gateway.profiles() if profile.name != OFFLINE_MODEL]
+
+    def heard(self) -> None:
+        """The supervisor has called."""
+        if self._service is not None and self._started:
+            self._service.supervisor_heard = time.monotonic()
 
     def health(self) -> dict[str, float]:
         """Seconds since the event loop and the journal's thread turned."""

@@ -48,7 +48,11 @@ async def alone(_node_id: str, _session_ids: list[str]) -> None:
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What a node service is started with."""
+    """What a node service is started with.
+
+    Attributes:
+        host: the node's address, for whoever wants its metrics from elsewhere.
+    """
 
     store: str
     namespace: str
@@ -57,6 +61,7 @@ class NodeConfig:
     metrics_port: int = 0
     span_directory: str = ""
     schema_policy: str = "auto"
+    host: str = "127.0.0.1"
 
 
 class NodeService:
@@ -69,6 +74,7 @@ class NodeService:
         own: sessions for which commits of our own are under way, and how many; whoever commits learns of wake-ups.
         interrupts: what tells activations that their run shall end, by session and epoch.
         nodes: those that have a node service, as the supervisor said last.
+        supervisor_heard: when a supervisor last called (monotonic); None before the first time.
     """
 
     def __init__(
@@ -99,6 +105,7 @@ class NodeService:
         self._placements: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.nodes: list[str] = []
+        self.supervisor_heard: float | None = None
 
     async def start(self) -> None:
         """Open the store, catch up the projection, start committing.
@@ -126,6 +133,11 @@ class NodeService:
     def generation(self) -> int:
         """The supervisor's generation that this service acts for; 0: it activates nothing."""
         return self.journal.generation
+
+    @property
+    def leads(self) -> bool:
+        """Whether this service does what one of all must do: it is the first that the supervisor named."""
+        return self.nodes[:1] == [self.config.node_id]
 
     @property
     def activates(self) -> bool:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from understudy.events import Event
-from understudy.observability.export import SpanExport, span_sink
+from understudy.observability.export import EventLog, SpanExport, span_sink
 from understudy.observability.metrics import Metrics
-from understudy.observability.server import serve_metrics
-from understudy.store import progress, queries
+from understudy.observability.server import address_of, serve_metrics
+from understudy.store import presence, progress, queries
+from understudy.store.engine import now
 from understudy.store.journal import Committed
+
+from .adoption import Adoption, WriterLog
+from .counting import Counting
+from .shown import show_all
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -31,14 +33,22 @@ RECENT_EVENTS = 10_000
 
 
 class Projection:
-    """Feeds a node's committed events to its metrics and its span exporter."""
+    """Feeds a node's committed events to its metrics and its sinks, and serves the metrics.
+
+    Attributes:
+        address: `host:port` of the metrics; empty before they are served.
+        exports: what exports the events, by the sink's name.
+    """
 
     def __init__(self, node: NodeService) -> None:
         self._node = node
         self.metrics = Metrics()
         self.address = ""
         self._stop_server: Callable[[], None] | None = None
-        self._spans: SpanExport | None = None
+        self._log = WriterLog(node, node.config.writer)
+        self.exports: dict[str, SpanExport] = {}
+        self.counting = Counting(node)
+        self.adoption = Adoption(node, self._exporters)
         self._tasks: list[asyncio.Task[Any]] = []
         self._checkpointed = 0
         self._recent: deque[Event] = deque(maxlen=RECENT_EVENTS)
@@ -53,21 +63,40 @@ class Projection:
         while found := await self.read_events(self.metrics.writer_seq, REPLAY_LIMIT):
             self.metrics.apply(found)
         self._checkpointed = self.metrics.writer_seq
-        self._gauges()
-        # A port that was asked for is meant for a Prometheus elsewhere; a free one stays on this machine.
-        host = "0.0.0.0" if config.metrics_port else "127.0.0.1"
-        port, self._stop_server = serve_metrics(self.metrics.registry, config.metrics_port, host)
-        self.address = f"{host}:{port}"
-        log.info("metrics at http://%s/metrics", self.address)
-        sink = span_sink(Path(config.span_directory), config.writer)
-        self._spans = SpanExport(self, sink, progress.SPANS)
+        show_all(self._node, self)
+        self._serve()
+        await self._node.journal.submit(
+            lambda tx: presence.announce(tx, config.node_id, config.writer, self.address)
+        )  # fmt: skip
+        self.exports = self._exporters(self, config.writer)
+        work = [self._checkpoints(), self.counting.run(), self.adoption.run()]
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._spans.run()), loop.create_task(self._checkpoints())]
+        self._tasks = [loop.create_task(task) for task in (*work, *(export.run() for export in self.exports.values()))]
+
+    def _serve(self) -> None:
+        config, counting = self._node.config, self.counting
+        # A port that was asked for is meant for a Prometheus elsewhere; a free one stays on this machine.
+        everywhere = "::" if ":" in config.host else "0.0.0.0"
+        port, self._stop_server = serve_metrics(
+            self.metrics.registry, config.metrics_port, everywhere if config.metrics_port else "127.0.0.1",
+            ready=counting.obstacle, targets=counting.targets, scraped=counting.note_scrape,
+        )  # fmt: skip
+        self.address = address_of(config.host if config.metrics_port else "127.0.0.1", port)
+        log.info("metrics at http://%s/metrics", self.address)
+
+    def _exporters(self, events: EventLog, writer: str) -> dict[str, SpanExport]:
+        """What exports a writer's events, by the sink's name; each call makes sinks of its own."""
+        sink = span_sink(Path(self._node.config.span_directory), writer)
+        return {progress.SPANS: SpanExport(events, sink, progress.SPANS)}
+
+    def nodes_changed(self) -> None:
+        """The supervisor has told which nodes there are."""
+        self.counting.nodes_changed()
+        self.adoption.nodes_changed()
 
     async def close(self) -> None:
         """Save the totals and export what is left, within a bound."""
-        if self._spans is not None:
-            await self._spans.close()
+        await asyncio.gather(*(export.close() for export in self.exports.values()))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -88,8 +117,9 @@ class Projection:
             self._behind()
         else:
             self.metrics.apply(events)
-        if self._spans is not None and (events or committed.repeated):
-            self._spans.notify()
+        if events or committed.repeated:
+            for export in self.exports.values():
+                export.notify()
 
     def _behind(self) -> None:
         if not self._catching_up:
@@ -129,44 +159,29 @@ class Projection:
         known = after + 1 - self._recent[0].writer_seq if self._recent else -1
         if known >= 0:  # `writer_seq` has no gaps
             return list(islice(self._recent, known, known + limit))
-        found: list[Event] = await self._node.reading.query(
-            queries.writer_events, self._node.config.writer, after, limit
-        )
-        return found
+        return await self._log.read_events(after, limit)
 
     async def read_cursor(self, name: str) -> int:
         """How far the sink has taken the log."""
-        cursor: int = await self._node.reading.query(queries.export_cursor, self._node.config.writer, name)
-        return cursor
+        return await self._log.read_cursor(name)
 
     async def save_cursor(self, name: str, writer_seq: int) -> None:
         """Note that the sink has everything up to here."""
-        writer = self._node.config.writer
+        await self._log.save_cursor(name, writer_seq)
 
-        await self._node.journal.submit(lambda tx: progress.save_cursor(tx, writer, name, writer_seq))
+    # How far sinks are behind; read in the scraping thread.
 
-    def _gauges(self) -> None:
-        node, gauge = self._node, self.metrics.gauge
+    def lag_events(self, export: SpanExport) -> int:
+        """How many events the sink has not taken yet."""
+        return max(0, self._node.journal.writer_seq - max(0, export.cursor))
 
-        def frames() -> dict[tuple[str, ...], float]:
-            found: dict[tuple[str, ...], float] = {("acting",): 0.0, ("waiting",): 0.0, ("standby",): 0.0}
-            for row in node.frames.paging.demand().values():
-                for state in ("acting", "waiting", "standby"):
-                    found[(state,)] += row[state]
-            return found
-
-        process = psutil.Process(os.getpid())
-        gauge("understudy_frames", "Session actors of this node by state.", ("state",), frames)
-        gauge(
-            "understudy_ready_sessions",
-            "Sessions that wait for a frame.",
-            (),
-            lambda: {(): len(node.frames.paging.ready)},
-        )
-        gauge("understudy_model_calls_in_flight", "Model calls in flight.", (), lambda: {(): len(node.calls)})
-        gauge(
-            "understudy_node_service_memory_bytes",
-            "Resident memory of the node service.",
-            (),
-            lambda: {(): process.memory_info().rss},
-        )
+    def lag_seconds(self, export: SpanExport) -> float:
+        """Age of the oldest of them, as far as is known here; 0 without one."""
+        if not self.lag_events(export):
+            return 0.0
+        since = export.pending_since
+        try:
+            since = since or self._recent[max(0, export.cursor + 1 - self._recent[0].writer_seq)].at
+        except IndexError:  # it has just been taken, or nothing was committed here yet
+            pass
+        return max(0.0, (now() - since) / 1e6) if since else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,10 @@ class Recovery:
         if home not in nodes:
             raise StaleGeneration(f"node {home[:8]} was given up")
         self._node.journal.generation = generation
-        self._node.nodes = nodes
+        self._node.supervisor_heard = time.monotonic()
+        if self._node.nodes != nodes:
+            self._node.nodes = nodes
+            self._node.projection.nodes_changed()
         try:
             found = await self._take_up(home, set(live_frames), nodes)
         except BaseException:
@@ -163,8 +167,11 @@ class Recovery:
         self.swept += 1
         log.warning("session %s was ready and nobody knew: picked up", session_id)
 
-    async def frame_died(self, frame_id: str, cause: str) -> None:
+    async def frame_died(self, frame_id: str, cause: str, silence: float = 0.0) -> None:
         """A frame's process is known to be gone: resume what it held. Harmless when repeated, and must be if it fails.
+
+        Args:
+            silence: seconds since it was last known to be well, as far as the supervisor knows; 0: it does not.
 
         Raises:
             StaleGeneration: this service acts for nobody yet. Were the death let pass, a `take_up` that was sent before
@@ -179,6 +186,9 @@ class Recovery:
         self._frames.condemned.discard(frame_id)
         self._frames.demand_changed.set()
         held = {slot.session_id: slot.epoch} if slot is not None and slot.session_id is not None else {}
+        signs = [since - int(silence * 1e6)] if silence else []
+        signs += [slot.seen] if slot is not None and slot.seen else []
+        unseen = max(1, since - max(signs)) if signs else 0
         if slot is not None:
             self._frames.fail_reply(slot)
         else:  # it never called in here: the store knows what it holds
@@ -189,9 +199,11 @@ class Recovery:
                 slot.pid, slot.placement, slot.root_id = row["actor_pid"] or 0, row["placement"], row["root_id"]
             self._frames.expected.pop(frame_id, None)
         for session_id, epoch in held.items():
-            await self.crashed(slot, session_id, epoch, cause, since)
+            await self.crashed(slot, session_id, epoch, cause, since, unseen)
 
-    async def crashed(self, slot: Slot, session_id: str, epoch: int, cause: str, since: int) -> None:
+    async def crashed(
+        self, slot: Slot, session_id: str, epoch: int, cause: str, since: int, unseen: int = 0
+    ) -> None:  # fmt: skip
         """Decide about a death and, in the same transaction, give the session to a free frame if there is one."""
         future = self._node.interrupts.pop((session_id, epoch), None)
         if future is not None and not future.done():
@@ -211,7 +223,9 @@ class Recovery:
             if self._node.elsewhere(tx.session(session_id)):
                 return None, None  # its new home has dealt with this death
             policy = self._node.specification_in(tx, session_id)["restart"]
-            verdict = activation.crash(tx, session_id, epoch, decide, cause=cause, pid=slot.pid, policy=policy)
+            verdict = activation.crash(
+                tx, session_id, epoch, decide, cause=cause, pid=slot.pid, policy=policy, unseen=unseen
+            )
             if verdict is None or verdict.action == "quarantine" or spare is None:
                 return verdict, None
             wait = tx.session(session_id)["wait"]

@@ -59,7 +59,8 @@ class NodeActor:
         from .hosting import NodeHost
         from .peers import Peers
 
-        self._host = NodeHost(settings, node_id, span_directory, Peers(settings).tell)
+        address = str(ray.util.get_node_ip_address())
+        self._host = NodeHost(settings, node_id, span_directory, Peers(settings).tell, address)
         self._supervisor_pid = 0
         self._supervisor_node = ""
         self._heard = time.monotonic()
@@ -107,8 +108,8 @@ class NodeActor:
         """Make sure that a frame of this node is gone; True if it is."""
         return await asyncio.to_thread(kill_process, pid)
 
-    async def frame_died(self, frame_id: str, cause: str) -> None:
-        await (await self._node()).recovery.frame_died(frame_id, cause)
+    async def frame_died(self, frame_id: str, cause: str, silence: float) -> None:
+        await (await self._node()).recovery.frame_died(frame_id, cause, silence)
 
     async def unschedulable(self, failures: dict[str, str]) -> None:
         (await self._node()).frames.unschedulable = failures
@@ -122,8 +123,9 @@ class NodeActor:
     async def profiles(self) -> list[Any]:
         return self._host.known_profiles()
 
-    async def demand(self, timeout: float) -> dict[str, Any]:
+    async def demand(self, timeout: float, cap: int = 0) -> dict[str, Any]:
         node = await self._node()
+        node.frames.cap = cap or node.frames.cap
         demand = await node.frames.demand(timeout)
         condemned = list(node.frames.condemned)
         known = {"pid": os.getpid(), "generation": node.generation, "nodes": node.nodes, "draining": node.draining.on}
@@ -179,6 +181,7 @@ class NodeActor:
     @ray.method(concurrency_group="probe")
     async def probe(self) -> dict[str, float]:
         self._heard = time.monotonic()
+        self._host.heard()
         return self._host.health()
 
     async def stop(self) -> None:

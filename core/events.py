@@ -122,7 +122,11 @@ class SessionMigrated(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionCrashed(Event):
-    """The activation's process is gone. `waiting`: it only waited, so the death counts for nothing."""
+    """The activation's process is gone. `waiting`: it only waited, so the death counts for nothing.
+
+    Attributes:
+        unseen: from the process's last sign of life to the detection, which no longer took than that; 0: not known.
+    """
 
     type: ClassVar[str] = "session_crashed"
     cause: str = "process_died"
@@ -131,6 +135,7 @@ class SessionCrashed(Event):
     progress: bool = True
     decision: str = "resume"
     delay: int = 0
+    unseen: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,7 @@ RUNS_FINISHED = "understudy.runs_finished"
 RUN_QUEUED = "understudy.run_queued"
 ACTIVATIONS = "understudy.activations"
 SESSION_CRASHES = "understudy.session_crashes"
+CRASH_DETECTION = "understudy.crash_detection_duration"
 RESTORE_DURATION = "understudy.restore_duration"
 TOKENS_REDONE = "understudy.tokens_redone"
 MODEL_CALLS = "understudy.model_calls"
@@ -83,12 +84,42 @@ INPUTS_REQUESTED = "understudy.inputs_requested"
 INPUTS_RECEIVED = "understudy.inputs_received"
 TIMERS_SET = "understudy.timers_set"
 TIMERS_FIRED = "understudy.timers_fired"
+TIMER_LATENESS = "understudy.timer_lateness"
 CHILDREN_SPAWNED = "understudy.children_spawned"
+CHILD_RESTARTS = "understudy.child_restarts"
+SESSIONS_MOVED = "understudy.sessions_moved"
+SESSIONS_MIGRATED = "understudy.sessions_migrated"
 SESSIONS_QUARANTINED = "understudy.sessions_quarantined"
 CANCEL_REQUESTS = "understudy.cancel_requests"
 COMMIT_DURATION = "understudy.commit_duration"
 COMMIT_OPERATIONS = "understudy.commit_operations"
 FENCED_WRITES = "understudy.fenced_writes"
+
+# Metrics that are read when somebody looks.
+SESSIONS = "understudy.sessions"
+SESSIONS_STUCK = "understudy.sessions_stuck"
+RUNS_LIVE = "understudy.runs_live"
+RUNS_CARRIED = "understudy.runs_carried"
+INBOX_ITEMS = "understudy.inbox_items"
+INBOX_OLDEST = "understudy.inbox_oldest"
+TIMERS_PENDING = "understudy.timers_pending"
+BUDGET_TOKENS = "understudy.budget_tokens"
+STORE_COUNTS_AGE = "understudy.store_counts_age"
+STORE_OUTAGE = "understudy.store_outage"
+SUPERVISOR_SILENCE = "understudy.supervisor_silence"
+FRAMES = "understudy.frames"
+ACTORS_CAP = "understudy.actors_cap"
+STANDBYS_TAKEN = "understudy.standbys_taken"
+READY_SESSIONS = "understudy.ready_sessions"
+MODEL_CALLS_IN_FLIGHT = "understudy.model_calls_in_flight"
+SERVICE_MEMORY = "understudy.node_service_memory"
+FRAMES_MEMORY = "understudy.frames_memory"
+MEMORY_AVAILABLE = "understudy.memory_available"
+LAG_EVENTS = "understudy.projection_lag_events"
+LAG = "understudy.projection_lag"
+EXPORTED = "understudy.exported"
+EXPORT_FAILURES = "understudy.export_failures"
+BUILD_INFO = "understudy.build_info"
 
 
 def prometheus_name(name: str, unit: str = "") -> str:
@@ -110,6 +141,12 @@ INVOKE_AGENT_BUCKETS = doubling(0.1, 13)
 
 RESTORE_BUCKETS = (0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
 """Has a bound at each recovery target: 60 ms, 250 ms and, for a lost node, 15 s."""
+
+DETECTION_BUCKETS = RESTORE_BUCKETS
+"""The same, so that the two can be compared."""
+
+LATENESS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 600.0, 3600.0)
+"""Up to a time in which nothing ran that could have fired it."""
 
 COMMIT_BUCKETS = doubling(0.0005, 13)
 BATCH_BUCKETS = doubling(1, 9)

@@ -52,7 +52,8 @@ class SpanExport:
     """Sends the spans of one journal's events to one sink, in order, from a durable cursor.
 
     A sink or store that fails is logged and tried again, after 0.5 s doubling to 30 s; it never raises here. Attributes
-    `exported` and `failures` count spans taken and batches refused in this process.
+    `exported` and `failures` count spans taken and batches refused in this process; `pending_since` is the time of the
+    first event of the batch that it is at, or could not get rid of, 0 without one.
 
     Args:
         sink: any exporter of the OpenTelemetry SDK; called in a worker thread, one call at a time.
@@ -83,6 +84,12 @@ class SpanExport:
         self._aborted = False
         self.exported = 0
         self.failures = 0
+        self.pending_since = 0
+
+    @property
+    def cursor(self) -> int:
+        """The last event that the sink has taken; -1 while that is not known."""
+        return self._cursor
 
     def notify(self) -> None:
         """There are new events. Cheap; call it after each commit, from the event loop of `run`."""
@@ -137,12 +144,13 @@ class SpanExport:
                 self._cursor = self._saved = await self._log.read_cursor(self._name)
             await self._save()  # what the sink has taken is not sent again only because the store failed
             while not self._aborted and (events := await self._log.read_events(self._cursor, BATCH)):
+                self.pending_since = events[0].at
                 spans = _project(events)
                 if spans and await asyncio.to_thread(self._sink.export, spans) is not SpanExportResult.SUCCESS:
                     self.failures += 1
                     return False
                 self.exported += len(spans)
-                self._cursor = events[-1].writer_seq
+                self._cursor, self.pending_since = events[-1].writer_seq, 0
                 await self._save()
         except Exception:
             self.failures += 1

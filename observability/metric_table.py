@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Literal
 
 from understudy.events import (
     CancelRequested,
+    ChildRestarted,
     ChildSpawned,
     Event,
     InputReceived,
@@ -24,6 +26,8 @@ from understudy.events import (
     SessionActivated,
     SessionCrashed,
     SessionCreated,
+    SessionMigrated,
+    SessionMoved,
     SessionQuarantined,
     TimerFired,
     TimerSet,
@@ -93,6 +97,14 @@ def _retries(event: ModelCallCompleted | ModelCallFailed) -> tuple[Labels, int] 
 
 def _run_duration(event: RunFinished) -> tuple[Labels, int] | None:
     return ((event.agent, event.status), event.at - event.started_at) if event.started_at else None
+
+
+def _detection(event: SessionCrashed) -> tuple[Labels, int] | None:
+    return ((), event.unseen) if event.unseen else None
+
+
+def _rule(event: SessionQuarantined) -> str:
+    return "no_progress" if "without progress" in event.reason else "max_restarts"
 
 
 def _restore(event: SessionActivated) -> tuple[Labels, int] | None:
@@ -225,7 +237,7 @@ TABLE: tuple[MetricRow, ...] = (
         "Activations of sessions in a frame.",
         ("cause",),
         measures={SessionActivated: lambda event: ((event.cause,), 1)},
-        initial=(("ready",), ("resume",), ("takeover",)),
+        initial=(("ready",), ("resume",), ("takeover",), ("moved",)),
     ),
     MetricRow(
         names.SESSION_CRASHES,
@@ -233,7 +245,17 @@ TABLE: tuple[MetricRow, ...] = (
         "Activations whose process died; waiting: while only waiting for a call in flight.",
         ("cause", "waiting"),
         measures={SessionCrashed: lambda event: ((event.cause, "true" if event.waiting else "false"), 1)},
-        initial=(("process_died", "false"), ("process_died", "true")),
+        initial=tuple(product(("process_died", "out_of_memory"), ("false", "true"))),
+    ),
+    MetricRow(
+        names.CRASH_DETECTION,
+        "histogram",
+        "At most so long passed between a process's death and its detection: the time since its last sign of life.",
+        (),
+        "seconds",
+        names.DETECTION_BUCKETS,
+        {SessionCrashed: _detection},
+        ((),),
     ),
     MetricRow(
         names.RESTORE_DURATION,
@@ -323,6 +345,16 @@ TABLE: tuple[MetricRow, ...] = (
         initial=(("wait",), ("wakeup",)),
     ),
     MetricRow(
+        names.TIMER_LATENESS,
+        "histogram",
+        "Time from when a wait was over or a wakeup was due to when it fired.",
+        ("kind",),
+        "seconds",
+        names.LATENESS_BUCKETS,
+        {TimerFired: lambda event: ((event.kind,), event.late)},
+        (("wait",), ("wakeup",)),
+    ),
+    MetricRow(
         names.CHILDREN_SPAWNED,
         "counter",
         "Sub-agents created, by the agent that spawned them.",
@@ -330,11 +362,34 @@ TABLE: tuple[MetricRow, ...] = (
         measures={ChildSpawned: lambda event: ((event.agent,), 1)},
     ),
     MetricRow(
+        names.CHILD_RESTARTS,
+        "counter",
+        "Tasks of sub-agents that were started again, in another session.",
+        measures={ChildRestarted: lambda event: ((), 1)},
+        initial=((),),
+    ),
+    MetricRow(
+        names.SESSIONS_MOVED,
+        "counter",
+        "Sessions that left a drained node; forced: the time to wait for their work was over.",
+        ("forced",),
+        measures={SessionMoved: lambda event: (("true" if event.forced else "false",), 1)},
+        initial=(("false",), ("true",)),
+    ),
+    MetricRow(
+        names.SESSIONS_MIGRATED,
+        "counter",
+        "Sessions that took on another specification.",
+        measures={SessionMigrated: lambda event: ((), 1)},
+        initial=((),),
+    ),
+    MetricRow(
         names.SESSIONS_QUARANTINED,
         "counter",
         "Sessions given up until a person looks at them.",
         ("reason",),
-        measures={SessionQuarantined: lambda event: ((event.reason,), 1)},
+        measures={SessionQuarantined: lambda event: ((_rule(event),), 1)},
+        initial=(("no_progress",), ("max_restarts",)),
     ),
     MetricRow(
         names.CANCEL_REQUESTS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -21,6 +21,7 @@ from prometheus_client.utils import floatToGoString
 from understudy.events import Event
 
 from . import conventions as names
+from .live_table import LiveRow
 from .metric_table import TABLE, Labels, Measure, MetricRow
 
 log = logging.getLogger(__name__)
@@ -31,20 +32,26 @@ MAX_LABEL_VALUES = 200
 OTHER = "other"
 MICROSECONDS = 1_000_000
 
-GaugeFunction = Callable[[], Mapping[Labels, float]]
+Read = Callable[[], Mapping[Labels, float]]
 """Reads live state at scrape time, in the scraping thread: a value for each tuple of label values."""
 
 Trace = tuple[str, int, int]
 """Exemplar: trace id, amount, time of the commit."""
 
 
-class Gauge(NamedTuple):
-    """Live state that is read when somebody looks."""
+class _Live(NamedTuple):
+    """What is read when somebody looks."""
 
-    name: str
-    help: str
-    labels: Labels
-    read: GaugeFunction
+    row: LiveRow
+    read: Read
+
+    def family(self) -> Metric:
+        kind = CounterMetricFamily if self.row.kind == "counter" else GaugeMetricFamily
+        name = names.prometheus_name(self.row.name, self.row.unit)
+        family: Metric = kind(name, self.row.help, labels=self.row.labels, unit=self.row.unit)
+        for values, amount in self.read().items():
+            family.add_metric([str(value) for value in values], float(amount))  # type: ignore[attr-defined]
+        return family
 
 
 class _Vocabulary:
@@ -209,7 +216,7 @@ class Metrics(Collector):
         self._lock = threading.Lock()
         self._max_label_values = max_label_values
         self._writer_seq = 0
-        self._gauges: dict[str, Gauge] = {}
+        self._live: dict[str, _Live] = {}
         self._build()
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
@@ -256,17 +263,13 @@ class Metrics(Collector):
         with self._lock:
             self._totals[names.FENCED_WRITES].add((), 1)
 
-    def gauge(self, name: str, help: str, labels: Sequence[str], function: GaugeFunction) -> None:
-        """Show live state under `name`; `function` runs at every scrape, and a later one replaces it.
+    def show(self, row: LiveRow, read: Read) -> None:
+        """Show live state; `read` runs at every scrape, and a later one replaces it.
 
-        A function that raises is logged and left out of that scrape.
-
-        Raises:
-            ValueError: `name` is not a name that Prometheus takes.
+        One that raises is logged and left out of that scrape.
         """
-        GaugeMetricFamily(name, help, labels=labels)  # refuses a bad name now, not at every scrape
         with self._lock:
-            self._gauges[name] = Gauge(name, help, tuple(labels), function)
+            self._live[row.name] = _Live(row, read)
 
     def checkpoint(self) -> dict[str, Any]:
         """Totals and the last event applied, JSON-compatible, for `restore`."""
@@ -294,15 +297,23 @@ class Metrics(Collector):
         with self._lock:
             # Only copied here: formatting thousands of series would hold up the journal.
             copies = [(totals, totals.copy()) for totals in self._totals.values()]
-            gauges = list(self._gauges.values())
+            shown = list(self._live.values())
         for totals, copied in copies:
             yield totals.family(copied)
-        for gauge in gauges:
-            family = GaugeMetricFamily(gauge.name, gauge.help, labels=gauge.labels)
+        for live in shown:
             try:
-                for values, amount in gauge.read().items():
-                    family.add_metric([str(value) for value in values], float(amount))
+                yield live.family()
             except Exception:
-                log.exception("gauge %s can't be read", gauge.name)
-                continue
-            yield family
+                log.exception("%s can't be read", live.row.name)
+
+
+def runs_of(checkpoint: Mapping[str, Any]) -> tuple[int, int]:
+    """How many runs a checkpoint has counted as accepted, and as finished."""
+    if "runs" in checkpoint:  # of an import, which counts nothing else
+        accepted, finished = checkpoint["runs"]
+        return accepted, finished
+    totals = checkpoint.get("totals", {})
+    return (
+        sum(amount for _, amount in totals.get(names.RUNS_ACCEPTED, {}).get("series", ())),
+        sum(amount for _, amount in totals.get(names.RUNS_FINISHED, {}).get("series", ())),
+    )

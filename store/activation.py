@@ -186,8 +186,9 @@ def open_calls(tx: Transaction, row: Row) -> list[CallState]:
 
 
 def crash(
-    tx: Transaction, session_id: str, epoch: int, decide: Decide, *, cause: str, pid: int, policy: dict[str, Any]
-) -> Verdict | None:
+    tx: Transaction, session_id: str, epoch: int, decide: Decide, *, cause: str, pid: int, policy: dict[str, Any],
+    unseen: int = 0,
+) -> Verdict | None:  # fmt: skip
     """Note that an activation's process is gone and decide what follows; None if the session had moved on.
 
     On `resume` without delay the session is ready (or still waits, in no frame); with one it waits for a timer; on
@@ -216,8 +217,9 @@ def crash(
         progress_at_death=row["progress"],
     )  # fmt: skip
     event = events.SessionCrashed(
-        cause=cause, pid=pid, waiting=waiting, progress=progress, decision=verdict.action, delay=verdict.delay
-    )
+        cause=cause, pid=pid, waiting=waiting, progress=progress, decision=verdict.action, delay=verdict.delay,
+        unseen=unseen,
+    )  # fmt: skip
     tx.append(row, event)
     if verdict.action == "abort":
         abort(tx, row, stuck_in, verdict.reason)

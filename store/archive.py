@@ -292,7 +292,11 @@ def _insert(tx: Transaction, archive: Archive) -> None:
     top = archive.top
     known = {session["session"]["session_id"] for session in archive.sessions}
     # Its events were measured and exported where they happened, so their places are taken before they come.
-    writer_seq = progress.take(tx, IMPORTS, sum(len(session["event"]) for session in archive.sessions))
+    runs = [run for session in archive.sessions for run in session["run"]]
+    writer_seq = progress.take(
+        tx, IMPORTS, sum(len(session["event"]) for session in archive.sessions),
+        runs=(len(runs), sum(run["finished_at"] > 0 for run in runs)),
+    )  # fmt: skip
     for session in archive.sessions:
         row = {
             **session["session"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import delete, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from .statements import EXPORT_CURSOR, METRIC_STATE
 from .transaction import Row, Transaction
@@ -14,25 +15,44 @@ SPANS = "spans"
 
 
 def save_metrics(tx: Transaction, writer: str, writer_seq: int, state: dict[str, Any] | None) -> None:
-    """Keep the metric totals up to here."""
-    _replace(tx, METRIC_STATE, {"writer": writer}, {"writer_seq": writer_seq, "state": state})
+    """Keep the metric totals up to here; nothing if those of later events are kept."""
+    _advance(tx, METRIC_STATE, {"writer": writer}, {"writer_seq": writer_seq, "state": state})
 
 
 def save_cursor(tx: Transaction, writer: str, sink: str, writer_seq: int) -> None:
-    """Note that the sink has everything up to here."""
-    _replace(tx, EXPORT_CURSOR, {"writer": writer, "sink": sink}, {"writer_seq": writer_seq})
+    """Note that the sink has everything up to here; nothing if it is known to have more."""
+    _advance(tx, EXPORT_CURSOR, {"writer": writer, "sink": sink}, {"writer_seq": writer_seq})
 
 
-def take(tx: Transaction, writer: str, number: int) -> int:
+def take(tx: Transaction, writer: str, number: int, runs: tuple[int, int]) -> int:
     """Note the next places in a writer's log as measured and exported, and return the last one before them.
 
     Two that do it at once: the second waits for the first at this row, finds it replaced, and its journal tries again.
+
+    Args:
+        runs: how many runs come with these events, and how many of them have ended. Nobody else counts them.
     """
     where = (METRIC_STATE.c.namespace == tx.namespace, METRIC_STATE.c.writer == writer)
-    last: int = tx.connection.execute(select(METRIC_STATE.c.writer_seq).where(*where)).scalar() or 0
-    save_metrics(tx, writer, last + number, None)
-    save_cursor(tx, writer, SPANS, last + number)
-    return last
+    found = tx.connection.execute(select(METRIC_STATE.c.writer_seq, METRIC_STATE.c.state).where(*where)).first()
+    last, state = found if found is not None else (0, None)
+    before = (state or {}).get("runs", (0, 0))
+    state = {"runs": [known + new for known, new in zip(before, runs, strict=True)]}
+    _replace(tx, METRIC_STATE, {"writer": writer}, {"writer_seq": last + number, "state": state})
+    _replace(tx, EXPORT_CURSOR, {"writer": writer, "sink": SPANS}, {"writer_seq": last + number})
+    return int(last)
+
+
+def _advance(tx: Transaction, table: Any, key: Row, values: Row) -> None:
+    """Insert a row, or replace it by one that is further; of two that do it at once the further one stays."""
+    tx.writes += 1
+    dialect = sqlite if tx.connection.dialect.name == "sqlite" else postgresql
+    new = dialect.insert(table).values(namespace=tx.namespace, **key, **values)
+    further = new.excluded.writer_seq >= table.c.writer_seq
+    tx.connection.execute(
+        new.on_conflict_do_update(
+            index_elements=["namespace", *key], set_={name: new.excluded[name] for name in values}, where=further
+        )
+    )
 
 
 def _replace(tx: Transaction, table: Any, key: Row, values: Row) -> None:

@@ -43,6 +43,7 @@ def table_of(model: type) -> Any:
 )  # fmt: skip
 
 DRAIN = table_of(tables.Drain)
+SERVICE = table_of(tables.Service)
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {

@@ -77,6 +77,21 @@ class Drain(Table, table=True):
     finished_at: int = number_column()
 
 
+class Service(Table, table=True):
+    """A node service that was started, also one that is gone: the writer of its events, and where Prometheus finds it.
+
+    Attributes:
+        address: `host:port`; empty while it serves no metrics.
+    """
+
+    __tablename__ = "service"
+    namespace: str = key_column()
+    node_id: str = key_column()
+    writer: str = text_column("")
+    address: str = text_column("")
+    started_at: int = number_column()
+
+
 class Session(Table, table=True):
     """One session. The columns from `run_id` to `run_started_at` describe the current run, so that a round needs no
     other row.

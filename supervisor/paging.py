@@ -39,6 +39,7 @@ class Slot:
         root_id: the tree of its session.
         incarnation: of its session; one of the same id that was removed and made again has another.
         known: the sessions whose windows it caches, with the last `seq` it has of each, and their incarnation.
+        seen: when its process last called, microseconds since 1970 UTC; 0 before.
         reply: the future that its pending call awaits.
         reply_echo: messages of its last batch, with the `seq` they got, that its window does not have yet; None if
             they must be read from the store.
@@ -55,6 +56,7 @@ class Slot:
     resting: bool = False
     incarnation: int = 0
     root_id: str = ""
+    seen: int = 0
     known: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
     reply: Any = None
     reply_echo: list[dict[str, Any]] | None = None
@@ -74,6 +76,11 @@ class Slot:
         """Whether a ready session can be given to it now. A process that is for one activation only ends with it."""
         return self.resting and (self.session_id is None or not is_isolated(self.placement))
 
+    @property
+    def state(self) -> str:
+        """`standby`, `waiting` (it can be given a ready session) or `acting`."""
+        return "standby" if self.stands_by else "waiting" if self.can_be_left else "acting"
+
     def remember(self, session_id: str, seq: int, incarnation: int = 0) -> None:
         """Note what the frame has of a session; it forgets the one it used longest ago, as the frame itself does."""
         self.known[session_id] = (max(seq, self.known_seq(session_id, incarnation) or 0), incarnation)
@@ -91,7 +98,8 @@ class Paging:
         ready: sessions without a frame, by id; change it by `add` and `remove` only.
         hits: sessions that came back to a frame which had their window.
         misses: sessions that came back to another one, which had to be given all of it.
-        taken: how many standbys were given work, per placement.
+        taken: how many standbys were given work, per placement, since that was last asked for.
+        standbys_taken: how many were in all.
     """
 
     def __init__(self) -> None:
@@ -102,6 +110,7 @@ class Paging:
         self._turns: dict[str, Turns] = {}
         self._cached_in_a_row: dict[str, int] = {}
         self.taken: Counter[str] = Counter()
+        self.standbys_taken = 0
         self._clock = 0
 
     def add(self, ready: Ready) -> None:
@@ -148,6 +157,7 @@ class Paging:
         """A resting frame is given work."""
         if slot.stands_by:
             self.taken[slot.placement] += 1
+            self.standbys_taken += 1
         slot.resting = False
 
     def next_for(self, slot: Slot) -> Ready | None:
@@ -205,8 +215,7 @@ class Paging:
         """Per placement: ready sessions without a frame, and frames acting, waiting and standing by."""
         found = {name: {**NO_DEMAND, "ready": len(turns)} for name, turns in self._turns.items()}
         for slot in self.slots.values():
-            state = "standby" if slot.stands_by else "waiting" if slot.can_be_left else "acting"
-            found.setdefault(slot.placement, dict(NO_DEMAND))[state] += 1
+            found.setdefault(slot.placement, dict(NO_DEMAND))[slot.state] += 1
         return found
 
     def count_return(self, slot: Slot, session_id: str, incarnation: int) -> None:

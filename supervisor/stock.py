@@ -25,12 +25,13 @@ class Stock:
     Attributes:
         starting: placements of the frames that are being created, by their ids.
         failures: why frames of a placement can't be started, as it was last time; empty once one was.
+        cap: the most frames there may be, as it was last decided.
     """
 
     def __init__(self, cpus: float, max_actors: int | None, standby: int) -> None:
         self.starting: dict[str, str] = {}
         self.failures: dict[str, str] = {}
-        self._most = max_actors or default_cap(cpus) + standby
+        self._most = self.cap = max_actors or default_cap(cpus) + standby
         self._memory: Memory | None = None
         self._bound = Bound()
         self._standbys: dict[str, Standbys] = {}
@@ -95,8 +96,8 @@ class Stock:
             if placement in rows:
                 rows[placement]["ready"] = min(most, rows[placement]["ready"])
         keep = {name: self._standbys[name].keep(now) for name in demand}
-        fits = cap(self._most, self._alive - len(self.starting), self._memory, self._bound, now)
-        decided = plan(rows, arriving, standbys, fits, keep=keep, turns=self._turns)
+        self.cap = cap(self._most, self._alive - len(self.starting), self._memory, self._bound, now)
+        decided = plan(rows, arriving, standbys, self.cap, keep=keep, turns=self._turns)
         for placement in decided.create:
             self._turns[placement] = max(self._turns.values(), default=0) + 1
         return decided

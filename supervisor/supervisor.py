@@ -86,6 +86,7 @@ class Supervisor:
         self._joining: set[str] = set()
         self._nodes: dict[str, _Node] = {}
         self._frames: dict[str, FrameHandle] = {}
+        self._well: dict[str, float] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ready = asyncio.Event()
         self._stopped = False
@@ -197,7 +198,7 @@ class Supervisor:
         self.generation = await first.call("acquire", self.holder, int(LEASE_SECONDS * 1e6), dead)
         log.info("generation %d", self.generation)
         self._term += 1
-        self._nodes, self._frames = {}, {}
+        self._nodes, self._frames, self._well = {}, {}, {}
         await self._join(own)
         joined = [asyncio.wait_for(self._join(node_id), LOST_SECONDS) for node_id in others]
         await asyncio.gather(*joined, return_exceptions=True)  # the census tries again those that are late
@@ -302,6 +303,7 @@ class Supervisor:
         lost = [frame for frame in self._frames.values() if frame.node_id == node_id]
         for frame in lost:
             del self._frames[frame.frame_id]
+            self._well.pop(frame.frame_id, None)
         self.machinery.abandon(node.handle, lost)
         self.generation = await self._ask("acquire", self.holder, int(LEASE_SECONDS * 1e6), self.holder)
         for other in self._nodes.values():
@@ -324,6 +326,7 @@ class Supervisor:
 
     async def _watch_frame(self, frame: FrameHandle, term: int) -> None:
         """Await a frame's end, then have its session resumed."""
+        self._well[frame.frame_id] = time.monotonic()
         try:
             cause = await frame.watch()
         except asyncio.CancelledError:
@@ -333,6 +336,7 @@ class Supervisor:
             cause = getattr(error, "details", {}).get("cause", "process_died")
         if term != self._term or self._frames.pop(frame.frame_id, None) is None:
             return
+        seen = self._well.pop(frame.frame_id, time.monotonic())
         if frame.node_id in self._nodes:
             self._nodes[frame.node_id].stock.died(frame.placement, cause, time.monotonic())
         # Also where Ray reported a death: a loop that failed leaves a process, and a session is resumed only after it.
@@ -340,7 +344,7 @@ class Supervisor:
         # Its node's service must hear of it, and may have just been restarted itself, or be without its store.
         while (node := self._nodes.get(frame.node_id)) is not None and self._serves(node, term):
             try:
-                await node.handle.call("frame_died", frame.frame_id, cause)
+                await node.handle.call("frame_died", frame.frame_id, cause, time.monotonic() - seen)
                 return
             except UnderstudyError as error:
                 log.warning("the death of frame %s is told again: %s", frame.frame_id, error)
@@ -367,7 +371,7 @@ class Supervisor:
         """Keep a node's pool in step with its demand."""
         while self._serves(node, term):
             try:
-                served = await node.handle.call("demand", DEMAND_SECONDS)
+                served = await node.handle.call("demand", DEMAND_SECONDS, node.stock.cap)
                 if not self._serves(node, term):
                     return
                 # Restarted unnoticed (a `take_up` is repeated too, so the next process can have heard it without all
@@ -440,6 +444,8 @@ class Supervisor:
         reason = await frame_hangs(frame)
         if reason:
             await self._kill_frame(frame.frame_id, reason)
+        elif frame.frame_id in self._well:
+            self._well[frame.frame_id] = time.monotonic()
 
     async def _kill_frame(self, frame_id: str, reason: str) -> None:
         frame = self._frames.get(frame_id)

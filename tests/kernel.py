@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from understudy.testing.offline import OfflineServer
 
 from .situation import describe as describe_situation
 
+SERVE_METRICS = "understudy.cluster.projection.serve_metrics"
 STUCK_SECONDS = 8.0
 LEASE = 3_600_000_000
 POLICY = {"max_restarts": 100, "period": 60, "stuck_after": 3, "backoff": 0.01, "backoff_max": 0.05}
@@ -164,6 +165,8 @@ class Life:
 
     async def bury(self) -> None:
         """Give back what the operating system would."""
+        if self.service.projection._stop_server is not None:
+            await asyncio.to_thread(self.service.projection._stop_server)
         await self.service.reading.close()
         await self.service.journal.close()
 
@@ -174,6 +177,7 @@ class Kernel:
     Attributes:
         peers: the other nodes; one that is missing here can't be told anything.
         points: labels of what has happened so far: calls, commits, and what tools say.
+        serves: whether its metrics are served over HTTP.
         on_point: called with the number and label of each point and the worker it belongs to, if it belongs to one.
     """
 
@@ -195,6 +199,7 @@ class Kernel:
         self.directory = directory
         self.namespace = namespace
         self.generation = 0
+        self.serves = False
         self.workers: dict[str, Worker] = {}
         self.points: list[str] = []
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
@@ -292,7 +297,7 @@ class Kernel:
             event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
         BACKGROUND.set(True)
         try:
-            with patch("understudy.cluster.projection.serve_metrics", return_value=(0, None)):
+            with nullcontext() if self.serves else patch(SERVE_METRICS, return_value=(0, None)):
                 await service.start()
         finally:
             BACKGROUND.set(False)

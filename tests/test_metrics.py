@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,15 +36,20 @@ from understudy.events import (
     SessionActivated,
     SessionCrashed,
     SessionCreated,
+    SessionMoved,
+    SessionQuarantined,
     TimerFired,
     TimerSet,
     ToolFinished,
     ToolInDoubt,
     UnknownEvent,
 )
+from understudy.observability import conventions as names
+from understudy.observability.live_table import LIVE_TABLE
+from understudy.observability.metric_page import page
 from understudy.observability.metric_table import TABLE
 from understudy.observability.metrics import OTHER, Metrics
-from understudy.observability.server import serve_metrics
+from understudy.observability.server import address_of, serve_metrics
 
 AT = 1_750_000_000_000_000
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -101,7 +107,9 @@ ANY_EVENT = st.one_of(
     st.builds(RunStarted, agent=NAMES, queued=AMOUNTS),
     st.builds(RunFinished, agent=NAMES, status=NAMES, started_at=AMOUNTS, at=AMOUNTS),
     st.builds(SessionActivated, cause=st.sampled_from(["ready", "resume"]), down=AMOUNTS),
-    st.builds(SessionCrashed, waiting=st.booleans()),
+    st.builds(SessionCrashed, waiting=st.booleans(), unseen=AMOUNTS),
+    st.builds(SessionMoved, forced=st.booleans()),
+    st.builds(SessionQuarantined, reason=st.sampled_from(["died 3 times in a row without progress", "died 21 times"])),
     st.builds(
         ModelCallCompleted,
         agent=NAMES,
@@ -120,7 +128,7 @@ ANY_EVENT = st.one_of(
     st.builds(InputRequested, kind=st.sampled_from(["question", "in_doubt"])),
     st.builds(InputReceived, kind=st.sampled_from(["question", "in_doubt"]), decision=NAMES),
     st.builds(TimerSet, kind=st.sampled_from(["wait", "wakeup"])),
-    st.builds(TimerFired, kind=st.sampled_from(["wait", "wakeup"])),
+    st.builds(TimerFired, kind=st.sampled_from(["wait", "wakeup"]), late=AMOUNTS),
     st.builds(UnknownEvent, original_type=NAMES),
 )
 
@@ -229,6 +237,24 @@ def test_every_metric_of_the_table_is_in_the_exposition_with_help() -> None:
     assert all(not row.measures or row.measures.keys() <= set(EVENT_TYPES.values()) for row in TABLE)
 
 
+def test_the_page_has_the_whole_table() -> None:
+    """docs/metrics.md is what the table says: `python -m understudy.observability.metric_page` prints its part."""
+    assert page() in (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
+    for row in (*TABLE, *LIVE_TABLE.values()):
+        total = "_total" if row.kind == "counter" else ""
+        assert f"| `{names.prometheus_name(row.name, row.unit)}{total}` |" in page()
+
+
+def test_every_event_is_measured_or_said_to_be_left_out() -> None:
+    """A new type of event is not forgotten in the table."""
+    measured = {kind.type for row in TABLE for kind in row.measures}
+    left_out = {"unknown", "text_delta", "stream_restarted"}  # never committed
+    left_out |= {"model_call_started", "tool_started"}  # counted when they end
+    left_out |= {"session_resumed", "session_closed", "child_finished", "shutdown_forced"}
+    assert measured | left_out == set(EVENT_TYPES)
+    assert not measured & left_out
+
+
 def test_label_values_are_escaped() -> None:
     """No name, however odd, makes the exposition unreadable."""
     odd = 'say "hi"\\\n{x}\ud800'
@@ -275,18 +301,18 @@ def test_process_local_metrics_are_in_no_checkpoint() -> None:
     assert metrics.checkpoint() == untouched
 
 
-def test_gauges_are_read_at_every_scrape(caplog: pytest.LogCaptureFixture) -> None:
-    """A gauge shows the state of now; one that raises is logged and leaves the others alone."""
+def test_live_metrics_are_read_at_every_scrape(caplog: pytest.LogCaptureFixture) -> None:
+    """A gauge shows the state of now, a live counter gets its suffix; one that raises leaves the others alone."""
     metrics = Metrics()
     state = {("idle",): 2.0}
-    metrics.gauge("understudy_sessions", "Sessions by status.", ["status"], lambda: state)
-    metrics.gauge("understudy_broken", "Raises.", [], lambda: {(): 1 / 0})
+    metrics.show(LIVE_TABLE[names.SESSIONS], lambda: state)
+    metrics.show(LIVE_TABLE[names.STANDBYS_TAKEN], lambda: {(): 3})
+    metrics.show(LIVE_TABLE[names.RUNS_LIVE], lambda: {(): 1 / 0})
     assert value(metrics, "understudy_sessions", status="idle") == 2
+    assert value(metrics, "understudy_standbys_taken_total") == 3
     state[("idle",)] = 5
     assert value(metrics, "understudy_sessions", status="idle") == 5
-    assert "understudy_broken can't be read" in caplog.text
-    with pytest.raises(ValueError, match="metric name"):
-        metrics.gauge("", "No name.", [], dict)
+    assert "understudy.runs_live can't be read" in caplog.text
 
 
 def test_a_scrape_sees_one_moment_while_events_are_applied() -> None:
@@ -350,11 +376,43 @@ def test_the_endpoint_speaks_what_the_client_asks_for(served: str) -> None:
 
 
 def test_the_endpoint_answers_probes_and_nothing_else(served: str) -> None:
-    """`/healthz` says ok; an unknown path is told where to look."""
+    """`/healthz` and `/readyz` say ok; an unknown path is told where to look."""
     assert fetch(f"{served}/healthz")[1] == "ok\n"
+    assert fetch(f"{served}/readyz")[1] == "ok\n"
     with pytest.raises(urllib.error.HTTPError, match="404") as refused:
         fetch(f"{served}/other")
     refused.value.close()
+
+
+def test_the_endpoint_tells_targets_why_it_is_not_ready_and_that_it_is_scraped() -> None:
+    """`/readyz` is 503 with the reason; `/targets` is JSON as Prometheus takes it; a scrape is noted."""
+    targets, scrapes = [{"targets": ["10.0.0.1:9464"], "labels": {}}], [0]
+    port, stop = serve_metrics(
+        Metrics().registry, 0, ready=lambda: "no store", targets=lambda: targets, scraped=lambda: scrapes.append(1)
+    )
+    try:
+        kind, text = fetch(f"http://127.0.0.1:{port}/targets")
+        assert kind == "application/json"
+        assert json.loads(text) == targets
+        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+            fetch(f"http://127.0.0.1:{port}/readyz")
+        with refused.value as answer:
+            assert answer.read() == b"no store\n"
+        assert fetch(f"http://127.0.0.1:{port}/healthz")[1] == "ok\n"
+        assert scrapes == [0]
+        fetch(f"http://127.0.0.1:{port}/metrics")
+        assert scrapes == [0, 1]
+    finally:
+        stop()
+
+
+def test_addresses_are_as_urls_want_them() -> None:
+    """An IPv6 address has brackets, a name and an IPv4 address have none."""
+    assert [address_of(host, 9) for host in ("10.0.0.1", "fd00::1", "node-1")] == [
+        "10.0.0.1:9",
+        "[fd00::1]:9",
+        "node-1:9",
+    ]
 
 
 def test_a_port_that_is_taken_is_replaced_by_a_free_one(caplog: pytest.LogCaptureFixture) -> None:

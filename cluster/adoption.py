@@ -1,0 +1,137 @@
+"""What node services left behind that are gone for good: the tail of their log is measured and exported by another.
+
+It needs no lock. Totals and spans are functions of the events, and what is noted as done only moves forward: two that
+do it at once, or one that does it again, do the same. A service that comes back goes on from what is noted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from understudy.errors import UnderstudyError
+from understudy.events import Event
+from understudy.observability.export import SpanExport
+from understudy.observability.metrics import Metrics, runs_of
+from understudy.store import presence, progress, queries
+from understudy.store.engine import now
+from understudy.store.presence import Log
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 15.0
+EVENTS_AT_ONCE = 500
+EXPORT_SECONDS = 60.0
+"""So long the spans of one log are exported before the next log has its turn; the rest follows later."""
+
+
+class WriterLog:
+    """The log of one writer, as a sink reads it (`understudy.observability.export.EventLog`)."""
+
+    def __init__(self, node: NodeService, writer: str) -> None:
+        self._node = node
+        self.writer = writer
+
+    async def read_events(self, after: int, limit: int) -> list[Event]:
+        """Its events after a `writer_seq`, in its order."""
+        found: list[Event] = await self._node.reading.query(queries.writer_events, self.writer, after, limit)
+        return found
+
+    async def read_cursor(self, name: str) -> int:
+        """How far the sink has taken the log."""
+        cursor: int = await self._node.reading.query(queries.export_cursor, self.writer, name)
+        return cursor
+
+    async def save_cursor(self, name: str, writer_seq: int) -> None:
+        """Note that the sink has everything up to here."""
+        await self._node.journal.submit(lambda tx: progress.save_cursor(tx, self.writer, name, writer_seq))
+
+
+Exporters = Callable[[WriterLog, str], dict[str, SpanExport]]
+"""Makes what exports a writer's log, by the sink's name."""
+
+
+class Adoption:
+    """Completes the logs of writers that have no node service any more; the first of the services does.
+
+    Attributes:
+        carried: runs that such writers have counted as accepted, and as finished; None where another service tells.
+    """
+
+    def __init__(self, node: NodeService, exporters: Exporters) -> None:
+        self._node = node
+        self._exporters = exporters
+        self._known: dict[str, tuple[int | None, tuple[int, int]]] = {}
+        self._changed = asyncio.Event()
+        self.carried: tuple[int, int] | None = None
+
+    def nodes_changed(self) -> None:
+        """Look now."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Look now and then, for as long as the service lives."""
+        while True:
+            self._changed.clear()
+            try:
+                await self.look()
+            except UnderstudyError as error:
+                log.warning("the logs of services that are gone are looked after later: %s", error)
+            try:
+                await asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
+            except TimeoutError:
+                pass
+
+    async def look(self) -> None:
+        """Complete what is not, if this service is the first."""
+        node = self._node
+        if not node.leads:
+            self.carried = None
+            return
+        nodes = set(node.nodes)
+        services = await node.reading.query(presence.services)
+        at_work = {row["writer"] for row in services if row["node_id"] in nodes} | {node.config.writer}
+        left = [found for found in await node.reading.query(presence.logs) if found.writer not in at_work]
+        for found in left:
+            if not found.is_done():
+                await self._complete(found)
+        self.carried = await self._runs(left)
+        old = now() - presence.FORGOTTEN_AFTER
+        gone = [row["node_id"] for row in services if row["node_id"] not in nodes and row["started_at"] < old]
+        if gone:
+            await node.journal.submit(lambda tx: presence.forget(tx, gone))
+
+    async def _complete(self, found: Log) -> None:
+        log.info("writer %s is gone: its log is completed from %s", found.writer, found.measured or 0)
+        writer_log = WriterLog(self._node, found.writer)
+        if (found.measured or 0) < found.last:
+            await self._measure(writer_log)
+        for export in self._exporters(writer_log, found.writer).values():
+            await export.close(EXPORT_SECONDS)  # what it has not exported by then, or can't, is found again
+
+    async def _measure(self, writer_log: WriterLog) -> None:
+        metrics = Metrics()
+        row = await self._node.reading.query(queries.metric_state, writer_log.writer)
+        if row is not None:
+            metrics.restore(row["state"])
+        while events := await writer_log.read_events(metrics.writer_seq, EVENTS_AT_ONCE):
+            metrics.apply(events)
+        seq, state = metrics.writer_seq, metrics.checkpoint()
+        await self._node.journal.submit(lambda tx: progress.save_metrics(tx, writer_log.writer, seq, state))
+
+    async def _runs(self, left: list[Log]) -> tuple[int, int]:
+        """The runs of these writers; a checkpoint is read again only when it has moved."""
+        known: dict[str, tuple[int | None, tuple[int, int]]] = {}
+        for found in left:
+            known[found.writer] = self._known.get(found.writer, (-1, (0, 0)))
+            if known[found.writer][0] != found.measured or (found.measured or 0) < found.last:
+                row = await self._node.reading.query(queries.metric_state, found.writer)
+                seq = row["writer_seq"] if row is not None else None
+                known[found.writer] = (seq, runs_of((row and row["state"]) or {}))
+        self._known = known
+        return sum(runs[0] for _, runs in known.values()), sum(runs[1] for _, runs in known.values())

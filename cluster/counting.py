@@ -1,0 +1,128 @@
+"""What a node service shows of the store: counted in the background, so that no scrape waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from understudy.records import SESSION_STATUSES
+from understudy.store import gauges, presence
+from understudy.store.gauges import Counts
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+
+log = logging.getLogger(__name__)
+
+COUNT_SECONDS = 15.0
+SCRAPED_COUNT_SECONDS = 5.0
+"""The same while somebody scrapes."""
+
+SCRAPED_WITHIN = 60.0
+SHARE = 0.02
+"""Counting the sessions without work reads them all: it may take this share of the time."""
+
+
+class Counting:
+    """Counts, and remembers what was counted. Where the store fails, the last numbers stay.
+
+    Attributes:
+        services: the node services that the store knows of.
+        counted: when it last succeeded (monotonic); None before the first time.
+        failing_since: when it first failed since then (monotonic).
+        scraped: when somebody last looked (monotonic).
+    """
+
+    def __init__(self, node: NodeService) -> None:
+        self._node = node
+        self._changed = asyncio.Event()
+        self._passive: dict[str, int] = {}
+        self._passive_of: Any = None
+        self._passive_due = 0.0
+        self.counts = Counts()
+        self.services: list[dict[str, Any]] = []
+        self.counted: float | None = None
+        self.failing_since: float | None = None
+        self.scraped = 0.0
+
+    def note_scrape(self) -> None:
+        """Somebody looks. May be called in any thread."""
+        self.scraped = time.monotonic()
+
+    def nodes_changed(self) -> None:
+        """Count now."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Count now and then, for as long as the service lives."""
+        while True:
+            self._changed.clear()
+            await self.count()
+            often = time.monotonic() - self.scraped < SCRAPED_WITHIN
+            try:
+                await asyncio.wait_for(self._changed.wait(), SCRAPED_COUNT_SECONDS if often else COUNT_SECONDS)
+            except TimeoutError:
+                pass
+
+    async def count(self) -> None:
+        """Count once. Never raises."""
+        try:
+            await self._count()
+        except Exception as error:
+            if self.failing_since is None:
+                self.failing_since = time.monotonic()
+                log.warning("what metrics show of the store is not counted: %s", error)
+        else:
+            self.counted, self.failing_since = time.monotonic(), None
+
+    async def _count(self) -> None:
+        node = self._node
+        home = node.config.node_id
+        others = tuple(sorted({*node.nodes} - {home})) if node.leads else None
+        self.services = await node.reading.query(presence.services)
+        counts = await node.reading.query(gauges.at_work, home, others)
+        began = time.monotonic()
+        if began >= self._passive_due or self._passive_of != (home, others):
+            self._passive = await node.reading.query(gauges.passive, home, others)
+            self._passive_of = (home, others)
+            self._passive_due = began + (time.monotonic() - began) / SHARE
+        self.counts = counts
+
+    def sessions(self) -> dict[str, int]:
+        """Sessions by status."""
+        counts, passive = self.counts.sessions, self._passive
+        return {status: counts.get(status, 0) + passive.get(status, 0) for status in SESSION_STATUSES}
+
+    def outage(self) -> float:
+        """Seconds since the store works no more, for writing or for reading; 0 while it does."""
+        began = [since for since in (self._node.journal.unreachable_since, self.failing_since) if since is not None]
+        return time.monotonic() - min(began) if began else 0.0
+
+    def obstacle(self) -> str:
+        """Why the service is not ready; empty if it is."""
+        if self._node.supervisor_heard is None:
+            return "no supervisor has called yet"
+        seconds = self.outage()
+        if seconds:
+            return f"the store has not worked for {seconds:.0f} s"
+        if self.counted is None or time.monotonic() - self.counted > 4 * COUNT_SECONDS:
+            return "the store has not answered yet" if self.counted is None else "the store does not answer"
+        return ""
+
+    def targets(self) -> list[dict[str, Any]]:
+        """The node services that there are, as Prometheus' HTTP service discovery wants them."""
+        node = self._node
+        nodes = {*node.nodes, node.config.node_id}
+        return [
+            {
+                "targets": [row["address"]],
+                "labels": {
+                    "__meta_understudy_node_id": row["node_id"],
+                    "__meta_understudy_namespace": node.config.namespace,
+                },
+            }
+            for row in self.services
+            if row["node_id"] in nodes and row["address"]
+        ]

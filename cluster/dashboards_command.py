@@ -1,0 +1,35 @@
+"""`understudy dashboards`: the command. Needs neither Ray nor a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from understudy.errors import OutputFailed
+
+from .command import Json, command, print_json
+
+
+@command
+def dashboards(
+    directory: Annotated[Path, typer.Argument(help="Where to write them; made if it is missing.", file_okay=False)],
+    json: Json = False,
+) -> int:
+    """Write the Grafana dashboards and the Prometheus alert rules: fleet.json, session-tree.json, alerts.yaml.
+
+    Files of these names are replaced. Point Grafana's dashboard provisioning and Prometheus' rule_files at them
+    (docs/dashboards.md).
+    """
+    from understudy.observability.dashboards.files import write
+
+    try:
+        written = [str(path) for path in write(directory)]
+    except OSError as error:
+        raise OutputFailed(f"{error.filename or directory} can't be written: {error.strerror}") from None
+    if json:
+        print_json({"files": written})
+    else:
+        print("\n".join(written))
+    return 0

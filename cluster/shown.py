@@ -1,0 +1,102 @@
+"""Where each metric that is read when somebody looks (`observability/live_table.py`) is read. Runs in the scraping
+thread: what belongs to the event loop is only copied, in one step of the interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import psutil
+
+from understudy.observability import conventions as names
+from understudy.observability.export import SpanExport
+from understudy.observability.live_table import LIVE_TABLE
+from understudy.placement import is_scarce
+from understudy.store.engine import now
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+    from .projection import Projection
+
+Values = Mapping[tuple[str, ...], float]
+
+
+def show_all(node: NodeService, projection: Projection) -> None:
+    """Have the service's metrics show all of them."""
+    for reads in (_store(node, projection), _service(node), _sinks(projection)):
+        for name, read in reads.items():
+            projection.metrics.show(LIVE_TABLE[name], read)
+
+
+def _store(node: NodeService, projection: Projection) -> dict[str, Callable[[], Values]]:
+    counting, adoption = projection.counting, projection.adoption
+
+    def counted(read: Callable[[], Values]) -> Callable[[], Values]:
+        return lambda: read() if counting.counted is not None else {}
+
+    def oldest() -> float:
+        arrived = counting.counts.inbox_oldest
+        return max(0.0, (now() - arrived) / 1e6) if arrived else 0.0
+
+    def carried() -> Values:
+        runs = adoption.carried
+        return {} if runs is None else {("accepted",): runs[0], ("finished",): runs[1]}
+
+    def age() -> Values:
+        return {} if counting.counted is None else {(): time.monotonic() - counting.counted}
+
+    return {
+        names.SESSIONS: counted(lambda: {(status,): number for status, number in counting.sessions().items()}),
+        names.RUNS_LIVE: counted(lambda: {(): counting.counts.runs}),
+        names.SESSIONS_STUCK: counted(lambda: {(): counting.counts.stuck}),
+        names.INBOX_ITEMS: counted(lambda: {(): counting.counts.inbox}),
+        names.INBOX_OLDEST: counted(lambda: {(): oldest()}),
+        names.TIMERS_PENDING: counted(lambda: {(): counting.counts.timers}),
+        names.BUDGET_TOKENS: counted(lambda: {(state,): sum_ for state, sum_ in counting.counts.budget.items()}),
+        names.RUNS_CARRIED: carried,
+        names.STORE_COUNTS_AGE: age,
+        names.STORE_OUTAGE: lambda: {(): counting.outage()},
+    }
+
+
+def _service(node: NodeService) -> dict[str, Callable[[], Values]]:
+    process, frames, started = psutil.Process(os.getpid()), node.frames, time.monotonic()
+
+    def by_state() -> Values:
+        found: dict[tuple[str, ...], float] = {("acting",): 0.0, ("waiting",): 0.0, ("standby",): 0.0}
+        for slot in list(frames.paging.slots.values()):
+            found[(slot.state,)] += 1
+        return found
+
+    def frames_memory() -> Values:
+        measured = [slot for slot in list(frames.paging.slots.values()) if not is_scarce(slot.placement)]
+        return {(): frames.measured.frame * len(measured)} if frames.measured else {}
+
+    return {
+        names.SUPERVISOR_SILENCE: lambda: {(): time.monotonic() - (node.supervisor_heard or started)},
+        names.FRAMES: by_state,
+        names.ACTORS_CAP: lambda: {(): frames.cap} if frames.cap else {},
+        names.STANDBYS_TAKEN: lambda: {(): frames.paging.standbys_taken},
+        names.READY_SESSIONS: lambda: {(): len(frames.paging.ready)},
+        names.MODEL_CALLS_IN_FLIGHT: lambda: {(): len(node.calls)},
+        names.SERVICE_MEMORY: lambda: {(): process.memory_info().rss},
+        names.FRAMES_MEMORY: frames_memory,
+        names.MEMORY_AVAILABLE: lambda: {(): frames.measured.free} if frames.measured else {},
+        names.BUILD_INFO: lambda: {(version("understudy"),): 1},
+    }
+
+
+def _sinks(projection: Projection) -> dict[str, Callable[[], Values]]:
+    def each(read: Callable[[SpanExport], float]) -> Callable[[], Values]:
+        return lambda: {(sink,): read(export) for sink, export in projection.exports.items()}
+
+    return {
+        names.LAG_EVENTS: each(projection.lag_events),
+        names.LAG: each(projection.lag_seconds),
+        names.EXPORTED: each(lambda export: export.exported),
+        names.EXPORT_FAILURES: each(lambda export: export.failures),
+    }

@@ -1,0 +1,1 @@
+"""Grafana dashboards and Prometheus alert rules, built by typed code; the files it builds are beside it."""

@@ -1,0 +1,29 @@
+"""The files as Grafana and Prometheus take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .alerts import rule_file
+from .fleet import fleet
+from .session_tree import session_tree
+
+
+def built() -> dict[str, str]:
+    """Each file's text by its name."""
+    return {"fleet.json": fleet().text(), "session-tree.json": session_tree().text(), "alerts.yaml": rule_file()}
+
+
+def write(directory: Path) -> list[Path]:
+    """Write them into a directory, which is made if need be; files of these names are replaced.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, text in built().items():
+        path = directory / name
+        path.write_text(text, encoding="utf-8")
+        written.append(path)
+    return written

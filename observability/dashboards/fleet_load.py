@@ -1,0 +1,212 @@
+"""The other rows of *fleet*: what the work costs, and what it does to models, tools, the store and nodes."""
+
+from __future__ import annotations
+
+from .. import conventions as names
+from . import pending
+from .indicators import AGENT, FLEET, MILLION, MODEL, model_error_share, quantiles
+from .model import BLUE, GREEN, GREY, RED, YELLOW, Query, Row, lines, table
+from .promql import or_zero
+
+
+def models() -> Row:
+    """Model calls, tokens and money."""
+    calls = FLEET.rate(names.INFERENCE_DURATION, MODEL, by="model, error_type", suffix="_count")
+    spent, allowed = (FLEET.total(pending.BUDGET_TOKENS, f'state="{state}"') for state in ("spent", "allowed"))
+    reserved = FLEET.total(pending.BUDGET_TOKENS, 'state="reserved"')
+    tokens = {
+        names.INFERENCE_INPUT_TOKENS: "input",
+        names.INFERENCE_CACHED_TOKENS: "of which cached",
+        names.INFERENCE_OUTPUT_TOKENS: "output",
+        names.INFERENCE_REASONING_TOKENS: "of which reasoning",
+    }
+    return Row(
+        "Model and money",
+        (
+            lines(
+                "Model calls",
+                "Calls that ended, per second, by model and error; no error is an answer. `aborted` calls were "
+                "cancelled.",
+                Query(calls, "{{model}} {{error_type}}"),
+                unit="ops",
+                stacked=True,
+            ),
+            lines(
+                "Model errors",
+                "Share of calls that failed for good, cancelled ones left out, and failed tries within calls. Retries "
+                "without errors: the endpoint is short (429) but patience helps.",
+                Query(or_zero(model_error_share(FLEET)), "failed for good"),
+                Query(or_zero(FLEET.rate(names.MODEL_RETRY_COUNT, MODEL)), "retries per second"),
+                unit="percentunit",
+                units={"retries per second": "ops"},
+                thresholds=((0.01, YELLOW), (0.1, RED)),
+            ),
+            lines(
+                "Model latency",
+                "Time of a model call that was answered, retries included.",
+                *quantiles(names.INFERENCE_DURATION, MODEL, 'error_type=""', by="model", shares=(0.5, 0.95)),
+                unit="s",
+            ),
+            lines(
+                "Time to the first token",
+                "From the start of a streamed call to its first token.",
+                *quantiles(names.INFERENCE_FIRST_CHUNK, MODEL, by="model", shares=(0.5, 0.95)),
+                unit="s",
+            ),
+            lines(
+                "Tokens",
+                "Tokens per second of the chosen agents and models.",
+                *(Query(or_zero(FLEET.rate(name, AGENT, MODEL)), legend) for name, legend in tokens.items()),
+                unit="short",
+            ),
+            lines(
+                "Cost per hour",
+                "At the price table's currency and the present rate, by agent. Flat 0: the models have no prices "
+                "(`UNDERSTUDY_PRICES`).",
+                Query(
+                    or_zero(f"{FLEET.rate(names.MODEL_COST, AGENT, MODEL, by='agent')} * 3600 / {MILLION}"), "{{agent}}"
+                ),
+                unit="short",
+                decimals=4,
+                stacked=True,
+            ),
+            lines(
+                "Token budgets",
+                "Of the trees at work: what they may use, have used, and hold for calls in flight. Spent near allowed: "
+                "runs will end with `budget_exceeded`.",
+                Query(or_zero(allowed), "allowed"),
+                Query(or_zero(spent), "spent"),
+                Query(or_zero(reserved), "reserved"),
+                width=12,
+            ),
+            lines(
+                "Model calls in flight",
+                "By node service. At a profile's `max_concurrency` more calls wait in line.",
+                Query(FLEET.total(pending.MODEL_CALLS_IN_FLIGHT, by="instance"), "{{instance}}"),
+                stacked=True,
+                width=12,
+            ),
+        ),
+    )
+
+
+def tools() -> Row:
+    """Tool calls, and what waits for people."""
+    return Row(
+        "Tools",
+        (
+            lines(
+                "Tool calls",
+                "Results per second by tool and outcome.",
+                Query(or_zero(FLEET.rate(names.TOOL_CALLS, by="tool, outcome")), "{{tool}} {{outcome}}"),
+                unit="ops",
+                stacked=True,
+                width=6,
+            ),
+            lines(
+                "Tool duration",
+                "95 in 100 calls of a tool take no longer.",
+                *quantiles(names.EXECUTE_TOOL_DURATION, by="tool", shares=(0.95,)),
+                unit="s",
+                width=6,
+            ),
+            lines(
+                "Tools in doubt",
+                "Calls that had started when their process died, by what becomes of them. Many with policy `report`: "
+                'say `on_crash="rerun"` where that is harmless, or write `reconcile`; `understudy certify` tells.',
+                Query(or_zero(FLEET.increase(names.TOOLS_IN_DOUBT, by="tool, policy")), "{{tool}} {{policy}}"),
+                width=6,
+            ),
+            lines(
+                "Waiting for people",
+                "Questions asked and answered. A growing gap wants somebody: `understudy ps`, `understudy answer`.",
+                Query(FLEET.total(names.INPUTS_REQUESTED), "asked"),
+                Query(or_zero(FLEET.total(names.INPUTS_RECEIVED)), "answered"),
+                Query(or_zero(FLEET.total(pending.SESSIONS, 'status="waiting_for_input"')), "sessions waiting now"),
+                width=6,
+            ),
+        ),
+    )
+
+
+def store() -> Row:
+    """Commits, and what leaves for other systems."""
+    return Row(
+        "Store and projection",
+        (
+            lines(
+                "Commit duration",
+                "A transaction of the journal. Every round has at least two, so this is what a round costs at least.",
+                *quantiles(names.COMMIT_DURATION),
+                unit="s",
+                width=6,
+                thresholds=((0.05, YELLOW), (0.25, RED)),
+            ),
+            lines(
+                "Commits",
+                "Transactions per second, and how many operations each merges: more under load, which is how it keeps "
+                "up.",
+                Query(FLEET.rate(names.COMMIT_OPERATIONS, suffix="_count"), "transactions per second"),
+                Query(FLEET.rate(names.COMMIT_OPERATIONS, suffix="_sum"), "operations per second"),
+                Query(FLEET.mean(names.COMMIT_OPERATIONS), "operations in each"),
+                width=6,
+            ),
+            lines(
+                "Projection lag",
+                "Age of the oldest event that a sink has not taken. Growing: the collector refuses or is slow; "
+                "nothing is lost, the cursor waits.",
+                Query(FLEET.total(pending.LAG, by="sink", function="max"), "{{sink}}"),
+                unit="s",
+                width=6,
+                thresholds=((60, RED),),
+            ),
+            lines(
+                "Exports",
+                "What sinks took per second, batches they refused, and events they have not taken yet.",
+                Query(FLEET.rate(pending.EXPORTED, by="sink"), "{{sink}} taken"),
+                Query(FLEET.rate(pending.EXPORT_FAILURES, by="sink"), "{{sink}} refused"),
+                Query(FLEET.total(pending.LAG_EVENTS, by="sink"), "{{sink}} not taken yet"),
+                width=6,
+            ),
+        ),
+    )
+
+
+def nodes() -> Row:
+    """Processes and memory."""
+    return Row(
+        "Nodes",
+        (
+            lines(
+                "Session actors",
+                "Those that act, wait with their session, or stand by, and how many there may be. No standby: the next "
+                "crash waits for a process to start.",
+                Query(FLEET.total(pending.FRAMES, by="state"), "{{state}}"),
+                Query(FLEET.total(pending.ACTORS_CAP), "cap"),
+                colours={"cap": RED, "standby": BLUE, "acting": GREEN, "waiting": GREY},
+                width=6,
+            ),
+            lines(
+                "Memory of session actors",
+                "By node; with the memory that is still free, which the cap follows.",
+                Query(FLEET.total(pending.FRAMES_MEMORY, by="instance"), "{{instance}}"),
+                Query(FLEET.total(pending.MEMORY_AVAILABLE, by="instance"), "{{instance}} free"),
+                unit="bytes",
+                width=6,
+            ),
+            lines(
+                "Memory of node services",
+                "Resident memory. It grows with sessions at work, not with those in the store.",
+                Query(FLEET.total(pending.SERVICE_MEMORY, by="instance"), "{{instance}}"),
+                unit="bytes",
+                width=6,
+            ),
+            table(
+                "Versions",
+                "What each node service runs. Two versions that stay: an update that did not reach every node.",
+                Query(f"count by (instance, version) ({FLEET.series(pending.BUILD_INFO)})", now=True, format="table"),
+                width=6,
+                height=8,
+            ),
+        ),
+    )

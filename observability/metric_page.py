@@ -1,0 +1,66 @@
+"""`python -m understudy.observability.metric_page`: print the metric table, as docs/metrics.md has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from . import conventions as names
+from .live_table import ROWS
+from .metric_table import TABLE, MetricRow
+
+LABELS = {
+    "agent": "the agent's name",
+    "model": "the model's name",
+    "tool": "the tool's name; `unknown` for names that a model made up",
+    "error_type": "code of the error; empty for an answer",
+    "outcome": "`ok`, `error`, `timeout`, `interrupted`, `cancelled`; not executed: "
+    "`invalid`, `unknown_tool`, `aborted`, `repeated`, `refused`",
+    "policy": "`rerun`, `report`, `ask`, `function`",
+    "decision": "`ok`, `error`, `rerun`, `aborted`",
+    "status": "how the run ended",
+    "kind": "`question`, `in_doubt`",
+    "sink": "`spans`, and what else events are sent to",
+    "version": "of Understudy",
+}
+"""What a label's values are, where the table does not list them."""
+
+
+def page() -> str:
+    """Every metric as it is on the wire, and the buckets of the histograms."""
+    lines = ["| metric | type | labels | from | what it says |", "|---|---|---|---|---|"]
+    for row in TABLE:
+        source = "events" if row.measures else "local"
+        lines.append(_line(row.name, row.kind, row.unit, _labels(row), source, row.help))
+    for live in ROWS:
+        values = f": {_listed(live.values)}" if live.values else ""
+        labels = [f"{label}{values or f': {LABELS[label]}'}" for label in live.labels]
+        source = "store" if live.source == "store" else "local" if live.kind == "counter" else "live"
+        lines.append(_line(live.name, live.kind, live.unit, labels, source, live.help))
+    buckets = ["", "Upper bounds of the histograms' buckets:", ""]
+    for row in TABLE:
+        if row.buckets:
+            name = names.prometheus_name(row.name, row.unit)
+            buckets.append(f"- `{name}`: {', '.join(f'{bound:g}' for bound in row.buckets)}")
+    return "\n".join([*lines, *buckets, ""])
+
+
+def _line(name: str, kind: str, unit: str, labels: Iterable[str], source: str, help: str) -> str:
+    total = "_total" if kind == "counter" else ""
+    return f"| `{names.prometheus_name(name, unit)}{total}` | {kind} | {'; '.join(labels)} | {source} | {help} |"
+
+
+def _labels(row: MetricRow) -> list[str]:
+    """Each label with its values: those that the table has from the start, or what it says of the label."""
+    found = []
+    for index, label in enumerate(row.labels):
+        known = list(dict.fromkeys(values[index] for values in row.initial))
+        found.append(f"{label}: {_listed(known) if known else LABELS[label]}")
+    return found
+
+
+def _listed(values: Iterable[str]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,91 @@
+"""The node services that there are or were, and how far the log that each of them wrote is dealt with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select
+
+from .progress import SPANS
+from .statements import EVENT, EXPORT_CURSOR, METRIC_STATE, SERVICE
+from .transaction import Row, Transaction
+
+FORGOTTEN_AFTER = 86_400_000_000
+"""Microseconds since its start after which the row of a service that is gone may go; no start takes that long."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """The log of one writer, and how much of it is in the metrics' checkpoint and with the sinks.
+
+    Attributes:
+        last: the `writer_seq` of its newest event that the store still has; 0 for none.
+        measured: the checkpoint's; None without one.
+        exported: by sink.
+    """
+
+    writer: str
+    last: int
+    measured: int | None
+    exported: dict[str, int]
+
+    def is_done(self, sinks: Collection[str] = (SPANS,)) -> bool:
+        """Whether nothing of it is left to be measured or exported."""
+        return min([self.measured or 0, *(self.exported.get(sink, 0) for sink in sinks)]) >= self.last
+
+
+def announce(tx: Transaction, node_id: str, writer: str, address: str) -> None:
+    """Note that a node's service is there; replaces what was known of that node."""
+    forget(tx, [node_id])
+    values = {"node_id": node_id, "writer": writer, "address": address, "started_at": tx.now}
+    tx.connection.execute(insert(SERVICE).values(namespace=tx.namespace, **values))
+
+
+def forget(tx: Transaction, node_ids: Collection[str]) -> None:
+    """Remove what is known of these nodes' services."""
+    tx.writes += 1
+    where = (SERVICE.c.namespace == tx.namespace, SERVICE.c.node_id.in_(list(node_ids)))
+    tx.connection.execute(delete(SERVICE).where(*where))
+
+
+def services(connection: Connection, namespace: str) -> list[Row]:
+    """What was announced, by node."""
+    statement = select(SERVICE).where(SERVICE.c.namespace == namespace).order_by(SERVICE.c.node_id)
+    return [dict(row) for row in connection.execute(statement).mappings()]
+
+
+def logs(connection: Connection, namespace: str) -> list[Log]:
+    """The logs of all writers: of those that have events, a checkpoint or a cursor."""
+    measured: dict[str, int] = dict(_rows(connection, namespace, METRIC_STATE, "writer", "writer_seq"))
+    exported: dict[str, dict[str, int]] = {}
+    for writer, sink, seq in _rows(connection, namespace, EXPORT_CURSOR, "writer", "sink", "writer_seq"):
+        exported.setdefault(writer, {})[sink] = seq
+    last = {writer: _last(connection, namespace, writer) for writer in _writers(connection, namespace)}
+    return [
+        Log(writer, last.get(writer, 0), measured.get(writer), exported.get(writer, {}))
+        for writer in sorted({*measured, *exported, *last})
+    ]
+
+
+def _rows(connection: Connection, namespace: str, table: Any, *names: str) -> Any:
+    statement = select(*(table.c[name] for name in names)).where(table.c.namespace == namespace)
+    return connection.execute(statement).all()
+
+
+def _writers(connection: Connection, namespace: str) -> list[str]:
+    """From one to the next in the index of their logs, past all events in between."""
+    found: list[str] = []
+    of_namespace = EVENT.c.namespace == namespace
+    while True:
+        after = EVENT.c.writer > found[-1] if found else EVENT.c.writer >= ""
+        writer = connection.execute(select(func.min(EVENT.c.writer)).where(of_namespace, after)).scalar()
+        if writer is None:
+            return found
+        found.append(writer)
+
+
+def _last(connection: Connection, namespace: str, writer: str) -> int:
+    mine = (EVENT.c.namespace == namespace, EVENT.c.writer == writer)
+    return connection.execute(select(func.max(EVENT.c.writer_seq)).where(*mine)).scalar() or 0
