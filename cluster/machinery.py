@@ -248,7 +248,7 @@ class RayMachinery:
         return 1.0
 
     def holder_is_dead(self, holder: str) -> bool:
-        """A former supervisor of this cluster (its generation is fenced), or a process that could be seen here is gone."""
+        """A former supervisor of this cluster (its generation is fenced), or a process that would be seen here."""
         cluster, instance, process = holder.rsplit("/", 2)
         if (cluster, instance) == (str(ray.get_runtime_context().gcs_address), self._settings.instance):
             return True

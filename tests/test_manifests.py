@@ -22,8 +22,8 @@ import typer
 from understudy.cluster.cli import app
 
 from .manifests import kuberay, network, ours
-from .manifests.generated import generated
-from .manifests.objects import KUBERNETES, RENDERED, Manifest, of_kind, pods, ray_clusters, render
+from .manifests.generated import PATH, SOURCE, generated
+from .manifests.objects import RENDERED, Manifest, of_kind, pods, ray_clusters, render
 from .manifests.rules import PROVIDED, check_manifests
 
 ROOT = Path(__file__).parent.parent
@@ -293,10 +293,13 @@ def reports(path: Path) -> Iterator[int]:
             yield node.lineno
 
 
-def test_generated_manifests_are_up_to_date() -> None:
-    """Alert rules and dashboards are those of `observability/`; else: `scripts/manifests --write`."""
-    for path, text in generated().items():
-        assert path.read_text() == text, path.relative_to(KUBERNETES)
+def test_alerts_and_dashboards_are_those_of_everybody() -> None:
+    """The alert rules are those that `understudy dashboards` writes (else: `scripts/manifests --write`), and each
+    dashboard there is a ConfigMap here, unchanged."""
+    assert PATH.read_text() == generated()
+    maps = [document["data"] for document in of_kind(rendered(PRODUCTION), "ConfigMap")]
+    shipped = {name: text for data in maps for name, text in data.items() if name.endswith(".json")}
+    assert shipped == {path.name: path.read_text() for path in SOURCE.parent.glob("*.json")}
 
 
 def test_manifests_are_split_as_promised() -> None:
@@ -353,7 +356,7 @@ def commands(value: Any) -> Iterator[str]:
 
 def test_commands_exist() -> None:
     """Each command that hooks, init containers and jobs call is one that our command line takes."""
-    found = {line.strip() for name in RENDERED for line in commands(rendered(name))}
+    found = {line.strip() for name in RENDERED for line in commands(of_kind(rendered(name), "RayCluster", "RayJob"))}
     assert {line.split()[1] for line in found} == {"up", "drain", "store", "run"}
     group: Any = typer.main.get_command(app)
     for line in found:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from .generated import generated
+from .generated import PATH, generated
 from .objects import RENDERED, render
 from .rules import PROVIDED, check_manifests
 
@@ -17,18 +17,19 @@ def main() -> int:
     """Exit codes: 0 nothing found, 1 findings."""
     parser = argparse.ArgumentParser(prog="scripts/manifests", description=__doc__)
     parser.add_argument("names", nargs="*", default=RENDERED, help=f"some of: {', '.join(RENDERED)}")
-    parser.add_argument("--write", action="store_true", help="first make the generated manifests anew")
+    parser.add_argument("--write", action="store_true", help="first make the generated manifest anew: the alert rules")
     parser.add_argument("--out", type=Path, help="keep what was rendered in this folder")
     arguments = parser.parse_args()
-    for path, text in generated().items():
-        if arguments.write:
-            path.write_text(text)
+    if arguments.write:
+        PATH.write_text(generated())
     found = 0
     for name in arguments.names:
         documents = render(name)
         if arguments.out is not None:
             arguments.out.mkdir(parents=True, exist_ok=True)
-            (arguments.out / f"{name.replace('/', '-')}.yaml").write_text(yaml.safe_dump_all(documents, sort_keys=False))
+            (arguments.out / f"{name.replace('/', '-')}.yaml").write_text(
+                yaml.safe_dump_all(documents, sort_keys=False)
+            )
         problems = check_manifests(documents, PROVIDED)
         found += len(problems)
         print(f"{name}: {len(documents)} objects, {len(problems) or 'no'} findings")

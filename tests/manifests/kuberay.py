@@ -26,7 +26,8 @@ def findings(documents: list[Manifest]) -> list[str]:
     for document in of_kind(documents, "RayCluster", "RayJob"):
         found += [f"{named(document)}: {problem}" for problem in metadata(document)]
     for job in of_kind(documents, "RayJob"):
-        found += [f"{named(job)}: {problem}" for problem in job_spec(job)]
+        for check in JOB_CHECKS:
+            found += [f"{named(job)}: {problem}" for problem in check(job)]
     for owner, cluster in ray_clusters(documents):
         for check in CLUSTER_CHECKS:
             found += [f"{owner}: {problem}" for problem in check(cluster)]
@@ -46,38 +47,47 @@ def metadata(document: Manifest) -> Iterator[str]:
 
 
 def job_spec(job: Manifest) -> Iterator[str]:
-    """ValidateRayJobSpec, ValidateRayClusterUpgradeOptions."""
+    """ValidateRayJobSpec: what is said of its life."""
     spec = job["spec"]
-    mode = spec.get("submissionMode", "K8sJobMode")
-    selector, cluster = spec.get("clusterSelector"), spec.get("rayClusterSpec")
-    retries = spec.get("backoffLimit", 0)
     if spec.get("suspend") and not spec.get("shutdownAfterJobFinishes"):
         yield "suspend needs shutdownAfterJobFinishes"
-    if spec.get("suspend") and selector:
-        yield "a job with a clusterSelector can't be suspended"
     if spec.get("ttlSecondsAfterFinished", 0) < 0:
         yield "ttlSecondsAfterFinished is negative"
     if spec.get("ttlSecondsAfterFinished", 0) > 0 and not spec.get("shutdownAfterJobFinishes"):
         yield "ttlSecondsAfterFinished needs shutdownAfterJobFinishes"  # validateDeletionConfiguration
+    if spec.get("backoffLimit", 0) < 0:
+        yield "backoffLimit is negative"
+    for field in ("activeDeadlineSeconds", "preRunningDeadlineSeconds"):
+        if spec.get(field, 1) <= 0:
+            yield f"{field} is not positive"
+
+
+def job_cluster(job: Manifest) -> Iterator[str]:
+    """ValidateRayJobSpec, ValidateRayClusterUpgradeOptions: what is said of its cluster."""
+    spec = job["spec"]
+    selector, cluster = spec.get("clusterSelector"), spec.get("rayClusterSpec")
     if cluster is None and not selector:
         yield "neither rayClusterSpec nor clusterSelector"
     if selector is not None and not selector.get("ray.io/cluster"):
         yield "the clusterSelector names no ray.io/cluster"
-    if selector and mode == "SidecarMode":
-        yield "SidecarMode goes with no clusterSelector"
-    if retries and (selector or mode == "InteractiveMode"):
+    if spec.get("suspend") and selector:
+        yield "a job with a clusterSelector can't be suspended"
+    if spec.get("backoffLimit") and (selector or spec.get("submissionMode") == "InteractiveMode"):
         yield "backoffLimit goes with neither clusterSelector nor InteractiveMode"
-    if retries < 0:
-        yield "backoffLimit is negative"
-    if mode == "SidecarMode" and (spec.get("submitterPodTemplate") or spec.get("submitterConfig")):
-        yield "SidecarMode goes with no submitterPodTemplate and no submitterConfig"
-    if mode == "SidecarMode" and cluster and _restart(cluster["headGroupSpec"]) not in ("", "Never"):
-        yield "SidecarMode needs the head's restartPolicy Never"
-    for field in ("activeDeadlineSeconds", "preRunningDeadlineSeconds"):
-        if spec.get(field, 1) <= 0:
-            yield f"{field} is not positive"
     if cluster and cluster.get("upgradeStrategy"):
         yield "a job's cluster has no upgradeStrategy"
+
+
+def job_submitter(job: Manifest) -> Iterator[str]:
+    """ValidateRayJobSpec: what is said of what submits it."""
+    spec = job["spec"]
+    if spec.get("submissionMode") == "SidecarMode":
+        if spec.get("clusterSelector"):
+            yield "SidecarMode goes with no clusterSelector"
+        if spec.get("submitterPodTemplate") or spec.get("submitterConfig"):
+            yield "SidecarMode goes with no submitterPodTemplate and no submitterConfig"
+        if _restart((spec.get("rayClusterSpec") or {}).get("headGroupSpec", {})) not in ("", "Never"):
+            yield "SidecarMode needs the head's restartPolicy Never"
     template = spec.get("submitterPodTemplate", {}).get("spec", {})
     if template and template.get("restartPolicy") not in ("Never", "OnFailure"):
         yield "the submitter's restartPolicy must be Never or OnFailure: it is a Job's pod"  # Kubernetes: Job
@@ -191,6 +201,7 @@ def commands(cluster: Manifest) -> Iterator[str]:
                 yield f"{container.get('name')}: the operator puts its own command behind this one"
 
 
+JOB_CHECKS: tuple[Check, ...] = (job_spec, job_cluster, job_submitter)
 CLUSTER_CHECKS: tuple[Check, ...] = (groups, autoscaler, fault_tolerance, gates, commands)
 
 

@@ -100,9 +100,7 @@ def passes(policies: list[Manifest], pod: Pod, way: str, peer: Peer, port: int) 
 
 def _has_port(ports: list[Manifest] | None, port: int) -> bool:
     protocol = "UDP" if port == 53 else "TCP"
-    return not ports or any(
-        one.get("protocol", "TCP") == protocol and one.get("port") in (None, port) for one in ports
-    )
+    return not ports or any(one.get("protocol", "TCP") == protocol and one.get("port") in (None, port) for one in ports)
 
 
 def _has_peer(given: list[Manifest] | None, peer: Peer) -> bool:

@@ -42,8 +42,6 @@ def findings(documents: list[Manifest], provided: Secrets) -> list[str]:
     return found
 
 
-
-
 def _rights(pod: Pod) -> Iterator[str]:
     around = pod.spec.get("securityContext") or {}
     if (around.get("seccompProfile") or {}).get("type") != "RuntimeDefault":
