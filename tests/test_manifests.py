@@ -339,6 +339,14 @@ def test_versions_are_the_same_everywhere() -> None:
     assert f"Programming Language :: Python :: {python.group(1)}" in PROJECT["project"]["classifiers"]
 
 
+def test_the_image_is_built_of_every_folder() -> None:
+    """The Dockerfile copies each folder of the package, .dockerignore lets it through, and nothing else is sent."""
+    folders = {path.partition("/")[0] for path in PROJECT["tool"]["setuptools"]["package-dir"].values()}
+    allowed = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.M))
+    copied = {name for line in re.findall(r"^COPY (.+)$", DOCKERFILE, re.M) for name in line.split()[:-1]}
+    assert allowed == copied == folders | {"pyproject.toml", "README.md", "LICENSE"}
+
+
 def commands(value: Any) -> Iterator[str]:
     """All command lines of ours in some manifest."""
     if isinstance(value, dict):
