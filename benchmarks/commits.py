@@ -76,7 +76,7 @@ async def _measure(dsn: str, number: int, directory: Path) -> dict[int, tuple[fl
             each = max(4, number // sessions)
             before, transactions = await _recorded(journal, each)
             plain = await asyncio.to_thread(_plain, database, directory, sessions, before, transactions)
-            workers = [await _Worker.create(journal, f"{sessions}-{index}") for index in range(sessions)]
+            workers = [await Worker.create(journal, f"{sessions}-{index}") for index in range(sessions)]
             began = time.perf_counter()
             await asyncio.gather(*(worker.rounds(each // 2) for worker in workers))
             rates[sessions] = each // 2 * 2 * sessions / (time.perf_counter() - began), plain
@@ -85,7 +85,7 @@ async def _measure(dsn: str, number: int, directory: Path) -> dict[int, tuple[fl
         await journal.close()
 
 
-class _Worker:
+class Worker:
     """A session's commits, as its frame and the gateway make them: two per round."""
 
     def __init__(self, journal: Journal, session_id: str) -> None:
@@ -96,7 +96,7 @@ class _Worker:
         self._call = ""
 
     @classmethod
-    async def create(cls, journal: Journal, session_id: str) -> _Worker:
+    async def create(cls, journal: Journal, session_id: str) -> Worker:
         spec = {"name": "benchmark", "hash": "hash", "restart": {}}
         await journal.submit(
             lambda tx: beginnings.create_session(
@@ -142,7 +142,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 async def _recorded(journal: Journal, number: int) -> tuple[Rows, list[list[Statement]]]:
     """The writes of `number` commits of one session, by transaction, and the rows it had before them."""
-    worker = await _Worker.create(journal, RECORDED)
+    worker = await Worker.create(journal, RECORDED)
     before = {}
     with journal.database.read() as connection:
         for name in ("session", "run", "inbox"):

@@ -30,6 +30,7 @@ from recovery import kill, kill_many
 from rich.console import Console
 from rich.table import Table
 from rounds import burst, cpu, round_cost, throughput
+from scrape import scrape
 from stalls import stalls
 from trees import budget, cancel, tree
 from waiting import waiting
@@ -49,6 +50,7 @@ SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "cancel": cancel,
     "budget": budget,
     "commits": commits,
+    "scrape": scrape,
     "waiting": waiting,
     "stalls": stalls,
 }

@@ -22,7 +22,7 @@ SCRAPED_COUNT_SECONDS = 5.0
 
 SCRAPED_WITHIN = 60.0
 SHARE = 0.02
-"""Counting the sessions without work reads them all: it may take this share of the time."""
+"""Counting may take this share of the time; so may counting the sessions without work, which reads them all."""
 
 
 class Counting:
@@ -59,10 +59,12 @@ class Counting:
         """Count now and then, for as long as the service lives."""
         while True:
             self._changed.clear()
+            began = time.monotonic()
             await self.count()
-            often = time.monotonic() - self.scraped < SCRAPED_WITHIN
+            ended = time.monotonic()
+            pause = SCRAPED_COUNT_SECONDS if ended - self.scraped < SCRAPED_WITHIN else COUNT_SECONDS
             try:
-                await asyncio.wait_for(self._changed.wait(), SCRAPED_COUNT_SECONDS if often else COUNT_SECONDS)
+                await asyncio.wait_for(self._changed.wait(), max(pause, (ended - began) / SHARE))
             except TimeoutError:
                 pass
 
@@ -107,9 +109,7 @@ class Counting:
         seconds = self.outage()
         if seconds:
             return f"the store has not worked for {seconds:.0f} s"
-        if self.counted is None or time.monotonic() - self.counted > 4 * COUNT_SECONDS:
-            return "the store has not answered yet" if self.counted is None else "the store does not answer"
-        return ""
+        return "the store has not answered yet" if self.counted is None else ""
 
     def targets(self) -> list[dict[str, Any]]:
         """The node services that there are, as Prometheus' HTTP service discovery wants them."""

@@ -65,7 +65,7 @@ class Recovery:
         self._node.journal.generation = generation
         self._node.supervisor_heard = time.monotonic()
         if self._node.nodes != nodes:
-            self._node.nodes = nodes
+            self._node.nodes = list(nodes)
             self._node.projection.nodes_changed()
         try:
             found = await self._take_up(home, set(live_frames), nodes)

@@ -57,16 +57,16 @@ def at_work(connection: Connection, namespace: str, home: str, others: Collectio
     stuck = func.sum(case((idle_since_death, 1), else_=0))
     statement = select(SESSION.c.status, func.count(), func.count(SESSION.c.run_id), stuck).where(*mine)
     found = _all(connection, statement.group_by(SESSION.c.status))
+    ids = select(SESSION.c.session_id).where(*mine)  # not a join, in which the planner may begin with all that have one
     queued = func.coalesce(func.sum(case((INBOX.c.kind == "input", 1), else_=0)), 0)
     oldest = func.coalesce(func.min(INBOX.c.created_at), 0)
-    inboxes = select(func.count(), queued, oldest).select_from(INBOX).join(SESSION, same_session(INBOX, SESSION))
-    [(inbox, waiting, arrived)] = _all(connection, inboxes.where(INBOX.c.namespace == namespace, *mine))
+    inboxes = select(func.count(), queued, oldest).where(INBOX.c.namespace == namespace, INBOX.c.session_id.in_(ids))
+    [(inbox, waiting, arrived)] = _all(connection, inboxes)
     timers = select(func.count()).select_from(TIMER).join(SESSION, same_session(TIMER, SESSION))
     [(pending,)] = _all(connection, timers.where(TIMER.c.namespace == namespace, _at_home(home, others)))
     sums = [func.coalesce(func.sum(ACCOUNT.c[name]), 0) for name in BUDGET]
     trees = (ACCOUNT.c.namespace == namespace, ACCOUNT.c.scope == "tree", ACCOUNT.c.resource == "tokens")
-    accounts = select(*sums).select_from(ACCOUNT).join(SESSION, same_session(ACCOUNT, SESSION))
-    [budget] = _all(connection, accounts.where(*trees, *mine))
+    [budget] = _all(connection, select(*sums).where(*trees, ACCOUNT.c.session_id.in_(ids)))
     return Counts(
         {status: number for status, number, _, _ in found},
         waiting + sum(runs for _, _, runs, _ in found),

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from understudy.observability import conventions as names
-from understudy.observability.dashboards import pending
 from understudy.observability.dashboards.alerts import RUNBOOK, alerts
 from understudy.observability.dashboards.promql import wire
 
@@ -70,25 +69,25 @@ def books(accepted: str, finished: str, live: str, /, **carried: str) -> dict[st
     found = {
         of(names.RUNS_ACCEPTED, 'agent="a"'): accepted,
         of(names.RUNS_FINISHED, 'status="completed"'): finished,
-        of(pending.RUNS_LIVE): live,
+        of(names.RUNS_LIVE): live,
     }
-    return found | {of(pending.RUNS_CARRIED, f'state="{state}"'): counts for state, counts in carried.items()}
+    return found | {of(names.RUNS_CARRIED, f'state="{state}"'): counts for state, counts in carried.items()}
 
 
-HEALTHY = {of(pending.BUILD_INFO, 'version="1"'): "1x500"}
-SILENCE, OUTAGE = of(pending.SUPERVISOR_SILENCE), of(pending.STORE_OUTAGE)
+HEALTHY = {of(names.BUILD_INFO, 'version="1"'): "1x500"}
+SILENCE, OUTAGE = of(names.SUPERVISOR_SILENCE), of(names.STORE_OUTAGE)
 CRASHES = of(names.SESSION_CRASHES, 'cause="process_died"', 'waiting="false"')
 WAITING = of(names.SESSION_CRASHES, 'cause="process_died"', 'waiting="true"')
-LAG = of(pending.LAG, 'sink="spans"')
+LAG = of(names.LAG, 'sink="spans"')
 QUARANTINED = of(names.RUNS_FINISHED, 'status="quarantined"')
 
 CASES = [
     Case("nobody is there", "Gone", {"other": "0x20"}, 5, "No node service is scraped any more", {}),
     Case("one of two is there", "Gone", HEALTHY, 5),
-    Case("it was there a moment ago", "Gone", {of(pending.BUILD_INFO): "1x10 stale"}, 12),
+    Case("it was there a moment ago", "Gone", {of(names.BUILD_INFO): "1x10 stale"}, 12),
     Case(
         "one service of two hears nothing", "SupervisorGone",
-        {SILENCE: "1x10", of(pending.SUPERVISOR_SILENCE, 'instance="2"'): "0+60x10"}, 5,
+        {SILENCE: "1x10", of(names.SUPERVISOR_SILENCE, 'instance="2"'): "0+60x10"}, 5,
         "A node service has not heard of the supervisor for 5m 0s",
     ),
     Case("a restart of the supervisor", "SupervisorGone", {SILENCE: "1 1 40 1 1 1"}, 2),
@@ -104,9 +103,9 @@ CASES = [
     Case("all within 60 ms", "SlowRecovery", restores("0+10x40", "0+10x40"), 30),
     Case("one node was lost, once", "SlowRecovery", restores("0x40", "0x10 50x30"), 18),
     Case("nobody crashed", "SlowRecovery", restores("0x40", "0x40"), 30),
-    Case("a session makes no progress", "StuckSessions", {of(pending.SESSIONS_STUCK): "0 1x20"}, 10,
+    Case("a session makes no progress", "StuckSessions", {of(names.SESSIONS_STUCK): "0 1x20"}, 10,
          "1 sessions died and have made no progress since"),
-    Case("one that recovers", "StuckSessions", {of(pending.SESSIONS_STUCK): "0 1 1 0x20"}, 7),
+    Case("one that recovers", "StuckSessions", {of(names.SESSIONS_STUCK): "0 1 1 0x20"}, 7),
     Case("one was given up", "SessionsQuarantined", {QUARANTINED: "0x5 1x20"}, 7,
          "1 runs ended in quarantine within 15 minutes: a person has to look"),
     Case("long ago", "SessionsQuarantined", {QUARANTINED: "0x5 1x60"}, 40),
@@ -128,7 +127,7 @@ CASES = [
     Case("scrapes of two moments", "Conservation", books("0+2x60", "0+2x60", "0 1 -1 1 -1 0 1 -1 1 -1 0 1 -1"), 12),
     Case("a service is gone, its runs are carried", "Conservation",
          books("5x60", "3x60", "4x60", accepted="7x60", finished="5x60"), 55),
-    Case("nothing has run yet", "Conservation", {of(pending.RUNS_LIVE): "0x60"}, 55),
+    Case("nothing has run yet", "Conservation", {of(names.RUNS_LIVE): "0x60"}, 55),
     Case("many refused", "FencedWrites", {of(names.FENCED_WRITES): "0+2x30"}, 20,
          "20 writes of superseded activations were refused within 10 minutes"),
     Case("a few, as after any partition", "FencedWrites", {of(names.FENCED_WRITES): "0x5 3x30"}, 10),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from itertools import combinations
@@ -24,6 +25,7 @@ from understudy.cluster.cli import app
 from understudy.observability.dashboards import sql
 from understudy.observability.dashboards.files import built
 from understudy.observability.dashboards.fleet import fleet
+from understudy.observability.dashboards.promql import METRICS, wire
 from understudy.observability.dashboards.session_tree import session_tree
 from understudy.prices import Price
 
@@ -133,6 +135,12 @@ def test_fleet_has_what_was_asked_for() -> None:
     assert len(re.findall(r"histogram_quantile\([\d.]+, sum by \([^)]*\ble\) ?\(rate", text)) == text.count("quantile(")
 
 
+def test_every_metric_is_on_a_panel() -> None:
+    """Given the metric table, then each metric is asked for by some panel: none is exported for nobody."""
+    asked = "".join(built().values())
+    assert [name for name in METRICS if wire(name) not in asked] == []
+
+
 def test_every_variable_in_sql_is_quoted(dashboard: Any) -> None:
     """Given every query to the store, then variables are in it as `${…:sqlstring}` only."""
     queries = [*strings(dashboard, "rawSql")]
@@ -161,6 +169,16 @@ def rows(dsn: str, statement: str, since: int = 0, until: int = 2**62, **values:
     with psycopg.connect(dsn, row_factory=dict_row, options="-c default_transaction_read_only=on") as connection:
         return connection.execute(expanded).fetchall()  # type: ignore[arg-type,call-overload,no-any-return]
 
+
+QUERIES = (
+    sql.NAMESPACES, sql.SESSIONS, sql.AGENTS, sql.SUMMARY, sql.NODES, sql.EDGES, sql.TABLE, sql.TIMELINE, sql.EVENTS,
+    sql.RUNS, sql.CALLS, sql.BUDGETS,
+)  # fmt: skip
+CONTENT = (
+    "SELECT body FROM message", "SELECT payload FROM inbox", "SELECT content FROM run", "SELECT text FROM run",
+    "SELECT spec FROM session", "SELECT arguments FROM tool_call", "SELECT result FROM tool_call",
+    "SELECT prompt FROM question", "SELECT data FROM code_blob", "DELETE FROM event",
+)  # fmt: skip
 
 UNREADABLE = """INSERT INTO event (namespace, session_id, seq, v, writer, writer_seq, type, at, run_id, body)
     SELECT namespace, session_id, 9999, v, 'test', 1, 'timer_set', at, run_id, '{"kind": "\\u0000", "_": []}'
@@ -261,12 +279,30 @@ def test_the_event_log_shows_no_content(store_dsn: str) -> None:
     assert not any("done" in row["what"] for row in events)
 
 
+def test_a_reader_of_the_documented_kind_sees_the_dashboard_and_no_content(store_dsn: str) -> None:
+    """Given the role of docs/dashboards.md, then every query works, and messages, inputs and results are refused."""
+    role = f"reader_{uuid.uuid4().hex[:8]}"
+    [block] = re.findall(r"```sql\n(.*?)```", (BUILT.parents[1] / "docs" / "dashboards.md").read_text(), re.S)
+    with psycopg.connect(store_dsn, autocommit=True) as connection:
+        connection.execute(block.replace("grafana_reader", role))
+        try:
+            connection.execute(f"SET ROLE {role}")
+            for query in QUERIES:
+                values = {"namespace": "tests", "session": "lead"}
+                connection.execute(grafana.sql(query, values, *EVERYTHING))
+            for query in CONTENT:
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(query)
+        finally:
+            connection.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 @pytest.mark.parametrize(
     "value", ["'; DROP TABLE session; --", "x' OR '1'='1", "\\'; SELECT 1; --", "${namespace}", "%s %(a)s"]
 )
 def test_a_variable_can_inject_nothing(store_dsn: str, value: str) -> None:
     """Given SQL in the variable, which anybody can put into a link, then it is an id that no session has."""
-    for query in (sql.SUMMARY, sql.TABLE, sql.NODES, sql.TIMELINE, sql.EVENTS, sql.RUNS, sql.CALLS, sql.BUDGETS):
+    for query in QUERIES[2:]:
         assert rows(store_dsn, query, session=value) == []
     assert rows(store_dsn, sql.SESSIONS, namespace=value) == []
     assert len(rows(store_dsn, sql.TABLE, session="lead")) == 3

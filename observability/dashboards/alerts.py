@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .. import conventions as names
-from . import pending
 from .indicators import RESUMED_P99, model_error_share, unaccounted
 from .promql import Scope, or_zero
 
@@ -97,21 +96,21 @@ def alerts() -> tuple[Alert, ...]:
     return (
         Alert(
             name="UnderstudyGone",
-            conditions=(Condition(or_zero(f"count({CLUSTER.series(pending.BUILD_INFO)})"), "< 1"),),
+            conditions=(Condition(or_zero(f"count({CLUSTER.series(names.BUILD_INFO)})"), "< 1"),),
             lasting="2m",
             severity="critical",
             summary="No node service is scraped any more",
         ),
         Alert(
             name="UnderstudySupervisorGone",
-            conditions=(Condition(CLUSTER.total(pending.SUPERVISOR_SILENCE, function="max"), "> 30"),),
+            conditions=(Condition(CLUSTER.total(names.SUPERVISOR_SILENCE, function="max"), "> 30"),),
             lasting="1m",
             severity="critical",
             summary="A node service has not heard of the supervisor for {{ $value | humanizeDuration }}",
         ),
         Alert(
             name="UnderstudyStoreUnreachable",
-            conditions=(Condition(CLUSTER.total(pending.STORE_OUTAGE, function="max"), "> 30"),),
+            conditions=(Condition(CLUSTER.total(names.STORE_OUTAGE, function="max"), "> 30"),),
             lasting="1m",
             severity="critical",
             summary="The store has not answered for {{ $value | humanizeDuration }}: all sessions pause",
@@ -132,7 +131,7 @@ def alerts() -> tuple[Alert, ...]:
         ),
         Alert(
             name="UnderstudyStuckSessions",
-            conditions=(Condition(CLUSTER.total(pending.SESSIONS_STUCK), "> 0"),),
+            conditions=(Condition(CLUSTER.total(names.SESSIONS_STUCK), "> 0"),),
             lasting="5m",
             severity="warning",
             summary="{{ $value }} sessions died and have made no progress since",
@@ -155,7 +154,7 @@ def alerts() -> tuple[Alert, ...]:
         Alert(
             name="UnderstudyProjectionLag",
             conditions=(
-                Condition(CLUSTER.total(pending.LAG, by="sink", function="max"), "> 60"),
+                Condition(CLUSTER.total(names.LAG, by="sink", function="max"), "> 60"),
             ),
             lasting="5m",
             severity="warning",

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from .. import conventions as names
-from . import pending
 from .fleet_health import health, recovery, work
 from .fleet_load import models, nodes, store, tools
-from .indicators import FLEET
+from .indicators import CLUSTER, FLEET
 from .model import METRICS, Annotation, Dashboard, Variable
-from .promql import wire
+from .promql import Scope
 
 
 def _variables() -> tuple[Variable, ...]:
-    def values(label: str, name: str, matchers: str, text: str) -> Variable:
-        query = f"label_values({wire(name)}{matchers}, {label})"
+    def values(label: str, series: str, text: str) -> Variable:
+        query = f"label_values({series}, {label})"
         return Variable(name=label, label=text, kind="query", query=query, source=METRICS, every=True)
 
     return (
         Variable(name="metrics", label="Prometheus", kind="datasource", query="prometheus"),
-        values("job", pending.FRAMES, "", "Cluster (job)"),
-        values("instance", pending.FRAMES, '{job=~"$job"}', "Node service"),
-        values("agent", names.RUNS_ACCEPTED, '{job=~"$job"}', "Agent"),
-        values("model", names.INFERENCE_DURATION, '{job=~"$job"}', "Model"),
+        values("job", Scope().series(names.FRAMES), "Cluster (job)"),
+        values("instance", CLUSTER.series(names.FRAMES), "Node service"),
+        values("agent", CLUSTER.series(names.RUNS_ACCEPTED), "Agent"),
+        values("model", CLUSTER.series(names.INFERENCE_DURATION, suffix="_count"), "Model"),
     )
 
 

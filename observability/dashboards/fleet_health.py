@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .. import conventions as names
-from . import pending
 from .indicators import AGENT, BUDGETS, CLUSTER, FLEET, quantiles, unaccounted
 from .model import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, YELLOW, Panel, Query, Row, lines, stat
 from .promql import or_zero
@@ -20,8 +19,8 @@ STATUS_COLOURS = {
 
 def health() -> Row:
     """Is anything wrong, on one line."""
-    silence = FLEET.total(pending.SUPERVISOR_SILENCE, function="max")
-    outage = FLEET.total(pending.STORE_OUTAGE, function="max")
+    silence = FLEET.total(names.SUPERVISOR_SILENCE, function="max")
+    outage = FLEET.total(names.STORE_OUTAGE, function="max")
     return Row(
         "Is it healthy?",
         (
@@ -33,7 +32,7 @@ def health() -> Row:
             ),
             stat(
                 "Node services",
-                or_zero(FLEET.total(pending.BUILD_INFO, function="count")),
+                or_zero(FLEET.total(names.BUILD_INFO, function="count")),
                 "Node services that were scraped. Fewer than there are nodes: `understudy doctor` on the missing one.",
                 base=RED,
                 thresholds=((1, GREEN),),
@@ -64,21 +63,21 @@ def health() -> Row:
             ),
             stat(
                 "Stuck sessions",
-                or_zero(FLEET.total(pending.SESSIONS_STUCK)),
+                or_zero(FLEET.total(names.SESSIONS_STUCK)),
                 "Sessions whose process died and that have made no progress since. They are quarantined after three "
                 "such deaths (`stuck_after`): see which tool is open in `understudy show`.",
                 thresholds=((1, ORANGE),),
             ),
             stat(
                 "Quarantined sessions",
-                or_zero(FLEET.total(pending.SESSIONS, 'status="quarantined"')),
+                or_zero(FLEET.total(names.SESSIONS, 'status="quarantined"')),
                 "Given up until a person looks: `understudy ps --all`, `understudy show SESSION`, then "
                 "`understudy resume` or `close`.",
                 thresholds=((1, ORANGE),),
             ),
             stat(
                 "Oldest unread input",
-                or_zero(FLEET.total(pending.INBOX_OLDEST, function="max")),
+                or_zero(FLEET.total(names.INBOX_OLDEST, function="max")),
                 "How long the oldest item of an inbox waits. It grows when session actors are short (see Session "
                 "actors) or sessions wait for people.",
                 unit="s",
@@ -96,15 +95,17 @@ def work() -> Row:
             lines(
                 "Sessions by status",
                 "What sessions do now. Those that wait hold no process.",
-                Query(FLEET.total(pending.SESSIONS, by="status"), "{{status}}"),
+                Query(FLEET.total(names.SESSIONS, by="status"), "{{status}}"),
                 stacked=True,
                 colours=STATUS_COLOURS,
             ),
             lines(
                 "Runs",
-                "Inputs accepted and runs ended, per second. Endings other than completed: see the status.",
+                "Inputs accepted by the chosen agents; of all agents, runs ended by status and requests to cancel; "
+                "per second.",
                 Query(or_zero(FLEET.rate(names.RUNS_ACCEPTED, AGENT)), "accepted"),
                 Query(FLEET.rate(names.RUNS_FINISHED, by="status"), "{{status}}"),
+                Query(FLEET.rate(names.CANCEL_REQUESTS), "cancel requests"),
                 unit="ops",
                 colours={"failed": RED, "quarantined": RED, "completed": GREEN},
             ),
@@ -126,17 +127,20 @@ def work() -> Row:
                 "Runs that are not finished, inbox items, sessions that are ready but have no session actor, and "
                 "timers to come. Ready sessions that stay above 0 want more actors (`UNDERSTUDY_MAX_ACTORS`, or "
                 "nodes).",
-                Query(FLEET.total(pending.RUNS_LIVE), "runs live"),
-                Query(FLEET.total(pending.INBOX_ITEMS), "inbox items"),
-                Query(FLEET.total(pending.READY_SESSIONS), "ready sessions"),
-                Query(FLEET.total(pending.TIMERS_PENDING), "timers pending"),
+                Query(FLEET.total(names.RUNS_LIVE), "runs live"),
+                Query(FLEET.total(names.INBOX_ITEMS), "inbox items"),
+                Query(FLEET.total(names.READY_SESSIONS), "ready sessions"),
+                Query(FLEET.total(names.TIMERS_PENDING), "timers pending"),
             ),
             lines(
-                "Sub-agents and timers",
-                "Sub-agents created, timers fired, per second, and by how much timers were late.",
+                "Sessions and timers",
+                "Sessions created, sub-agents among them, timers set and fired, per second, and by how much these "
+                "were late.",
+                Query(or_zero(FLEET.rate(names.SESSIONS_CREATED, AGENT)), "sessions"),
                 Query(or_zero(FLEET.rate(names.CHILDREN_SPAWNED, AGENT)), "sub-agents"),
+                Query(FLEET.rate(names.TIMERS_SET, by="kind"), "{{kind}}s set"),
                 Query(FLEET.rate(names.TIMERS_FIRED, by="kind"), "{{kind}}s fired"),
-                Query(FLEET.quantile(0.99, pending.TIMER_LATENESS), "late, p99"),
+                Query(FLEET.quantile(0.99, names.TIMER_LATENESS), "late, p99"),
                 unit="ops",
                 units={"late, p99": "s"},
             ),
@@ -158,13 +162,14 @@ def recovery() -> Row:
                     f"sum by (cause, waiting) (rate({FLEET.series(names.SESSION_CRASHES)}[$__rate_interval])) * 60",
                     "{{cause}}, waiting {{waiting}}",
                 ),
+                Query(or_zero(f"{FLEET.rate(names.SESSIONS_QUARANTINED, by='reason')} * 60"), "given up: {{reason}}"),
                 unit="cpm",
             ),
             lines(
                 "Detection",
                 "From a dead process's last sign of life to the detection of its death; an upper bound. Lines: 60 ms, "
                 "250 ms, 15 s. A hung process takes its probe's deadline.",
-                *quantiles(pending.CRASH_DETECTION),
+                *quantiles(names.CRASH_DETECTION),
                 unit="s",
                 thresholds=BUDGETS,
             ),
@@ -210,7 +215,7 @@ def recovery() -> Row:
                 "session actor never costs any. Standbys taken are the price of fast recovery.",
                 Query(FLEET.rate(names.MODEL_CALLS_REISSUED), "calls sent again"),
                 Query(FLEET.rate(names.TOKENS_REDONE), "tokens redone"),
-                Query(or_zero(FLEET.rate(pending.STANDBYS_TAKEN)), "standbys taken"),
+                Query(or_zero(FLEET.rate(names.STANDBYS_TAKEN)), "standbys taken"),
                 unit="ops",
             ),
             lines(
@@ -218,9 +223,9 @@ def recovery() -> Row:
                 "Activations by cause, sessions moved off drained nodes, sub-agents started again, sessions with a new "
                 "specification, and writes refused to superseded activations.",
                 Query(FLEET.rate(names.ACTIVATIONS, by="cause"), "activated: {{cause}}"),
-                Query(FLEET.rate(pending.SESSIONS_MOVED, by="forced"), "moved, forced {{forced}}"),
-                Query(or_zero(FLEET.rate(pending.CHILD_RESTARTS)), "sub-agents restarted"),
-                Query(or_zero(FLEET.rate(pending.SESSIONS_MIGRATED)), "migrated"),
+                Query(FLEET.rate(names.SESSIONS_MOVED, by="forced"), "moved, forced {{forced}}"),
+                Query(or_zero(FLEET.rate(names.CHILD_RESTARTS)), "sub-agents restarted"),
+                Query(or_zero(FLEET.rate(names.SESSIONS_MIGRATED)), "migrated"),
                 Query(FLEET.rate(names.FENCED_WRITES), "fenced writes"),
                 unit="ops",
             ),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from .. import conventions as names
-from . import pending
 from .indicators import AGENT, FLEET, MILLION, MODEL, model_error_share, quantiles
 from .model import BLUE, GREEN, GREY, RED, YELLOW, Query, Row, lines, table
-from .promql import or_zero
+from .promql import or_zero, share
 
 
 def models() -> Row:
     """Model calls, tokens and money."""
+    failed, answered = (
+        FLEET.rate(names.INFERENCE_DURATION, MODEL, chosen, by="model", suffix="_count")
+        for chosen in ('error_type!~"|aborted"', 'error_type!="aborted"')
+    )
     calls = FLEET.rate(names.INFERENCE_DURATION, MODEL, by="model, error_type", suffix="_count")
-    spent, allowed = (FLEET.total(pending.BUDGET_TOKENS, f'state="{state}"') for state in ("spent", "allowed"))
-    reserved = FLEET.total(pending.BUDGET_TOKENS, 'state="reserved"')
+    spent, allowed = (FLEET.total(names.BUDGET_TOKENS, f'state="{state}"') for state in ("spent", "allowed"))
+    reserved = FLEET.total(names.BUDGET_TOKENS, 'state="reserved"')
     tokens = {
         names.INFERENCE_INPUT_TOKENS: "input",
         names.INFERENCE_CACHED_TOKENS: "of which cached",
@@ -35,7 +38,8 @@ def models() -> Row:
                 "Model errors",
                 "Share of calls that failed for good, cancelled ones left out, and failed tries within calls. Retries "
                 "without errors: the endpoint is short (429) but patience helps.",
-                Query(or_zero(model_error_share(FLEET)), "failed for good"),
+                Query(or_zero(model_error_share(FLEET)), "all models"),
+                Query(share(failed, answered), "{{model}}"),
                 Query(or_zero(FLEET.rate(names.MODEL_RETRY_COUNT, MODEL)), "retries per second"),
                 unit="percentunit",
                 units={"retries per second": "ops"},
@@ -82,7 +86,7 @@ def models() -> Row:
             lines(
                 "Model calls in flight",
                 "By node service. At a profile's `max_concurrency` more calls wait in line.",
-                Query(FLEET.total(pending.MODEL_CALLS_IN_FLIGHT, by="instance"), "{{instance}}"),
+                Query(FLEET.total(names.MODEL_CALLS_IN_FLIGHT, by="instance"), "{{instance}}"),
                 stacked=True,
                 width=12,
             ),
@@ -119,10 +123,11 @@ def tools() -> Row:
             ),
             lines(
                 "Waiting for people",
-                "Questions asked and answered. A growing gap wants somebody: `understudy ps`, `understudy answer`.",
-                Query(FLEET.total(names.INPUTS_REQUESTED), "asked"),
-                Query(or_zero(FLEET.total(names.INPUTS_RECEIVED)), "answered"),
-                Query(or_zero(FLEET.total(pending.SESSIONS, 'status="waiting_for_input"')), "sessions waiting now"),
+                "Questions asked and answered, each within the graph's step, and the sessions that wait for an "
+                "answer. These want somebody: `understudy ps`, `understudy answer`.",
+                Query(FLEET.increase(names.INPUTS_REQUESTED), "asked"),
+                Query(or_zero(FLEET.increase(names.INPUTS_RECEIVED)), "answered"),
+                Query(or_zero(FLEET.total(names.SESSIONS, 'status="waiting_for_input"')), "sessions waiting now"),
                 width=6,
             ),
         ),
@@ -153,9 +158,10 @@ def store() -> Row:
             ),
             lines(
                 "Projection lag",
-                "Age of the oldest event that a sink has not taken. Growing: the collector refuses or is slow; "
-                "nothing is lost, the cursor waits.",
-                Query(FLEET.total(pending.LAG, by="sink", function="max"), "{{sink}}"),
+                "Age of the oldest event that a sink has not taken; growing: the collector refuses or is slow, nothing "
+                "is lost. And the age of what is counted in the store: sessions, inboxes, budgets.",
+                Query(FLEET.total(names.LAG, by="sink", function="max"), "{{sink}}"),
+                Query(FLEET.total(names.STORE_COUNTS_AGE, function="max"), "counts of the store"),
                 unit="s",
                 width=6,
                 thresholds=((60, RED),),
@@ -163,9 +169,9 @@ def store() -> Row:
             lines(
                 "Exports",
                 "What sinks took per second, batches they refused, and events they have not taken yet.",
-                Query(FLEET.rate(pending.EXPORTED, by="sink"), "{{sink}} taken"),
-                Query(FLEET.rate(pending.EXPORT_FAILURES, by="sink"), "{{sink}} refused"),
-                Query(FLEET.total(pending.LAG_EVENTS, by="sink"), "{{sink}} not taken yet"),
+                Query(FLEET.rate(names.EXPORTED, by="sink"), "{{sink}} taken"),
+                Query(FLEET.rate(names.EXPORT_FAILURES, by="sink"), "{{sink}} refused"),
+                Query(FLEET.total(names.LAG_EVENTS, by="sink"), "{{sink}} not taken yet"),
                 width=6,
             ),
         ),
@@ -181,30 +187,30 @@ def nodes() -> Row:
                 "Session actors",
                 "Those that act, wait with their session, or stand by, and how many there may be. No standby: the next "
                 "crash waits for a process to start.",
-                Query(FLEET.total(pending.FRAMES, by="state"), "{{state}}"),
-                Query(FLEET.total(pending.ACTORS_CAP), "cap"),
+                Query(FLEET.total(names.FRAMES, by="state"), "{{state}}"),
+                Query(FLEET.total(names.ACTORS_CAP), "cap"),
                 colours={"cap": RED, "standby": BLUE, "acting": GREEN, "waiting": GREY},
                 width=6,
             ),
             lines(
                 "Memory of session actors",
                 "By node; with the memory that is still free, which the cap follows.",
-                Query(FLEET.total(pending.FRAMES_MEMORY, by="instance"), "{{instance}}"),
-                Query(FLEET.total(pending.MEMORY_AVAILABLE, by="instance"), "{{instance}} free"),
+                Query(FLEET.total(names.FRAMES_MEMORY, by="instance"), "{{instance}}"),
+                Query(FLEET.total(names.MEMORY_AVAILABLE, by="instance"), "{{instance}} free"),
                 unit="bytes",
                 width=6,
             ),
             lines(
                 "Memory of node services",
                 "Resident memory. It grows with sessions at work, not with those in the store.",
-                Query(FLEET.total(pending.SERVICE_MEMORY, by="instance"), "{{instance}}"),
+                Query(FLEET.total(names.SERVICE_MEMORY, by="instance"), "{{instance}}"),
                 unit="bytes",
                 width=6,
             ),
             table(
                 "Versions",
                 "What each node service runs. Two versions that stay: an update that did not reach every node.",
-                Query(f"count by (instance, version) ({FLEET.series(pending.BUILD_INFO)})", now=True, format="table"),
+                Query(f"count by (instance, version) ({FLEET.series(names.BUILD_INFO)})", now=True, format="table"),
                 width=6,
                 height=8,
             ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .. import conventions as names
-from . import pending
 from .model import ORANGE, RED, YELLOW, Query
 from .promql import Scope, share
 
@@ -21,15 +20,15 @@ BUDGETS = ((RESUMED_P50, YELLOW), (RESUMED_P99, ORANGE), (NODE_LOST, RED))
 
 def unaccounted(scope: Scope) -> str:
     """Runs accepted − finished − live, those of node services that are gone for good included: always 0."""
-    live = scope.total(pending.RUNS_LIVE)
+    live = scope.total(names.RUNS_LIVE)
 
     def counted(expr: str) -> str:
         return f"({expr} or {live} * 0)"  # with the labels of the others, where nothing was counted yet
 
     accepted = counted(scope.total(names.RUNS_ACCEPTED))
     finished = counted(scope.total(names.RUNS_FINISHED))
-    accepted_before = counted(scope.total(pending.RUNS_CARRIED, 'state="accepted"'))
-    finished_before = counted(scope.total(pending.RUNS_CARRIED, 'state="finished"'))
+    accepted_before = counted(scope.total(names.RUNS_CARRIED, 'state="accepted"'))
+    finished_before = counted(scope.total(names.RUNS_CARRIED, 'state="finished"'))
     return f"{accepted} + {accepted_before} - {finished} - {finished_before} - {live}"
 
 

@@ -344,5 +344,11 @@ def lines(title: str, description: str, *queries: Query, stacked: bool = False, 
 def table(title: str, description: str, query: Sql | Query, **settings: Any) -> Panel:
     """Rows as the query gives them."""
     options = {"showHeader": True, "cellHeight": "sm", "footer": {"show": False, "reducer": ["sum"], "fields": ""}}
-    shape = {"width": COLUMNS, "height": 10, "custom": {"align": "auto", "filterable": True}, **settings}
+    shape = {
+        "width": COLUMNS,
+        "height": 10,
+        "unit": "none",
+        "custom": {"align": "auto", "filterable": True},
+        **settings,
+    }
     return Panel(kind="table", title=title, description=description, queries=(query,), options=options, **shape)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..conventions import prometheus_name
+from ..live_table import ROWS
 from ..metric_table import TABLE
 
-_ROWS = {row.name: row for row in TABLE}
+METRICS = {row.name: row for row in (*TABLE, *ROWS)}
+"""Every metric there is, by its name."""
 
 
 def wire(name: str) -> str:
     """What a metric is called in Prometheus; a histogram without the suffixes of its series."""
-    row = _ROWS.get(name)
-    if row is None:
-        return prometheus_name(name)
+    row = METRICS[name]
     return prometheus_name(name, row.unit) + ("_total" if row.kind == "counter" else "")
 
 
@@ -64,9 +64,12 @@ class Scope:
         return f"{function} by ({labels}) " if labels else function
 
 
+ZERO = " or on() vector(0)"
+
+
 def or_zero(expr: str) -> str:
     """0 where nothing has happened yet. `on()`: nothing is added where there is any series, whatever its labels."""
-    return f"{expr} or on() vector(0)"
+    return f"{expr}{ZERO}"
 
 
 def share(part: str, whole: str) -> str:

@@ -6,9 +6,9 @@ import json
 from urllib.parse import quote
 
 from .. import conventions as names
-from . import pending, sql
+from . import sql
 from .model import METRICS, STORE, Dashboard, Link, Panel, Query, Row, Sql, Variable, lines, table
-from .promql import Scope, or_zero, wire
+from .promql import Scope, or_zero
 
 UID = "understudy-session-tree"
 AGENTS = Scope(('job=~"$job"', 'agent=~"$agents"'))
@@ -172,7 +172,7 @@ def _agents() -> Row:
 
 def session_tree() -> Dashboard:
     """One session and all below it, as the store knows them."""
-    job = f"label_values({wire(pending.FRAMES)}, job)"
+    job = f"label_values({Scope().series(names.FRAMES)}, job)"
     return Dashboard(
         uid=UID,
         title="Understudy: session tree",
