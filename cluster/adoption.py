@@ -82,8 +82,9 @@ class Adoption:
                 await self.look()
             except UnderstudyError as error:
                 log.warning("the logs of services that are gone are looked after later: %s", error)
-            try:
-                await asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
+            try:  # not `wait_for`, which can swallow a cancellation
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._changed.wait()
             except TimeoutError:
                 pass
 

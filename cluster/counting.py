@@ -63,8 +63,9 @@ class Counting:
             await self.count()
             ended = time.monotonic()
             pause = SCRAPED_COUNT_SECONDS if ended - self.scraped < SCRAPED_WITHIN else COUNT_SECONDS
-            try:
-                await asyncio.wait_for(self._changed.wait(), max(pause, (ended - began) / SHARE))
+            try:  # not `wait_for`, which can swallow a cancellation
+                async with asyncio.timeout(max(pause, (ended - began) / SHARE)):
+                    await self._changed.wait()
             except TimeoutError:
                 pass
 

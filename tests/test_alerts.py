@@ -79,7 +79,7 @@ SILENCE, OUTAGE = of(names.SUPERVISOR_SILENCE), of(names.STORE_OUTAGE)
 CRASHES = of(names.SESSION_CRASHES, 'cause="process_died"', 'waiting="false"')
 WAITING = of(names.SESSION_CRASHES, 'cause="process_died"', 'waiting="true"')
 LAG = of(names.LAG, 'sink="spans"')
-QUARANTINED = of(names.RUNS_FINISHED, 'status="quarantined"')
+QUARANTINED = of(names.SESSIONS_QUARANTINED, 'reason="no_progress"')
 
 CASES = [
     Case("nobody is there", "Gone", {"other": "0x20"}, 5, "No node service is scraped any more", {}),
@@ -107,7 +107,7 @@ CASES = [
          "1 sessions died and have made no progress since"),
     Case("one that recovers", "StuckSessions", {of(names.SESSIONS_STUCK): "0 1 1 0x20"}, 7),
     Case("one was given up", "SessionsQuarantined", {QUARANTINED: "0x5 1x20"}, 7,
-         "1 runs ended in quarantine within 15 minutes: a person has to look"),
+         "1 sessions were given up within 15 minutes: a person has to look"),
     Case("long ago", "SessionsQuarantined", {QUARANTINED: "0x5 1x60"}, 40),
     Case("a third fails", "ModelErrorsFast", calls("0+20x90", "0+10x90"), 80,
          "33.33% of model calls fail: a month's budget is gone in two days"),

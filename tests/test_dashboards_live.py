@@ -36,9 +36,8 @@ NOT_TODAY = (
     "ALERTS",
     wire(names.INFERENCE_CACHED_TOKENS),
     wire(names.INFERENCE_REASONING_TOKENS),
-    wire(names.SESSIONS_QUARANTINED),
 )
-"""What did not happen: no alert fired, the offline model caches nothing and does not reason, nothing was given up."""
+"""What did not happen: no alert fired, and the offline model caches nothing and does not reason."""
 
 
 @dataclass

@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 from sqlalchemy import text
 
 from understudy.cluster import adoption
+from understudy.cluster.node_service import NodeService
 from understudy.observability import conventions as names
 from understudy.observability.export import read_spans
 from understudy.observability.live_table import LIVE_TABLE
@@ -164,6 +165,11 @@ def test_no_metric_is_left_out() -> None:
     assert EXPECTED.keys() == {row.name for row in TABLE if row.measures}
 
 
+async def pruned(service: NodeService, session_id: str) -> None:
+    """Remove a session's events, as far as they may be."""
+    await service.journal.submit(lambda tx: retention.drop_events(tx, session_id, 1 << 62))
+
+
 class Deaths:
     """Kills frames and the node service at random points, `DEATHS` times; looks at the metrics around each."""
 
@@ -218,9 +224,9 @@ async def test_a_hundred_deaths_leave_every_counter_exact(tmp_path: Path) -> Non
             await asyncio.gather(*(kernel.run(session_id, lead) for session_id in sessions))
             await kernel.quiet()
             events.read()
-            await kernel.service.projection._checkpoint()
+            await kernel.remote(lambda life: life.service.projection._checkpoint())
             for session_id in sessions:  # what is exported may go, the rest stays
-                await kernel.service.journal.submit(lambda tx, s=session_id: retention.drop_events(tx, s, 1 << 62))
+                await kernel.remote(lambda life, s=session_id: pruned(life.service, s))
             scrapes += [*deaths.before, counters(shown(kernel.service.projection.metrics))]
             deaths.before.clear()
         kernel.on_point = None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from understudy import Cluster, Session
 from understudy.cluster import background, ray_edge
@@ -132,6 +135,57 @@ def homes(stage: Stage, second: list[SecondNode]) -> tuple[str, str]:
     return here, there
 
 
+def scraped(stage: Stage, name: str, **labels: str) -> float:
+    """The sum of a metric's samples over all node services."""
+    amount = 0.0
+    for service in stage.cluster.services():
+        if service.role == "node" and service.address:
+            with urllib.request.urlopen(service.address) as response:
+                found = text_string_to_metric_families(response.read().decode())
+            amount += sum(
+                sample.value
+                for family in found
+                for sample in family.samples
+                if sample.name == name and labels.items() <= sample.labels.items()
+            )
+    return amount
+
+
+def carried(stage: Stage) -> float:
+    """Runs of services that are gone."""
+    return scraped(stage, "understudy_runs_carried", state="accepted")
+
+
+def balanced(stage: Stage) -> bool:
+    """Whether no run is lost, or counted twice."""
+    accepted = scraped(stage, "understudy_runs_accepted_total") + carried(stage)
+    finished = scraped(stage, "understudy_runs_finished_total")
+    finished += scraped(stage, "understudy_runs_carried", state="finished")
+    return accepted - finished == scraped(stage, "understudy_runs_live")
+
+
+def test_each_node_leads_prometheus_to_all(stage: Stage, second: list[SecondNode]) -> None:
+    """Given two nodes, then each service names both to Prometheus, is ready, and knows memory and supervisor."""
+    addresses = {service.address for service in stage.cluster.services() if service.role == "node"}
+    assert len(addresses) == 2
+    for address in addresses:
+        base = address.removesuffix("/metrics")
+
+        def listed(base: str = base) -> set[str]:
+            with urllib.request.urlopen(f"{base}/targets") as response:
+                found = json.load(response)
+            return {f"http://{target}/metrics" for entry in found for target in entry["targets"]}
+
+        wait_until(lambda: listed() == addresses, "all services are listed")
+        with urllib.request.urlopen(f"{base}/readyz") as response:
+            assert response.status == 200
+    assert stage.spawn().send("hello").result(PATIENCE).ok
+    wait_until(lambda: balanced(stage), "no run is lost")
+    for name in ("understudy_actors_cap", "understudy_memory_available_bytes", "understudy_frames_memory_bytes"):
+        assert scraped(stage, name) > 0
+    assert 0 <= scraped(stage, "understudy_supervisor_silence_seconds") < 2 * 12
+
+
 def test_sessions_are_spread_over_the_nodes(stage: Stage, second: list[SecondNode]) -> None:
     """Given two nodes, when one client starts and follows sessions, then each node runs half, on its own frames."""
     here, there = homes(stage, second)
@@ -195,6 +249,8 @@ def test_a_stopped_frame_is_killed_through_its_node(stage: Stage, second: list[S
     assert gone(pid)
     assert set(places(session)) == {there}
     assert stage.effects() == ["slow"]
+    [crash] = of(session.events(), SessionCrashed)
+    assert 4_000_000 < crash.unseen < 20_000_000  # a probe that was answered, and one that was not
     stage.check()
 
 
@@ -265,6 +321,7 @@ def test_a_node_is_lost_and_another_joins(stage: Stage, second: list[SecondNode]
     assert [event.run_id for event in list(idle.send("after", run_id="after"))][-1] == "after"
     assert idle.info().node_id == here
     assert list(node_pids(stage.cluster)) == [here]
+    wait_until(lambda: balanced(stage) and carried(stage) > 0, "another service tells of the lost node's runs")
     second.append(SecondNode(ray_cluster))
     wait_until(lambda: len(node_pids(stage.cluster)) == 2, "the new node has a service")
     _, joined = homes(stage, second)

@@ -138,10 +138,10 @@ def alerts() -> tuple[Alert, ...]:
         ),
         Alert(
             name="UnderstudySessionsQuarantined",
-            conditions=(Condition(_over("15m").increase(names.RUNS_FINISHED, 'status="quarantined"'), "> 0"),),
+            conditions=(Condition(_over("15m").increase(names.SESSIONS_QUARANTINED), "> 0"),),
             lasting="0m",
             severity="warning",
-            summary="{{ $value | humanize }} runs ended in quarantine within 15 minutes: a person has to look",
+            summary="{{ $value | humanize }} sessions were given up within 15 minutes: a person has to look",
         ),
         _error_burn(
             "UnderstudyModelErrorsFast", 14.4, "5m", "1h", lasting="2m", severity="critical",

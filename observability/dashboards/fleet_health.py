@@ -162,7 +162,7 @@ def recovery() -> Row:
                     f"sum by (cause, waiting) (rate({FLEET.series(names.SESSION_CRASHES)}[$__rate_interval])) * 60",
                     "{{cause}}, waiting {{waiting}}",
                 ),
-                Query(or_zero(f"{FLEET.rate(names.SESSIONS_QUARANTINED, by='reason')} * 60"), "given up: {{reason}}"),
+                Query(f"{FLEET.rate(names.SESSIONS_QUARANTINED, by='reason')} * 60", "given up: {{reason}}"),
                 unit="cpm",
             ),
             lines(

@@ -90,6 +90,7 @@ class Panel:
         width: in columns, of 24.
         height: in Grafana's units of 30 pixels.
         thresholds: from which value on which colour; below the first it is `base`.
+        mappings: a value's text and colour.
         colours: by the name of a series or column.
         links, units: by the name of a column.
         custom: settings of the panel's kind for its fields.

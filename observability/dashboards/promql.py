@@ -8,7 +8,7 @@ from ..conventions import prometheus_name
 from ..live_table import ROWS
 from ..metric_table import TABLE
 
-METRICS = {row.name: row for row in (*TABLE, *ROWS)}
+METRICS = {row.name: row for row in TABLE} | {row.name: row for row in ROWS}
 """Every metric there is, by its name."""
 
 
