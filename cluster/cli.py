@@ -11,9 +11,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from understudy.errors import InvalidInput
 
 from . import (
     certify_command,
@@ -23,8 +25,12 @@ from . import (
     store_commands,
     top_command,
     trace_command,
+    up_command,
 )
 from .command import Commands, Json, Store, command, print_json
+
+if TYPE_CHECKING:
+    from .results import DrainInfo
 
 app = typer.Typer(
     name="understudy",
@@ -42,6 +48,7 @@ app.command()(top_command.top)
 app.command()(console_command.console)
 app.command()(trace_command.trace)
 app.command()(dashboards_command.dashboards)
+app.command()(up_command.up)
 
 
 @contextmanager
@@ -284,6 +291,9 @@ def drain(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing is left there.")] = True,
     undo: Annotated[bool, typer.Option("--undo", help="Take it back: the node gets sessions again.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Park everything, on all nodes, and end the services.")] = False,
+    here: Annotated[
+        bool, typer.Option("--here", help="The node that this runs at, for all stores: for a pod's preStop hook.")
+    ] = False,
     store: Store = None,
     json: Json = False,
 ) -> int:
@@ -291,6 +301,12 @@ def drain(
 
     No model call is paid twice and no tool is cut off before the timeout. Without NODE: show what is drained.
     """
+    if here:
+        if node is not None or undo or stop:
+            raise InvalidInput("--here goes with --timeout and --no-wait only")
+        from .leaving import drain_here
+
+        return _told(drain_here(timeout, wait=wait), ok=not wait, json=json)
     with connected(store, start=False) as cluster:
         if undo and node is not None:
             done = cluster.undrain(node)
@@ -298,11 +314,16 @@ def drain(
             return 0 if done else 1
         listed = node is None and not stop
         drains = cluster.drains() if listed else cluster.drain(node, timeout, wait=wait, stop=stop)
+    return _told(drains, ok=listed or not wait, json=json)
+
+
+def _told(drains: list[DrainInfo], *, ok: bool, json: bool) -> int:
+    """Say how drains stand; returns the exit code."""
     if json:
         print_json({"drains": rendering.plain(drains)})
     else:
         rendering.print_drains(drains)
-    return 0 if listed or not wait or all(drain.finished_at for drain in drains) else 1
+    return 0 if ok or all(drain.finished_at for drain in drains) else 1
 
 
 @app.command()

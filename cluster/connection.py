@@ -90,6 +90,14 @@ class Connection:
         self._supervisor = await asyncio.to_thread(supervisor_handle, self.settings) or self._supervisor
         await self.nodes.learn()
 
+    async def renew(self, timeout: float) -> bool:
+        """Give this client's credentials to the services again, whatever became of them; False if they were ended."""
+        self._supervisor = supervisor_handle(self.settings)
+        if self._supervisor is None:
+            return False
+        await self._attach(timeout)
+        return True
+
     def _bootstrap(self, timeout: float) -> None:
         spans = str(state_directory() / "spans" / self.settings.instance)
         command = [sys.executable, "-m", "understudy.cluster.bootstrap", "--address", self._address]

@@ -263,13 +263,13 @@ class RayMachinery:
         return 1.0
 
     def holder_is_dead(self, holder: str) -> bool:
-        """A former supervisor of this cluster (its generation is fenced), or a process of this machine that is gone."""
+        """A former supervisor of this cluster (its generation is fenced), or a process that would be seen here."""
         cluster, instance, process = holder.rsplit("/", 2)
         if (cluster, instance) == (str(ray.get_runtime_context().gcs_address), self._settings.instance):
             return True
-        boot, pid, _ = process.split(":")
+        where, pid, _ = process.split(":")
         here = process_identity(os.getpid()).split(":")[0]
-        return boot == here and (not psutil.pid_exists(int(pid)) or process_identity(int(pid)) != process)
+        return where == here and (not psutil.pid_exists(int(pid)) or process_identity(int(pid)) != process)
 
     async def stop(self) -> None:
         """End all frames and node services of this cluster."""

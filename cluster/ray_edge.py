@@ -296,12 +296,16 @@ def find_actor(name: str) -> Any | None:
 
 
 def process_identity(pid: int) -> str:
-    """A process, so that a later one with the same pid is told apart: `boot:pid:start time`."""
+    """A process, so that a later one with the same pid is told apart: `where:pid:start time`.
+
+    Where is a boot of a machine, and a namespace of pids: containers of one machine have pids of their own.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    where = f"{boot}-{Path('/proc/self/ns/pid').stat().st_ino}"
     try:
-        return f"{boot}:{pid}:{psutil.Process(pid).create_time():.2f}"
+        return f"{where}:{pid}:{psutil.Process(pid).create_time():.2f}"
     except psutil.NoSuchProcess:
-        return f"{boot}:{pid}:gone"
+        return f"{where}:{pid}:gone"
 
 
 def kill_process(pid: int, timeout: float = 5.0) -> bool:

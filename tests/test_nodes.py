@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from understudy import Cluster, Session
 from understudy.cluster import background, ray_edge
 from understudy.cluster.doctor import examine
+from understudy.cluster.leaving import drain_node
 from understudy.errors import CannotDrain
 from understudy.events import ModelCallReissued, SessionActivated, SessionCrashed, TextDelta, ToolInDoubt
 
@@ -331,8 +332,9 @@ def test_a_node_is_lost_and_another_joins(stage: Stage, second: list[SecondNode]
 
 
 def test_a_node_is_drained(stage: Stage, second: list[SecondNode], ray_cluster: str) -> None:
-    """Given a tool at work on the second node, when that is drained by hand, told to end by SIGTERM, or taken away by
-    Ray with a notice, then the tool ends there, the next round is the other node's, and nothing is done twice."""
+    """Given a tool at work on the second node, when that is drained by hand, by what runs there, told to end by
+    SIGTERM, or taken away by Ray with a notice, then the tool ends there, the next round is the other node's, and
+    nothing is done twice."""
     here, there = homes(stage, second)
 
     def terminate() -> None:
@@ -348,10 +350,14 @@ def test_a_node_is_drained(stage: Stage, second: list[SecondNode], ray_cluster: 
     def drain() -> None:
         stage.cluster.drain(there[:12], wait=False)
 
+    def leave() -> None:
+        [found] = background.wait(drain_node(there, 60.0, wait=False))
+        assert (found.node_id, found.reason) == (there, "asked for there")
+
     def standbys() -> list[int]:
         return [info.pid for info in stage.cluster.services() if (info.role, info.node_id) == ("standby", there)]
 
-    for way in (drain, terminate, announce):
+    for way in (drain, leave, terminate, announce):
         name = f"slow-{way.__name__}"
         [session] = at(stage, there, 1)
         before = stage.server.stats.requests

@@ -1,0 +1,262 @@
+"""What we demand of our own manifests: of pods, and of what refers to something else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from understudy.config import has_credentials, is_secret_name
+
+from .objects import Manifest, Pod, named, of_kind, pods, selects
+
+Secrets = Mapping[str, frozenset[str]]
+"""Secrets that whoever installs this must have made, with their keys."""
+
+WRITABLE = ("/tmp", "/home/understudy")
+PORT_NAME_LENGTH = 15
+DRAIN_SPARE_SECONDS = 30
+"""What the hook's process takes besides the drain's own timeout, and what Ray needs to end."""
+
+APPLIED_BYTES = 256 * 1024
+"""`kubectl apply` keeps what it applied in an annotation; all annotations together may have so many bytes."""
+
+
+def findings(documents: list[Manifest], provided: Secrets) -> list[str]:
+    """What is wrong with manifests that belong together."""
+    found = []
+    for pod in pods(documents):
+        for check in (_rights, _resources, _ports, _goodbye, _spread, _secrets_there):
+            found += [f"{pod.name}: {problem}" for problem in check(pod)]
+        found += [f"{pod.name}: {problem}" for problem in _references(pod, documents, provided)]
+        found += [f"{pod.name}: {problem}" for problem in _metrics_port(pod, documents)]
+        found += [f"{pod.name}: {problem}" for problem in _store(pod, documents)]
+    found += _images(pods(documents))
+    found += _selectors(documents)
+    for document in documents:
+        found += [f"{named(document)}: {problem}" for problem in _clear_secrets(document)]
+    for document in of_kind(documents, "ConfigMap"):
+        found += [f"{named(document)}: {problem}" for problem in _config_map(document)]
+    return found
+
+
+def _rights(pod: Pod) -> Iterator[str]:
+    around = pod.spec.get("securityContext") or {}
+    if (around.get("seccompProfile") or {}).get("type") != "RuntimeDefault":
+        yield "no seccomp profile"
+    if pod.spec.get("automountServiceAccountToken") is not False and pod.role != "head":
+        yield "it has a token of the API server"
+    for container in pod.containers():
+        name, own = container.get("name"), container.get("securityContext") or {}
+        if not {**around, **own}.get("runAsNonRoot") or {**around, **own}.get("runAsUser", 0) == 0:
+            yield f"{name} may run as root"
+        if own.get("allowPrivilegeEscalation") is not False or (own.get("capabilities") or {}).get("drop") != ["ALL"]:
+            yield f"{name} may get more rights"
+        if not own.get("readOnlyRootFilesystem"):
+            yield f"{name} may write its image"
+        mounted = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
+        if not mounted.issuperset(WRITABLE):
+            yield f"{name} lacks a place to write: {', '.join(sorted(set(WRITABLE) - mounted))}"
+
+
+def _resources(pod: Pod) -> Iterator[str]:
+    for container in pod.containers():
+        given = container.get("resources") or {}
+        if not {"cpu", "memory"} <= (given.get("requests") or {}).keys():
+            yield f"{container.get('name')} requests no CPU or no memory"
+        if "memory" not in (given.get("limits") or {}):
+            yield f"{container.get('name')} has no limit of memory"
+
+
+def _ports(pod: Pod) -> Iterator[str]:
+    names = [port.get("name", "") for container in pod.containers() for port in container.get("ports", [])]
+    for name in names:
+        if not name or len(name) > PORT_NAME_LENGTH:
+            yield f"port name {name!r} has no or more than {PORT_NAME_LENGTH} characters"
+    if len(set(names)) < len(names):
+        yield "a port name is there twice"
+    for container in pod.containers():
+        for kind in ("readinessProbe", "livenessProbe", "startupProbe"):
+            port = (container.get(kind) or {}).get("httpGet", {}).get("port")
+            if port is not None and port not in pod.ports() and port not in pod.ports().values():
+                yield f"{kind} asks port {port}, which is not there"
+
+
+def _goodbye(pod: Pod) -> Iterator[str]:
+    if pod.role != "worker":
+        return
+    [*_, container] = pod.containers(with_init=False)[:1] or [{}]
+    command = (((container.get("lifecycle") or {}).get("preStop") or {}).get("exec") or {}).get("command") or []
+    if command[:3] != ["understudy", "drain", "--here"]:
+        yield "it is not drained before it ends (preStop)"
+        return
+    seconds = float(command[command.index("--timeout") + 1]) if "--timeout" in command else 600.0
+    grace = pod.spec.get("terminationGracePeriodSeconds", 30)
+    if seconds + DRAIN_SPARE_SECONDS > grace:
+        yield f"the drain may take {seconds:g} s, and the pod is killed after {grace} s"
+    if "readinessProbe" not in container:
+        yield "nobody asks whether its node service works (readinessProbe)"
+
+
+def _spread(pod: Pod) -> Iterator[str]:
+    for constraint in pod.spec.get("topologySpreadConstraints", []):
+        if not selects(constraint.get("labelSelector"), pod.labels):
+            yield f"it is not among those that are spread over {constraint.get('topologyKey')}"
+
+
+def _secrets_there(pod: Pod) -> Iterator[str]:
+    if pod.role == "worker" and any(kind == "Secret" for kind, _, _ in _referred(pod)):
+        yield "it has a secret, and tools run there"
+
+
+def _referred(pod: Pod) -> Iterator[tuple[str, str, str]]:
+    """What a pod refers to: kind, name, key (empty: all of it)."""
+    for container in pod.containers():
+        for source in container.get("envFrom", []):
+            for field, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
+                if field in source:
+                    yield kind, source[field]["name"], ""
+        for variable in container.get("env", []):
+            for field, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
+                if field in variable.get("valueFrom", {}):
+                    yield kind, variable["valueFrom"][field]["name"], variable["valueFrom"][field]["key"]
+    for volume in pod.spec.get("volumes", []):
+        if "persistentVolumeClaim" in volume:
+            yield "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"], ""
+        if "configMap" in volume:
+            yield "ConfigMap", volume["configMap"]["name"], ""
+        if "secret" in volume:
+            yield "Secret", volume["secret"]["secretName"], ""
+
+
+def _references(pod: Pod, documents: list[Manifest], provided: Secrets) -> Iterator[str]:
+    there = {
+        (document["kind"], document["metadata"]["name"]): (document.get("data") or {}).keys() for document in documents
+    }
+    there |= {("Secret", name): dict.fromkeys(keys).keys() for name, keys in provided.items()}
+    for kind, name, key in _referred(pod):
+        if (kind, name) not in there:
+            yield f"there is no {kind} {name}"
+        elif key and key not in there[kind, name]:
+            yield f"{kind} {name} has no {key}"
+    volumes = {volume["name"] for volume in pod.spec.get("volumes", [])}
+    for container in pod.containers():
+        for mount in container.get("volumeMounts", []):
+            if mount["name"] not in volumes:
+                yield f"{container.get('name')}: there is no volume {mount['name']}"
+
+
+def _settings(documents: list[Manifest]) -> dict[str, str]:
+    for document in of_kind(documents, "ConfigMap"):
+        if document["metadata"]["name"] == "understudy":
+            return dict(document.get("data") or {})
+    return {}
+
+
+def _metrics_port(pod: Pod, documents: list[Manifest]) -> Iterator[str]:
+    given = pod.ports().get("understudy")
+    wanted = _settings(documents).get("UNDERSTUDY_METRICS_PORT")
+    if given is not None and wanted is not None and str(given) != wanted:
+        yield f"port understudy is {given}, UNDERSTUDY_METRICS_PORT {wanted}"
+
+
+def _store(pod: Pod, documents: list[Manifest]) -> Iterator[str]:
+    """A SQLite file is on a volume of the head, where all work is done; with PostgreSQL none is done there."""
+    if pod.role == "submitter" or not _settings(documents):
+        return
+    dsn = _settings(documents).get("UNDERSTUDY_STORE", "postgresql://")
+    cpus = str(pod.start.get("num-cpus", ""))
+    if not dsn.startswith("sqlite"):
+        if pod.role == "head" and cpus != "0":
+            yield "the supervisor may be at the head, which offers CPUs"
+        return
+    if pod.role == "worker":
+        yield "with SQLite nothing is ever done at a worker"
+        return
+    if cpus == "0":
+        yield "with SQLite the head must offer CPUs"
+    claims = {volume["name"] for volume in pod.spec.get("volumes", []) if "persistentVolumeClaim" in volume}
+    mounts = [mount for container in pod.containers() for mount in container.get("volumeMounts", [])]
+    path = dsn.removeprefix("sqlite:///")
+    if not any(mount["name"] in claims and path.startswith(mount["mountPath"] + "/") for mount in mounts):
+        yield f"{path} is on no volume"
+
+
+def _images(found: list[Pod]) -> Iterator[str]:
+    images = {container.get("image", "") for pod in found for container in pod.containers()}
+    if len(images) > 1:
+        yield f"several images: {', '.join(sorted(images))}"
+    for image in images:
+        name, _, tag = image.rpartition(":")
+        if not name or tag == "latest" or "/" in tag:
+            yield f"image {image}: say which version"
+
+
+def _selectors(documents: list[Manifest]) -> Iterator[str]:
+    """Whatever selects pods selects some, and what it wants of them is there."""
+    found = pods(documents)
+    for document in of_kind(documents, "PodMonitor", "PodDisruptionBudget", "NetworkPolicy"):
+        spec = document["spec"]
+        meant = [pod for pod in found if selects(spec.get("selector", spec.get("podSelector")), pod.labels)]
+        if not meant and found:
+            yield f"{named(document)} selects no pod"
+        for endpoint in spec.get("podMetricsEndpoints", []):
+            if meant and not any(endpoint.get("port") in pod.ports() for pod in meant):
+                yield f"{named(document)}: no pod has a port {endpoint.get('port')}"
+        if document["kind"] != "PodDisruptionBudget" or not meant:
+            continue
+        least, wanted = sum(pod.least for pod in meant), spec.get("minAvailable")
+        # Kubernetes, "Specifying a Disruption Budget", arbitrary workloads: for pods of what has no scale.
+        if not isinstance(wanted, int) or "maxUnavailable" in spec:
+            yield f"{named(document)}: only a whole number in minAvailable works for a RayCluster's pods"
+        elif wanted >= least:
+            yield f"{named(document)}: no pod may ever be taken away: {wanted} of {least}"
+        elif wanted < 1:
+            yield f"{named(document)}: all may be taken away at once"
+
+
+def _clear_secrets(value: Any, name: str = "") -> Iterator[str]:
+    """Passwords and keys in clear, wherever they stand."""
+    if isinstance(value, dict):
+        if value.get("kind") == "Secret" and (value.get("data") or value.get("stringData")):
+            yield "a Secret with its content"
+        own = value.get("name") if isinstance(value.get("value"), str) else None
+        if own is not None and _is_clear(str(own), value["value"]):
+            yield f"{own} in clear"
+        for key, item in value.items():
+            if isinstance(item, str) and key != "value" and _is_clear(str(key), item) and name == "data":
+                yield f"{key} in clear"
+            # Ray keeps a runtime environment, variables included, where everybody can read it.
+            inner = yaml.safe_load(item) if key == "runtimeEnvYAML" else None
+            for variable in (inner or {}).get("env_vars", {}):
+                if is_secret_name(variable):
+                    yield f"{variable} in clear"
+            yield from _clear_secrets(item, str(key))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _clear_secrets(item, name)
+    elif isinstance(value, str) and has_credentials(value):
+        yield f"{name} has a password in it"
+
+
+def _is_clear(name: str, value: str) -> bool:
+    return is_secret_name(name) and bool(value) and not value.startswith("sqlite:") and not name.endswith(".json")
+
+
+def _config_map(document: Manifest) -> Iterator[str]:
+    if len(json.dumps(document)) > APPLIED_BYTES:
+        yield "too large for `kubectl apply`"
+    if (document["metadata"].get("labels") or {}).get("grafana_dashboard") != "1":
+        if any(key.endswith(".json") for key in document.get("data") or {}):
+            yield "Grafana finds dashboards by the label grafana_dashboard"
+        return
+    for key, text in (document.get("data") or {}).items():
+        try:
+            dashboard = json.loads(text)
+        except ValueError:
+            yield f"{key} is no JSON"
+            continue
+        if not dashboard.get("uid") or not dashboard.get("title"):
+            yield f"{key} has no uid or no title: with each change there would be another one"

@@ -1,0 +1,71 @@
+"""What pods call: `understudy up`, `understudy drain --here`, and who is taken for dead."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from understudy.cluster import leaving, machinery, ray_edge
+from understudy.cluster.cli import app
+from understudy.config import Settings
+
+
+@pytest.mark.parametrize("others", [["abc"], ["--undo"], ["--stop"]])
+def test_here_names_the_node(others: list[str]) -> None:
+    """Given `drain --here` with another node, or with what is no drain of it, then it is refused at once."""
+    result = CliRunner().invoke(app, ["drain", "--here", *others])
+    assert result.exit_code == 2
+
+
+def test_a_node_without_ray_has_nothing_to_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given no Ray at the address, when a pod says goodbye, then the hook fails at once and starts nothing."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    result = CliRunner().invoke(app, ["drain", "--here", "--json"])
+    assert result.exit_code == 1
+    assert '"cluster_unreachable"' in result.output
+
+
+@pytest.mark.parametrize("drained", [True, False])
+async def test_a_pod_learns_whether_all_have_left(monkeypatch: pytest.MonkeyPatch, drained: bool) -> None:
+    """Given services of two stores on a node, when it is drained from there, then both are asked, those of other nodes
+    are not, and it is waited until each is done, or the time and a little more is over."""
+    asked: list[str] = []
+    row = {"node_id": "n1", "reason": "", "left": 0, "started_at": 1, "deadline": 2}
+
+    def actor(name: str) -> Any:
+        async def drain(*arguments: Any) -> None:
+            asked.append(f"{name} {arguments}")
+
+        async def request(*_arguments: Any) -> list[dict[str, Any]]:
+            return [{**row, "finished_at": 3 if drained else 0}, {**row, "node_id": "n2", "finished_at": 3}]
+
+        return SimpleNamespace(drain=SimpleNamespace(remote=drain), request=SimpleNamespace(remote=request))
+
+    names = ["supervisor/a", "supervisor/b", "node/a/n1", "node/b/n1", "node/b/n2", "node/c/n2", "frame/a/f/n1/-"]
+    listed = [{"name": name, "namespace": "understudy"} for name in names] + [{"name": "x", "namespace": "other"}]
+    monkeypatch.setattr(leaving.ray.util, "list_named_actors", lambda **_: listed)
+    monkeypatch.setattr(leaving, "find_actor", actor)
+    monkeypatch.setattr(leaving, "submitted", lambda call: call())
+    monkeypatch.setattr(leaving, "DRAIN_SPARE_SECONDS", 0.1)
+    found = await leaving.drain_node("n1", 0.1, wait=True)
+    assert [bool(drain.finished_at) for drain in found] == [drained, drained]
+    assert sorted(asked) == [f"supervisor/{store} (['n1'], 0.1, 'asked for there', False)" for store in "ab"]
+
+
+def test_a_process_of_another_container_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a supervisor that died here, then it is known to be dead; given one in another container of the same
+    machine, whose pid means nobody here, then it is not."""
+    monkeypatch.setattr(machinery.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="here:6379"))
+    settings = Settings(store="postgresql://host/db", model="m")
+    hands = machinery.RayMachinery(settings, "", None, None)
+    where, pid, start = ray_edge.process_identity(os.getpid()).split(":")
+    boot, namespace = where.split("-")
+    nobody = 2**22 + 1
+    assert hands.holder_is_dead(f"there:6379/{settings.instance}/{where}:{nobody}:1.00")
+    assert hands.holder_is_dead(f"there:6379/{settings.instance}/{where}:{pid}:1.00")
+    assert not hands.holder_is_dead(f"there:6379/{settings.instance}/{where}:{pid}:{start}")
+    assert not hands.holder_is_dead(f"there:6379/{settings.instance}/{boot}-{int(namespace) + 1}:{nobody}:1.00")
