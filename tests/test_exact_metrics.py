@@ -29,6 +29,7 @@ from understudy.store.presence import Log
 
 from . import kernel as k
 from .prometheus import prometheus
+from .test_archive import export, load
 from .test_drain import Nodes, cluster
 
 PATIENCE = 30.0
@@ -405,6 +406,29 @@ async def test_what_is_noted_as_done_never_goes_back(store: str, tmp_path: Path)
             await submit(lambda tx, seq=seq: progress.save_cursor(tx, "w", "spans", seq))
     assert state(store, "w") == {"at": 9}
     assert logs(store)["w"] == Log("w", 0, 9, {"spans": 9})
+
+
+async def test_imported_runs_are_counted_once(store: str, server: k.OfflineServer, tmp_path: Path) -> None:
+    """Given a session that had ended one run and had another queued, when it goes on in another store, then the runs
+    that came along are accounted for there, before the open one ends and after it.
+    """
+    source = f"sqlite:///{tmp_path}/source.db"
+    async with k.running(source, tmp_path, server=server) as kernel:
+        await kernel.run("moved", k.spec())
+        await kernel.stop_frames()
+        await kernel.send("moved", "again", "open")
+    await load(store, export(source, "moved"), resume=True)
+    for frames, live in ((0, 1), (1, 0)):
+        async with k.running(store, tmp_path, frames=frames, server=server) as kernel:
+            if frames:
+                await kernel.end("moved", "open")
+            projection = kernel.service.projection
+            await projection.counting.count()
+            await projection.adoption.look()
+            scrape = shown(projection.metrics)
+            assert total(scrape, "understudy_runs_live") == live
+            assert total(scrape, "understudy_runs_carried", state="accepted") == 2
+            assert unbalanced(scrape) == 0
 
 
 # What is counted in the store, and who is told of it.
