@@ -14,7 +14,7 @@ from understudy import logs
 from understudy.actors.gateway import Gateway
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
 from understudy.redaction import know, passwords
-from understudy.telemetry import telemetry_of
+from understudy.telemetry import header_values, telemetry_of
 
 from .node_service import NodeConfig, NodeService, Tell
 from .ray_edge import clean_environment
@@ -30,7 +30,7 @@ class NodeHost:
         os.environ.update(settings.telemetry)
         telemetry = telemetry_of(os.environ)
         logs.set_up("node", telemetry)
-        know(*passwords(settings.store))
+        know(*passwords(settings.store), *header_values(telemetry))
         self._latency = settings.offline_latency
         single = settings.store.startswith("sqlite")
         # One writer per log: with SQLite the one service may move to another node and goes on with the same log.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from urllib.parse import unquote
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -77,6 +78,13 @@ def captures_content(variables: Mapping[str, str]) -> bool:
 def redaction_rules(variables: Mapping[str, str]) -> list[str]:
     """The user's own regular expressions: one per line."""
     return [line.strip() for line in variables.get(REDACT, "").splitlines() if line.strip()]
+
+
+def header_values(variables: Mapping[str, str]) -> list[str]:
+    """What is secret in the headers, as written and decoded."""
+    parts = [part for name, value in variables.items() if name.endswith("_HEADERS") for part in value.split(",")]
+    values = [part.partition("=")[2].strip() for part in parts]
+    return [*values, *map(unquote, values)]
 
 
 def _is_true(text: str) -> bool:

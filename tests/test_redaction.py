@@ -22,6 +22,7 @@ from understudy.messages import Message, ToolCall
 from understudy.observability.content import ATTRIBUTE_CHARACTERS, TEXT_CHARACTERS, chat_content, tool_content
 from understudy.observability.event_lines import log_events
 from understudy.redaction import HIDDEN, Redactor, passwords
+from understudy.telemetry import header_values
 
 from . import kernel as k
 
@@ -99,9 +100,11 @@ def test_rules_of_the_users_own() -> None:
 
 
 def test_passwords_of_a_store() -> None:
-    """As written, and decoded."""
+    """As written, and decoded; so are the values of headers."""
     assert passwords("postgresql://me:p%40ss%20word@h1,h2/db") == ["p%40ss%20word", "p@ss word"]
     assert passwords("sqlite:////tmp/x.db") == []
+    headers = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20x,x-key=abc", "OTEL_SERVICE_NAME": "a=b"}
+    assert header_values(headers) == ["Bearer%20x", "abc", "Bearer x", "abc"]
 
 
 @pytest.fixture
