@@ -99,7 +99,7 @@ class Adoption:
         at_work = {row["writer"] for row in services if row["node_id"] in nodes} | {node.config.writer}
         left = [found for found in await node.reading.query(presence.logs) if found.writer not in at_work]
         for found in left:
-            if not found.is_done(tuple(node.projection.exports)):
+            if not found.is_done():
                 await self._complete(found)
         self.carried = await self._runs(left)
         old = now() - presence.FORGOTTEN_AFTER
