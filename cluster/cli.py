@@ -65,18 +65,23 @@ def connected(store: str | None, **options: Any) -> Iterator[Any]:
         cluster.close()
 
 
-@app.callback()
-def main_options(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say on stderr what happens.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
-) -> None:
-    """LLM agents as supervised Ray actors: sessions that survive kill -9."""
-    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, stream=sys.stderr)
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         import understudy
 
         print(understudy.__version__)
         raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say on stderr what happens.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """LLM agents as supervised Ray actors: sessions that survive kill -9."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, stream=sys.stderr)
 
 
 @app.command()

@@ -140,9 +140,10 @@ class SessionCrashed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionQuarantined(Event):
-    """The session is given up until a person looks at it."""
+    """The session is given up until a person looks at it. `rule`: what said so, `no_progress` or `max_restarts`."""
 
     type: ClassVar[str] = "session_quarantined"
+    rule: str = ""
     reason: str = ""
 
 

@@ -65,13 +65,14 @@ class Death:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do about a death: `resume` after `delay` microseconds, or `quarantine` for `reason`.
+    """What to do about a death: `resume` after `delay` microseconds, or `quarantine` for `reason`, which `rule` names.
 
     `abort` gives the open tool calls up, for `reason`, and resumes at once.
     """
 
     action: str
     delay: int = 0
+    rule: str = ""
     reason: str = ""
     deaths: tuple[int, ...] = ()
     stuck: int = 0

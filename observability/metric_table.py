@@ -103,10 +103,6 @@ def _detection(event: SessionCrashed) -> tuple[Labels, int] | None:
     return ((), event.unseen) if event.unseen else None
 
 
-def _rule(event: SessionQuarantined) -> str:
-    return "no_progress" if "without progress" in event.reason else "max_restarts"
-
-
 def _restore(event: SessionActivated) -> tuple[Labels, int] | None:
     return ((), event.down) if event.cause == "resume" else None
 
@@ -388,7 +384,7 @@ TABLE: tuple[MetricRow, ...] = (
         "counter",
         "Sessions given up until a person looks at them.",
         ("reason",),
-        measures={SessionQuarantined: lambda event: ((_rule(event),), 1)},
+        measures={SessionQuarantined: lambda event: ((event.rule or "max_restarts",), 1)},
         initial=(("no_progress",), ("max_restarts",)),
     ),
     MetricRow(

@@ -224,7 +224,7 @@ def crash(
     if verdict.action == "abort":
         abort(tx, row, stuck_in, verdict.reason)
     if verdict.action == "quarantine":
-        quarantine(tx, row, verdict.reason)
+        quarantine(tx, row, verdict.rule, verdict.reason)
     elif verdict.delay and not waiting:
         pause(tx, row, verdict.delay)
     elif not waiting:
@@ -273,9 +273,9 @@ def resume(tx: Transaction, session_id: str) -> bool:
     return True
 
 
-def quarantine(tx: Transaction, row: Row, reason: str) -> None:
+def quarantine(tx: Transaction, row: Row, rule: str, reason: str) -> None:
     """Give a session up: its run ends, its parent gets a typed result, its siblings go on."""
-    tx.append(row, events.SessionQuarantined(reason=reason))
+    tx.append(row, events.SessionQuarantined(rule=rule, reason=reason))
     error = {"code": "quarantined", "message": reason, "session_id": row["session_id"]}
     end_without_agent(tx, row, "quarantined", error, hold=False)
     end_queued(tx, row, "quarantined", reason)

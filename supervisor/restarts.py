@@ -45,10 +45,10 @@ def decide(death: Death) -> Verdict:
     recent = sum(death.at - at < period for at in known)
     reason = f"died {stuck} times in a row without progress"
     if stuck >= stuck_after and (death.aborted or not death.open_calls):
-        return Verdict("quarantine", reason=reason, deaths=known, stuck=stuck)
+        return Verdict("quarantine", rule="no_progress", reason=reason, deaths=known, stuck=stuck)
     if recent > limit:
         too_many = f"died {recent} times within {policy['period']:g} s (limit {limit})"
-        return Verdict("quarantine", reason=too_many, deaths=known, stuck=stuck)
+        return Verdict("quarantine", rule="max_restarts", reason=too_many, deaths=known, stuck=stuck)
     if stuck >= stuck_after:
         text = f"given up: the agent's process died {stuck} times in a row while this call was open"
         return Verdict("abort", reason=text, deaths=known, stuck=0)

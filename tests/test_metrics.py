@@ -109,7 +109,7 @@ ANY_EVENT = st.one_of(
     st.builds(SessionActivated, cause=st.sampled_from(["ready", "resume"]), down=AMOUNTS),
     st.builds(SessionCrashed, waiting=st.booleans(), unseen=AMOUNTS),
     st.builds(SessionMoved, forced=st.booleans()),
-    st.builds(SessionQuarantined, reason=st.sampled_from(["died 3 times in a row without progress", "died 21 times"])),
+    st.builds(SessionQuarantined, rule=st.sampled_from(["no_progress", "max_restarts"])),
     st.builds(
         ModelCallCompleted,
         agent=NAMES,

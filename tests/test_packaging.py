@@ -11,6 +11,10 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+import understudy
+from understudy.cluster.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -103,3 +107,9 @@ def test_every_imported_package_is_a_declared_dependency() -> None:
                 if not declared & {PART_OF.get(name, name) for name in names}:
                     missing.add(f"{path}: {top}")
     assert sorted(missing) == []
+
+
+def test_the_command_tells_its_version() -> None:
+    """`understudy --version` prints the version of the distribution, and nothing else."""
+    told = CliRunner().invoke(app, ["--version"])
+    assert (told.exit_code, told.output) == (0, f"{understudy.__version__}\n")
