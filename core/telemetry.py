@@ -67,7 +67,8 @@ def exports_spans(variables: Mapping[str, str]) -> bool:
 
 def has_collector(variables: Mapping[str, str]) -> bool:
     """Whether spans go to a collector: one is named, or the exporter is, whose default is on this machine."""
-    return bool(variables.get(EXPORTER)) or any(variables.get(name) for name in ENDPOINTS)
+    named = variables.get(EXPORTER, "").split(",")  # others than `otlp` are meant for another program's own spans
+    return "otlp" in named or any(variables.get(name) for name in ENDPOINTS)
 
 
 def captures_content(variables: Mapping[str, str]) -> bool:
@@ -130,7 +131,6 @@ _CHECKS: tuple[tuple[str, Callable[[str], str]], ...] = (
     (r"OTEL_EXPORTER_OTLP_(TRACES_)?TIMEOUT", _seconds),
     (r"OTEL_EXPORTER_OTLP_(TRACES_)?COMPRESSION", _one_of("gzip", "deflate", "none")),
     (r"OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS", _headers),
-    (EXPORTER, _one_of("otlp", "none")),
     (DISABLED, _one_of("true", "false")),
     (CAPTURE, _one_of("true", "false")),
     (EVENT_LOG, _directory),

@@ -237,6 +237,8 @@ def test_variables_choose_the_exporter(tmp_path: Path, caplog: pytest.LogCapture
     wrong = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}
     assert isinstance(span_exporter(wrong, tmp_path, "w"), local)
     assert "must be one of: http/protobuf, grpc" in caplog.text
+    others = span_exporter({"OTEL_TRACES_EXPORTER": "console"}, tmp_path, "w")  # of the driver's own spans
+    assert isinstance(others, FileSpanExporter)
     named = span_exporter({"OTEL_TRACES_EXPORTER": "otlp"}, tmp_path, "w")
     assert type(named).__name__ == "OTLPSpanExporter"
     named.shutdown()
@@ -248,7 +250,7 @@ def test_variables_choose_the_exporter(tmp_path: Path, caplog: pytest.LogCapture
         ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "udp"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:pass@c:4318"), ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"), ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
-        ("OTEL_EXPORTER_OTLP_HEADERS", "hunter22"), ("OTEL_TRACES_EXPORTER", "zipkin"), ("OTEL_SDK_DISABLED", "yes"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "hunter22"), ("OTEL_SDK_DISABLED", "yes"),
         ("UNDERSTUDY_LOG_FORMAT", "xml"), ("UNDERSTUDY_LOG_LEVEL", "loud"), ("UNDERSTUDY_EVENT_LOG", "relative"),
         ("UNDERSTUDY_REDACT", "("), ("UNDERSTUDY_REDACT", "a*"),
     ],
