@@ -140,8 +140,10 @@ def _scraped(running: Prometheus) -> None:
 
 
 def _has_data(running: Prometheus, expr: str, *, now: bool, since: float) -> bool:
-    """Whether it gives a number, as Grafana would ask; of this moment, within a few: a scrape that took too long on a busy
-    machine left a gap."""
+    """Whether it gives a number, as Grafana would ask.
+
+    One of this moment may come a little later: a scrape that took too long on a busy machine leaves a gap.
+    """
     deadline = time.monotonic() + GAP_SECONDS
     while now:
         if any(math.isfinite(value) for value in running.query(expr).values()):

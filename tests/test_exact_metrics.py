@@ -19,10 +19,10 @@ from sqlalchemy import text
 from understudy.cluster import adoption
 from understudy.cluster.node_service import NodeService
 from understudy.observability import conventions as names
-from understudy.observability.span_files import read_spans
 from understudy.observability.live_table import LIVE_TABLE
 from understudy.observability.metric_table import TABLE
 from understudy.observability.metrics import Metrics
+from understudy.observability.span_files import read_spans
 from understudy.observability.spans import spans_of
 from understudy.store import presence, progress, queries, retention
 from understudy.store.presence import Log
