@@ -11,9 +11,6 @@ import logging
 from pathlib import PurePosixPath
 from typing import Any
 
-import ray
-from ray._private.runtime_env import packaging
-
 from understudy.errors import InvalidConfiguration
 from understudy.identifiers import digest
 
@@ -40,7 +37,9 @@ def package_key(address: str) -> str:
 
 def fetch(address: str) -> bytes | None:
     """A package as Ray's head has it now; None if it is too large to be stored, or not there."""
-    data: bytes | None = ray.experimental.internal_kv._internal_kv_get(address)
+    from ray.experimental.internal_kv import _internal_kv_get  # here: `understudy certify` needs no Ray
+
+    data: bytes | None = _internal_kv_get(address)
     if data is not None and len(data) > LARGEST:
         log.warning(
             "the job's package of %d MiB is too large to be stored: its sessions go on while Ray has it, and after a "
@@ -52,13 +51,17 @@ def fetch(address: str) -> bytes | None:
 
 def is_there(address: str) -> bool:
     """Whether Ray's head has a package; it keeps it for ten minutes from now, so that who needs it can begin."""
+    from ray._private.runtime_env import packaging
+
     packaging.pin_runtime_env_uri(address)
     return bool(packaging.package_exists(address))
 
 
 def give_back(address: str, data: bytes) -> None:
     """Put a package into Ray's head."""
-    packaging.upload_package_to_gcs(address, data)
+    from ray._private.runtime_env.packaging import upload_package_to_gcs
+
+    upload_package_to_gcs(address, data)
 
 
 def refuse_temporary(store: str) -> None:

@@ -384,7 +384,8 @@ async def test_retention_waits_for_every_sink(tmp_path: Path) -> None:
     async with k.running(dsn, tmp_path / "spans", telemetry={"UNDERSTUDY_EVENT_LOG": str(tmp_path / "file")}) as kernel:
 
         def prune(tx: Transaction) -> tuple[str, int]:
-            progress.save_cursor(tx, writer, progress.EVENTS, 0)
+            progress.keep_sinks(tx, writer, [progress.SPANS])
+            progress.keep_sinks(tx, writer, [progress.SPANS, progress.EVENTS])  # this one begins anew
             early = retention.drop_events(tx, "s", tx.now + 1).kept
             progress.save_cursor(tx, writer, progress.EVENTS, 1_000_000)
             return early, retention.drop_events(tx, "s", tx.now + 1).events
