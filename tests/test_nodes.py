@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -176,9 +177,15 @@ def test_each_node_leads_prometheus_to_all(stage: Stage, second: list[SecondNode
                 found = json.load(response)
             return {f"http://{target}/metrics" for entry in found for target in entry["targets"]}
 
+        def is_ready(base: str = base) -> bool:
+            try:
+                with urllib.request.urlopen(f"{base}/readyz") as response:
+                    return bool(response.status == 200)
+            except urllib.error.HTTPError:  # it has begun just now
+                return False
+
         wait_until(lambda: listed() == addresses, "all services are listed")
-        with urllib.request.urlopen(f"{base}/readyz") as response:
-            assert response.status == 200
+        wait_until(is_ready, "the service is ready")
     assert stage.spawn().send("hello").result(PATIENCE).ok
     wait_until(lambda: balanced(stage), "no run is lost")
     for name in ("understudy_actors_cap", "understudy_memory_available_bytes", "understudy_frames_memory_bytes"):
