@@ -10,7 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.events import Event
+from sqlalchemy import Connection
+
+from understudy.events import Event, ModelCallCompleted, ToolFinished
 from understudy.observability.content import chat_content, tool_content
 from understudy.observability.event_files import EventFiles
 from understudy.observability.event_lines import log_events
@@ -39,6 +41,12 @@ log = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 5.0
 REPLAY_LIMIT = 5_000
 RECENT_EVENTS = 10_000
+
+
+def _content_of(connection: Connection, namespace: str, event: Event) -> Attributes:
+    """In the reader's thread: looking for secrets in long texts takes its time."""
+    said = content.said(connection, namespace, event)
+    return chat_content(said.before, said.answer, redacted) | tool_content(said.arguments, said.result, redacted)
 
 
 class Projection:
@@ -183,11 +191,9 @@ class Projection:
 
     async def _content(self, events: list[Event]) -> dict[int, Attributes]:
         """What was said in the calls that ended with these events, for their spans."""
-        found: dict[int, content.Said] = await self._node.reading.query(content.said, events)
-        return {
-            seq: chat_content(said.before, said.answer, redacted) | tool_content(said.arguments, said.result, redacted)
-            for seq, said in found.items()
-        }
+        calls = [event for event in events if isinstance(event, (ModelCallCompleted, ToolFinished))]
+        # One at a time: a batch of long histories would not fit into memory.
+        return {event.writer_seq: await self._node.reading.query(_content_of, event) for event in calls}
 
     async def read_cursor(self, name: str) -> int:
         """How far the sink has taken the log."""

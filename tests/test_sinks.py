@@ -246,7 +246,8 @@ def test_variables_choose_the_exporter(tmp_path: Path, caplog: pytest.LogCapture
     ("name", "value"),
     [
         ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "udp"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:pass@c:4318"), ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter22@c:4318"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "hunter22@c:4318"), ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"), ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "hunter22"), ("OTEL_TRACES_EXPORTER", "zipkin"), ("OTEL_SDK_DISABLED", "yes"),
         ("UNDERSTUDY_LOG_FORMAT", "xml"), ("UNDERSTUDY_LOG_LEVEL", "loud"), ("UNDERSTUDY_EVENT_LOG", "relative"),
@@ -375,8 +376,8 @@ async def test_sinks_of_a_service_and_the_one_that_is_switched_off(tmp_path: Pat
 async def test_retention_waits_for_every_sink(tmp_path: Path) -> None:
     """Events that one of the sinks lacks stay."""
     (tmp_path / "file").write_text("")
-    dsn, log = f"sqlite:///{tmp_path}/store.db", {"UNDERSTUDY_EVENT_LOG": str(tmp_path / "log")}
-    async with k.running(dsn, tmp_path / "spans", telemetry=log) as kernel:
+    dsn = f"sqlite:///{tmp_path}/store.db"
+    async with k.running(dsn, tmp_path / "spans") as kernel:
         await kernel.run("s", k.spec(k.script("done")))
         writer = kernel.service.config.writer
     async with k.running(dsn, tmp_path / "spans", telemetry={"UNDERSTUDY_EVENT_LOG": str(tmp_path / "file")}) as kernel:
