@@ -26,7 +26,6 @@ from understudy.redaction import redacted
 from understudy.store import content, presence, progress, queries
 from understudy.store.engine import now
 from understudy.store.journal import Committed
-from understudy.store.transaction import Transaction
 from understudy.telemetry import EVENT_LOG, captures_content
 
 from .adoption import Adoption, WriterLog
@@ -85,14 +84,16 @@ class Projection:
         self.exports = self._exporters(self, config.writer)
         kept = list(self.exports)
 
-        def begin(tx: Transaction) -> None:
-            presence.announce(tx, config.node_id, config.writer, self.address)
-            progress.keep_sinks(tx, config.writer, kept)
-
-        await self._node.journal.submit(begin)
+        await self._node.journal.submit(lambda tx: progress.keep_sinks(tx, config.writer, kept))
+        await self.announce()
         work = [self._checkpoints(), self.counting.run(), self.adoption.run()]
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(task) for task in (*work, *(export.run() for export in self.exports.values()))]
+
+    async def announce(self) -> None:
+        """Note in the store that the service is there, and where its metrics are."""
+        config, address = self._node.config, self.address
+        await self._node.journal.submit(lambda tx: presence.announce(tx, config.node_id, config.writer, address))
 
     def _serve(self) -> None:
         config, counting = self._node.config, self.counting
@@ -127,6 +128,7 @@ class Projection:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.adoption.close()
         await self._checkpoint()
         if self._stop_server is not None:
             self._stop_server()
@@ -169,7 +171,10 @@ class Projection:
     async def _checkpoints(self) -> None:
         while True:
             await asyncio.sleep(CHECKPOINT_SECONDS)
-            await self._checkpoint()
+            try:
+                await self._checkpoint()
+            except Exception:  # the totals are in memory, and the events in the store
+                log.exception("the totals of the metrics are noted later")
 
     async def _checkpoint(self) -> None:
         if self.metrics.writer_seq == self._checkpointed:
