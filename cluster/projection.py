@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection
 
 from understudy.events import Event, ModelCallCompleted, ToolFinished
+from understudy.identifiers import digest
 from understudy.observability.content import chat_content, tool_content
 from understudy.observability.event_files import EventFiles
 from understudy.observability.event_lines import log_events
@@ -114,7 +115,9 @@ class Projection:
             progress.SPANS: SpanSink(exporter, self._content if captures_content(telemetry) else None)
         }
         if telemetry.get(EVENT_LOG):
-            sinks[progress.EVENTS] = EventFiles(Path(telemetry[EVENT_LOG]), writer)
+            # Writers of several stores and namespaces have the same name: with SQLite it is always the same one.
+            own = f"{writer}-{digest(self._node.config.store, self._node.config.namespace, size=4)}"
+            sinks[progress.EVENTS] = EventFiles(Path(telemetry[EVENT_LOG]), own)
         return {name: Export(events, sink, name) for name, sink in sinks.items()}
 
     def nodes_changed(self) -> None:

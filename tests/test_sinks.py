@@ -321,11 +321,14 @@ def test_writers_are_replayed_one_by_one(tmp_path: Path) -> None:
 
 
 def test_the_disk_has_a_batch_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fsync comes before the cursor; a disk that is full refuses, and nothing is raised beyond that."""
+    """fsync comes before the cursor, of a new file's directory too; a full disk refuses, and raises nothing else."""
     synced: list[int] = []
     monkeypatch.setattr("understudy.observability.line_files.os.fsync", synced.append)
-    EventFiles(tmp_path / "log", "w").take(events_of(2))
-    assert len(synced) == 1
+    files = EventFiles(tmp_path / "log", "w")
+    files.take(events_of(2))
+    assert len(synced) == 2
+    files.take(events_of(2))
+    assert len(synced) == 3
     (tmp_path / "file").write_text("")
     with pytest.raises(SinkRefused, match="can't be written"):
         EventFiles(tmp_path / "file", "w").take(events_of(2))
@@ -371,6 +374,18 @@ async def test_sinks_of_a_service_and_the_one_that_is_switched_off(tmp_path: Pat
         reading = kernel.service.reading
         assert await reading.query(queries.export_cursor, writer, "events") == 0
         assert await reading.query(queries.export_cursor, writer, "spans") > 0
+
+
+async def test_stores_may_share_the_directory_of_their_event_logs(tmp_path: Path) -> None:
+    """Given two stores with one directory, whose writers have the same name, then a replay has all events of both."""
+    log = {"UNDERSTUDY_EVENT_LOG": str(tmp_path / "log")}
+    for name in ("first", "second"):
+        async with k.running(f"sqlite:///{tmp_path}/{name}.db", tmp_path / "spans", telemetry=log) as kernel:
+            await kernel.run(name, k.spec(k.script("done")))
+    events = list(replay(tmp_path / "log"))
+    for name in ("first", "second"):
+        kinds = [event.type for event in events if event.session_id == name]
+        assert (kinds[0], kinds[-1]) == ("session_created", "run_finished")
 
 
 async def test_retention_waits_for_every_sink(tmp_path: Path) -> None:
