@@ -31,7 +31,7 @@ from understudy.observability.export import Export, SinkRefused
 from understudy.observability.exporters import NoExporter, span_exporter
 from understudy.observability.metrics import Metrics
 from understudy.observability.span_files import FileSpanExporter
-from understudy.observability.span_sink import SpanSink
+from understudy.observability.span_sink import WITH_CONTENT, SpanSink
 from understudy.store import progress, queries, retention
 from understudy.store.transaction import Transaction
 from understudy.telemetry import telemetry_problems
@@ -189,6 +189,23 @@ def test_only_what_is_to_blame_is_dropped(count: int, bad: set[int], away: int) 
     wanted = [tool_span(number) for number in range(1, count + 1) if number not in refused]
     assert set(exporter.accepted) == set(wanted)
     assert sink.dropped == len(refused)
+
+
+async def test_spans_with_content_are_sent_in_parts_that_collectors_take() -> None:
+    """Given content, then a batch is not refused for its size, nor tried three times before it is parted."""
+
+    class Small(Picky):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return super().export(spans) if len(spans) <= WITH_CONTENT else SpanExportResult.FAILURE
+
+    async def content(_: list[Event]) -> dict[int, dict[str, str]]:
+        return {}
+
+    small, events = Small(), [tool_event(number) for number in range(1, 101)]
+    sink = SpanSink(small, content)
+    await sink.prepare(events)
+    assert sink.take(events) == 100
+    assert small.accepted == [tool_span(number) for number in range(1, 101)]
 
 
 def test_a_collector_that_is_away_for_long_drops_nothing() -> None:
