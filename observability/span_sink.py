@@ -19,7 +19,7 @@ TRIES_TOGETHER = 3
 """So often a batch must be refused before it is looked into."""
 
 WITH_CONTENT = 32
-"""So many spans are sent at once where they have content: collectors take 4 MB by default, and a span can have 64 KB."""
+"""So many spans at once where they have content: collectors take 4 MB by default, and a span can have 64 KB."""
 
 Content = Callable[[list[Event]], Awaitable[Mapping[int, Attributes]]]
 """Looks up the content of some events' spans: attributes by `writer_seq`."""

@@ -336,7 +336,7 @@ async def test_the_first_service_completes_the_log_of_one_that_is_gone(
 async def test_a_span_that_is_always_refused_does_not_keep_a_lost_log_open(
     postgres: str, server: k.OfflineServer, tmp_path: Path
 ) -> None:
-    """Given a lost node's log with a span that the collector refuses, then all others are exported, and the log ends."""
+    """Given a lost node's log with a span that the collector refuses, then the others are exported, and it ends."""
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
         [a, _] = nodes.kernels
         await lost(nodes, tmp_path)
@@ -536,7 +536,7 @@ async def test_counting_goes_on_at_once_when_the_store_is_back(
 
 
 async def test_a_service_that_was_forgotten_announces_itself(store: str, tmp_path: Path) -> None:
-    """Given a service that was given up for a while, so that the first one removed its row, then Prometheus finds it."""
+    """Given a service that was given up for a while, so that the first one removed its row, then it is found."""
     async with k.running(store, tmp_path, frames=0) as kernel:
         service, counting = kernel.service, kernel.service.projection.counting
         await service.journal.submit(lambda tx: presence.forget(tx, [service.config.node_id]))

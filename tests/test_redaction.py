@@ -23,7 +23,6 @@ from understudy.messages import Message, ToolCall
 from understudy.observability.content import (
     ATTRIBUTE_CHARACTERS,
     LONGEST_SECRET,
-    LONGEST_SECRET,
     TEXT_CHARACTERS,
     chat_content,
     tool_content,
