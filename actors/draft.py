@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from understudy.events import Event, ToolFinished
+from understudy.events import ERROR_UNCUT, Event, ToolFinished
 from understudy.messages import Message
 from understudy.records import Ask, Batch, CallState, Finish, ModelRequest, Spawn
 
@@ -42,7 +42,7 @@ class Draft:
             ToolFinished(
                 call_id=call.call_id, tool=call.tool, outcome=outcome.outcome, started_at=outcome.started_at,
                 duration=outcome.duration, executions=executions,
-                error_message="" if outcome.outcome == "ok" else outcome.content[:300],
+                error_message="" if outcome.outcome == "ok" else outcome.content[:ERROR_UNCUT],
             )
         )  # fmt: skip
         result = {"outcome": outcome.outcome, "content": outcome.content, "duration": outcome.duration,

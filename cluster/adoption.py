@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from understudy.errors import UnderstudyError
@@ -67,6 +67,7 @@ class Adoption:
         self._node = node
         self._exporters = exporters
         self._known: dict[str, tuple[int | None, tuple[int, int]]] = {}
+        self._exports: dict[str, dict[str, Export]] = {}
         self._changed = asyncio.Event()
         self.carried: tuple[int, int] | None = None
 
@@ -82,6 +83,8 @@ class Adoption:
                 await self.look()
             except UnderstudyError as error:
                 log.warning("the logs of services that are gone are looked after later: %s", error)
+            except Exception:
+                log.exception("the logs of services that are gone are looked after later")
             try:  # not `wait_for`, which can swallow a cancellation
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._changed.wait()
@@ -93,14 +96,16 @@ class Adoption:
         node = self._node
         if not node.leads:
             self.carried = None
+            await self.close()
             return
         nodes = set(node.nodes)
         services = await node.reading.query(presence.services)
         at_work = {row["writer"] for row in services if row["node_id"] in nodes} | {node.config.writer}
         left = [found for found in await node.reading.query(presence.logs) if found.writer not in at_work]
-        for found in left:
-            if not found.is_done():
-                await self._complete(found)
+        undone = [found for found in left if not found.is_done()]
+        await self.close(self._exports.keys() - {found.writer for found in undone})
+        for found in undone:
+            await self._complete(found)
         self.carried = await self._runs(left)
         old = now() - presence.FORGOTTEN_AFTER
         gone = [row["node_id"] for row in services if row["node_id"] not in nodes and row["started_at"] < old]
@@ -112,11 +117,22 @@ class Adoption:
         writer_log = WriterLog(self._node, found.writer)
         if (found.measured or 0) < found.last:
             await self._measure(writer_log)
-        known = {progress.SPANS, *found.exported}
-        exports = {sink: export for sink, export in self._exporters(writer_log, found.writer).items() if sink in known}
+        if found.writer not in self._exports:  # they know what was refused, and how often, until all is taken
+            known = {progress.SPANS, *found.exported}
+            made = self._exporters(writer_log, found.writer)
+            self._exports[found.writer] = {sink: export for sink, export in made.items() if sink in known}
+        exports = self._exports[found.writer]
         await self._node.journal.submit(lambda tx: progress.keep_sinks(tx, found.writer, exports))
         for export in exports.values():
-            await export.close(EXPORT_SECONDS)  # what it has not exported by then, or can't, is found again
+            if not await export.catch_up(EXPORT_SECONDS):
+                await self.close([found.writer])  # a thread is still at it; the rest is found again
+                break
+
+    async def close(self, writers: Iterable[str] | None = None) -> None:
+        """Let go of what exports these writers' logs; of all by default."""
+        for writer in list(self._exports) if writers is None else list(writers):
+            for export in self._exports.pop(writer, {}).values():
+                await export.close(0)
 
     async def _measure(self, writer_log: WriterLog) -> None:
         metrics = Metrics()

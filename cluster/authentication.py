@@ -19,10 +19,14 @@ def present_token() -> None:
 
     By itself Ray does so only for a cluster that it finds on this machine, not for one whose address is given. A
     cluster without authentication takes no notice of a token. `RAY_AUTH_MODE` says otherwise.
+
+    Raises:
+        InvalidAuthToken: `RAY_AUTH_TOKEN_PATH` names a file that has none.
     """
     if not hasattr(raylet, "AuthenticationTokenLoader") or _shown():
         return
-    if os.environ.get("RAY_AUTH_MODE", "token" if _there() else "").lower() == "token":
+    mode = os.environ.get("RAY_AUTH_MODE")
+    if mode.lower() == "token" if mode is not None else _there():
         os.environ["RAY_AUTH_MODE"] = "token"
         raylet.Config.initialize("")  # Ray has read the variable when it was imported
 
@@ -48,7 +52,11 @@ def check_token(address: str) -> None:
 
 
 def _there() -> bool:
-    return bool(raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
+    try:
+        return bool(raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
+    except RayError:
+        path = os.environ.get("RAY_AUTH_TOKEN_PATH", "")
+        raise InvalidAuthToken(f"RAY_AUTH_TOKEN_PATH={path!r} can't be read, or is empty.") from None
 
 
 def _shown() -> bool:

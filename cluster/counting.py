@@ -24,6 +24,9 @@ SCRAPED_WITHIN = 60.0
 SHARE = 0.02
 """Counting may take this share of the time; so may counting the sessions without work, which reads them all."""
 
+LONGEST_PAUSE, LONGEST_PASSIVE_PAUSE = 60.0, 600.0
+"""A store that stood still took long to answer as well: that must not leave old numbers for an hour."""
+
 
 class Counting:
     """Counts, and remembers what was counted. Where the store fails, the last numbers stay.
@@ -63,8 +66,10 @@ class Counting:
             await self.count()
             ended = time.monotonic()
             pause = SCRAPED_COUNT_SECONDS if ended - self.scraped < SCRAPED_WITHIN else COUNT_SECONDS
+            if self.failing_since is None:  # else the service is not ready until it has succeeded again
+                pause = max(pause, min((ended - began) / SHARE, LONGEST_PAUSE))
             try:  # not `wait_for`, which can swallow a cancellation
-                async with asyncio.timeout(max(pause, (ended - began) / SHARE)):
+                async with asyncio.timeout(pause):
                     await self._changed.wait()
             except TimeoutError:
                 pass
@@ -85,12 +90,14 @@ class Counting:
         home = node.config.node_id
         others = tuple(sorted({*node.nodes} - {home})) if node.leads else None
         self.services = await node.reading.query(presence.services)
+        if not any(row["node_id"] == home for row in self.services):
+            await node.projection.announce()  # it was given up, and forgotten, while it could not be heard
         counts = await node.reading.query(gauges.at_work, home, others)
         began = time.monotonic()
         if began >= self._passive_due or self._passive_of != (home, others):
             self._passive = await node.reading.query(gauges.passive, home, others)
             self._passive_of = (home, others)
-            self._passive_due = began + (time.monotonic() - began) / SHARE
+            self._passive_due = began + min((time.monotonic() - began) / SHARE, LONGEST_PASSIVE_PAUSE)
         self.counts = counts
 
     def sessions(self) -> dict[str, int]:

@@ -10,7 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.events import Event
+from sqlalchemy import Connection
+
+from understudy.events import Event, ModelCallCompleted, ToolFinished
+from understudy.identifiers import digest
 from understudy.observability.content import chat_content, tool_content
 from understudy.observability.event_files import EventFiles
 from understudy.observability.event_lines import log_events
@@ -24,7 +27,6 @@ from understudy.redaction import redacted
 from understudy.store import content, presence, progress, queries
 from understudy.store.engine import now
 from understudy.store.journal import Committed
-from understudy.store.transaction import Transaction
 from understudy.telemetry import EVENT_LOG, captures_content
 
 from .adoption import Adoption, WriterLog
@@ -39,6 +41,12 @@ log = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 5.0
 REPLAY_LIMIT = 5_000
 RECENT_EVENTS = 10_000
+
+
+def _content_of(connection: Connection, namespace: str, event: Event) -> Attributes:
+    """In the reader's thread: looking for secrets in long texts takes its time."""
+    said = content.said(connection, namespace, event)
+    return chat_content(said.before, said.answer, redacted) | tool_content(said.arguments, said.result, redacted)
 
 
 class Projection:
@@ -77,14 +85,16 @@ class Projection:
         self.exports = self._exporters(self, config.writer)
         kept = list(self.exports)
 
-        def begin(tx: Transaction) -> None:
-            presence.announce(tx, config.node_id, config.writer, self.address)
-            progress.keep_sinks(tx, config.writer, kept)
-
-        await self._node.journal.submit(begin)
+        await self._node.journal.submit(lambda tx: progress.keep_sinks(tx, config.writer, kept))
+        await self.announce()
         work = [self._checkpoints(), self.counting.run(), self.adoption.run()]
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(task) for task in (*work, *(export.run() for export in self.exports.values()))]
+
+    async def announce(self) -> None:
+        """Note in the store that the service is there, and where its metrics are."""
+        config, address = self._node.config, self.address
+        await self._node.journal.submit(lambda tx: presence.announce(tx, config.node_id, config.writer, address))
 
     def _serve(self) -> None:
         config, counting = self._node.config, self.counting
@@ -105,7 +115,9 @@ class Projection:
             progress.SPANS: SpanSink(exporter, self._content if captures_content(telemetry) else None)
         }
         if telemetry.get(EVENT_LOG):
-            sinks[progress.EVENTS] = EventFiles(Path(telemetry[EVENT_LOG]), writer)
+            # Writers of several stores and namespaces have the same name: with SQLite it is always the same one.
+            own = f"{writer}-{digest(self._node.config.store, self._node.config.namespace, size=4)}"
+            sinks[progress.EVENTS] = EventFiles(Path(telemetry[EVENT_LOG]), own)
         return {name: Export(events, sink, name) for name, sink in sinks.items()}
 
     def nodes_changed(self) -> None:
@@ -119,6 +131,7 @@ class Projection:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.adoption.close()
         await self._checkpoint()
         if self._stop_server is not None:
             self._stop_server()
@@ -161,7 +174,10 @@ class Projection:
     async def _checkpoints(self) -> None:
         while True:
             await asyncio.sleep(CHECKPOINT_SECONDS)
-            await self._checkpoint()
+            try:
+                await self._checkpoint()
+            except Exception:  # the totals are in memory, and the events in the store
+                log.exception("the totals of the metrics are noted later")
 
     async def _checkpoint(self) -> None:
         if self.metrics.writer_seq == self._checkpointed:
@@ -183,11 +199,9 @@ class Projection:
 
     async def _content(self, events: list[Event]) -> dict[int, Attributes]:
         """What was said in the calls that ended with these events, for their spans."""
-        found: dict[int, content.Said] = await self._node.reading.query(content.said, events)
-        return {
-            seq: chat_content(said.before, said.answer, redacted) | tool_content(said.arguments, said.result, redacted)
-            for seq, said in found.items()
-        }
+        calls = [event for event in events if isinstance(event, (ModelCallCompleted, ToolFinished))]
+        # One at a time: a batch of long histories would not fit into memory.
+        return {event.writer_seq: await self._node.reading.query(_content_of, event) for event in calls}
 
     async def read_cursor(self, name: str) -> int:
         """How far the sink has taken the log."""

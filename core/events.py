@@ -10,6 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+ERROR_CHARACTERS = 500
+"""So much of an error message is in an event."""
+
+ERROR_UNCUT = 3 * ERROR_CHARACTERS
+"""So much of it the journal is given, which takes secrets out before it cuts: a part of one is not recognized."""
+
 ENVELOPE = ("seq", "at", "session_id", "run_id", "round", "epoch", "trace_id", "agent", "parent_id", "root_id")
 
 

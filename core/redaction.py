@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -30,7 +31,7 @@ SHAPES: tuple[tuple[str, str], ...] = (
     (r"(?<!\w)(xox[abprs]-[A-Za-z0-9-]{10,}|AIza[\w-]{35})", HIDDEN),
     (r"(?<![A-Z0-9])(AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])", HIDDEN),
     (r"(?<![\w-])eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}", HIDDEN),
-    (r"(?i)\b(password|passwd|api[_-]?key|access[_-]?token|client[_-]?secret)=[^\s&;,'\"]{4,}", rf"\1={HIDDEN}"),
+    (r"(?i)(password|passwd|api[_-]?key|access[_-]?token|client[_-]?secret)=[^\s&;,'\"]{4,}", rf"\1={HIDDEN}"),
 )
 """Keys of providers, Bearer and Basic credentials, passwords in URLs, private keys, AWS ids, tokens of three parts."""
 
@@ -78,29 +79,34 @@ def passwords(dsn: str) -> list[str]:
 _known: set[str] = set()
 _rules: list[str] = []
 _current: Redactor | None = None
+_changing = threading.Lock()
+"""Secrets are learnt on the event loop while the journal's thread and readers redact."""
 
 
 def know(*secrets: str) -> None:
     """From now on this process keeps these out of what it says: keys, passwords that are in no variable."""
     global _current
-    _known.update(secrets)
-    _current = None
+    with _changing:
+        _known.update(secrets)
+        _current = None
 
 
 def add_rules(rules: Iterable[str]) -> None:
     """The user's own regular expressions."""
     global _current
-    _rules.extend(rule for rule in rules if rule not in _rules)
-    _current = None
+    with _changing:
+        _rules.extend(rule for rule in rules if rule not in _rules)
+        _current = None
 
 
 def redactor() -> Redactor:
     """This process's: what it was told, and the values of its secret variables."""
     global _current
-    if _current is None:
-        variables = {value for name, value in os.environ.items() if is_secret_name(name)}
-        _current = Redactor(_known | variables, _rules)
-    return _current
+    with _changing:
+        if _current is None:
+            variables = {value for name, value in os.environ.items() if is_secret_name(name)}
+            _current = Redactor(_known | variables, _rules)
+        return _current
 
 
 def redacted(text: str) -> str:

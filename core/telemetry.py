@@ -45,7 +45,8 @@ def telemetry_problems(variables: Mapping[str, str]) -> list[str]:
     for name, value in sorted(variables.items()):
         problem = next((check(value) for pattern, check in _CHECKS if re.fullmatch(pattern, name)), "")
         if problem:
-            found.append(f"{name} {problem}" if "HEADERS" in name else f"{name}={value!r} {problem}")
+            shown = re.sub(r"(?s)^(\w+://)?.*@", r"\1***@", value)  # an endpoint with a password
+            found.append(f"{name} {problem}" if "HEADERS" in name else f"{name}={shown!r} {problem}")
     if protocol_of(variables) == GRPC:
         found += [
             f"{name}='deflate' is for http/protobuf: grpc has gzip and none"

@@ -17,6 +17,9 @@ TEXT_CHARACTERS = 4_000
 ATTRIBUTE_CHARACTERS = 32_000
 """Of one attribute at most; of messages the last ones are kept."""
 
+LONGEST_SECRET = 16_000
+"""So many characters behind the end that is kept are looked at: a secret that is cut is not recognized any more."""
+
 Redact = Callable[[str], str]
 
 
@@ -38,13 +41,12 @@ def chat_content(before: Sequence[Message], answer: Message | None, redact: Reda
 
 def tool_content(arguments: str, result: str | None, redact: Redact) -> Attributes:
     """Attributes of an `execute_tool` span: what the tool was asked, and what came of it."""
-    found = {names.TOOL_ARGUMENTS: _shortened(redact(arguments))} if arguments else {}
-    return found | ({names.TOOL_RESULT: _shortened(redact(result))} if result is not None else {})
+    found = {names.TOOL_ARGUMENTS: _told(arguments, redact)} if arguments else {}
+    return found | ({names.TOOL_RESULT: _told(result, redact)} if result is not None else {})
 
 
 def _message(message: Message, redact: Redact) -> dict[str, Any]:
-    # Redacted before it is cut: half a secret is not recognized any more.
-    text = _shortened(redact(message.text))
+    text = _told(message.text, redact)
     if message.role == "tool":
         part = {"type": "tool_call_response", "id": message.tool_call_id, "response": text}
         return {"role": "tool", "parts": [part]}
@@ -53,14 +55,16 @@ def _message(message: Message, redact: Redact) -> dict[str, Any]:
         others = [part.get("type", "") for part in message.content if part.get("type") != "text"]
         parts += [{"type": kind, "content": "[left out]"} for kind in others]
     for call in message.tool_calls:
-        arguments = _shortened(redact(call.arguments))
+        arguments = _told(call.arguments, redact)
         parts.append({"type": "tool_call", "id": call.call_id, "name": call.name, "arguments": arguments})
     return {"role": message.role, "parts": parts}
 
 
-def _shortened(text: str) -> str:
-    left = len(text) - TEXT_CHARACTERS
-    return text if left <= 0 else f"{text[:TEXT_CHARACTERS]}[… {left} characters left out]"
+def _told(text: str, redact: Redact) -> str:
+    """The beginning of a text without secrets. What is left out anyway costs no time, however long it is."""
+    known = redact(text[: TEXT_CHARACTERS + LONGEST_SECRET])
+    left = len(known) - TEXT_CHARACTERS + max(0, len(text) - TEXT_CHARACTERS - LONGEST_SECRET)
+    return known if left <= 0 else f"{known[:TEXT_CHARACTERS]}[… {left} characters left out]"
 
 
 def _json(value: Any) -> str:

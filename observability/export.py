@@ -116,6 +116,16 @@ class Export:
         finally:
             self._idle.set()
 
+    async def catch_up(self, timeout: float) -> bool:
+        """Try once to export what there is, without `run`; False if the sink was still at it after `timeout` seconds.
+        Then it must be closed, since a sink is called once at a time."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._drain()
+        except TimeoutError:
+            return False
+        return True
+
     async def close(self, timeout: float = 5.0) -> None:
         """End `run` after one more try to export what is left; the rest keeps for the next start.
 

@@ -12,6 +12,7 @@ def append_lines(path: Path, data: bytes, *, sync: bool = False) -> None:
     Args:
         sync: return only when the disk has them.
     """
+    is_new = not path.exists()
     with path.open("a+b") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -21,3 +22,9 @@ def append_lines(path: Path, data: bytes, *, sync: bool = False) -> None:
         if sync:
             file.flush()
             os.fsync(file.fileno())
+    if sync and is_new:  # the file's name as well
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 TRIES_TOGETHER = 3
 """So often a batch must be refused before it is looked into."""
 
+WITH_CONTENT = 32
+"""So many spans at once where they have content: collectors take 4 MB by default, and a span can have 64 KB."""
+
 Content = Callable[[list[Event]], Awaitable[Mapping[int, Attributes]]]
 """Looks up the content of some events' spans: attributes by `writer_seq`."""
 
@@ -72,7 +75,9 @@ class SpanSink:
         return spans
 
     def _accepts(self, spans: list[ReadableSpan]) -> bool:
-        return self._exporter.export(spans) is SpanExportResult.SUCCESS
+        at_once = len(spans) if self._content is None else WITH_CONTENT
+        parts = (spans[start : start + at_once] for start in range(0, len(spans), at_once))
+        return all(self._exporter.export(part) is SpanExportResult.SUCCESS for part in parts)
 
     def _in_parts(self, spans: list[ReadableSpan], times: int) -> bool:
         """Export a refused batch without the spans that are to blame; False if the collector takes nothing at all."""

@@ -27,15 +27,13 @@ class Said:
     result: str | None = None
 
 
-def said(connection: Connection, namespace: str, events: Iterable[Event]) -> dict[int, Said]:
-    """What was said in the calls that ended with these events, by `writer_seq`; nothing for a tree that was removed."""
-    found: dict[int, Said] = {}
-    for event in events:
-        if isinstance(event, ModelCallCompleted) and not event.late:
-            found[event.writer_seq] = _in_model_call(connection, namespace, event)
-        elif isinstance(event, ToolFinished):
-            found[event.writer_seq] = _in_tool_call(connection, namespace, event)
-    return found
+def said(connection: Connection, namespace: str, event: Event) -> Said:
+    """What was said in the call that ended with this event; nothing for other events, or a tree that was removed."""
+    if isinstance(event, ModelCallCompleted) and not event.late:
+        return _in_model_call(connection, namespace, event)
+    if isinstance(event, ToolFinished):
+        return _in_tool_call(connection, namespace, event)
+    return Said()
 
 
 def _in_model_call(connection: Connection, namespace: str, event: ModelCallCompleted) -> Said:

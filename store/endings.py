@@ -57,7 +57,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
         events.RunFinished(
             status=status, rounds=row["round"], usage=row["run_usage"], started_at=row["run_started_at"],
             parent_span_id=row["parent_span_id"], error_code=(error or {}).get("code", ""),
-            error_message=(error or {}).get("message", "")[:500],
+            error_message=(error or {}).get("message", "")[: events.ERROR_UNCUT],
             links=[row["last_span"]] if row["last_span"] else None,
         ),
     )  # fmt: skip
@@ -304,7 +304,7 @@ def _end_queued_run(tx: Transaction, row: Row, item: dict[str, Any], status: str
         row,
         events.RunFinished(
             run_id=item["key"], trace_id=item["payload"]["trace_id"], status=status, error_code=status,
-            error_message=reason[:500], parent_span_id=item["payload"]["parent_span_id"],
+            error_message=reason[: events.ERROR_UNCUT], parent_span_id=item["payload"]["parent_span_id"],
         ),
     )  # fmt: skip
     if row["run_id"] is None and row["inbox_count"] == 0 and row["status"] in ("running", "waiting_for_timer"):

@@ -229,7 +229,8 @@ def answer(
     event: events.Event
     if failed:
         assert got.error is not None
-        event = events.ModelCallFailed(**shared, error_code=got.error["code"], error_message=got.error["message"][:500])
+        told = got.error["message"][: events.ERROR_UNCUT]
+        event = events.ModelCallFailed(**shared, error_code=got.error["code"], error_message=told)
     else:
         event = events.ModelCallCompleted(
             **shared, response_model=got.response_model, response_id=got.response_id, finish_reason=got.finish_reason,

@@ -88,7 +88,7 @@ def _settle(tx: Transaction, row: Row, call: Row, result: dict[str, Any] | None)
     event = events.ToolFinished(
         call_id=call["call_id"], tool=call["tool"], outcome=outcome, started_at=since,
         duration=max(0, tx.now - since), executions=call["executions"],
-        error_message="" if outcome == "ok" else content[:300],
+        error_message="" if outcome == "ok" else content[: events.ERROR_UNCUT],
     )  # fmt: skip
     tx.append(row, event)
     return content

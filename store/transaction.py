@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, update
 
 from understudy.errors import StaleGeneration, UnknownSession
-from understudy.events import ENVELOPE, Event
+from understudy.events import ENVELOPE, ERROR_CHARACTERS, Event
 from understudy.messages import WIRE_VERSION, Message
 from understudy.ports import DecideEnd
 from understudy.redaction import redacted
@@ -239,7 +239,7 @@ class Transaction:
         self.writer_seq += 1
         message: str = getattr(entry, "error_message", "")
         if message:
-            entry = dataclasses.replace(entry, error_message=redacted(message))  # type: ignore[call-arg]
+            entry = dataclasses.replace(entry, error_message=redacted(message)[:ERROR_CHARACTERS])  # type: ignore[call-arg]
         stamped = dataclasses.replace(
             entry, seq=seq, at=self.now, session_id=row["session_id"], run_id=entry.run_id or row["run_id"],
             round=entry.round or row["round"], epoch=row["epoch"], trace_id=entry.trace_id or row["trace_id"],

@@ -19,10 +19,12 @@ from sqlalchemy import text
 from understudy.cluster import adoption
 from understudy.cluster.node_service import NodeService
 from understudy.observability import conventions as names
+from understudy.observability.export import Export
 from understudy.observability.live_table import LIVE_TABLE
 from understudy.observability.metric_table import TABLE
 from understudy.observability.metrics import Metrics
 from understudy.observability.span_files import read_spans
+from understudy.observability.span_sink import TRIES_TOGETHER, SpanSink
 from understudy.observability.spans import spans_of
 from understudy.store import presence, progress, queries, retention
 from understudy.store.presence import Log
@@ -31,6 +33,7 @@ from . import kernel as k
 from .prometheus import prometheus
 from .test_archive import export, load
 from .test_drain import Nodes, cluster
+from .test_sinks import Picky
 
 PATIENCE = 30.0
 DEATHS = 100
@@ -331,6 +334,30 @@ async def test_the_first_service_completes_the_log_of_one_that_is_gone(
         await comes_back(b, nodes, postgres)
 
 
+async def test_a_span_that_is_always_refused_does_not_keep_a_lost_log_open(
+    postgres: str, server: k.OfflineServer, tmp_path: Path
+) -> None:
+    """Given a lost node's log with a span that the collector refuses, then the others are exported, and it ends."""
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        [a, _] = nodes.kernels
+        await lost(nodes, tmp_path)
+        events = await a.service.reading.query(queries.writer_events, "writer-b", 0, 1_000)
+        after = logs(postgres)["writer-b"].exported.get("spans", 0)
+        spans = [span.context for event in events if event.writer_seq > after for span in spans_of(event)]
+        wanted = [f"{context.span_id:016x}" for context in spans if context is not None]
+        assert len(wanted) > 2
+        picky = Picky(wanted[1])
+        looks = a.service.projection.adoption
+        looks._exporters = lambda events, _: {"spans": Export(events, SpanSink(picky), "spans")}
+        a.service.nodes = ["a"]
+        for _ in range(TRIES_TOGETHER + 1):
+            await looks.look()
+        assert logs(postgres)["writer-b"].is_done()
+        assert set(picky.accepted) == {*wanted} - {wanted[1]}
+        await looks.look()
+        assert not looks._exports
+
+
 async def not_exported(kernel: k.Kernel, writer: str, directory: Path) -> set[str]:
     """Spans of a writer's events that are in no file."""
     events = await kernel.service.reading.query(queries.writer_events, writer, 0, 1_000_000)
@@ -512,6 +539,39 @@ async def test_where_the_store_fails_the_last_numbers_stay(store: str, tmp_path:
         assert counting.obstacle() == ""
         kernel.service.supervisor_heard = None
         assert "supervisor" in counting.obstacle()
+
+
+async def test_counting_goes_on_at_once_when_the_store_is_back(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a store that answers after long, and with an error, then it is asked again as soon as ever."""
+    for name, value in (("COUNT_SECONDS", 0.05), ("SCRAPED_COUNT_SECONDS", 0.05), ("SHARE", 1e-9)):
+        monkeypatch.setattr(f"understudy.cluster.counting.{name}", value)
+    monkeypatch.setattr("understudy.cluster.counting.LONGEST_PAUSE", 0.1)
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        counting = kernel.service.projection.counting
+        await until(lambda: counting.counted is not None)
+
+        async def fails(*_: Any, **__: Any) -> Any:
+            raise ConnectionError("gone")
+
+        query, kernel.service.reading.query = kernel.service.reading.query, fails  # type: ignore[method-assign]
+        await until(lambda: counting.failing_since is not None)
+        kernel.service.reading.query = query  # type: ignore[method-assign]
+        await until(lambda: counting.failing_since is None)
+        assert counting.obstacle() == ""
+
+
+async def test_a_service_that_was_forgotten_announces_itself(store: str, tmp_path: Path) -> None:
+    """Given a service that was given up for a while, so that the first one removed its row, then it is found."""
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        service, counting = kernel.service, kernel.service.projection.counting
+        await service.journal.submit(lambda tx: presence.forget(tx, [service.config.node_id]))
+        await counting.count()
+        await counting.count()
+        [row] = counting.services
+        assert (row["node_id"], row["writer"]) == (service.config.node_id, service.config.writer)
+        assert row["address"] == service.projection.address
 
 
 async def test_the_lag_of_a_sink_is_what_it_has_not_taken(store: str, tmp_path: Path) -> None:

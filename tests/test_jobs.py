@@ -7,6 +7,8 @@ import json
 import os
 import re
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -337,3 +339,19 @@ def test_without_authentication(tmp_path: Path) -> None:
     finally:
         head.close()
         assert os.getpid() not in [process.pid for process in head.processes()]
+
+
+@pytest.mark.parametrize(("mode", "code"), [(None, "invalid_auth_token"), ("disabled", "cluster_unreachable")])
+def test_a_token_file_that_is_not_there(tmp_path: Path, mode: str | None, code: str) -> None:
+    """A file that can't be read is an error of a command, with the file's name; of no concern where no token is asked
+    for."""
+    variables = {**os.environ, "HOME": str(tmp_path), "RAY_ADDRESS": "127.0.0.1:1"}
+    variables["RAY_AUTH_TOKEN_PATH"] = str(tmp_path / "missing")
+    variables.pop("RAY_AUTH_MODE", None)
+    if mode is not None:
+        variables["RAY_AUTH_MODE"] = mode
+    command = [sys.executable, "-m", "understudy.cluster", "ps", "--json"]
+    ended = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    error = json.loads(ended.stdout)["error"]
+    assert error["code"] == code, ended.stderr
+    assert mode is not None or str(tmp_path / "missing") in error["message"]

@@ -6,7 +6,8 @@ import io
 import json
 import logging
 import string
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,16 @@ from hypothesis import strategies as st
 from understudy import logs, redaction
 from understudy.actors.tools import tool
 from understudy.errors import ToolError
-from understudy.events import Event, RunFinished, SessionCrashed
+from understudy.events import ERROR_CHARACTERS, Event, RunFinished, SessionCrashed
 from understudy.identifiers import run_span_identifier, tool_span_identifier
 from understudy.messages import Message, ToolCall
-from understudy.observability.content import ATTRIBUTE_CHARACTERS, TEXT_CHARACTERS, chat_content, tool_content
+from understudy.observability.content import (
+    ATTRIBUTE_CHARACTERS,
+    LONGEST_SECRET,
+    TEXT_CHARACTERS,
+    chat_content,
+    tool_content,
+)
 from understudy.observability.event_lines import log_events
 from understudy.redaction import HIDDEN, Redactor, passwords
 from understudy.telemetry import header_values
@@ -41,6 +48,7 @@ SHAPED = st.one_of(
     BODY.map(lambda body: f"-----BEGIN RSA PRIVATE KEY-----\n{body}\n-----END RSA PRIVATE KEY-----"),
     BODY.map(lambda body: f"-----BEGIN PRIVATE KEY-----\n{body}"),
     BODY.map(lambda body: f"password={body}"),
+    BODY.map(lambda body: f"OPENAI_API_KEY={body}"),
     BODY.map(lambda body: f"Authorization: Basic {body}"),
 )
 
@@ -227,6 +235,35 @@ def test_content_is_bounded() -> None:
     assert "sk-ab" not in tool_content("{}", half, Redactor().text)["gen_ai.tool.call.result"]
 
 
+def test_what_is_left_out_is_not_looked_through() -> None:
+    """Of a text of any length no more is searched for secrets than what is kept and one secret behind it."""
+    looked: list[int] = []
+
+    def redact(text: str) -> str:
+        looked.append(len(text))
+        return text
+
+    found = tool_content("{}", "x" * 1_000_000, redact)["gen_ai.tool.call.result"]
+    assert max(looked) == TEXT_CHARACTERS + LONGEST_SECRET
+    assert found.endswith(f"[… {1_000_000 - TEXT_CHARACTERS} characters left out]")
+
+
+async def test_content_does_not_hold_up_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Secrets are looked for outside the event loop, and of one call at a time."""
+    threads: list[bool] = []
+
+    def redact(text: str) -> str:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return text
+
+    monkeypatch.setattr("understudy.cluster.projection.redacted", redact)
+    telemetry = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans", telemetry=telemetry) as kernel:
+        await kernel.run("s", k.spec(k.script("done")), PRIVATE)
+    assert threads
+    assert not any(threads)
+
+
 @tool(on_crash="rerun")
 async def stumble() -> str:
     """Fail, and say too much."""
@@ -266,3 +303,39 @@ async def test_error_messages_are_redacted_on_their_way_into_events(tmp_path: Pa
         await kernel.run("s", k.spec(k.script([("stumble", {})], "done"), [stumble]))
         (event,) = [event for event in await kernel.events("s") if event["type"] == "tool_finished"]
     assert "no access with *** nor ***" in event["data"]["error_message"]
+
+
+@tool(on_crash="rerun")
+async def ramble(before: int) -> str:
+    """Fail, and say too much after a while."""
+    raise ToolError("-" * before + "given-by-a-client")
+
+
+@pytest.mark.usefixtures("told")
+async def test_no_part_of_a_secret_is_left_where_a_message_is_cut(tmp_path: Path) -> None:
+    """Given an error whose text is cut within a secret, then nothing of the secret is in the events."""
+    calls = [("ramble", {"before": before}) for before in (285, 295, 485, 495)]
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        await kernel.run("s", k.spec(k.script(calls, "done"), [ramble]))
+        found = [event["data"] for event in await kernel.events("s") if event["type"] == "tool_finished"]
+    assert len(found) == 4
+    assert all(len(data["error_message"]) <= ERROR_CHARACTERS for data in found)
+    assert not [data["error_message"] for data in found if data["error_message"].strip("TolEr: *-")]
+
+
+@pytest.mark.usefixtures("told")
+def test_a_secret_may_come_while_texts_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a thread that prepares to redact while another learns a secret, then it is kept out from then on."""
+    learning = threading.Thread(target=redaction.know, args=("learnt-meanwhile",))
+
+    def prepare(values: Iterable[str], rules: Iterable[str]) -> Redactor:
+        found = Redactor(values, rules)
+        learning.start()
+        learning.join(0.2)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(redaction, "Redactor", prepare)
+        redaction.redacted("text")
+    learning.join()
+    assert redaction.redacted("learnt-meanwhile") == HIDDEN

@@ -31,7 +31,7 @@ from understudy.observability.export import Export, SinkRefused
 from understudy.observability.exporters import NoExporter, span_exporter
 from understudy.observability.metrics import Metrics
 from understudy.observability.span_files import FileSpanExporter
-from understudy.observability.span_sink import SpanSink
+from understudy.observability.span_sink import WITH_CONTENT, SpanSink
 from understudy.store import progress, queries, retention
 from understudy.store.transaction import Transaction
 from understudy.telemetry import telemetry_problems
@@ -191,6 +191,23 @@ def test_only_what_is_to_blame_is_dropped(count: int, bad: set[int], away: int) 
     assert sink.dropped == len(refused)
 
 
+async def test_spans_with_content_are_sent_in_parts_that_collectors_take() -> None:
+    """Given content, then a batch is not refused for its size, nor tried three times before it is parted."""
+
+    class Small(Picky):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return super().export(spans) if len(spans) <= WITH_CONTENT else SpanExportResult.FAILURE
+
+    async def content(_: list[Event]) -> dict[int, dict[str, str]]:
+        return {}
+
+    small, events = Small(), [tool_event(number) for number in range(1, 101)]
+    sink = SpanSink(small, content)
+    await sink.prepare(events)
+    assert sink.take(events) == 100
+    assert small.accepted == [tool_span(number) for number in range(1, 101)]
+
+
 def test_a_collector_that_is_away_for_long_drops_nothing() -> None:
     """However often it refuses, a span is not given up unless another one is taken at that time."""
     exporter = Picky()
@@ -248,7 +265,8 @@ def test_variables_choose_the_exporter(tmp_path: Path, caplog: pytest.LogCapture
     ("name", "value"),
     [
         ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "udp"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:pass@c:4318"), ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter22@c:4318"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "hunter22@c:4318"), ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"), ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "hunter22"), ("OTEL_SDK_DISABLED", "yes"),
         ("UNDERSTUDY_LOG_FORMAT", "xml"), ("UNDERSTUDY_LOG_LEVEL", "loud"), ("UNDERSTUDY_EVENT_LOG", "relative"),
@@ -322,11 +340,14 @@ def test_writers_are_replayed_one_by_one(tmp_path: Path) -> None:
 
 
 def test_the_disk_has_a_batch_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fsync comes before the cursor; a disk that is full refuses, and nothing is raised beyond that."""
+    """fsync comes before the cursor, of a new file's directory too; a full disk refuses, and raises nothing else."""
     synced: list[int] = []
     monkeypatch.setattr("understudy.observability.line_files.os.fsync", synced.append)
-    EventFiles(tmp_path / "log", "w").take(events_of(2))
-    assert len(synced) == 1
+    files = EventFiles(tmp_path / "log", "w")
+    files.take(events_of(2))
+    assert len(synced) == 2
+    files.take(events_of(2))
+    assert len(synced) == 3
     (tmp_path / "file").write_text("")
     with pytest.raises(SinkRefused, match="can't be written"):
         EventFiles(tmp_path / "file", "w").take(events_of(2))
@@ -374,11 +395,23 @@ async def test_sinks_of_a_service_and_the_one_that_is_switched_off(tmp_path: Pat
         assert await reading.query(queries.export_cursor, writer, "spans") > 0
 
 
+async def test_stores_may_share_the_directory_of_their_event_logs(tmp_path: Path) -> None:
+    """Given two stores with one directory, whose writers have the same name, then a replay has all events of both."""
+    log = {"UNDERSTUDY_EVENT_LOG": str(tmp_path / "log")}
+    for name in ("first", "second"):
+        async with k.running(f"sqlite:///{tmp_path}/{name}.db", tmp_path / "spans", telemetry=log) as kernel:
+            await kernel.run(name, k.spec(k.script("done")))
+    events = list(replay(tmp_path / "log"))
+    for name in ("first", "second"):
+        kinds = [event.type for event in events if event.session_id == name]
+        assert (kinds[0], kinds[-1]) == ("session_created", "run_finished")
+
+
 async def test_retention_waits_for_every_sink(tmp_path: Path) -> None:
     """Events that one of the sinks lacks stay."""
     (tmp_path / "file").write_text("")
-    dsn, log = f"sqlite:///{tmp_path}/store.db", {"UNDERSTUDY_EVENT_LOG": str(tmp_path / "log")}
-    async with k.running(dsn, tmp_path / "spans", telemetry=log) as kernel:
+    dsn = f"sqlite:///{tmp_path}/store.db"
+    async with k.running(dsn, tmp_path / "spans") as kernel:
         await kernel.run("s", k.spec(k.script("done")))
         writer = kernel.service.config.writer
     async with k.running(dsn, tmp_path / "spans", telemetry={"UNDERSTUDY_EVENT_LOG": str(tmp_path / "file")}) as kernel:
