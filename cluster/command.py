@@ -34,8 +34,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and no
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    print(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    """One JSON document on stdout, at once: the command may go on for long."""
+    print(json.dumps(value, ensure_ascii=False, indent=2, default=str), flush=True)
 
 
 def counted(number: int, noun: str) -> str:
