@@ -268,6 +268,14 @@ def test_the_timeline_begins_with_what_was_before(store_dsn: str) -> None:
     assert rows(store_dsn, sql.EVENTS, after, after + 1_000_000_000, **chosen) == []
 
 
+def test_a_timeline_that_is_cut_has_the_latest(store_dsn: str) -> None:
+    """Given more changes than a timeline has room for, then it lacks the first of them, not what sessions do now."""
+    whole = rows(store_dsn, sql.TIMELINE, session="lead")
+    cut = rows(store_dsn, sql.TIMELINE.replace("LIMIT 10000", "LIMIT 3"), session="lead")
+    assert len(cut) == 3
+    assert {row["time"] for row in cut} <= {row["time"] for row in whole[-4:]}
+
+
 def test_the_event_log_shows_no_content(store_dsn: str) -> None:
     """Given an event that no text can be read from, then it is listed, and so are all others, without what was said."""
     events = rows(store_dsn, sql.EVENTS, session="lead")
