@@ -75,6 +75,8 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["dashboards", str(tmp_path / "file" / "below")])
     assert (done.exit_code, done.stdout) == (1, "")
     assert "can't be written: Not a directory" in done.stderr
+    told = CliRunner().invoke(app, ["dashboards", str(tmp_path / "file" / "below"), "--json"])
+    assert json.loads(told.stdout)["error"]["code"] == "output_failed"
 
 
 def test_grafanas_own_types_lose_nothing(dashboard: Any) -> None:
