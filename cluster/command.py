@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from understudy.errors import InvalidArchive, InvalidInput, OutputFailed, UnderstudyError, UnknownRun, UnknownSession
+from understudy.errors import InvalidArchive, InvalidInput, UnderstudyError, UnknownRun, UnknownSession
 
 from .output import to_stdout
 
@@ -34,8 +34,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and no
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    print(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    """One JSON document on stdout, at once: the command may go on for long."""
+    print(json.dumps(value, ensure_ascii=False, indent=2, default=str), flush=True)
 
 
 def counted(number: int, noun: str) -> str:
@@ -56,7 +56,7 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
             with to_stdout():
                 code = function(*arguments, **options)
         except UnderstudyError as error:
-            if options.get("json") and not isinstance(error, OutputFailed):
+            if options.get("json"):  # where stdout takes no more, this goes nowhere
                 print_json({"error": error.to_wire()})
             told = str(error).removesuffix(f" {error.hint}") if error.hint else str(error)
             errors.print(f"[red]error[/red] {escape(told)}", soft_wrap=True)

@@ -81,7 +81,12 @@ def _serve(handle: Any) -> None:
 def _token(file: Path | None) -> str | None:
     from .console.access import LEAST_TOKEN
 
-    token = file.read_text(encoding="utf-8").strip() if file is not None else os.environ.get(TOKEN_VARIABLE, "").strip()
+    try:
+        token = file.read_text(encoding="utf-8") if file is not None else os.environ.get(TOKEN_VARIABLE, "")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidConfiguration(f"the token in {file} can't be read: {reason}") from None
+    token = token.strip()
     if not token and file is None:
         return None
     if len(token) < LEAST_TOKEN:

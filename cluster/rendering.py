@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from rich import markup
 from rich.console import Console
-from rich.markup import escape as escape
 from rich.table import Table
 from rich.tree import Tree
 
@@ -32,6 +33,20 @@ STATUS_STYLE = {
     "quarantined": "red",
     "cancelled": "yellow",
 }
+
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What a terminal obeys, but for tabs and the ends of lines."""
+
+
+def clean(text: str) -> str:
+    """A name, or a text within a line, without what can't be seen."""
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def escape(text: str) -> str:
+    """Text that people or models wrote, for a console that takes markup: it shows what it is and does nothing."""
+    return markup.escape(CONTROLS.sub("�", text))
 
 
 def plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ from understudy.prices import money
 
 from .command import counted
 from .fleet import Wire
-from .rendering import STATUS_STYLE, when
+from .rendering import STATUS_STYLE, clean, when
 
 SORTS = ("attention", "tokens", "waiting")
 BLINK_SECONDS = 3.0
@@ -88,11 +88,6 @@ def chosen(sessions: list[Wire], view: View) -> list[Wire]:
 
 def _searched(row: Wire) -> str:
     return f"{row['session_id']} {row['agent']} {row['status']}".lower()
-
-
-def clean(text: str) -> str:
-    """Without what a terminal would obey."""
-    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 def age(microseconds: int) -> str:

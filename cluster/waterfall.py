@@ -15,6 +15,7 @@ from understudy.observability import conventions as names
 from understudy.observability.traces import TraceSpan
 
 from .command import counted
+from .rendering import clean
 
 NARROW, NO_BARS = 72, 48
 """Columns below which tokens, and below which bars, are left out."""
@@ -103,14 +104,14 @@ def _label(span: TraceSpan, last: tuple[bool, ...], ascii_only: bool) -> Text:
     guides = "".join("   " if done else through for done in last[1:-1])
     own = (corner if last[-1] else tee) if len(last) > 1 else ""
     style = STYLE.get(span.operation, "bold" if span.operation == names.INVOKE_AGENT else "")
-    return Text.assemble((guides + own, "dim"), (span.name, style))
+    return Text.assemble((guides + own, "dim"), (clean(span.name), style))
 
 
 def _note(span: TraceSpan) -> Text:
     attempt = span.attributes.get(names.MODEL_ATTEMPT, 1)
     parts = [(f"attempt {attempt}", "yellow")] if attempt > 1 else []
     if span.status == "error":
-        parts.append((span.error or "error", "red"))
+        parts.append((clean(span.error or "error"), "red"))
     if span.status == "open":
         parts.append(("down" if span.operation == names.RECOVER else "goes on", "yellow"))
     if span.operation == names.INVOKE_AGENT and span.attributes.get(names.RUN_STATUS) in ("queued", "cancelled"):

@@ -36,6 +36,9 @@ from .transaction import Row
 LATEST = 1_000
 """Sessions, newest first, among which those are counted that have ended."""
 
+BEHIND = 10_000
+"""Places in a log by which whoever looks at what happens can be behind; older ones are left out then."""
+
 SCANNED = 5_000
 """Sessions that one page of a search looks at."""
 
@@ -96,14 +99,15 @@ def activity(
 
     Args:
         cursors: what the last look returned, the place in each journal's own log; None begins with the latest events.
-        limit: places in each log that one look covers; what is left comes with the next.
+        limit: places in each log that one look covers; what is left comes with the next, unless the log grows faster
+            than anybody looks.
     """
     found: dict[str, int] = {}
     events: list[dict[str, Any]] = []
     for writer in _writers(connection, namespace):
         log = (EVENT.c.namespace == namespace, EVENT.c.writer == writer)
         end = connection.execute(select(func.max(EVENT.c.writer_seq)).where(*log)).scalar() or 0
-        after = max(0, end - limit) if cursors is None else cursors.get(writer, 0)
+        after = max(0, end - limit) if cursors is None else max(cursors.get(writer, 0), end - BEHIND)
         found[writer] = end = min(end, after + limit)
         some = select(EVENT).where(*log, EVENT.c.writer_seq > after, EVENT.c.writer_seq <= end)
         told = some.where(EVENT.c.type.in_(TOLD)).order_by(EVENT.c.writer_seq)

@@ -112,6 +112,8 @@ CASES = [
     Case("a third fails", "ModelErrorsFast", calls("0+20x90", "0+10x90"), 80,
          "33.33% of model calls fail: a month's budget is gone in two days"),
     Case("a bad minute within a good hour", "ModelErrorsFast", calls("0+20x90", "0x85 20x5"), 88),
+    Case("the only call of the hour fails", "ModelErrorsFast", calls("0x90", "0x80 1x9"), 84),
+    Case("the only one of the day", "ModelErrorsSlow", calls("0x500", "0x380 1x119"), 400),
     Case("many are cancelled", "ModelErrorsFast", calls("0+20x90", "0x90", "0+90x90"), 80),
     Case("one in ten fails for hours", "ModelErrorsSlow", calls("0+18x500", "0+2x500"), 400,
          "10% of model calls fail: a month's budget is gone in five days"),

@@ -14,7 +14,7 @@ import pytest
 
 from understudy.cluster.console import live
 from understudy.cluster.console.access import Binding, is_loopback, token_digest
-from understudy.cluster.console.live import SharedReads, TreeLog, with_totals
+from understudy.cluster.console.live import Hub, SharedReads, TreeLog, with_totals
 from understudy.errors import InvalidConfiguration, StoreUnreachable
 
 from . import kernel as k
@@ -58,6 +58,12 @@ class Stream:
                 elif not line and name:
                     return name, data
         raise AssertionError("the stream ended")
+
+    async def end(self) -> None:
+        """Wait until the server ends it."""
+        async with asyncio.timeout(20):
+            async for _ in self._lines:
+                pass
 
     async def until(self, wanted: str) -> Any:
         while True:
@@ -104,7 +110,7 @@ async def test_with_a_token_nothing_is_told_or_done_without_it(tmp_path: Path) -
         assert source.asked == []
         for path in ("/", "/healthz", "/static/main.js", "/api/me"):
             assert (await client.get(path)).status_code == 200
-        assert (await client.get("/api/me")).json()["locked"]
+        assert (await client.get("/api/me")).json() == {"has_token": True, "locked": True, "may_act": False}
         assert (await client.get("/api/sessions/s", headers=BEARER)).status_code == 200
 
 
@@ -149,6 +155,126 @@ async def test_another_sites_page_can_neither_read_nor_act(tmp_path: Path) -> No
         assert answer.headers["x-frame-options"] == "DENY"
         assert "access-control-allow-origin" not in answer.headers
         assert (await client.get("/api/me")).headers["cache-control"] == "no-store"
+
+
+async def test_a_proxy_with_tls_may_stand_before_it(tmp_path: Path) -> None:
+    """The page's own requests come with the proxy's origin and `Host: localhost`: the browser says that they are."""
+    async with console(tmp_path, TOKEN) as (_, _, client):
+        proxied = {"host": "localhost", "origin": "https://console.example"}
+        for site, status in (("same-origin", 200), ("same-site", 403), ("cross-site", 403)):
+            headers = {**proxied, "sec-fetch-site": site}
+            assert (await client.post("/api/login", json={"token": TOKEN}, headers=headers)).status_code == status
+        assert (await client.post("/api/login", json={"token": TOKEN}, headers=proxied)).status_code == 403
+
+
+async def test_another_sites_page_keeps_nobody_busy(tmp_path: Path) -> None:
+    """Without a token, too: what it asks for is neither read nor followed, though it could not see it anyway."""
+    async with console(tmp_path) as (kernel, source, client):
+        await kernel.spawn("s", k.spec(""))
+        for path in ("/api/fleet/stream", "/api/sessions/s/stream", "/api/sessions/s/trace", "/api/sessions"):
+            for site in ("cross-site", "same-site"):
+                assert (await client.get(path, headers={"sec-fetch-site": site})).status_code == 403
+        assert source.asked == []
+
+
+async def test_a_stream_ends_with_the_cookie_that_it_was_opened_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has logged out is told nothing more, on pages that are still open."""
+    monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.2)
+    async with console(tmp_path, TOKEN) as (kernel, _, client):
+        await kernel.spawn("s", k.spec(""))
+        await client.post("/api/login", json={"token": TOKEN})
+        async with stream(client, "/api/sessions/s/stream") as tree, stream(client, "/api/fleet/stream") as fleet:
+            await tree.until("state")
+            await fleet.until("fleet")
+            await client.post("/api/logout", json={})
+            await tree.end()
+            await fleet.end()
+
+
+async def test_nonsense_is_refused_and_traces_back_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever has no token can send anything: host names, origins and bodies that nothing can read."""
+    async with console(tmp_path, TOKEN) as (_, _, client):
+        json_type = {"content-type": "application/json"}
+        assert (await client.get("/api/me", headers={"host": "["})).status_code == 421
+        for origin in ("http://[", "null", "["):
+            headers = {**json_type, "origin": origin}
+            assert (await client.post("/api/login", content="{}", headers=headers)).status_code == 403
+        for body, status in (("[" * 500_000, 400), (b"\xff", 400), ("[]", 400), (r'{"token": "\ud800"}', 401)):
+            assert (await client.post("/api/login", content=body, headers=json_type)).status_code == status
+        assert (await client.get("/api/sessions?limit=0", headers=BEARER)).status_code == 200
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_what_nobody_expected_is_an_answer_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An error of ours is told by its kind alone, with the headers of every answer; the log has the rest."""
+    async with console(tmp_path) as (_, source, client):
+        source.problem = KeyError("what the store holds")
+        answer = await client.get("/api/sessions")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (500, "KeyError")
+        assert answer.headers["x-frame-options"] == "DENY"
+    assert [record for record in caplog.records if record.exc_info]
+
+
+class Trees:
+    """A source of sessions that never end, and that take a while to let go."""
+
+    def __init__(self) -> None:
+        self.followed: list[str] = []
+
+    async def read(self, what: str, session_id: str) -> Any:
+        row = {"session_id": session_id, "root_id": session_id, "parent_id": None, "seq": 0}
+        row |= {"tokens_used": 0, "cost_used": 0}
+        return {"info": row, "tree": [row], "budgets": []}[what]
+
+    async def follow(self, session_id: str, after: int) -> AsyncIterator[dict[str, Any]]:
+        self.followed.append(session_id)
+        try:
+            await asyncio.Event().wait()
+            yield {}
+        finally:
+            await asyncio.sleep(0.05)
+            self.followed.remove(session_id)
+
+
+async def test_each_tree_has_one_log_whoever_comes_and_goes_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given trees that nobody looks at any more, when several pages come while these are let go of, then there is one
+    log of each tree that is looked at, and in the end none is followed that nobody knows of."""
+    monkeypatch.setattr(live, "LINGER_SECONDS", 0.0)
+    source = Trees()
+    hub = Hub(source)  # type: ignore[arg-type]
+
+    async def look(session_id: str) -> TreeLog:
+        found = await hub._tree_of(session_id)
+        found.viewers += 1
+        async with asyncio.timeout(10):
+            while not found.told:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return found
+
+    for _ in range(3):
+        for tree in [await look(f"old-{number}") for number in range(3)]:
+            tree.viewers -= 1
+        _, _, *pages = await asyncio.gather(hub._let_go(), hub._let_go(), *(look("new") for _ in range(3)))
+        assert len({id(page) for page in pages}) == 1
+        assert sorted(source.followed) == ["new"]
+        assert sorted(hub._tasks) == ["new"]
+        pages[0].viewers = 0
+    await hub.close()
+    assert source.followed == []
+
+
+async def test_so_many_trees_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given logs that nobody looks at, when more are begun than are kept, then the oldest go before their time."""
+    monkeypatch.setattr(live, "TREES", 4)
+    monkeypatch.setattr(live, "LINGER_SECONDS", float("inf"))
+    hub = Hub(Trees())  # type: ignore[arg-type]
+    for number in range(9):
+        (await hub._tree_of(f"s{number}")).unseen_since = number
+        assert len(hub._trees) <= 4
+    assert sorted(hub._trees) == ["s5", "s6", "s7", "s8"]
+    await hub.close()
 
 
 async def test_what_a_person_can_do_is_done(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +220,39 @@ async def test_narrow_and_dark_pages_have_no_sideways_scrolling(tmp_path: Path) 
         await page.locator("tbody a").focus()
         await page.keyboard.press("Enter")
         await expect(page.locator(".row.chosen")).to_have_count(1)
+
+
+class Talkative:
+    """A source of one session that has had more events than a page keeps."""
+
+    EVENTS = 30_000
+
+    async def read(self, what: str, *_arguments: Any) -> Any:
+        row: dict[str, Any] = {
+            "session_id": "s", "root_id": "s", "parent_id": None, "agent": "talker", "status": "running", "depth": 0,
+            "seq": 0, "epoch": 1, "restarts": 0, "active": 1, "closed": 0, "created_at": 1, "updated_at": 1,
+            "tokens_used": 0, "tokens_redone": 0, "cost_used": 0, "error": None, "tools": [],
+        }  # fmt: skip
+        return {"info": row, "tree": [row]}.get(what, [])
+
+    async def follow(self, session_id: str, after: int) -> AsyncIterator[dict[str, Any]]:
+        for seq in range(after + 1, self.EVENTS + 1):
+            common = {"session_id": session_id, "agent": "talker", "run_id": "r", "epoch": 1, "round": 1}
+            yield {"type": "cancel_requested", "seq": seq, "at": seq * 1000, "data": {"reason": "x"}, **common}
+            if seq % 1_000 == 0:
+                await asyncio.sleep(0.1)
+        await asyncio.Event().wait()
+
+
+async def test_a_page_that_stays_open_keeps_no_more_than_it_shows(tmp_path: Path) -> None:
+    """Given a session that goes on and on, then the page lets go of what is long ago, and the latest is there."""
+    async with served(Talkative()) as url, chromium() as browser:
+        page = await browser.new_page()
+        wrong = watched(page)
+        await page.goto(f"{url}/#/session/s")
+        latest = page.locator(".events li .seq").first
+        await expect(latest).to_have_text(str(Talkative.EVENTS), timeout=60_000)
+        kept = re.search(r"of (\d+) events", await page.get_by_text(re.compile(r"\d+ of \d+ events")).inner_text())
+        assert kept is not None
+        assert 20_000 <= int(kept[1]) <= 25_000
+        assert wrong == []

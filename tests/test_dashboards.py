@@ -75,6 +75,8 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["dashboards", str(tmp_path / "file" / "below")])
     assert (done.exit_code, done.stdout) == (1, "")
     assert "can't be written: Not a directory" in done.stderr
+    told = CliRunner().invoke(app, ["dashboards", str(tmp_path / "file" / "below"), "--json"])
+    assert json.loads(told.stdout)["error"]["code"] == "output_failed"
 
 
 def test_grafanas_own_types_lose_nothing(dashboard: Any) -> None:
@@ -266,6 +268,14 @@ def test_the_timeline_begins_with_what_was_before(store_dsn: str) -> None:
     assert {row["metric"]: row["value"] for row in later} == last
     assert {row["time"].timestamp() for row in later} == {after / 1_000_000_000}
     assert rows(store_dsn, sql.EVENTS, after, after + 1_000_000_000, **chosen) == []
+
+
+def test_a_timeline_that_is_cut_has_the_latest(store_dsn: str) -> None:
+    """Given more changes than a timeline has room for, then it lacks the first of them, not what sessions do now."""
+    whole = rows(store_dsn, sql.TIMELINE, session="lead")
+    cut = rows(store_dsn, sql.TIMELINE.replace("LIMIT 10000", "LIMIT 3"), session="lead")
+    assert len(cut) == 3
+    assert {row["time"] for row in cut} <= {row["time"] for row in whole[-4:]}
 
 
 def test_the_event_log_shows_no_content(store_dsn: str) -> None:

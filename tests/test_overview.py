@@ -72,6 +72,22 @@ async def test_each_look_at_what_happened_begins_where_the_last_one_ended(store:
         assert len(first["events"]) <= 4
 
 
+async def test_who_looks_too_slowly_is_told_what_happens_now(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a log that grows faster than one looks at it, then what is too long ago is left out: what is shown of the
+    last minute stays of the last minute."""
+    monkeypatch.setattr(overview, "BEHIND", 3)
+    async with k.running(store, tmp_path / "spans") as kernel:
+        begin = (await read(kernel, "activity"))["cursors"]
+        await kernel.run("s", k.spec(""))
+        latest = (await read(kernel, "activity"))["cursors"]
+        found = await read(kernel, "activity", begin, limit=3)
+        assert found["cursors"] == latest
+        assert found["events"][-1]["type"] == "run_finished"
+        assert len(found["events"]) <= 3
+
+
 async def test_pages_of_sessions_have_every_session_once(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

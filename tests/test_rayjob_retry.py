@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,7 +139,8 @@ def pods(environment: dict[str, str]) -> Iterator[Pods]:
 def test_a_job_that_is_retried_does_nothing_twice(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given a job whose first attempt fails half-way and whose Ray cluster is deleted, when the next attempt runs in a
     fresh one, then it finishes the rest: no model call is made and no effect done that the first attempt had; no
-    service is at the head, which offers no CPUs; and `up --keep` ends when the services are stopped."""
+    service is at the head, which offers no CPUs, but a console can be; and `up --keep` ends when the services are
+    stopped."""
     environment = {
         **ray_edge.clean_environment(), "XDG_STATE_HOME": str(tmp_path / "state"), "UNDERSTUDY_STORE": postgres,
         "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "test", "UNDERSTUDY_STANDBY": "0",
@@ -169,6 +171,10 @@ def test_a_job_that_is_retried_does_nothing_twice(postgres: str, server: Offline
             assert {cpus[service["node_id"]] for service in services} == {2.0}
             assert sorted(cpus.values()) == [0.0, 2.0]
             assert keeper.poll() is None
+            port = str(free_port())
+            page = json.loads(second.understudy("console", "--detach", "--port", port, "--json"))["url"]
+            with urllib.request.urlopen(f"{page}healthz", timeout=20) as answer:
+                assert answer.status == 200
             second.understudy("drain", "--stop")
             assert keeper.wait(60) == 0
         finally:

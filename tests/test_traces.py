@@ -12,6 +12,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from understudy.cluster.rendering import escape
 from understudy.cluster.waterfall import depth_first, duration, summary, waterfall
 from understudy.errors import EventsPruned, UnknownRun, UnknownSession
 from understudy.events import Event
@@ -218,6 +219,22 @@ def test_a_waterfall_fits_any_terminal(width: int) -> None:
     assert len(lines) == 1 + len(DRAWN)
     assert all(cell_len(line) <= width for line in lines)
     assert [line[0] for line in lines[1:]] == ["▸", " ", "✗", " ", "▸", "▸"]
+
+
+async def test_a_terminal_obeys_no_model(tmp_path: Path) -> None:
+    """Given a model that makes up a tool's name, when the trace is drawn, and the session shown, then the terminal gets
+    it without its control characters."""
+    evil = "x\x1b]0;pwned\x07\r\x9b2J"
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        await kernel.run("s", k.spec(k.script([(evil, {})], evil), [k.note], name=evil))
+        spans = await trace(kernel, "s")
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(waterfall(spans, AT, 100))
+        console.print(escape(f"{evil}\tnon\u00a0breaking\n[bold]"))
+    assert "pwned" in capture.get()
+    assert "non\u00a0breaking" in capture.get()
+    assert not set("\x1b\x07\r\x9b") & set(capture.get())
 
 
 def test_bars_share_one_axis() -> None:

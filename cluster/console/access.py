@@ -21,6 +21,8 @@ from understudy.errors import InvalidConfiguration
 LEAST_TOKEN = 16
 COOKIE_SECONDS = 12 * 3600
 COOKIES = 1_000
+SAME_ORIGIN = ("same-origin", "none")
+FOREIGN = "this request comes from another site's page"
 LOOPBACK_NAMES = {"localhost", "127.0.0.1", "[::1]", "::1"}
 
 HEADERS = {
@@ -55,7 +57,7 @@ def is_loopback(host: str) -> bool:
 
 def token_digest(token: str) -> str:
     """What the server keeps of a token."""
-    return hashlib.sha256(token.encode()).hexdigest()
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,21 @@ class Access:
         """
         if not is_loopback(self._binding.host):
             return
-        name = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        try:
+            name = urlsplit(f"//{request.headers.get('host', '')}").hostname
+        except ValueError:
+            name = None
         if name not in LOOPBACK_NAMES and name != self._binding.host:
             raise AccessDenied("this console is for requests to localhost", 421)
 
     def check_read(self, request: Request) -> None:
-        """Raises `AccessDenied` unless the request may read."""
-        if self.has_token and not self._is_known(request):
+        """Raises `AccessDenied` unless the request may read.
+
+        Another site's page could not read the answer, but keep the cluster busy and all the pages taken.
+        """
+        if request.headers.get("sec-fetch-site", "none") not in SAME_ORIGIN:
+            raise AccessDenied(FOREIGN)
+        if not self.may_read(request):
             raise AccessDenied("log in with the console's token", 401)
 
     def check_act(self, request: Request) -> None:
@@ -116,14 +126,19 @@ class Access:
         self.check_read(request)
 
     def check_origin(self, request: Request) -> None:
-        """What another site's page has a browser send is refused: its form sends no JSON, its script another origin."""
+        """What another site's page has a browser send is refused: its form sends no JSON, and the browser says of its
+        script where that is from. Origin counts only for browsers that don't compare it with the address they know:
+        behind a proxy, the address that we know is another.
+        """
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise AccessDenied("send JSON", 415)
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            raise AccessDenied("this request comes from another site's page")
-        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise AccessDenied("this request comes from another site's page")
+        origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
+        if site is not None:
+            own = site in SAME_ORIGIN
+        else:
+            own = origin is None or origin.partition("://")[2] == request.headers.get("host")
+        if not own:
+            raise AccessDenied(FOREIGN)
 
     def accepts(self, token: str) -> bool:
         """Whether this is the token; takes as long whatever is wrong with it."""
@@ -144,6 +159,10 @@ class Access:
     def log_out(self, request: Request) -> None:
         """The request's cookie is worth nothing any more."""
         self._cookies.pop(request.cookies.get(self.cookie, ""), None)
+
+    def may_read(self, request: Request) -> bool:
+        """Whether the request may read; later on too, since its cookie may have ended."""
+        return not self.has_token or self._is_known(request)
 
     def may_act(self, request: Request) -> bool:
         """Whether to offer the request's page something to do."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,14 @@ from understudy.events import Event
 from understudy.identifiers import check_identifier
 from understudy.records import SESSION_STATUSES
 
-from ..fleet import Source, Wire
+from ..fleet import Source, Wire, problem_of
 from .access import HEADERS, Access, AccessDenied, Binding
 from .live import Hub, TooManyViewers
 
 STATIC = Path(__file__).parent / "static"
 BODY_BYTES = 1 << 20
 WRONG_TOKEN_SECONDS = 0.5
+ACT_SECONDS = 30.0
 PAGE_LIMIT = 500
 TRACE_EVENTS = 20_000
 
@@ -117,6 +118,8 @@ class Console:
                 return _json({"error": StoreUnreachable("the services gave no answer in time").to_wire()}, 503)
             except UnderstudyError as error:
                 return _json({"error": error.to_wire()}, _status(error))
+            except Exception as error:
+                return _json({"error": problem_of(error)}, 500)
 
         return answer
 
@@ -146,7 +149,8 @@ class Console:
         access = self._access
         locked = access.has_token and not access.may_act(request)
         told = {"has_token": access.has_token, "locked": locked, "may_act": access.may_act(request)}
-        return _json({**told, "namespace": self._namespace, "version": understudy.__version__})
+        known = {} if locked else {"namespace": self._namespace, "version": understudy.__version__}
+        return _json({**told, **known})
 
     async def _log_in(self, request: Request) -> Response:
         self._access.check_origin(request)
@@ -165,20 +169,33 @@ class Console:
         response.delete_cookie(self._access.cookie, httponly=True, samesite="strict", path="/")
         return response
 
-    async def _fleet_stream(self, _request: Request) -> Response:
+    async def _fleet_stream(self, request: Request) -> Response:
         await self._hub.check("")
-        return _stream(self._hub.fleet())
+        return self._stream(request, self._hub.fleet())
 
     async def _tree_stream(self, request: Request) -> Response:
         session = _session(request)
         await self._hub.check(session)
         last = request.headers.get("last-event-id") or request.query_params.get("last", "")
-        return _stream(self._hub.tree(session, last))
+        return self._stream(request, self._hub.tree(session, last))
+
+    def _stream(self, request: Request, parts: AsyncGenerator[str, None]) -> Response:
+        return StreamingResponse(
+            self._while_known(request, parts), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+        )
+
+    async def _while_known(self, request: Request, parts: AsyncGenerator[str, None]) -> AsyncIterator[str]:
+        """Until the request's cookie ends; there is a part every `HEARTBEAT_SECONDS` at least."""
+        async with aclosing(parts) as following:
+            async for part in following:
+                if not self._access.may_read(request):
+                    break
+                yield part
 
     async def _page(self, request: Request) -> Response:
         query = request.query_params
         statuses = tuple(sorted(set(query.getlist("status")) & set(SESSION_STATUSES)))
-        text, limit = query.get("text", "")[:200].replace("\0", ""), _number(query.get("limit"), 50)
+        text, limit = query.get("text", "")[:200].replace("\0", ""), max(1, _number(query.get("limit"), 50))
         at, _, last = query.get("cursor", "").partition(",")
         cursor = (_number(at, 0, most=1 << 62), check_identifier(last, "cursor")) if last else None
 
@@ -242,7 +259,8 @@ class Console:
         body = await _body(request)
         _check_body(action, body)
         arguments = [body.get(name, DEFAULTS[name]) for name in ACTIONS[action]]
-        return _json({"done": await self._source.act(action, session, *arguments)})
+        async with asyncio.timeout(ACT_SECONDS):
+            return _json({"done": await self._source.act(action, session, *arguments)})
 
 
 def _session(request: Request) -> str:
@@ -263,7 +281,8 @@ def _check_body(action: str, body: Wire) -> None:
         return
     if not body.get("call_id"):
         raise InvalidInput("an answer names the call")
-    if body.get("decision") not in ("ok", "error", "rerun") or (body["decision"] == "rerun") == bool(body.get("text")):
+    decision = body.get("decision", DEFAULTS["decision"])
+    if decision not in ("ok", "error", "rerun") or (decision == "rerun") == bool(body.get("text")):
         raise InvalidInput("an answer is a text, or has the call run again")
 
 
@@ -288,10 +307,6 @@ def _json(data: Any, status: int = 200) -> Response:
     return Response(json.dumps(data, default=str), status, media_type="application/json")
 
 
-def _stream(parts: AsyncIterator[str]) -> Response:
-    return StreamingResponse(parts, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
-
-
 async def _body(request: Request) -> Wire:
     data = b""
     async for part in request.stream():
@@ -300,7 +315,7 @@ async def _body(request: Request) -> Wire:
             raise InvalidInput(f"more than {BODY_BYTES} bytes")
     try:
         found = json.loads(data or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidInput("this is no JSON") from None
     if not isinstance(found, dict):
         raise InvalidInput("send a JSON object")

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,9 @@ FLEET = "the fleet"
 """Beside the ids of sessions, which have no spaces."""
 
 VIEWERS = 64
+TREES = 16
+"""Logs that are kept, unless more are looked at."""
+
 EVENTS = 20_000
 """Events of a tree that its log keeps; it begins with as many."""
 
@@ -269,7 +272,7 @@ class Hub:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._viewers = 0
 
-    async def fleet(self) -> AsyncIterator[str]:
+    async def fleet(self) -> AsyncGenerator[str, None]:
         """Snapshots of the cluster, the latest whenever the viewer takes one."""
         async with self._viewer():
             self._fleet_viewers += 1
@@ -290,7 +293,7 @@ class Hub:
                 self._fleet_viewers -= 1
                 self._fleet_unseen_since = time.monotonic()
 
-    async def tree(self, session_id: str, identifier: str) -> AsyncIterator[str]:
+    async def tree(self, session_id: str, identifier: str) -> AsyncGenerator[str, None]:
         """The events and states of the tree that a session is in, after the event with this id."""
         async with self._viewer():
             tree = await self._tree_of(session_id)
@@ -316,21 +319,25 @@ class Hub:
         row = await self.reads.get(("info", session_id), lambda: self.source.read("info", session_id))
         root_id = row["root_id"] or session_id
         if root_id not in self._trees:
-            await self._let_go()
+            await self._let_go(room=1)
+        if root_id not in self._trees:  # somebody else may have begun it meanwhile
             self._trees[root_id] = tree = TreeLog(self.source, root_id)
             self._tasks[root_id] = asyncio.create_task(tree.run())
         return self._trees[root_id]
 
-    async def _let_go(self) -> None:
-        """End what nobody has looked at for a while."""
+    async def _let_go(self, room: int = 0) -> None:
+        """End what nobody has looked at for a while; sooner where `TREES` leaves no room for others."""
         now = time.monotonic()
-        for root_id, tree in list(self._trees.items()):
-            if not tree.viewers and now - tree.unseen_since > LINGER_SECONDS:
-                del self._trees[root_id]
-                await _cancelled(self._tasks.pop(root_id))
+        unseen = sorted((tree.unseen_since, root_id) for root_id, tree in self._trees.items() if not tree.viewers)
+        many = len(self._trees) + room - TREES
+        gone = [root_id for at, (since, root_id) in enumerate(unseen) if at < many or now - since > LINGER_SECONDS]
+        for root_id in gone:
+            del self._trees[root_id]
         if self._fleet is not None and not self._fleet_viewers and now - self._fleet_unseen_since > LINGER_SECONDS:
             self._fleet = None
-            await _cancelled(self._tasks.pop(FLEET))
+            gone.append(FLEET)
+        # Forgotten before the first pause: whoever comes meanwhile begins them anew.
+        await asyncio.gather(*map(_cancelled, [self._tasks.pop(name) for name in gone]))
 
     @asynccontextmanager
     async def _viewer(self) -> AsyncIterator[None]:

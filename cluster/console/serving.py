@@ -18,7 +18,6 @@ from understudy.errors import ClusterError, Conflict, InvalidConfiguration
 from ..cluster_source import ClusterSource
 from ..connection import Connection
 from ..ray_edge import RAY_NAMESPACE, ServiceGone, find_actor, settle, submitted
-from ..services import CPU_SLIVER
 from .access import Binding
 from .application import application
 
@@ -38,7 +37,8 @@ def url_of(binding: Binding) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{binding.port}/"
 
 
-@ray.remote(num_cpus=CPU_SLIVER, max_restarts=0, max_concurrency=100)
+# No CPUs: a pod's head offers none, and is where people run commands.
+@ray.remote(num_cpus=0, max_restarts=0, max_concurrency=100)
 class ConsoleActor:
     """The console as an actor. It writes nothing, so that its death costs nothing."""
 

@@ -16,6 +16,9 @@ RUNBOOK = "docs/alerts.md"
 ERROR_BUDGET = 0.01
 """Share of model calls that may fail for good; the burn alerts are multiples of it."""
 
+LEAST_FAILED = 4
+"""So few failed calls in the long window are no burn: where hardly anybody calls, one of them is all of them."""
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -75,10 +78,9 @@ CLUSTER = _over("5m")
 
 def _error_burn(name: str, factor: float, short: str, long: str, **settings: Any) -> Alert:
     limit = f"> {factor * ERROR_BUDGET:g}"
-    return Alert(
-        name=name, conditions=tuple(Condition(model_error_share(_over(window)), limit) for window in (short, long)),
-        **settings,
-    )  # fmt: skip
+    shares = tuple(Condition(model_error_share(_over(window)), limit) for window in (short, long))
+    failed = Condition(_over(long).increase(names.MODEL_CALLS, 'outcome="error"'), f"> {LEAST_FAILED}")
+    return Alert(name=name, conditions=(*shares, failed), **settings)
 
 
 def _always(expr: str, window: str) -> tuple[Condition, Condition]:

@@ -107,10 +107,12 @@ TIMELINE = f"""{TREE}, moment AS (
   UNION ALL
   (SELECT DISTINCT ON (session_id) session_id, seq, {FROM}, state FROM known WHERE at < {FROM}
    ORDER BY session_id, seq DESC)
+), latest AS (
+  SELECT * FROM shown ORDER BY at DESC, seq DESC LIMIT 10000
 )
-SELECT {when("shown.at")} AS "time",
-  repeat('· ', tree.level) || tree.agent || ' ' || right(tree.session_id, 12) AS metric, shown.state AS value
-FROM shown JOIN tree ON tree.session_id = shown.session_id ORDER BY shown.at, tree.place, shown.seq LIMIT 10000"""
+SELECT {when("latest.at")} AS "time",
+  repeat('· ', tree.level) || tree.agent || ' ' || right(tree.session_id, 12) AS metric, latest.state AS value
+FROM latest JOIN tree ON tree.session_id = latest.session_id ORDER BY latest.at, tree.place, latest.seq"""
 
 EVENTS = f"""{TREE}, entry AS (
   SELECT tree.agent, e.session_id, e.seq, e.at, e.type, e.run_id, {_READABLE} AS body

@@ -9,6 +9,7 @@ import { waterfall } from "./waterfall.js";
 
 const PARTS = [["events", "Events"], ["trace", "Trace"], ["messages", "Messages"], ["cost", "Cost and budgets"]];
 const SHOWN_EVENTS = 300;
+const KEPT_EVENTS = 20_000; // of the tree; as many as the server's log has
 const SPANS = { run: "the last run", minute: "1 minute", ten: "10 minutes", all: "all" };
 
 export function sessionView(main, wanted, page) {
@@ -60,7 +61,7 @@ class SessionView {
 
   open() {
     this.close = stream(`${of(this.id)}/stream`, {
-      reset: () => { this.events.clear(); },
+      reset: () => this.forget(new Map()),
       log: (events) => this.take(events),
       state: (state) => {
         const written = (known) => (known?.rows || []).map((row) => row.updated_at).join();
@@ -81,9 +82,20 @@ class SessionView {
       if (known) known.push(event);
       else this.events.set(event.session_id, [event]);
     }
+    const times = [...this.events.values()].flat().map((event) => event.at);
+    if (times.length > KEPT_EVENTS * 1.25) {
+      const oldest = times.sort((a, b) => a - b).at(-KEPT_EVENTS);
+      const since = (known) => known.slice(known.findIndex((event) => event.at >= oldest));
+      this.forget(new Map([...this.events].filter(([, known]) => known.at(-1).at >= oldest).map(([id, known]) => [id, since(known)])));
+    }
     this.drawTree();
     if (this.part === "events") this.drawEvents();
     this.soon();
+  }
+
+  // Only these are known; earlier ones can be read again, without a gap to these.
+  forget(known) {
+    Object.assign(this, { events: known, older: [], end: false });
   }
 
   // What is read beside the stream is read again when something happened: once, however much it was.
@@ -179,11 +191,10 @@ class SessionView {
     const rows = this.state.rows;
     const all = [...this.events.values()].flat();
     if (!all.length) return [now - 60e6, now];
-    const last = Math.max(...all.map((event) => event.at));
+    const [first, last] = all.reduce(([low, high], { at }) => [Math.min(low, at), Math.max(high, at)], [Infinity, 0]);
     const end = rows.some((row) => row.active) ? now : last;
     if (this.span === "minute") return [end - 60e6, end];
     if (this.span === "ten") return [end - 600e6, end];
-    const first = Math.min(...all.map((event) => event.at));
     if (this.span === "all") return [first, end];
     const started = (this.events.get(rows[0]?.session_id) || []).findLast((event) => event.type === "run_accepted");
     return [started ? Math.min(started.at, end) : first, end];
