@@ -96,14 +96,14 @@ class Adoption:
         node = self._node
         if not node.leads:
             self.carried = None
-            await self.close()
+            self.close()
             return
         nodes = set(node.nodes)
         services = await node.reading.query(presence.services)
         at_work = {row["writer"] for row in services if row["node_id"] in nodes} | {node.config.writer}
         left = [found for found in await node.reading.query(presence.logs) if found.writer not in at_work]
         undone = [found for found in left if not found.is_done()]
-        await self.close(self._exports.keys() - {found.writer for found in undone})
+        self.close(self._exports.keys() - {found.writer for found in undone})
         for found in undone:
             await self._complete(found)
         self.carried = await self._runs(left)
@@ -125,14 +125,14 @@ class Adoption:
         await self._node.journal.submit(lambda tx: progress.keep_sinks(tx, found.writer, exports))
         for export in exports.values():
             if not await export.catch_up(EXPORT_SECONDS):
-                await self.close([found.writer])  # a thread is still at it; the rest is found again
+                self.close([found.writer])  # a thread is still at it; the rest is found again
                 break
 
-    async def close(self, writers: Iterable[str] | None = None) -> None:
+    def close(self, writers: Iterable[str] | None = None) -> None:
         """Let go of what exports these writers' logs; of all by default."""
         for writer in list(self._exports) if writers is None else list(writers):
             for export in self._exports.pop(writer, {}).values():
-                await export.close(0)
+                export.release()
 
     async def _measure(self, writer_log: WriterLog) -> None:
         metrics = Metrics()

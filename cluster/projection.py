@@ -131,7 +131,7 @@ class Projection:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.adoption.close()
+        self.adoption.close()
         await self._checkpoint()
         if self._stop_server is not None:
             self._stop_server()

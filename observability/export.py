@@ -126,6 +126,11 @@ class Export:
             return False
         return True
 
+    def release(self) -> None:
+        """Let go of the sink, without `run` and without another try; ends a try that is under way."""
+        self._aborted = True
+        self._sink.close()
+
     async def close(self, timeout: float = 5.0) -> None:
         """End `run` after one more try to export what is left; the rest keeps for the next start.
 
