@@ -352,7 +352,10 @@ def down(
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """End the services of this store, and Ray if Understudy started it. Unfinished runs go on with the next start."""
+    """End the services of this store, and Ray if Understudy started it and it serves no other store.
+
+    Unfinished runs go on with the next start.
+    """
     from .down import bring_down
 
     done = bring_down(store, keep_ray=keep_ray)

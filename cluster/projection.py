@@ -81,7 +81,7 @@ class Projection:
             self.metrics.apply(found)
         self._checkpointed = self.metrics.writer_seq
         show_all(self._node, self)
-        self._serve()
+        self._serve(config.metrics_port or await self._last_port())
         self.exports = self._exporters(self, config.writer)
         kept = list(self.exports)
 
@@ -96,12 +96,19 @@ class Projection:
         config, address = self._node.config, self.address
         await self._node.journal.submit(lambda tx: presence.announce(tx, config.node_id, config.writer, address))
 
-    def _serve(self) -> None:
+    async def _last_port(self) -> int:
+        """Where no port is asked for: the one this node's service had before, so that Prometheus finds it again."""
+        services = await self._node.reading.query(presence.services)
+        known = [row["address"] for row in services if row["node_id"] == self._node.config.node_id]
+        port = known[0].rpartition(":")[2] if known else ""
+        return int(port) if port.isdecimal() else 0
+
+    def _serve(self, wanted: int) -> None:
         config, counting = self._node.config, self.counting
         # A port that was asked for is meant for a Prometheus elsewhere; a free one stays on this machine.
         everywhere = "::" if ":" in config.host else "0.0.0.0"
         port, self._stop_server = serve_metrics(
-            self.metrics.registry, config.metrics_port, everywhere if config.metrics_port else "127.0.0.1",
+            self.metrics.registry, wanted, everywhere if config.metrics_port else "127.0.0.1",
             ready=counting.obstacle, targets=counting.targets, scraped=counting.note_scrape,
         )  # fmt: skip
         self.address = address_of(config.host if config.metrics_port else "127.0.0.1", port)

@@ -170,7 +170,19 @@ def start_ray() -> str:
         raise ClusterUnreachable(f"`ray start` did not finish within {START_SECONDS:.0f} s") from None
     if done.returncode != 0:
         raise ClusterUnreachable(f"`ray start` failed: {(done.stderr or done.stdout).strip()[-500:]}")
-    return _head_at(port)
+    address = _head_at(port)
+    if address is None:
+        raise ClusterUnreachable(f"`ray start` succeeded, but no raylet belongs to port {port}")
+    return address
+
+
+def own_address() -> str | None:
+    """Address of the daemon that `start_ray` started here; None if none runs."""
+    try:
+        address = _head_at(json.loads(_marker().read_text())["port"])
+    except FileNotFoundError:
+        return None
+    return address if address is not None and _answers(address) else None
 
 
 def _start_once() -> str:
@@ -187,19 +199,25 @@ def _free_port() -> int:
         return port
 
 
-def _head_at(port: int) -> str:
+def _head_at(port: int) -> str | None:
     """Address of the head that listens on `port`, as its raylet's command line has it."""
     for process in psutil.process_iter(["cmdline"]):
         address = re.search(rf"gcs-address=(\S+:{port})(?:\s|$)", " ".join(process.info["cmdline"] or ()))
         if address:
             return address.group(1)
-    raise ClusterUnreachable(f"`ray start` succeeded, but no raylet belongs to port {port}")
+    return None
 
 
 def running_address() -> str | None:
-    """Address of a cluster that runs on this machine, or that RAY_ADDRESS names."""
+    """Address of the cluster that RAY_ADDRESS names; without it, of our own daemon, or of any Ray on this machine.
+
+    Our own comes before others: Ray itself would take the one that was started last, by whomever.
+    """
     if os.environ.get("RAY_ADDRESS"):
         return os.environ["RAY_ADDRESS"]
+    own = own_address()
+    if own is not None:
+        return own
     with contextlib.suppress(Exception):
         found = ray._private.services.canonicalize_bootstrap_address("auto")
         if found and _answers(found):

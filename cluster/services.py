@@ -346,4 +346,12 @@ def supervisor_handle(settings: Settings) -> Any | None:
     return find_actor(supervisor_name(settings))
 
 
+def other_supervisors(settings: Settings) -> list[str]:
+    """The instances (namespace and a hash of the store) of all other supervisors in this Ray cluster."""
+    found = ray.util.list_named_actors(all_namespaces=True)
+    names = {actor["name"] for actor in found if actor["namespace"] == RAY_NAMESPACE}
+    prefix = supervisor_name(settings).removesuffix(settings.instance)
+    return sorted(name.removeprefix(prefix) for name in names - {supervisor_name(settings)} if name.startswith(prefix))
+
+
 __all__ = ["RAY_NAMESPACE", "FrameActor", "NodeActor", "SupervisorActor", "supervisor_handle"]

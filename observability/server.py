@@ -29,6 +29,8 @@ def _no_targets() -> list[dict[str, Any]]:
 
 
 class _Handler(MetricsHandler):
+    server_version = "understudy"
+    sys_version = ""
     timeout = 30
     """Seconds after which a client that sends nothing is let go."""
 

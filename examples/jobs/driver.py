@@ -6,7 +6,7 @@ import sys
 
 from shop import order, price
 
-from understudy import AgentSpec, Cluster
+from understudy import AgentSpec, Cluster, UnderstudyError
 
 
 def main() -> int:
@@ -37,4 +37,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UnderstudyError as error:  # says what to do; a traceback would only hide that
+        sys.exit(f"error {error}")

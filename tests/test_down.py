@@ -1,0 +1,62 @@
+"""Which Ray cluster a command means, and what `understudy down` ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from understudy.cluster import down, ray_edge
+
+OWN, OTHER = "192.0.2.1:1111", "192.0.2.1:2222"
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """A machine with our daemon and another Ray, no services; what is ended is noted."""
+    found: list[str] = []
+    connected = SimpleNamespace(gcs_address="")
+
+    def connect(address: str) -> str:
+        connected.gcs_address = address
+        return address
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_edge, "own_address", lambda: OWN)
+    monkeypatch.setattr(down, "own_address", lambda: OWN)
+    monkeypatch.setattr(down, "connect_ray", connect)
+    monkeypatch.setattr(down, "supervisor_handle", lambda _settings: None)
+    monkeypatch.setattr(down, "other_supervisors", lambda _settings: [])
+    monkeypatch.setattr(down, "stop_ray", lambda: found.append(OWN) or 7)
+    monkeypatch.setattr(down.ray, "get_runtime_context", lambda: connected)
+    monkeypatch.setattr(down.ray, "shutdown", lambda: None)
+    return found
+
+
+def test_our_daemon_comes_before_other_rays(ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without RAY_ADDRESS our own daemon is meant, whoever started another Ray later; with it, what it names."""
+    assert ray_edge.running_address() == OWN
+    monkeypatch.setenv("RAY_ADDRESS", OTHER)
+    assert ray_edge.running_address() == OTHER
+
+
+def test_a_daemon_that_nobody_needs_is_ended(ended: list[str]) -> None:
+    """`down` ends our daemon where it serves no other store; not if it shall be kept."""
+    assert down.bring_down(None, keep_ray=True)["ray"] == "kept"
+    assert ended == []
+    assert down.bring_down(None, keep_ray=False)["ray"] == "7 processes ended"
+    assert ended == [OWN]
+
+
+def test_a_daemon_that_others_need_is_kept(ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`down` leaves our daemon alone where it serves another store, and where RAY_ADDRESS names another cluster."""
+    with monkeypatch.context() as patch:
+        patch.setattr(down, "other_supervisors", lambda _settings: ["default-12ab"])
+        assert "default-12ab" in down.bring_down(None, keep_ray=False)["ray"]
+    monkeypatch.setenv("RAY_ADDRESS", OTHER)
+    told = down.bring_down(None, keep_ray=False)["ray"]
+    assert OWN in told
+    assert OTHER in told
+    assert ended == []
