@@ -58,7 +58,7 @@ class Connection:
         started = self._supervisor is None
         if started and not start:
             raise ClusterUnreachable(
-                f"no services of {redact(self.settings.store)} run",
+                f"no services of {redact(self.settings.store)} run in the Ray cluster at {self._address}",
                 details={"hint": "`understudy send` and `understudy run` start them, as Cluster.connect() does."},
             )
         if started:

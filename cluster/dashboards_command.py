@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from understudy.errors import OutputFailed
+from understudy.errors import InvalidInput, OutputFailed
 
 from .command import Json, command, print_json
 
@@ -15,6 +16,9 @@ from .command import Json, command, print_json
 @command
 def dashboards(
     directory: Annotated[Path, typer.Argument(help="Where to write them; made if it is missing.", file_okay=False)],
+    runbook: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where your copy of docs/alerts.md is, for the alerts' links.")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Write the Grafana dashboards and the Prometheus alert rules: fleet.json, session-tree.json, alerts.yaml.
@@ -24,8 +28,10 @@ def dashboards(
     """
     from understudy.observability.dashboards.files import write
 
+    if runbook is not None and not re.fullmatch(r"https?://[^\s#]+", runbook):
+        raise InvalidInput(f"{runbook!r} is no URL of a page: it must be http://… or https://…, without spaces and #")
     try:
-        written = [str(path) for path in write(directory)]
+        written = [str(path) for path in write(directory, runbook)]
     except OSError as error:
         raise OutputFailed(f"{error.filename or directory} can't be written: {error.strerror}") from None
     if json:

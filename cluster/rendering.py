@@ -107,7 +107,8 @@ def print_sessions(sessions: list[SessionInfo], services: list[ServiceInfo], *, 
     table = Table(box=None, header_style="bold")
     for column in ("SESSION", "AGENT", "STATUS", "EPOCH", "RESTARTS", "PID", "TOKENS", "UPDATED"):
         number = column in ("EPOCH", "RESTARTS", "PID", "TOKENS")
-        table.add_column(column, justify="right" if number else "left", no_wrap=column == "SESSION")
+        folds = column == "SESSION"  # ids are long, and whole they can be copied
+        table.add_column(column, justify="right" if number else "left", no_wrap=not folds, overflow="fold")
     for info in sessions:
         table.add_row(
             info.id, escape(info.name), styled(info.status), str(info.epoch), str(info.restarts),

@@ -118,12 +118,13 @@ class Supervisor:
         """Wait until it supervises; returns the directory of services.
 
         Raises:
-            StoreOwned: another cluster owns the store.
+            StoreOwned: another cluster owns the store. Told early: if that were dead, its lease would have been over.
             UnderstudyError: what kept it from starting.
         """
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
         while not self._ready.is_set():
-            left = deadline - time.monotonic()
+            waited = time.monotonic() - began
+            left = (min(timeout, 2 * LEASE_SECONDS) if isinstance(self.problem, StoreOwned) else timeout) - waited
             if left <= 0:
                 raise self.problem or UnderstudyError(f"the supervisor is still starting after {timeout:.0f} s")
             try:

@@ -69,6 +69,16 @@ def test_the_built_files_are_what_the_code_builds(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in written} == {name: (BUILT / name).read_text() for name in built()}
 
 
+def test_alerts_lead_to_a_copy_of_their_page(tmp_path: Path) -> None:
+    """Given the URL of a copy of docs/alerts.md, then every rule links to it; what is no URL is wrong usage."""
+    page = "https://wiki.example.com/alerts"
+    assert CliRunner().invoke(app, ["dashboards", str(tmp_path), "--runbook", page]).exit_code == 0
+    links = re.findall(r"runbook_url: (.*)#", (tmp_path / "alerts.yaml").read_text())
+    assert (set(links), len(links)) == ({page}, built()["alerts.yaml"].count("runbook_url"))
+    assert CliRunner().invoke(app, ["dashboards", str(tmp_path / "no"), "--runbook", "wiki page"]).exit_code == 2
+    assert not (tmp_path / "no").exists()
+
+
 def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     """Given a file where the directory's parent should be, then the command says so, and fails."""
     (tmp_path / "file").touch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .alerts import rule_file
+from .alerts import RUNBOOK, rule_file
 from .fleet import fleet
 from .session_tree import session_tree
 
@@ -14,8 +14,11 @@ def built() -> dict[str, str]:
     return {"fleet.json": fleet().text(), "session-tree.json": session_tree().text(), "alerts.yaml": rule_file()}
 
 
-def write(directory: Path) -> list[Path]:
+def write(directory: Path, runbook: str | None = None) -> list[Path]:
     """Write them into a directory, which is made if need be; files of these names are replaced.
+
+    Args:
+        runbook: URL of the page that each alert's `runbook_url` leads to a section of, instead of our docs/alerts.md.
 
     Raises:
         OSError: it can't be written.
@@ -23,6 +26,8 @@ def write(directory: Path) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in built().items():
+        if runbook is not None:
+            text = text.replace(f"runbook_url: {RUNBOOK}#", f"runbook_url: {runbook}#")
         path = directory / name
         path.write_text(text, encoding="utf-8")
         written.append(path)
