@@ -38,6 +38,9 @@ STATUS_STYLE = {
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a terminal obeys, but for tabs and the ends of lines."""
 
+WIDE = 110
+"""Columns of a terminal that has room for all of `understudy ps`."""
+
 
 def clean(text: str) -> str:
     """A name, or a text within a line, without what can't be seen."""
@@ -104,16 +107,21 @@ def print_end(result: RunResult, *, streamed: bool) -> None:
 def print_sessions(sessions: list[SessionInfo], services: list[ServiceInfo], *, live_only: bool) -> None:
     """The table of `understudy ps`."""
     console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
     table = Table(box=None, header_style="bold")
-    for column in ("SESSION", "AGENT", "STATUS", "EPOCH", "RESTARTS", "PID", "TOKENS", "UPDATED"):
-        number = column in ("EPOCH", "RESTARTS", "PID", "TOKENS")
-        folds = column == "SESSION"  # ids are long, and whole they can be copied
-        table.add_column(column, justify="right" if number else "left", no_wrap=not folds, overflow="fold")
+    numbers, others = ["EPOCH", "RESTARTS", "PID", "TOKENS"], ["UPDATED"]
+    if console.width < WIDE:  # ids stay whole, so that they can be copied; `show` has the rest
+        numbers, others = ["TOKENS"], []
+    for column in ("SESSION", "AGENT", "STATUS", *numbers, *others):
+        table.add_column(column, justify="right" if column in numbers else "left", no_wrap=column != "AGENT")
     for info in sessions:
-        table.add_row(
-            info.id, escape(info.name), styled(info.status), str(info.epoch), str(info.restarts),
-            str(info.actor_pid or "-"), str(info.tokens_used), when(info.updated_at),
-        )  # fmt: skip
+        cells = {
+            "SESSION": info.id, "AGENT": escape(info.name), "STATUS": styled(info.status), "EPOCH": str(info.epoch),
+            "RESTARTS": str(info.restarts), "PID": str(info.actor_pid or "-"), "TOKENS": str(info.tokens_used),
+            "UPDATED": when(info.updated_at),
+        }  # fmt: skip
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
     if sessions:
         console.print(table)
         for info in sessions:
