@@ -59,10 +59,9 @@ class JobHead(Head):
 
     def start(self) -> None:
         """Start it, and wait until it runs jobs."""
-        # Below 20,000 are Ray's workers; the agent's usual port may be another head's.
         ports = set[int]()
-        while len(ports) < 2:
-            ports |= {port for port in [free_port()] if port >= 20_000}
+        while len(ports) < 2:  # the agent's usual port may be another head's
+            ports.add(free_port())
         port, agent = ports
         self.address = self.jobs = ""
         command = f"ray start --head --port=0 --include-dashboard=true --dashboard-port={port} --disable-usage-stats"

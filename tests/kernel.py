@@ -76,9 +76,19 @@ def opened(dsn: str) -> Iterator[Database]:
         database.close()
 
 
+WAITING: set[asyncio.Task[Any]] = set()
+"""Tasks that wait for dead processes: nobody else may know them."""
+
+
 async def never() -> Any:
     """What a dead process answers."""
-    await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None
+    WAITING.add(task)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        WAITING.discard(task)
 
 
 class Stuck(AssertionError):
@@ -159,9 +169,16 @@ class Life:
         while not service.journal._submitted.empty():
             service.journal._submitted.get_nowait()
         calls, service.calls._calls = list(service.calls._calls.values()), {}
-        tasks = [*self.tasks, *service._tasks, *service.projection._tasks, *(call.task for call in calls if call.task)]
-        for task in tasks:
+        self.tasks |= {call.task for call in calls if call.task}
+        self.kernel.dead.append(self)
+        self.cancel()
+
+    def cancel(self) -> set[asyncio.Task[Any]]:
+        """Cancel whatever of it is there still; returns it."""
+        found = {*self.tasks, *self.service._tasks, *self.service.projection._tasks}
+        for task in found:
             task.cancel()
+        return found
 
     async def bury(self) -> None:
         """Give back what the operating system would."""
@@ -208,6 +225,7 @@ class Kernel:
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
         self._gateway = Gateway(backoff=0.001, backoff_max=0.002, prices=prices)
         self._life: Life | None = None
+        self.dead: list[Life] = []
         self._up = asyncio.Event()
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -242,6 +260,7 @@ class Kernel:
         assert self._life is not None
         if not self._life.dead:
             await self._life.service.close()
+        await self._end_dead()
         self.check()
 
     def check(self, *session_ids: str) -> None:
@@ -273,8 +292,18 @@ class Kernel:
         self._life.kill()
         await self._life.bury()
         await self._end_frames()
+        await self._end_dead()
         await self._gateway.close()
         self.check()
+
+    async def _end_dead(self) -> None:
+        """Nothing of a dead service is left to the garbage collector, which would complain."""
+        tasks = set().union(WAITING, *(life.cancel() for life in self.dead))
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        self.dead.clear()
 
     async def _tell(self, node_id: str, session_ids: list[str]) -> None:
         if node_id in self.peers:

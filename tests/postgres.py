@@ -258,9 +258,10 @@ def _kill(process: psutil.Process) -> None:
 
 
 def free_port() -> int:
-    """Outside the range from which clients get theirs: otherwise one could take it while the server is down."""
+    """Outside the range from which clients get theirs (otherwise one could take it while the server is down), and above
+    the ports of Ray's workers."""
     while True:
-        port = random.randrange(15_000, 30_000)
+        port = random.randrange(20_000, 30_000)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,12 +24,13 @@ def test_here_names_the_node(others: list[str]) -> None:
     assert result.exit_code == 2
 
 
-def test_a_node_without_ray_has_nothing_to_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_ray_has_nothing_to_drain() -> None:
     """Given no Ray at the address, when a pod says goodbye, then the hook fails at once and starts nothing."""
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
-    result = CliRunner().invoke(app, ["drain", "--here", "--json"])
-    assert result.exit_code == 1
-    assert '"cluster_unreachable"' in result.output
+    command = [sys.executable, "-P", "-m", "understudy.cluster", "drain", "--here", "--json"]
+    environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:9"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["code"] == "cluster_unreachable"
 
 
 @pytest.mark.parametrize("drained", [True, False])
