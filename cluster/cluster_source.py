@@ -18,8 +18,7 @@ class ClusterSource:
         self._lost = False
 
     async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
-        session_id = arguments[0] if arguments and isinstance(arguments[0], str) else None
-        return await self._connection.nodes.request(session_id, "read", what, list(arguments), options)
+        return await self._connection.read(what, *arguments, **options)
 
     async def services(self) -> list[ServiceInfo]:
         if self._lost:

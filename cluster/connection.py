@@ -137,7 +137,8 @@ class Connection:
 
     async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
         """One of `READS`, at the node service of the session that the first argument names, if there is one."""
-        return await self.nodes.request(arguments[0] if arguments else None, "read", what, list(arguments), options)
+        session_id = arguments[0] if arguments and isinstance(arguments[0], str) else None
+        return await self.nodes.request(session_id, "read", what, list(arguments), options)
 
     async def _retry(self, call: Any) -> Any:
         deadline = time.monotonic() + RETRY_SECONDS

@@ -29,6 +29,7 @@ from understudy.messages import Usage
 
 from .budgets import owners
 from .engine import now
+from .presence import log_end, writers
 from .queries import INFO_COLUMNS, event_from_row, session_info
 from .statements import ACCOUNT, EVENT, RUN, SESSION
 from .transaction import Row
@@ -104,24 +105,15 @@ def activity(
     """
     found: dict[str, int] = {}
     events: list[dict[str, Any]] = []
-    for writer in _writers(connection, namespace):
+    for writer in writers(connection, namespace):
         log = (EVENT.c.namespace == namespace, EVENT.c.writer == writer)
-        end = connection.execute(select(func.max(EVENT.c.writer_seq)).where(*log)).scalar() or 0
+        end = log_end(connection, namespace, writer)
         after = max(0, end - limit) if cursors is None else max(cursors.get(writer, 0), end - BEHIND)
         found[writer] = end = min(end, after + limit)
         some = select(EVENT).where(*log, EVENT.c.writer_seq > after, EVENT.c.writer_seq <= end)
         told = some.where(EVENT.c.type.in_(TOLD)).order_by(EVENT.c.writer_seq)
         events += [event_from_row(row).to_wire() for row in connection.execute(told).mappings()]
     return {"cursors": found, "events": events}
-
-
-def _writers(connection: Connection, namespace: str) -> Iterable[str]:
-    """The journals that have events: one step of the index for each, where DISTINCT would read all events."""
-    first = select(func.min(EVENT.c.writer)).where(EVENT.c.namespace == namespace)
-    writer = connection.execute(first).scalar()
-    while writer is not None:
-        yield writer
-        writer = connection.execute(first.where(EVENT.c.writer > writer)).scalar()
 
 
 def page(

@@ -62,7 +62,7 @@ def logs(connection: Connection, namespace: str) -> list[Log]:
     exported: dict[str, dict[str, int]] = {}
     for writer, sink, seq in _rows(connection, namespace, EXPORT_CURSOR, "writer", "sink", "writer_seq"):
         exported.setdefault(writer, {})[sink] = seq
-    last = {writer: _last(connection, namespace, writer) for writer in _writers(connection, namespace)}
+    last = {writer: log_end(connection, namespace, writer) for writer in writers(connection, namespace)}
     return [
         Log(writer, last.get(writer, 0), measured.get(writer), exported.get(writer, {}))
         for writer in sorted({*measured, *exported, *last})
@@ -74,8 +74,8 @@ def _rows(connection: Connection, namespace: str, table: Any, *names: str) -> An
     return connection.execute(statement).all()
 
 
-def _writers(connection: Connection, namespace: str) -> list[str]:
-    """From one to the next in the index of their logs, past all events in between."""
+def writers(connection: Connection, namespace: str) -> list[str]:
+    """The journals that have events: from one to the next in the index of their logs, where DISTINCT would read all."""
     found: list[str] = []
     of_namespace = EVENT.c.namespace == namespace
     while True:
@@ -86,6 +86,7 @@ def _writers(connection: Connection, namespace: str) -> list[str]:
         found.append(writer)
 
 
-def _last(connection: Connection, namespace: str, writer: str) -> int:
+def log_end(connection: Connection, namespace: str, writer: str) -> int:
+    """The `writer_seq` of the newest event that the store has of a journal; 0 for none."""
     mine = (EVENT.c.namespace == namespace, EVENT.c.writer == writer)
     return connection.execute(select(func.max(EVENT.c.writer_seq)).where(*mine)).scalar() or 0
