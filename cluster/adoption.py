@@ -18,6 +18,7 @@ from understudy.observability.metrics import Metrics, runs_of
 from understudy.store import presence, progress, queries
 from understudy.store.engine import now
 from understudy.store.presence import Log
+from understudy.waiting import is_set_within
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -85,11 +86,7 @@ class Adoption:
                 log.warning("the logs of services that are gone are looked after later: %s", error)
             except Exception:
                 log.exception("the logs of services that are gone are looked after later")
-            try:  # not `wait_for`, which can swallow a cancellation
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(self._changed, LOOK_SECONDS)
 
     async def look(self) -> None:
         """Complete what is not, if this service is the first."""
@@ -115,7 +112,7 @@ class Adoption:
     async def _complete(self, found: Log) -> None:
         log.info("writer %s is gone: its log is completed from %s", found.writer, found.measured or 0)
         writer_log = WriterLog(self._node, found.writer)
-        if (found.measured or 0) < found.last:
+        if found.unmeasured:
             await self._measure(writer_log)
         if found.writer not in self._exports:  # they know what was refused, and how often, until all is taken
             known = {progress.SPANS, *found.exported}
@@ -149,7 +146,7 @@ class Adoption:
         known: dict[str, tuple[int | None, tuple[int, int]]] = {}
         for found in left:
             known[found.writer] = self._known.get(found.writer, (-1, (0, 0)))
-            if known[found.writer][0] != found.measured or (found.measured or 0) < found.last:
+            if known[found.writer][0] != found.measured or found.unmeasured:
                 row = await self._node.reading.query(queries.metric_state, found.writer)
                 seq = row["writer_seq"] if row is not None else None
                 known[found.writer] = (seq, runs_of((row and row["state"]) or {}))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.records import SESSION_STATUSES
 from understudy.store import gauges, presence
 from understudy.store.gauges import Counts
+from understudy.waiting import is_set_within
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -68,11 +69,7 @@ class Counting:
             pause = SCRAPED_COUNT_SECONDS if ended - self.scraped < SCRAPED_WITHIN else COUNT_SECONDS
             if self.failing_since is None:  # else the service is not ready until it has succeeded again
                 pause = max(pause, min((ended - began) / SHARE, LONGEST_PAUSE))
-            try:  # not `wait_for`, which can swallow a cancellation
-                async with asyncio.timeout(pause):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(self._changed, pause)
 
     async def count(self) -> None:
         """Count once. Never raises."""

@@ -17,6 +17,7 @@ from understudy.store.engine import now
 from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.draining import Departure, leaving
 from understudy.supervisor.paging import Slot
+from understudy.waiting import is_set_within
 
 from .frames import EXIT
 
@@ -151,10 +152,7 @@ class Draining:
                 self._node.stale(error)
             except UnderstudyError as error:
                 log.warning("the drain is held up: %s", error)
-            try:
-                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
-            except TimeoutError:
-                pass
+            await is_set_within(self._news, LOOK_SECONDS)
         self._looks = False
 
     async def _look(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.events import Event, InputRequested, RunFinished
+from understudy.waiting import is_set_within
 
 ENDS = (RunFinished.type, InputRequested.type)
 """What is told to those who wait for the end of a run, or for its pause."""
@@ -153,9 +154,7 @@ class Feed:
                 left = deadline - asyncio.get_running_loop().time()
                 if found["events"] or found["streams"] or found["gone"] or left <= 0:
                     return found
-                try:
-                    await asyncio.wait_for(watcher.changed.wait(), left)
-                except TimeoutError:
+                if not await is_set_within(watcher.changed, left):
                     wanted = follow
                     continue
                 # What comes within the next moments goes along: a client of a fast stream gets few, larger pieces.

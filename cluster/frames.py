@@ -18,6 +18,7 @@ from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.capacity import Memory
 from understudy.supervisor.paging import Paging, Ready, Slot
 from understudy.supervisor.stock import OUT_OF_MEMORY
+from understudy.waiting import is_set_within
 
 from .memory import measure
 
@@ -270,11 +271,8 @@ class Frames:
         """`Paging.demand` with the ids of the frames that called in, as soon as it changes or after `timeout`."""
         if timeout > 0:
             busy = time.monotonic() - self._demand_told < 1.0
-            try:
-                await asyncio.wait_for(self.demand_changed.wait(), timeout)
+            if await is_set_within(self.demand_changed, timeout):
                 await asyncio.sleep(BUSY_DEMAND_PAUSE if busy else DEMAND_PAUSE)
-            except TimeoutError:
-                pass
             self._demand_told = time.monotonic()
         self.demand_changed.clear()
         found: dict[str, dict[str, Any]] = {name: dict(row) for name, row in self.paging.demand().items()}

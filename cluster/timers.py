@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from understudy.errors import UnderstudyError
 from understudy.store import timers
 from understudy.store.engine import now
+from understudy.waiting import is_set_within
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -61,10 +62,7 @@ class Timers:
             self._changed.clear()
             pause = (self._order[0][0] - self._now()) / 1e6 if self._order else None
             if pause is None or pause > 0:
-                try:
-                    await asyncio.wait_for(self._changed.wait(), pause)
-                except TimeoutError:
-                    pass
+                await is_set_within(self._changed, pause)
                 continue
             for _ in range(min(len(self._order), CHUNK)):
                 due_at, key = self._order[0]

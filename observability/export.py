@@ -11,6 +11,7 @@ import logging
 from typing import Protocol
 
 from understudy.events import Event
+from understudy.waiting import is_set_within
 
 log = logging.getLogger(__name__)
 
@@ -105,13 +106,13 @@ class Export:
             while not self._closing.is_set():
                 await self._news.wait()
                 self._news.clear()
-                await self._sleep(self._pause)
+                await is_set_within(self._closing, self._pause)
                 if await self._drain():
                     delay = self._retry[0]
                     continue
                 self._news.set()
                 log.warning("%s are not exported (%d failures); next try in %g s", self.name, self.failures, delay)
-                await self._sleep(delay)
+                await is_set_within(self._closing, delay)
                 delay = min(delay * 2, self._retry[1])
         finally:
             self._idle.set()
@@ -147,12 +148,6 @@ class Export:
             log.warning("%s were still being exported after %g s; the next start continues there", self.name, timeout)
         # Also ends the retries of an exporter that is still at it in its thread.
         self._sink.close()
-
-    async def _sleep(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._closing.wait(), seconds)
-        except TimeoutError:
-            pass
 
     async def _drain(self) -> bool:
         """Export until the log's end; False when something failed on the way."""

@@ -16,11 +16,11 @@ from sqlalchemy import Connection, func, select
 from understudy.config import redact
 from understudy.errors import InvalidInput, StoreError, StoreOwned
 
-from . import schema
+from . import presence, schema
 from .engine import Database, now
 from .postgresql import without_password
 from .queries import owner as owner_of
-from .statements import EVENT, EXPORT_CURSOR, METRIC_STATE, RUN, SESSION
+from .statements import RUN, SESSION
 from .tables import metadata
 
 Progress = Callable[[int, int], None]
@@ -84,16 +84,10 @@ def _owner(connection: Connection, namespace: str) -> dict[str, Any] | None:
 
 
 def _writers(connection: Connection, namespace: str) -> list[dict[str, Any]]:
-    last = select(EVENT.c.writer, func.max(EVENT.c.writer_seq)).where(EVENT.c.namespace == namespace)
-    measured = select(METRIC_STATE.c.writer, METRIC_STATE.c.writer_seq).where(METRIC_STATE.c.namespace == namespace)
-    taken = select(EXPORT_CURSOR.c.writer, EXPORT_CURSOR.c.writer_seq).where(EXPORT_CURSOR.c.namespace == namespace)
-    metrics = {writer: seq for writer, seq in connection.execute(measured)}
-    exported = {writer: seq for writer, seq in connection.execute(taken)}
     return [
-        {"writer": writer, "events": seq, "unmeasured": seq - metrics.get(writer, 0),
-         "unexported": seq - exported.get(writer, 0)}
-        for writer, seq in connection.execute(last.group_by(EVENT.c.writer).order_by(EVENT.c.writer))
-    ]  # fmt: skip
+        {"writer": log.writer, "events": log.last, "unmeasured": log.unmeasured, "unexported": log.unexported}
+        for log in presence.logs(connection, namespace)
+    ]
 
 
 def vacuum(database: Database) -> tuple[int, int]:

@@ -31,9 +31,19 @@ class Log:
     measured: int | None
     exported: dict[str, int]
 
+    @property
+    def unmeasured(self) -> int:
+        """How many of its events are not in the metrics' checkpoint."""
+        return max(0, self.last - (self.measured or 0))
+
+    @property
+    def unexported(self) -> int:
+        """How many of its events the slowest sink does not have."""
+        return max(0, self.last - min({SPANS: 0, **self.exported}.values()))
+
     def is_done(self) -> bool:
         """Whether nothing of it is left to be measured or exported."""
-        return min([self.measured or 0, *{SPANS: 0, **self.exported}.values()]) >= self.last
+        return not self.unmeasured and not self.unexported
 
 
 def announce(tx: Transaction, node_id: str, writer: str, address: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from understudy.errors import StaleGeneration, StoreOwned, UnderstudyError
 from understudy.identifiers import new_identifier
+from understudy.waiting import is_set_within
 
 from .drains import Drains
 from .ports import FrameHandle, Machinery, NodeHandle
@@ -127,10 +128,7 @@ class Supervisor:
             left = (min(timeout, 2 * LEASE_SECONDS) if isinstance(self.problem, StoreOwned) else timeout) - waited
             if left <= 0:
                 raise self.problem or UnderstudyError(f"the supervisor is still starting after {timeout:.0f} s")
-            try:
-                await asyncio.wait_for(self._ready.wait(), min(0.25, left))
-            except TimeoutError:
-                continue
+            await is_set_within(self._ready, min(0.25, left))
         return self.directory()
 
     def directory(self) -> dict[str, Any]:

@@ -482,8 +482,24 @@ def test_stats(worked: str) -> None:
     assert found["runs"] == {"completed": 1, "queued": 1}
     assert found["rows"]["message"] == 2
     assert found["bytes"] > 0
-    assert [writer["unexported"] >= 0 for writer in found["writers"]] == [True]
     assert "sessions" in done(worked, "stats")
+
+
+def test_stats_tells_of_the_slowest_sink(worked: str) -> None:
+    """Given a writer with two sinks, one of which has all of its log: what the other lacks is not exported."""
+    [known] = json.loads(done(worked, "stats", "--json"))["writers"]
+    all_but_two = known["events"] - 2
+    database = Database(worked)
+    with database.writer.begin() as connection:
+        connection.execute(text(f"UPDATE export_cursor SET writer_seq = {known['events']}"))
+        connection.execute(text(f"UPDATE metric_state SET writer_seq = {all_but_two + 1}"))
+        connection.execute(
+            text("INSERT INTO export_cursor (namespace, writer, sink, writer_seq) VALUES ('tests', :writer, 'late', :seq)"),
+            {"writer": known["writer"], "seq": all_but_two},
+        )
+    database.close()
+    [found] = json.loads(done(worked, "stats", "--json"))["writers"]
+    assert (found["unmeasured"], found["unexported"]) == (1, 2)
 
 
 def test_check_finds_what_is_wrong(worked: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from understudy.errors import UnderstudyError
 from understudy.events import ChildRestarted, ChildSpawned
 from understudy.identifiers import new_identifier
+from understudy.waiting import is_set_within
 
 from ..fleet import ANSWER_SECONDS, Fleet, Source, Wire, problem_of
 
@@ -140,10 +141,7 @@ class TreeLog:
                 began = time.monotonic()
                 await self._look()
                 await asyncio.sleep(max(STATE_PAUSE_SECONDS, SHARE * (time.monotonic() - began)))
-                try:
-                    await asyncio.wait_for(self._dirty.wait(), STATE_SECONDS)
-                except TimeoutError:
-                    pass
+                await is_set_within(self._dirty, STATE_SECONDS)
         finally:
             for task in self._followers.values():
                 task.cancel()
