@@ -27,6 +27,7 @@ from understudy.redaction import redacted
 from understudy.store import content, presence, progress, queries
 from understudy.store.engine import now
 from understudy.store.journal import Committed
+from understudy.store.transaction import Transaction
 from understudy.telemetry import EVENT_LOG, captures_content
 
 from .adoption import Adoption, WriterLog
@@ -83,18 +84,20 @@ class Projection:
         show_all(self._node, self)
         self._serve(config.metrics_port or await self._last_port())
         self.exports = self._exporters(self, config.writer)
-        kept = list(self.exports)
-
-        await self._node.journal.submit(lambda tx: progress.keep_sinks(tx, config.writer, kept))
         await self.announce()
         work = [self._checkpoints(), self.counting.run(), self.adoption.run()]
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(task) for task in (*work, *(export.run() for export in self.exports.values()))]
 
     async def announce(self) -> None:
-        """Note in the store that the service is there, and where its metrics are."""
-        config, address = self._node.config, self.address
-        await self._node.journal.submit(lambda tx: presence.announce(tx, config.node_id, config.writer, address))
+        """Note in the store that the service is there, where its metrics are, and which sinks its log has."""
+        config, address, sinks = self._node.config, self.address, list(self.exports)
+
+        def operation(tx: Transaction) -> None:
+            presence.announce(tx, config.node_id, config.writer, address)
+            progress.keep_sinks(tx, config.writer, sinks)
+
+        await self._node.journal.submit(operation)
 
     async def _last_port(self) -> int:
         """Where no port is asked for: the one this node's service had before, so that Prometheus finds it again."""

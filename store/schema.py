@@ -8,7 +8,7 @@ what a database administrator may run by hand.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -192,20 +192,26 @@ def missing_ddl(connection: Connection, schema: str = "") -> str:
 def _gaps(connection: Connection) -> Iterator[tuple[str, list[Any]]]:
     """Each table, column and index that is missing, in words, with the statements that make it."""
     inspector: Inspector = inspect(connection)
+    # All tables at once: every start of a node service, a restarted one's too, waits for this.
+    columns_of = _names(inspector.get_multi_columns(filter_names=list(metadata.tables)))
+    indexes_of = _names(inspector.get_multi_indexes(filter_names=list(metadata.tables)))
     for table in metadata.sorted_tables:
-        if not inspector.has_table(table.name):
+        if table.name not in columns_of:
             yield f"table {table.name} is missing", [CreateTable(table), *map(CreateIndex, table.indexes)]
             continue
-        columns = {column["name"] for column in inspector.get_columns(table.name)}
         for column in table.columns:
-            if column.name not in columns:
+            if column.name not in columns_of[table.name]:
                 made = CreateColumn(column).compile(dialect=connection.dialect)
                 statement = text(f"ALTER TABLE {table.name} ADD COLUMN {made}")
                 yield f"column {table.name}.{column.name} is missing", [statement]
-        indexes = {index["name"] for index in inspector.get_indexes(table.name)}
         for index in table.indexes:
-            if index.name not in indexes:
+            if index.name not in indexes_of[table.name]:
                 yield f"index {index.name} is missing", [CreateIndex(index)]
+
+
+def _names(found: Mapping[Any, Sequence[Any]]) -> dict[str, set[str]]:
+    """What the inspector found, by table: the names alone."""
+    return {table: {item["name"] for item in items} for (_, table), items in found.items()}
 
 
 def require(connection: Connection, schema: str = "") -> None:
