@@ -12,7 +12,14 @@ from pathlib import Path
 import ray
 from sqlalchemy import inspect
 
-from understudy.config import OFFLINE_MODEL, Settings, model_profile_from_environment, redact
+from understudy.config import (
+    OFFLINE_MODEL,
+    Settings,
+    differences,
+    kept_settings,
+    model_profile_from_environment,
+    redact,
+)
 from understudy.errors import UnderstudyError
 from understudy.store import queries
 from understudy.store.engine import Database
@@ -118,7 +125,13 @@ def _services(settings: Settings) -> list[Check]:
         return [Check("services", False, error.message, error.hint)]
     nodes = ", ".join(f"node {node['node_id'][:8]} pid {node['pid']}" for node in directory["nodes"])
     found = f"supervisor pid {directory['pid']}, {nodes}, {len(directory['frames'])} session actor(s)"
-    return [Check("services", True, found), *placements(directory.get("problems", {}))]
+    different = differences(directory["settings"], settings.of_services())
+    told = kept_settings(different) if different else "as this environment says"
+    return [
+        Check("services", True, found),
+        Check("settings of the services", True, told),  # others are no failure: what runs works
+        *placements(directory.get("problems", {})),
+    ]
 
 
 def placements(problems: dict[str, str]) -> list[Check]:
