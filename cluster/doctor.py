@@ -19,6 +19,7 @@ from understudy.config import (
     kept_settings,
     model_profile_from_environment,
     redact,
+    state_home,
 )
 from understudy.errors import UnderstudyError
 from understudy.store import queries
@@ -53,9 +54,11 @@ def examine(store: str | None) -> list[Check]:
     checks.append(Check("spans", True, _spans(settings)))
     checks.append(_model(settings))
     checks.append(_guarded("store", lambda: _store(settings)))
-    free = shutil.disk_usage(Path.home()).free
-    checks.append(Check("disk", free > FREE_BYTES, f"{free >> 20} MiB free", "Less than 1 GiB is free."))
-    address = running_address()
+    checks.append(_disk())
+    try:
+        address = running_address()
+    except UnderstudyError as error:
+        return [*checks, Check("ray", False, error.message, error.hint)]
     if address is None:
         checks.append(Check("ray", True, f"{ray.__version__}; none runs, the first command starts one"))
         return checks
@@ -96,6 +99,17 @@ def _model(settings: Settings) -> Check:
         return Check("model", False, f"{settings.model} without a key", advice)
     where = os.environ.get("OPENAI_BASE_URL") or "the openai package's default endpoint"
     return Check("model", True, f"{settings.model} at {where}")
+
+
+def _disk() -> Check:
+    """What is free where the store, spans and Ray's daemon have their files by default, or will have."""
+    try:
+        home = state_home()
+    except UnderstudyError as error:
+        return Check("disk", False, error.message, error.hint)
+    there = next(path for path in (home, *home.parents) if os.path.exists(path))  # Path.exists may be forbidden to look
+    free = shutil.disk_usage(there).free
+    return Check("disk", free > FREE_BYTES, f"{free >> 20} MiB free", "Less than 1 GiB is free.")
 
 
 def _store(settings: Settings) -> str:

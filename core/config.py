@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote
@@ -44,10 +45,23 @@ def has_credentials(value: str) -> bool:
     return bool(CREDENTIALS_IN_URL.search(value))
 
 
+def state_home() -> Path:
+    """Where this user's programs keep what they must not lose.
+
+    Raises:
+        InvalidConfiguration: the environment names no such place, and the user has no home directory.
+    """
+    if os.environ.get("XDG_STATE_HOME"):
+        return Path(os.environ["XDG_STATE_HOME"])
+    try:
+        return Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise InvalidConfiguration("this user has no home directory: set HOME or XDG_STATE_HOME") from None
+
+
 def default_store() -> str:
-    """DSN of the store used when none is named: one SQLite file per user."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return f"sqlite:///{base}/understudy/store.db"
+    """DSN of the store used when none is named: one SQLite file per user. Raises as `state_home`."""
+    return f"sqlite:///{state_home()}/understudy/store.db"
 
 
 def check_store(dsn: str) -> str:
@@ -59,10 +73,11 @@ def check_store(dsn: str) -> str:
         InvalidConfiguration: it is neither `sqlite:///PATH` nor `postgresql://…`.
     """
     scheme, separator, rest = dsn.partition("://")
-    scheme = scheme.split("+", 1)[0]
+    scheme, problem = scheme.split("+", 1)[0], ""
     if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
-        return f"sqlite:///{Path(rest[1:]).expanduser().absolute()}"
-    problem = ""
+        with suppress(RuntimeError):
+            return f"sqlite:///{Path(rest[1:]).expanduser().absolute()}"
+        problem = "it begins with a home directory that is not known"
     if scheme in ("postgresql", "postgres") and separator:
         _, schema = split_schema(dsn)
         if not _is_encoded(rest):
