@@ -55,7 +55,7 @@ def test_a_home_directory_that_can_not_be_written_is_told(tmp_path: Path) -> Non
     left = {name: value for name, value in os.environ.items() if name not in ("XDG_STATE_HOME", "RAY_ADDRESS")}
     command = [sys.executable, "-P", "-m", "understudy.cluster", "doctor"]
     done = subprocess.run(
-        command, env={**left, "HOME": "/dev/null", "COLUMNS": "200"}, cwd=tmp_path, capture_output=True, text=True,
+        command, env={**left, "HOME": "/dev/null"}, cwd=tmp_path, capture_output=True, text=True,
         timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 1
