@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from understudy.config import ModelProfile, Settings, redact
+from understudy.config import ModelProfile, Settings, differences, redact
 from understudy.errors import CannotDrain, ClusterUnreachable, StoreError, UnderstudyError
 from understudy.placement import is_scarce
 
@@ -89,6 +89,10 @@ class Connection:
         """Whoever looks on while services are ended and started anew must ask other actors then."""
         self._supervisor = await asyncio.to_thread(supervisor_handle, self.settings) or self._supervisor
         await self.nodes.learn()
+
+    async def different_settings(self) -> list[str]:
+        """What the services were started with that this client would have them otherwise."""
+        return differences((await self._supervise("ready", RETRY_SECONDS))["settings"], self.settings.of_services())
 
     async def renew(self, timeout: float) -> bool:
         """Give this client's credentials to the services again, whatever became of them; False if they were ended."""

@@ -12,7 +12,15 @@ from pathlib import Path
 import ray
 from sqlalchemy import inspect
 
-from understudy.config import OFFLINE_MODEL, Settings, model_profile_from_environment, redact
+from understudy.config import (
+    OFFLINE_MODEL,
+    Settings,
+    differences,
+    kept_settings,
+    model_profile_from_environment,
+    redact,
+    state_home,
+)
 from understudy.errors import UnderstudyError
 from understudy.store import queries
 from understudy.store.engine import Database
@@ -46,9 +54,11 @@ def examine(store: str | None) -> list[Check]:
     checks.append(Check("spans", True, _spans(settings)))
     checks.append(_model(settings))
     checks.append(_guarded("store", lambda: _store(settings)))
-    free = shutil.disk_usage(Path.home()).free
-    checks.append(Check("disk", free > FREE_BYTES, f"{free >> 20} MiB free", "Less than 1 GiB is free."))
-    address = running_address()
+    checks.append(_disk())
+    try:
+        address = running_address()
+    except UnderstudyError as error:
+        return [*checks, Check("ray", False, error.message, error.hint)]
     if address is None:
         checks.append(Check("ray", True, f"{ray.__version__}; none runs, the first command starts one"))
         return checks
@@ -91,6 +101,17 @@ def _model(settings: Settings) -> Check:
     return Check("model", True, f"{settings.model} at {where}")
 
 
+def _disk() -> Check:
+    """What is free where the store, spans and Ray's daemon have their files by default, or will have."""
+    try:
+        home = state_home()
+    except UnderstudyError as error:
+        return Check("disk", False, error.message, error.hint)
+    there = next(path for path in (home, *home.parents) if os.path.exists(path))  # Path.exists may be forbidden to look
+    free = shutil.disk_usage(there).free
+    return Check("disk", free > FREE_BYTES, f"{free >> 20} MiB free", "Less than 1 GiB is free.")
+
+
 def _store(settings: Settings) -> str:
     path = settings.store.removeprefix("sqlite:///")
     if settings.store.startswith("sqlite") and not Path(path).exists():
@@ -118,7 +139,13 @@ def _services(settings: Settings) -> list[Check]:
         return [Check("services", False, error.message, error.hint)]
     nodes = ", ".join(f"node {node['node_id'][:8]} pid {node['pid']}" for node in directory["nodes"])
     found = f"supervisor pid {directory['pid']}, {nodes}, {len(directory['frames'])} session actor(s)"
-    return [Check("services", True, found), *placements(directory.get("problems", {}))]
+    different = differences(directory["settings"], settings.of_services())
+    told = kept_settings(different) if different else "as this environment says"
+    return [
+        Check("services", True, found),
+        Check("settings of the services", True, told),  # others are no failure: what runs works
+        *placements(directory.get("problems", {})),
+    ]
 
 
 def placements(problems: dict[str, str]) -> list[Check]:

@@ -37,8 +37,14 @@ INCIDENT_TYPES = {
 
 
 COUNTED = (
-    "tokens", "cost", "calls", "calls_failed", "runs_accepted", "runs_finished", "crashes", "restores", "restore",
+    "tokens", "cost", "calls", "calls_failed", "runs_accepted", "runs_finished", "crashes", "only_waited", "restores",
+    "restore",
 )  # fmt: skip
+LONGEST = "restore"
+"""Of this the greatest counts, not the sum."""
+
+SERVICES = {"supervisor": "supervisor", "node": "node service"}
+"""How the roles of services are called where people read of them."""
 
 
 class Source(Protocol):
@@ -99,17 +105,32 @@ def in_trees(rows: Iterable[Wire]) -> list[Wire]:
     return ordered
 
 
+def counts(event: Wire) -> Wire:
+    """What one event adds to `COUNTED`."""
+    kind, data = event["type"], event["data"]
+    if kind == "model_call_completed":
+        usage = Usage.from_wire(data["usage"])
+        return {"calls": 1, "tokens": usage.total_tokens, "cost": usage.cost}
+    if kind == "session_activated" and data["cause"] == "resume":
+        return {"restores": 1, "restore": data["down"]}
+    if kind == "session_crashed":
+        return {"crashes": 1, "only_waited": int(data["waiting"])}
+    names = {"model_call_failed": "calls_failed", "run_accepted": "runs_accepted", "run_finished": "runs_finished"}
+    return {names[kind]: 1} if kind in names else {}
+
+
 class Rates:
-    """What happened within the last minute, from the events that told of it."""
+    """What happened within the last minute, counted by second, and what went wrong lately."""
 
     def __init__(self) -> None:
-        self._events: deque[Wire] = deque(maxlen=20_000)
+        self._seconds: dict[int, Wire] = {}
+        self._only_waited: dict[str, int] = {}
         self.incidents: deque[Wire] = deque(maxlen=INCIDENTS)
 
     def take(self, events: list[Wire]) -> None:
         """Take in what one look at the logs found."""
         for event in sorted(events, key=lambda event: event["at"]):
-            self._events.append(event)
+            self._count(event)
             data = event["data"]
             failed = event["type"] == "run_finished" and data["status"] in ("failed", "quarantined", "budget_exceeded")
             restored = event["type"] == "session_activated" and data["cause"] != "ready"
@@ -117,29 +138,58 @@ class Rates:
                 kept = ("type", "at", "session_id", "agent", "run_id", "seq")
                 self.incidents.append({**{name: event[name] for name in kept}, "data": data})
 
+    def _count(self, event: Wire) -> None:
+        second, found = event["at"] // 1_000_000, counts(event)
+        counted = self._seconds.setdefault(second, dict.fromkeys(COUNTED, 0))
+        for name, number in found.items():
+            counted[name] = max(counted[name], number) if name == LONGEST else counted[name] + number
+        if found.get("only_waited"):
+            self._only_waited[event["session_id"]] = second
+        elif found.get("restores"):  # where an actor stands by, it is given to who only waits as well
+            crashed = self._seconds.get(self._only_waited.pop(event["session_id"], -1))
+            if crashed is not None:
+                crashed["only_waited"] -= 1
+
     def per_minute(self, now: int) -> Wire:
-        """Counts of the last minute; `cost` in millionths, `restore` the longest time from a crash to an activation."""
-        while self._events and self._events[0]["at"] < now - WINDOW_SECONDS * 1e6:
-            self._events.popleft()
-        found = dict.fromkeys(COUNTED, 0)
-        for event in self._events:
-            kind, data = event["type"], event["data"]
-            if kind == "model_call_completed":
-                usage = Usage.from_wire(data["usage"])
-                found["calls"] += 1
-                found["tokens"] += usage.total_tokens
-                found["cost"] += usage.cost
-            elif kind == "session_activated" and data["cause"] == "resume":
-                found["restores"] += 1
-                found["restore"] = max(found["restore"], data["down"])
-            else:
-                name = {
-                    "model_call_failed": "calls_failed", "session_crashed": "crashes", "run_accepted": "runs_accepted",
-                    "run_finished": "runs_finished",
-                }.get(kind)  # fmt: skip
-                if name is not None:
-                    found[name] += 1
-        return found
+        """Counts of the last minute; `cost` in millionths, `restore` the longest time from a crash to an activation.
+
+        Of the `crashes`, `restores` were followed by an activation because of them, and `only_waited` were of sessions
+        that only waited and get an actor when their wait ends.
+        """
+        since = int(now / 1e6 - WINDOW_SECONDS)
+        self._seconds = {second: found for second, found in self._seconds.items() if second >= since}
+        self._only_waited = {name: second for name, second in self._only_waited.items() if second >= since}
+        found = {name: [second[name] for second in self._seconds.values()] for name in COUNTED}
+        return {name: max(each, default=0) if name == LONGEST else sum(each) for name, each in found.items()}
+
+
+def service_incidents(before: list[Wire], after: list[Wire], at: int) -> list[Wire]:
+    """What became of the supervisor and the node services between two looks at them.
+
+    One that has another process than before was restarted, whether it died or was ended; one that is in the list no
+    more is lost. Of what happened before the first look nothing is known.
+    """
+    now = {_place(service): service for service in after}
+    found: list[Wire] = []
+    for service in before:
+        if service["role"] not in ("supervisor", "node"):
+            continue
+        successor = now.get(_place(service))
+        if successor is not None and successor["pid"] == service["pid"]:
+            continue
+        data = {
+            "role": service["role"], "node_id": (successor or service)["node_id"], "old_pid": service["pid"],
+            "pid": successor["pid"] if successor is not None else None,
+        }  # fmt: skip
+        kind = "service_lost" if successor is None else "service_restarted"
+        envelope = {"session_id": "", "agent": SERVICES[service["role"]], "run_id": None, "seq": at + len(found)}
+        found.append({"type": kind, "at": at, **envelope, "data": data})
+    return found
+
+
+def _place(service: Wire) -> tuple[str, str]:
+    """What stays the same when a service is restarted; there is one supervisor, wherever it is."""
+    return service["role"], "" if service["role"] == "supervisor" else service["node_id"]
 
 
 class Fleet:
@@ -204,6 +254,7 @@ class Fleet:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 found = [asdict(service) for service in await self._source.services()]
+            self._rates.incidents += service_incidents(self._services["services"], found, _now())
             self._services = {"services": found, "services_at": _now(), "services_problem": None}
         except Exception as error:
             self._services = {**self._services, "services_problem": problem_of(error)}

@@ -28,8 +28,8 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from understudy.config import is_secret_name
-from understudy.errors import ClusterError, ClusterUnreachable, UnderstudyError
+from understudy.config import is_secret_name, state_home
+from understudy.errors import ClusterError, ClusterUnreachable, InvalidConfiguration, UnderstudyError
 
 from .authentication import check_token, present_token
 
@@ -37,7 +37,9 @@ log = logging.getLogger(__name__)
 
 RAY_NAMESPACE = "understudy"
 START_SECONDS = 120.0
-CONNECT_SECONDS = 30.0
+GRPC_SECONDS = 10.0
+HTTP2_BEGINNING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What a client of gRPC says first: HTTP/2's preface, and a frame with no settings. A server answers with its own."""
 
 
 class ServiceGone(ClusterError):
@@ -138,10 +140,18 @@ def clean_environment() -> dict[str, str]:
 
 
 def state_directory() -> Path:
-    """Where Understudy keeps its own small files: spans, and what it started."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    path = Path(base) / "understudy"
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Where Understudy keeps its own small files: spans, and what it started.
+
+    Raises:
+        InvalidConfiguration: there is no place for it, or it can't be made.
+    """
+    path = state_home() / "understudy"
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"the directory {path} can't be made ({error.strerror}): set HOME or XDG_STATE_HOME"
+        ) from None
     return path
 
 
@@ -232,6 +242,21 @@ def _answers(address: str) -> bool:
     return False
 
 
+def _speaks_grpc(address: str) -> bool:
+    """Whether who listens there answers as gRPC servers do, Ray's among them; behind TLS anybody may.
+
+    `ray.init` would try anybody else for 35 s, and then end the process.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return True
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=GRPC_SECONDS) as probe:
+        probe.sendall(HTTP2_BEGINNING)
+        with probe.makefile("rb") as answer:
+            return answer.read(9)[3:4] == b"\x04"  # the type of the first frame: settings
+    return False
+
+
 def connect_ray(address: str | None, *, start: bool = True) -> str:
     """Connect this process to Ray, starting one if none runs (unless `start` is False); returns the address.
 
@@ -251,6 +276,8 @@ def connect_ray(address: str | None, *, start: bool = True) -> str:
     if re.fullmatch(r"[^/]+:\d+", target):
         if not _answers(target):
             raise ClusterUnreachable(f"nobody listens at {target}")
+        if not _speaks_grpc(target):
+            raise ClusterUnreachable(f"who listens at {target} is no Ray, or hangs: it does not speak gRPC")
         check_token(target)
     try:
         ray.init(address=target, namespace=RAY_NAMESPACE, log_to_driver=False, configure_logging=False)

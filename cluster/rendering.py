@@ -239,6 +239,6 @@ def print_checks(checks: list[Any]) -> None:
     console = Console(highlight=False)
     for check in checks:
         mark = "[green]ok[/green]  " if check.ok else "[red]FAIL[/red]"
-        console.print(f"{mark} {check.name}: {escape(check.found)}")
+        console.print(f"{mark} {check.name}: {escape(check.found)}", soft_wrap=True)
         if not check.ok and check.advice:
-            console.print(f"     {escape(check.advice)}")
+            console.print(f"     {escape(check.advice)}", soft_wrap=True)

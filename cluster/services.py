@@ -292,6 +292,7 @@ class SupervisorActor:
 
         cluster = str(ray.get_runtime_context().gcs_address)
         holder = f"{cluster}/{settings.instance}/{process_identity(os.getpid())}"
+        self._settings = settings.of_services()
         self._machinery = RayMachinery(settings, span_directory, NodeActor, FrameActor)
         self.supervisor = Supervisor(self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors)
         self._run: asyncio.Task[None] | None = None
@@ -306,7 +307,7 @@ class SupervisorActor:
 
     async def ready(self, timeout: float) -> dict[str, Any]:
         await self.start()
-        directory = await self.supervisor.ready(timeout)
+        directory = {**await self.supervisor.ready(timeout), "settings": self._settings}
         return {**directory, "pid": os.getpid(), "node_id": ray.get_runtime_context().get_node_id()}
 
     async def want(self, placement: str) -> None:

@@ -126,7 +126,9 @@ def render_table(outcome: SurveyOutcome) -> Table:
 def table_rows(outcome: SurveyOutcome) -> list[tuple[str, str]]:
     """The table's names and values."""
     times = outcome.restore_ms
-    restored = f"{statistics.median(times):.0f} ms median, {max(times):.0f} ms longest" if times else "–"
+    restored = "none: nobody was at work" if outcome.crashes else "–"  # who only waited goes on when the wait ends
+    if times:
+        restored = f"{statistics.median(times):.0f} ms median, {max(times):.0f} ms longest"
     return [
         ("sessions", f"{len(outcome.sessions):,}"),
         ("actors killed on purpose", f"{len(outcome.chaos_pids):,}"),

@@ -112,12 +112,13 @@ def short(number: int) -> str:
 
 def draw(snapshot: Wire, view: View, width: int, height: int | None) -> RenderableType:
     """The whole screen; without a `height` all rows, and nothing about keys."""
-    measure = Console(width=width)
-    lines = [part for line in (*header(snapshot), *problems(snapshot)) for part in line.wrap(measure, width)]
+    lines = [*header(snapshot), *problems(snapshot)]
     rows = chosen(snapshot["sessions"], view)
-    told = [incident(item, snapshot["at"]) for item in snapshot["incidents"][:INCIDENT_LINES]]
-    if height is None:
+    told = [incident(item) for item in snapshot["incidents"][:INCIDENT_LINES]]
+    if height is None:  # lines are whole, for whoever prints them
         return Group(*lines, _table(rows, snapshot, width), *told)
+    measure = Console(width=width)
+    lines = [part for line in lines for part in line.wrap(measure, width)]
     told = told[: max(0, height - len(lines) - LEAST_ROWS - 2)]
     room = max(1, height - len(lines) - len(told) - 2)
     view.offset = min(view.offset, max(0, len(rows) - room))
@@ -153,6 +154,8 @@ def header(snapshot: Wire) -> list[Text]:
     third.append(f"{rates['crashes']} crashed", style="bold red" if rates["crashes"] else "")
     if rates["restores"]:
         third.append(f", {rates['restores']} restored within {age(rates['restore'])}")
+    if rates["only_waited"]:
+        third.append(f", {rates['only_waited']} only waited")
     return [first, second, third]
 
 
@@ -218,11 +221,14 @@ def _cells(row: Wire, at: int) -> dict[str, Text]:
     }
 
 
-def incident(item: Wire, at: int) -> Text:
+def incident(item: Wire) -> Text:
     """One line of what went wrong, or was mended."""
     data, kind = item["data"], item["type"]
     lines: dict[str, Callable[[], str]] = {
-        "session_crashed": lambda: f"crashed ({data['cause']}, pid {data['pid']}): {data['decision']}",
+        "session_crashed": lambda: (
+            f"crashed ({data['cause']}, pid {data['pid']}){', while it waited' if data['waiting'] else ''}:"
+            f" {data['decision']}"
+        ),
         "session_activated": lambda: f"{data['cause']} after {age(data['down'])}, pid {data['pid']}",
         "session_quarantined": lambda: f"quarantined: {data['reason']}",
         "run_finished": lambda: f"run {data['status']}: {data['error_message'] or data['error_code']}",
@@ -230,11 +236,14 @@ def incident(item: Wire, at: int) -> Text:
         "tool_in_doubt": lambda: f"{data['tool']} in doubt: {data['policy']}",
         "input_requested": lambda: f"asks: {data['prompt']}",
         "child_restarted": lambda: f"starts a sub-agent again ({data['status']})",
+        "service_restarted": lambda: f"{data['node_id'][:8]} restarted: pid {data['old_pid']} is now {data['pid']}",
+        "service_lost": lambda: f"{data['node_id'][:8]} lost, pid {data['old_pid']}",
     }
     told = lines[kind]() if kind in lines else kind.replace("_", " ")
-    bad = kind in ("session_crashed", "session_quarantined", "run_finished")
+    bad = kind in ("session_crashed", "session_quarantined", "run_finished", "service_restarted", "service_lost")
     line = Text(f"{when(item['at'])} ", style="dim")
-    return line.append(clean(f"{item['agent']} {item['session_id']} {told}"), style="red" if bad else "default")
+    whose = " ".join(filter(None, (item["agent"], item["session_id"])))
+    return line.append(clean(f"{whose} {told}"), style="red" if bad else "default")
 
 
 def _keys(view: View, total: int, room: int) -> Text:

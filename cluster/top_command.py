@@ -17,6 +17,9 @@ import typer
 from .command import Json, Store, command, print_json
 
 DRAW_SECONDS = 0.25
+ALL_COLUMNS = 160
+"""The width where stdout is no terminal: all columns are shown, ids whole."""
+
 KEYS = {"[A": "up", "[B": "down", "[5~": "pageup", "[6~": "pagedown", "[H": "home", "OA": "up", "OB": "down"}
 
 
@@ -30,13 +33,10 @@ def top(
 
     It only looks. `--json` prints one snapshot; without a terminal, so does the plain form.
     """
-    from rich.console import Console
-
     from . import background
     from .cli import connected
     from .cluster_source import ClusterSource
     from .fleet import Fleet
-    from .top import View, draw
 
     with connected(store, start=False) as cluster:
         fleet = Fleet(ClusterSource(cluster._connection))
@@ -47,9 +47,20 @@ def top(
     if json:
         print_json(snapshot)
     else:
-        console = Console(highlight=False)
-        console.print(draw(snapshot, View(), console.width, None))
+        print_once(snapshot)
     return 1 if snapshot["problem"] is not None else 0
+
+
+def print_once(snapshot: dict[str, Any]) -> None:
+    """One look at the cluster. Where stdout is no terminal nothing is cut or wrapped to fit one."""
+    from rich.console import Console
+
+    from .top import View, draw
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, ALL_COLUMNS)
+    console.print(draw(snapshot, View(), console.width, None), soft_wrap=not console.is_terminal)
 
 
 def _watch(fleet: Any) -> None:

@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
+from understudy.config import kept_settings
+
 from . import rendering
-from .command import Json, Store, command, counted, print_json
+from .command import Json, Store, command, counted, errors, print_json
+from .rendering import escape
 
 KEEP_SECONDS = 10.0
 """A model call waits 30 s for credentials that are missing: they must be back before."""
@@ -25,6 +28,7 @@ def up(
 ) -> int:
     """Start the services unless they run, wait until they serve, and give them this environment's model key.
 
+    Services that run keep the settings they were started with: where this environment says otherwise, it is told.
     Unfinished runs go on from then on. With --keep it stays until somebody ends the services (`understudy down`,
     `understudy drain --stop`; exit code 0), and fails when they or Ray can't be reached: whoever started it starts
     it again.
@@ -35,8 +39,11 @@ def up(
     cluster = Cluster.connect(store, timeout=timeout)
     try:
         services = cluster.services()
+        different = background.wait(cluster._connection.different_settings())
+        if different:
+            errors.print(f"[yellow]note[/yellow] {escape(kept_settings(different))}", soft_wrap=True)
         if json:
-            print_json({"services": rendering.plain(services)})
+            print_json({"services": rendering.plain(services), "different_settings": different})
         else:
             nodes = [service for service in services if service.role == "node"]
             print(f"the services run: a supervisor, {counted(len(nodes), 'node service')}", flush=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote
@@ -30,6 +31,9 @@ SCHEMA_POLICIES = ("auto", "verify")
 
 MAX_ACTORS_LIMIT = 1024
 
+HIDDEN = "digest:"
+"""Before what stands for a value that is not shown."""
+
 
 def is_secret_name(name: str) -> bool:
     """Whether an environment variable of this name is treated as a secret."""
@@ -41,10 +45,23 @@ def has_credentials(value: str) -> bool:
     return bool(CREDENTIALS_IN_URL.search(value))
 
 
+def state_home() -> Path:
+    """Where this user's programs keep what they must not lose.
+
+    Raises:
+        InvalidConfiguration: the environment names no such place, and the user has no home directory.
+    """
+    if os.environ.get("XDG_STATE_HOME"):
+        return Path(os.environ["XDG_STATE_HOME"])
+    try:
+        return Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise InvalidConfiguration("this user has no home directory: set HOME or XDG_STATE_HOME") from None
+
+
 def default_store() -> str:
-    """DSN of the store used when none is named: one SQLite file per user."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return f"sqlite:///{base}/understudy/store.db"
+    """DSN of the store used when none is named: one SQLite file per user. Raises as `state_home`."""
+    return f"sqlite:///{state_home()}/understudy/store.db"
 
 
 def check_store(dsn: str) -> str:
@@ -56,10 +73,11 @@ def check_store(dsn: str) -> str:
         InvalidConfiguration: it is neither `sqlite:///PATH` nor `postgresql://…`.
     """
     scheme, separator, rest = dsn.partition("://")
-    scheme = scheme.split("+", 1)[0]
+    scheme, problem = scheme.split("+", 1)[0], ""
     if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
-        return f"sqlite:///{Path(rest[1:]).expanduser().absolute()}"
-    problem = ""
+        with suppress(RuntimeError):
+            return f"sqlite:///{Path(rest[1:]).expanduser().absolute()}"
+        problem = "it begins with a home directory that is not known"
     if scheme in ("postgresql", "postgres") and separator:
         _, schema = split_schema(dsn)
         if not _is_encoded(rest):
@@ -230,6 +248,42 @@ class Settings:
     def instance(self) -> str:
         """Name of this cluster's services: one set per namespace and store."""
         return f"{self.namespace}-{digest(self.store, size=4)}"
+
+    def of_services(self) -> dict[str, str]:
+        """What services take from the connect that starts them, by variable; of what may be secret or long a digest.
+
+        Store and namespace are not in it: another one means other services. Nor is the model: clients choose it.
+        """
+        shown = {
+            "UNDERSTUDY_STANDBY": str(self.standby),
+            "UNDERSTUDY_MAX_ACTORS": str(self.max_actors or ""),
+            "UNDERSTUDY_METRICS_PORT": str(self.metrics_port),
+            "UNDERSTUDY_OFFLINE_LATENCY": f"{self.offline_latency:g}",
+            "UNDERSTUDY_SCHEMA_POLICY": self.schema_policy,
+        }
+        hidden = dict(self.telemetry)
+        if self.prices:
+            hidden["UNDERSTUDY_PRICES"] = repr(sorted(self.prices.items()))
+        return {**shown, **{name: HIDDEN + digest(name, value, size=6) for name, value in hidden.items()}}
+
+
+def differences(running: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """What running services have that this environment says otherwise (`Settings.of_services` of each), in words."""
+    found = []
+    for name in sorted({*running, *here}):
+        theirs, ours = running.get(name, ""), here.get(name, "")
+        if theirs == ours:
+            continue
+        if (theirs or ours).startswith(HIDDEN):
+            theirs, ours = theirs and "…", "otherwise" if theirs and ours else ours and "…"
+        has = f"{name}={theirs}" if theirs else f"no {name}"
+        found.append(f"{has} (this environment says {ours or 'none'})")
+    return found
+
+
+def kept_settings(different: Sequence[str]) -> str:
+    """A sentence about these differences."""
+    return f"running services have {', '.join(different)}; they keep theirs until `understudy down` and the next start"
 
 
 def model_profile_from_environment(environ: Mapping[str, str] | None = None) -> ModelProfile | None:

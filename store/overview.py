@@ -29,7 +29,7 @@ from understudy.messages import Usage
 
 from .budgets import owners
 from .engine import now
-from .presence import log_end, writers
+from .presence import log_ends
 from .queries import INFO_COLUMNS, event_from_row, session_info
 from .statements import ACCOUNT, EVENT, RUN, SESSION
 from .transaction import Row
@@ -105,11 +105,12 @@ def activity(
     """
     found: dict[str, int] = {}
     events: list[dict[str, Any]] = []
-    for writer in writers(connection, namespace):
+    for writer, last in log_ends(connection, namespace).items():
+        after = max(0, last - limit) if cursors is None else max(cursors.get(writer, 0), last - BEHIND)
+        found[writer] = end = min(last, after + limit)
+        if end <= after:  # as with all whose node is gone
+            continue
         log = (EVENT.c.namespace == namespace, EVENT.c.writer == writer)
-        end = log_end(connection, namespace, writer)
-        after = max(0, end - limit) if cursors is None else max(cursors.get(writer, 0), end - BEHIND)
-        found[writer] = end = min(end, after + limit)
         some = select(EVENT).where(*log, EVENT.c.writer_seq > after, EVENT.c.writer_seq <= end)
         told = some.where(EVENT.c.type.in_(TOLD)).order_by(EVENT.c.writer_seq)
         events += [event_from_row(row).to_wire() for row in connection.execute(told).mappings()]

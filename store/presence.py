@@ -72,7 +72,7 @@ def logs(connection: Connection, namespace: str) -> list[Log]:
     exported: dict[str, dict[str, int]] = {}
     for writer, sink, seq in _rows(connection, namespace, EXPORT_CURSOR, "writer", "sink", "writer_seq"):
         exported.setdefault(writer, {})[sink] = seq
-    last = {writer: log_end(connection, namespace, writer) for writer in writers(connection, namespace)}
+    last = log_ends(connection, namespace)
     return [
         Log(writer, last.get(writer, 0), measured.get(writer), exported.get(writer, {}))
         for writer in sorted({*measured, *exported, *last})
@@ -84,19 +84,16 @@ def _rows(connection: Connection, namespace: str, table: Any, *names: str) -> An
     return connection.execute(statement).all()
 
 
-def writers(connection: Connection, namespace: str) -> list[str]:
-    """The journals that have events: from one to the next in the index of their logs, where DISTINCT would read all."""
-    found: list[str] = []
-    of_namespace = EVENT.c.namespace == namespace
-    while True:
-        after = EVENT.c.writer > found[-1] if found else EVENT.c.writer >= ""
-        writer = connection.execute(select(func.min(EVENT.c.writer)).where(of_namespace, after)).scalar()
-        if writer is None:
-            return found
-        found.append(writer)
+def log_ends(connection: Connection, namespace: str) -> dict[str, int]:
+    """The journals that have events, each with the `writer_seq` of the newest one that the store has.
 
-
-def log_end(connection: Connection, namespace: str, writer: str) -> int:
-    """The `writer_seq` of the newest event that the store has of a journal; 0 for none."""
-    mine = (EVENT.c.namespace == namespace, EVENT.c.writer == writer)
-    return connection.execute(select(func.max(EVENT.c.writer_seq)).where(*mine)).scalar() or 0
+    One statement, however many have come and gone: it goes from one to the next in the index of their logs, where
+    DISTINCT and GROUP BY would read all of it.
+    """
+    here = EVENT.c.namespace == namespace
+    log = select(func.min(EVENT.c.writer).label("writer")).where(here).cte("log", recursive=True)
+    following = select(func.min(EVENT.c.writer)).where(here, EVENT.c.writer > log.c.writer).scalar_subquery()
+    log = log.union_all(select(following).where(log.c.writer.is_not(None)))
+    end = select(func.max(EVENT.c.writer_seq)).where(here, EVENT.c.writer == log.c.writer).scalar_subquery()
+    found = connection.execute(select(log.c.writer, end).where(log.c.writer.is_not(None)))
+    return {writer: seq for writer, seq in found}

@@ -12,10 +12,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from understudy.cluster.console import live
+from understudy.cluster.console import application, live
 from understudy.cluster.console.access import Binding, is_loopback, token_digest
 from understudy.cluster.console.live import Hub, SharedReads, TreeLog, with_totals
 from understudy.errors import InvalidConfiguration, StoreUnreachable
+from understudy.store import traces
 
 from . import kernel as k
 from .console_stage import KernelSource, served
@@ -358,6 +359,20 @@ async def test_a_tree_is_followed_live_with_the_sub_agents_that_come(tmp_path: P
                 wanted -= {(event["agent"], event["type"]) for event in await found.until("log")}
         rows = (await client.get("/api/sessions/s/trace?run=r")).json()["spans"]
         assert {"recover child", "crash child", "invoke_agent lead"} <= {span["name"] for span in rows}
+
+
+@pytest.mark.parametrize(("most", "truncated"), [(3, True), (10_000, False)])
+async def test_a_trace_that_is_drawn_in_part_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, truncated: bool
+) -> None:
+    """A trace with more events than are drawn is `truncated`; one that is drawn whole is not."""
+    monkeypatch.setattr(traces, "TRACE_PAGE", 3)
+    monkeypatch.setattr(application, "TRACE_EVENTS", most)
+    async with console(tmp_path) as (kernel, _, client):
+        await kernel.run("s", k.spec(""))
+        found = (await client.get("/api/sessions/s/trace?run=r")).json()
+        assert found["truncated"] == truncated
+        assert (found["events"] == most) == truncated
 
 
 async def test_a_viewer_who_was_cut_off_goes_on_without_gap_or_repetition(

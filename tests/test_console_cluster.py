@@ -141,6 +141,7 @@ async def test_a_crash_shows_live_in_the_browser_and_at_the_terminal(
                     wait_until, lambda: stage.pids("supervisor") != [supervisor], "the next supervisor"
                 )
                 terminal.until(f"healthy · supervisor {stage.pids('supervisor')[0]}")
+                terminal.until(f"supervisor .* restarted: pid {supervisor} is now {stage.pids('supervisor')[0]}")
                 terminal.press("\x03")
                 assert terminal.ended() == 130
             finally:
@@ -194,7 +195,8 @@ async def follow_a_crash(stage: Any, session: Any, url: str, terminal: Terminal,
 def test_a_console_that_was_left_running_acts_with_its_token_and_ends_with_the_services(
     ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It serves on after its command, its token is nowhere to be seen, its port is taken, and `down` ends it."""
+    """It serves on after its command, its token is nowhere to be seen, its port is taken, and `down` ends it. Commands
+    that look at the same services tell what they were started with that the environment says otherwise."""
     dsn = f"sqlite:///{tmp_path}/store.db"
     token = "a-token-of-the-tests-0123456789"
     monkeypatch.setenv("UNDERSTUDY_STORE", dsn)
@@ -237,6 +239,12 @@ def test_a_console_that_was_left_running_acts_with_its_token_and_ends_with_the_s
         assert shown.returncode == 0
         assert "understudy ● healthy" in shown.stdout
         assert json.loads(command("top", "--json").stdout)["totals"]["sessions"] == 1
+        monkeypatch.setenv("UNDERSTUDY_METRICS_PORT", "9")  # the services have another: who looks is told
+        for told_by in (command("up", "--json"), command("doctor")):
+            assert told_by.returncode == 0
+            assert "(this environment says 9)" in told_by.stdout
+            assert "UNDERSTUDY_METRICS_PORT=0" in told_by.stdout
+        assert "they keep theirs until" in command("up").stderr
         stage.cluster.shutdown()
         wait_until(lambda: not answers(url), "the console's end")
         assert not [actor for actor in actors() if actor.startswith("console/")]

@@ -9,9 +9,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.async_api import Page, expect
 
 from understudy.actors.tools import ToolContext, tool
+from understudy.cluster import fleet
+from understudy.cluster.console import application
+from understudy.cluster.results import ServiceInfo
+from understudy.store import traces
 
 from . import kernel as k
 from .console_stage import KernelSource, chromium, served
@@ -220,6 +225,45 @@ async def test_narrow_and_dark_pages_have_no_sideways_scrolling(tmp_path: Path) 
         await page.locator("tbody a").focus()
         await page.keyboard.press("Enter")
         await expect(page.locator(".row.chosen")).to_have_count(1)
+
+
+class Replaced(KernelSource):
+    """A kernel whose services have other processes later on."""
+
+    pid = 1
+
+    async def services(self) -> list[ServiceInfo]:
+        return [ServiceInfo(role, self.pid, self.kernel.node_id, "") for role in ("supervisor", "node")]
+
+
+async def test_a_page_tells_of_restarted_services_and_of_what_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster's page shows each service that has another process; the trace's page that it has not all events."""
+    monkeypatch.setattr(fleet, "SERVICES_SECONDS", 0.2)
+    monkeypatch.setattr(traces, "TRACE_PAGE", 3)
+    monkeypatch.setattr(application, "TRACE_EVENTS", 3)
+    async with (
+        k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel,
+        served(source := Replaced(kernel)) as url,
+        chromium() as browser,
+    ):
+        await kernel.run("s", k.spec(""))
+        page = await browser.new_page()
+        wrong = watched(page)
+        await page.goto(f"{url}/#/")
+        await expect(page.get_by_text("supervisor 1 · 1 node")).to_be_visible()
+        await expect(page.locator("th", has_text="Tokens in all").first).to_be_visible()
+        source.pid = 2
+        told = page.locator(".incidents li")
+        await expect(told).to_have_count(2)
+        for role in ("supervisor", "node service"):
+            line = told.filter(has_text=f"service restarted {role} node {kernel.node_id[:8]}, pid 1 → 2")
+            await expect(line).to_have_count(1)
+            await expect(line.locator("a")).to_have_count(0)
+        await page.goto(f"{url}/#/session/s/trace")
+        await expect(page.get_by_text("3 of its events are drawn, and more are not")).to_be_visible()
+        assert wrong == []
 
 
 class Talkative:

@@ -19,7 +19,9 @@ from understudy.config import (
     ModelProfile,
     Settings,
     check_store,
+    differences,
     is_secret_name,
+    kept_settings,
     model_profile_from_environment,
     redact,
 )
@@ -27,6 +29,7 @@ from understudy.errors import InvalidConfiguration, InvalidInput, InvalidSpec, U
 from understudy.events import EVENT_TYPES, Event, UnknownEvent
 from understudy.identifiers import check_identifier, child_identifier, digest, new_identifier
 from understudy.messages import Message, ToolCall, Usage
+from understudy.prices import Price
 from understudy.spec import AgentSpec, Budget, RestartPolicy
 
 ERRORS = sorted(
@@ -287,6 +290,47 @@ def test_settings_are_read_from_the_environment() -> None:
     expected = Settings("postgresql://me:secret@db/agents", "gpt-5", "team-a", 0, 8, 9100, telemetry=telemetry)
     assert Settings.from_environment(environ) == expected
     assert Settings.from_environment(environ, store="sqlite:////data/a.db").store == "sqlite:////data/a.db"
+
+
+def test_other_settings_of_running_services_are_named_without_secrets(tmp_path: Path) -> None:
+    """Each variable that services took and that says otherwise now is named, with both values unless they are
+    telemetry's or prices; the model is the client's."""
+    headers = "OTEL_EXPORTER_OTLP_HEADERS"
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps({"offline": {"input": 1, "output": 2}}))
+    first = {"UNDERSTUDY_STANDBY": "4", "UNDERSTUDY_MODEL": "a", headers: "authorization=hunter22"}
+    second = {"UNDERSTUDY_MAX_ACTORS": "8", "UNDERSTUDY_MODEL": "b", headers: "authorization=hunter33"}
+    second["UNDERSTUDY_LOG_FORMAT"] = "json"
+    running = Settings.from_environment({**first, "UNDERSTUDY_STORE": "postgresql://me:hunter44@db/x"}).of_services()
+    here = Settings.from_environment({**second, "UNDERSTUDY_PRICES": str(prices)}).of_services()
+    assert differences(running, running) == []
+    assert differences(running, here) == [
+        "OTEL_EXPORTER_OTLP_HEADERS=… (this environment says otherwise)",
+        "no UNDERSTUDY_LOG_FORMAT (this environment says …)",
+        "no UNDERSTUDY_MAX_ACTORS (this environment says 8)",
+        "no UNDERSTUDY_PRICES (this environment says …)",
+        "UNDERSTUDY_STANDBY=4 (this environment says 2)",
+    ]
+    assert differences(here, running)[3:] == [
+        "UNDERSTUDY_PRICES=… (this environment says none)",
+        "UNDERSTUDY_STANDBY=2 (this environment says 4)",
+    ]
+    assert "hunter" not in f"{running} {here}"
+    assert "they keep theirs until `understudy down`" in kept_settings(differences(running, here))
+
+
+def test_whatever_services_take_is_compared() -> None:
+    """A setting that is added belongs to what services took, or names the services, or is the client's."""
+    known = {"store", "namespace", "model"}
+    one = Settings("sqlite:////a.db", "m")
+    other: dict[str, Any] = {
+        "standby": 5, "max_actors": 5, "metrics_port": 5, "offline_latency": 5.0, "schema_policy": "verify",
+        "prices": {"m": Price(1, 2, 3)}, "telemetry": {"OTEL_SERVICE_NAME": "s"},
+    }  # fmt: skip
+    assert known | set(other) == {field.name for field in dataclasses.fields(Settings)}
+    for name, value in other.items():
+        changed = dataclasses.replace(one, **{name: value}).of_services()
+        assert len(differences(one.of_services(), changed)) == 1
 
 
 @pytest.mark.parametrize("store", ["mysql://me:hunter2@db/x", "sqlite://"])

@@ -12,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from understudy.cluster.fleet import Fleet, Rates, in_trees
+from understudy.cluster.fleet import Fleet, Rates, in_trees, service_incidents
+from understudy.cluster.rendering import STATUS_STYLE
+from understudy.cluster.results import ServiceInfo
 from understudy.cluster.top import SORTS, View, age, chosen, draw
-from understudy.errors import StoreUnreachable
+from understudy.cluster.top_command import print_once
+from understudy.errors import ClusterUnreachable, StoreUnreachable
 
 from . import kernel as k
 from .console_stage import KernelSource
@@ -81,7 +84,7 @@ def test_rates_are_of_the_last_minute_only() -> None:
     call = {"type": "model_call_completed", "data": {"usage": [3, 4, 0, 0, False, 7]}}
     rates.take([{**base, **call, "at": 0}, {**base, **call, "at": 100_000_000}])
     rates.take([
-        {**base, "type": "session_crashed", "at": 110_000_000, "data": {}},
+        {**base, "type": "session_crashed", "at": 110_000_000, "data": {"waiting": False}},
         {**base, "type": "session_activated", "at": 110_040_000, "data": {"cause": "resume", "down": 40_000}},
         {**base, "type": "session_activated", "at": 110_050_000, "data": {"cause": "ready", "down": 0}},
     ])  # fmt: skip
@@ -90,6 +93,101 @@ def test_rates_are_of_the_last_minute_only() -> None:
     assert (found["crashes"], found["restores"], found["restore"]) == (1, 1, 40_000)
     assert [item["type"] for item in rates.incidents] == ["session_crashed", "session_activated"]
     assert not any(rates.per_minute(300_000_000).values())
+
+
+def test_crashes_are_restored_or_only_waited() -> None:
+    """Of three that crashed one was at work; of two that only waited one got an actor that stood by: the header says so
+    with numbers that add up, whenever these looks were."""
+    rates = Rates()
+    base = {"agent": "a", "run_id": "r", "seq": 1}
+    crashed = {**base, "type": "session_crashed"}
+    again = {**base, "type": "session_activated", "data": {"cause": "resume", "down": 1_500_000}}
+    rates.take([{**crashed, "session_id": name, "at": 60_000_000, "data": {"waiting": True}} for name in "ab"])
+    rates.take([{**crashed, "session_id": "c", "at": 61_000_000, "data": {"waiting": False}}])
+    rates.take([{**again, "session_id": name, "at": 62_000_000} for name in "ac"])
+    rates.take([{**again, "session_id": "b", "at": 63_000_000, "data": {"cause": "ready", "down": 0}}])
+    found = rates.per_minute(70_000_000)
+    assert (found["crashes"], found["restores"], found["only_waited"]) == (3, 2, 1)
+    lines = drawn(snapshot([], rates=found), View(), 120, 30)
+    assert lines[2].endswith("3 crashed, 2 restored within 1.5s, 1 only waited")
+
+
+@given(st.lists(st.integers(0, 200), max_size=60), st.integers(0, 200))
+def test_any_number_of_events_is_counted_by_the_second(times: list[int], now: int) -> None:
+    """Any events in any order: those of the last sixty seconds count, and no more is kept than there are seconds."""
+    rates = Rates()
+    base = {"session_id": "s", "agent": "a", "run_id": "r", "seq": 1, "type": "run_accepted", "data": {}}
+    rates.take([{**base, "at": second * 1_000_000} for second in times])
+    assert rates.per_minute(now * 1_000_000)["runs_accepted"] == sum(second >= now - 60 for second in times)
+    assert len(rates._seconds) <= len({second for second in times if second >= now - 60})
+
+
+def service(role: str, pid: int, node_id: str = "n1") -> dict[str, Any]:
+    return {"role": role, "pid": pid, "node_id": node_id, "address": ""}
+
+
+def test_services_that_were_replaced_or_lost_are_told() -> None:
+    """A supervisor on another node and a node service with another process were restarted, a node that is missing is
+    lost; session actors come and go, and who joins is no incident."""
+    before = [service("supervisor", 1), service("node", 2), service("node", 3, "n2"), service("node", 4, "n3")]
+    before.append(service("standby", 5))
+    after = [service("supervisor", 6, "n3"), service("node", 7), service("node", 4, "n3"), service("node", 8, "n4")]
+    assert service_incidents(before, before, 9) == service_incidents([], after, 9) == []
+    found = service_incidents(before, after, 9)
+    assert [(item["type"], item["agent"], item["data"]) for item in found] == [
+        ("service_restarted", "supervisor", {"role": "supervisor", "node_id": "n3", "old_pid": 1, "pid": 6}),
+        ("service_restarted", "node service", {"role": "node", "node_id": "n1", "old_pid": 2, "pid": 7}),
+        ("service_lost", "node service", {"role": "node", "node_id": "n2", "old_pid": 3, "pid": None}),
+    ]
+    assert len({item["seq"] for item in found}) == len(found)
+    lines = drawn(snapshot([], incidents=found), View(), 100, 30)
+    assert [line[13:] for line in lines[4:7]] == [
+        "supervisor n3 restarted: pid 1 is now 6",
+        "node service n1 restarted: pid 2 is now 7",
+        "node service n2 lost, pid 3",
+    ]
+
+
+class Replaced(KernelSource):
+    """A kernel whose services have other processes from one look to the next, or none that answer."""
+
+    pid: int | None = 1
+
+    async def services(self) -> list[ServiceInfo]:
+        if self.pid is None:
+            raise ClusterUnreachable("no services of this store run")
+        return [ServiceInfo(role, self.pid, self.kernel.node_id, "") for role in ("supervisor", "node")]
+
+
+async def test_a_snapshot_tells_of_services_that_were_replaced_between_two_looks(tmp_path: Path) -> None:
+    """The first look tells nothing; away and back with other processes, each is an incident, once."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        source = Replaced(kernel)
+        fleet = Fleet(source)
+        assert (await fleet.once())["incidents"] == []
+        source.pid = None
+        assert (await fleet.once())["incidents"] == []
+        source.pid = 2
+        told = {("service_restarted", role, 1, 2) for role in ("supervisor", "node")}
+        for _ in range(2):
+            found = [(item["type"], item["data"]) for item in (await fleet.once())["incidents"]]
+            pids = [(kind, data["role"], data["old_pid"], data["pid"]) for kind, data in found]
+            assert (len(pids), set(pids)) == (2, told)
+
+
+def test_one_look_is_printed_in_whole_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe gets each header and incident line as one, however long, and ids whole."""
+    ids = {"session_id": "session-with-a-rather-long-id-" + "x" * 20, "agent": "a" * 20}
+    told = {**ids, "type": "session_quarantined", "at": 1, "data": {"reason": "so " * 100 + "it ends"}}
+    problem = {"code": "x", "message": "it is away " * 30, "hint": "Wait."}
+    statuses = dict.fromkeys(STATUS_STYLE, 3)
+    print_once(snapshot([session(**ids)], incidents=[told], problem=problem, statuses=statuses))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 + 2 + 2 + 1
+    assert lines[1].endswith("3 waiting_for_timer")
+    assert lines[3].endswith("Wait.")
+    assert ids["session_id"] in lines[6]
+    assert lines[7].endswith("it ends")
 
 
 @given(st.integers(20, 200), st.integers(8, 60), st.integers(0, 80), st.integers(0, 100))

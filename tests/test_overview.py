@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import delete, event, func, insert, literal, select
 
 from understudy.errors import UnknownSession
 from understudy.prices import Price
 from understudy.store import overview
+from understudy.store.presence import log_ends
+from understudy.store.statements import EVENT
 
 from . import kernel as k
 
@@ -86,6 +89,35 @@ async def test_who_looks_too_slowly_is_told_what_happens_now(
         assert found["cursors"] == latest
         assert found["events"][-1]["type"] == "run_finished"
         assert len(found["events"]) <= 3
+
+
+async def test_journals_that_are_gone_cost_a_look_nothing(store: str, tmp_path: Path) -> None:
+    """Given the logs of many services that were replaced, then one statement finds that nothing is new, a second reads
+    the one log that has grown, and each log's end is right."""
+    async with k.running(store, tmp_path / "spans") as kernel:
+        await kernel.run("s", k.spec(""))
+        of_session = EVENT.c.session_id == "s"
+        with kernel.service.database.writer.begin() as connection:
+            for number in range(30):
+                values = {"session_id": f"gone-{number}", "writer": f"gone-{number:02}"}
+                same = [literal(values[column.name]) if column.name in values else column for column in EVENT.c]
+                connection.execute(insert(EVENT).from_select(list(EVENT.c.keys()), select(*same).where(of_session)))
+        asked: list[str] = []
+        with kernel.service.database.read() as connection:
+            ends = log_ends(connection, kernel.namespace)
+            grouped = select(EVENT.c.writer, func.max(EVENT.c.writer_seq)).group_by(EVENT.c.writer)
+            assert ends == {writer: seq for writer, seq in connection.execute(grouped)}
+            assert len(ends) == 31
+            event.listen(connection, "before_cursor_execute", lambda *call: asked.append(call[2]))
+            assert overview.activity(connection, kernel.namespace, ends) == {"cursors": ends, "events": []}
+            assert len(asked) == 1
+            grown = {**ends, "gone-07": ends["gone-07"] - 1}
+            found = overview.activity(connection, kernel.namespace, grown)
+            assert [told["session_id"] for told in found["events"]] == ["gone-7"]
+            assert (found["cursors"], len(asked)) == (ends, 3)
+            assert log_ends(connection, "nobody") == {}
+        with kernel.service.database.writer.begin() as connection:  # no session has these
+            connection.execute(delete(EVENT).where(~of_session))
 
 
 async def test_pages_of_sessions_have_every_session_once(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import random
@@ -26,7 +27,7 @@ from understudy.cluster import survey as job
 from understudy.cluster.compiling import compile_spec
 from understudy.cluster.results import SessionInfo
 from understudy.cluster.survey import Chaos, Count, SurveyOutcome, kill_frame, part_of, survey_specs
-from understudy.cluster.survey_view import SurveyView, outcome_to_json, render_tree
+from understudy.cluster.survey_view import SurveyView, outcome_to_json, render_tree, table_rows
 from understudy.errors import InvalidInput, ToolError, WorkspaceViolation
 from understudy.events import ModelCallCompleted, SessionActivated, SessionCrashed, ToolFinished
 from understudy.messages import Message, ToolCall
@@ -479,6 +480,16 @@ def test_view_without_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
     assert output.startswith("# R\n\n")
     assert "5 ms median, 9 ms longest" in output
+
+
+@pytest.mark.parametrize(
+    ("crashes", "times", "told"),
+    [(0, [], "–"), (2, [], "none: nobody was at work"), (2, [3.0], "3 ms median, 3 ms longest")],
+)
+def test_table_says_why_nothing_was_restored(crashes: int, times: list[float], told: str) -> None:
+    """Crashes of sessions that only waited are followed by no restore, and that is told."""
+    outcome = dataclasses.replace(OUTCOME, crashes=crashes, restore_ms=times)
+    assert dict(table_rows(outcome))["restore times"] == told
 
 
 def test_quiet_view_leaves_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -240,17 +240,19 @@ class Console:
         if run is not None:
             check_identifier(run, "run")
 
-        async def read() -> list[Wire]:
+        async def read() -> Wire:
             from understudy.observability.traces import trace_of
 
             wires: list[Wire] = []
-            after = ("", 0)
-            while len(wires) < TRACE_EVENTS and (some := await self._source.read("trace", session, run, after)):
-                wires += some
+            after, truncated = ("", 0), False
+            while not truncated and (some := await self._source.read("trace", session, run, after)):
+                truncated = len(wires) >= TRACE_EVENTS
+                wires += [] if truncated else some
                 after = (some[-1]["session_id"], some[-1]["seq"])
-            return [asdict(span) for span in await asyncio.to_thread(trace_of, map(Event.from_wire, wires))]
+            spans = [asdict(span) for span in await asyncio.to_thread(trace_of, map(Event.from_wire, wires))]
+            return {"spans": spans, "events": len(wires), "truncated": truncated}
 
-        return _json({"spans": await self._hub.reads.get(("trace", session, run), read)})
+        return _json(await self._hub.reads.get(("trace", session, run), read))
 
     async def _act(self, request: Request) -> Response:
         session, action = _session(request), request.path_params["action"].replace("-", "_")

@@ -18,6 +18,11 @@ function card(title, value, ...more) {
   return h("div", { class: "card" }, h("h2", null, title), h("div", { class: "big" }, value), h("div", { class: "quiet" }, ...more));
 }
 
+function restored(rates) {
+  const after = rates.restores ? `${rates.restores} restored, within ${age(rates.restore)}` : rates.crashes > rates.only_waited ? "none restored yet" : "";
+  return [after, rates.only_waited ? `${rates.only_waited} only waited` : ""].filter(Boolean).join(", ") || "nothing to restore";
+}
+
 function cards(snapshot) {
   const roles = {};
   for (const service of snapshot.services) roles[service.role] = (roles[service.role] || 0) + 1;
@@ -33,10 +38,9 @@ function cards(snapshot) {
     card("Actors", String(roles.frame || 0), `at work, ${roles.standby || 0} standing by`),
     card("Sessions at work", String(working),
       statuses.map(([status, count]) => [h("span", { class: `dot ${status}` }), `${count} ${words(status)} `])),
-    card("Tokens in a minute", short(rates.tokens), `${rates.calls} calls${rates.calls_failed ? `, ${rates.calls_failed} failed` : ""}` +
+    card("Tokens, last minute", short(rates.tokens), `${rates.calls} calls${rates.calls_failed ? `, ${rates.calls_failed} failed` : ""}` +
       (rates.cost ? ` · cost ${money(rates.cost)}` : "")),
-    card("Crashes in a minute", h("span", { class: rates.crashes ? "bad" : "" }, String(rates.crashes)),
-      rates.restores ? `${rates.restores} restored, within ${age(rates.restore)}` : "none restored"),
+    card("Crashes, last minute", h("span", { class: rates.crashes ? "bad" : "" }, String(rates.crashes)), restored(rates)),
     card("All sessions", String(totals.sessions),
       bad.length ? bad.map((status) => [h("span", { class: `dot ${status}` }), `${totals.latest[status]} ${status} `]) : "none failed lately"),
   ];
@@ -49,6 +53,7 @@ function problems(snapshot) {
 }
 
 const COLUMNS = ["Agent", "Status", "Since", "Round", "Tokens", "Cost", "Restarts", "Pid", "Session"];
+const HEADS = { Tokens: "Tokens in all", Cost: "Cost in all" };
 
 function makeRow(row) {
   const cells = COLUMNS.map((name) => h("td", { class: `c-${name.toLowerCase()}` }));
@@ -85,7 +90,7 @@ function updateRow(element, row, at, crashed) {
 
 function table(caption, since) {
   const body = h("tbody");
-  const heads = COLUMNS.map((name) => h("th", { class: `c-${name.toLowerCase()}`, scope: "col" }, name === "Since" ? since : name));
+  const heads = COLUMNS.map((name) => h("th", { class: `c-${name.toLowerCase()}`, scope: "col" }, name === "Since" ? since : HEADS[name] || name));
   rowKeys(body, "a");
   return { body, element: h("div", { class: "scroll" }, h("table", { "aria-label": caption }, h("thead", null, h("tr", null, heads)), body)) };
 }
@@ -148,7 +153,7 @@ export function fleetView(main, page) {
     text(calm, snapshot.incidents.length ? "" : "Nothing out of the ordinary.");
     sync(incidents, snapshot.incidents, (item) => `${item.session_id}/${item.seq}`, (item) =>
       h("li", null, h("time", null, moment(item.at)), " ", h("span", { class: `pill ${kind(item)}` }, words(item.type)), " ",
-        link(item.session_id, item.agent, " ", brief(item.session_id)), " ", h("span", { class: "told" }, told(item))), () => {});
+        item.session_id ? link(item.session_id, item.agent, " ", brief(item.session_id)) : item.agent, " ", h("span", { class: "told" }, told(item))), () => {});
   }
   return stream("/api/fleet/stream", { fleet: shown }, { state: page.state, refused: page.refused, check: () => get("/api/me").then((me) => {
     if (me.locked) page.refused(Object.assign(new Error("locked"), { status: 401 }));

@@ -87,6 +87,8 @@ export function told(event) {
     child_spawned: () => `${data.child_agent} ${data.child_id}`,
     child_finished: () => `${data.child_id} ${words(data.status)}`,
     cancel_requested: () => data.reason,
+    service_restarted: () => `node ${data.node_id.slice(0, 8)}, pid ${data.old_pid} → ${data.pid}`,
+    service_lost: () => `node ${data.node_id.slice(0, 8)}, pid ${data.old_pid}`,
   };
   if (lines[event.type]) return lines[event.type]();
   return Object.entries(data).filter(([, value]) => value !== null && value !== "" && value !== 0 && value !== false)

@@ -109,7 +109,7 @@ class SessionView {
       this.detail = await get(of(this.id));
       if (this.part === "trace") {
         const run = this.run || this.detail.runs[0]?.run_id;
-        this.spans = run ? (await get(`${of(this.id)}/trace?run=${encodeURIComponent(run)}`)).spans : [];
+        this.trace = run ? await get(`${of(this.id)}/trace?run=${encodeURIComponent(run)}`) : { spans: [] };
       } else if (this.part === "messages") {
         const after = this.messages.at(-1)?.seq || 0;
         const found = (await get(`${of(this.id)}/messages?after=${after}`)).messages;
@@ -132,7 +132,7 @@ class SessionView {
     if (!info) return;
     const row = this.state?.rows.find((other) => other.session_id === this.id) || info;
     const facts = [`epoch ${row.epoch}`, row.actor_pid ? `pid ${row.actor_pid}` : "in no process", row.node_id ? `node ${row.node_id.slice(0, 8)}` : "",
-      `${short(row.tokens_used)} tokens`, row.cost_used ? `cost ${money(row.cost_used)}` : "", row.tokens_redone ? `${short(row.tokens_redone)} paid twice` : "",
+      `${short(row.tokens_used)} tokens itself`, row.cost_used ? `cost ${money(row.cost_used)}` : "", row.tokens_redone ? `${short(row.tokens_redone)} paid twice` : "",
       `created ${moment(row.created_at)}`].filter(Boolean);
     show(this.title, h("p", { class: "quiet" }, h("a", { href: "#/" }, "Cluster"), row.parent_id ? [" / ", link(row.root_id, "tree ", brief(row.root_id)), " / ", link(row.parent_id, "parent")] : ""),
       h("h1", null, row.agent, " ", pill(row.status), row.restarts ? h("span", { class: "pill session_crashed" }, `restored ${row.restarts}×`) : "", row.closed ? h("span", { class: "pill" }, "closed") : ""),
@@ -207,7 +207,7 @@ class SessionView {
     show(this.axis, h("span", null, clock(from, true)), h("span", null, age(to - from)), h("span", null, clock(to, true)));
     const root = this.state.rows[0];
     const count = this.state.rows.length;
-    text(this.total, root ? `${counted(count, "session")}, ${short(root.tokens_below)} tokens` + (root.cost_below ? `, cost ${money(root.cost_below)}` : "") : "");
+    text(this.total, root ? `${counted(count, "session")}, ${short(root.tokens_below)} tokens in all` + (root.cost_below ? `, cost ${money(root.cost_below)}` : "") : "");
     const level = root ? root.depth : 0;
     const names = this.state.rows.map((row) => row.agent);
     const alike = new Set(names.filter((name, place) => names.indexOf(name) !== place));
@@ -222,7 +222,7 @@ class SessionView {
       element.classList.toggle("chosen", row.session_id === this.id);
       show(label, h("span", { class: "agent" }, row.agent), alike.has(row.agent) ? h("span", { class: "quiet mono which" }, row.session_id.slice(-6)) : "", pill(row.status), row.restarts ? h("span", { class: "bad restarts", title: "restored after crashes" }, `↻${row.restarts}`) : "",
         (row.tools || []).length ? h("span", { class: "quiet tools" }, multiples(row.tools)) : "",
-        h("span", { class: "tokens quiet", title: `${row.tokens_used} tokens itself, ${row.tokens_below} with all below` }, short(row.tokens_below)));
+        h("span", { class: "tokens quiet", title: `${row.tokens_used} tokens itself, ${row.tokens_below} with all below` }, `${short(row.tokens_below)} tokens`));
       lanes.replaceChildren(lane(timeline(this.events.get(row.session_id) || []), from, to));
     });
   }
@@ -285,13 +285,14 @@ class SessionView {
   }
 
   drawTrace() {
-    if (!this.spans || !this.detail) return show(this.body, h("p", { class: "quiet" }, "Loading …"));
+    if (!this.trace || !this.detail) return show(this.body, h("p", { class: "quiet" }, "Loading …"));
     const chosen = this.run || this.detail.runs[0]?.run_id;
     const focused = document.activeElement?.classList.contains("span") ? [...this.body.querySelectorAll("button.span")].indexOf(document.activeElement) : -1;
     const choose = h("select", { "aria-label": "Run", onchange: (event) => { location.hash = `#/session/${encodeURIComponent(this.id)}/run/${encodeURIComponent(event.target.value)}`; } },
       this.detail.runs.map((run) => h("option", { value: run.run_id, selected: run.run_id === chosen }, `${run.run_id} · ${words(run.status)} · ${moment(run.accepted_at)}`)));
     if (this.body.contains(document.activeElement) && document.activeElement.tagName === "SELECT") return;
-    this.body.replaceChildren(h("div", { class: "bar" }, choose), waterfall(this.spans, this.opened, () => this.drawTrace()));
+    const part = this.trace.truncated ? h("p", { class: "quiet" }, `The trace is long: ${this.trace.events.toLocaleString("en")} of its events are drawn, and more are not. The command understudy trace draws all.`) : "";
+    this.body.replaceChildren(h("div", { class: "bar" }, choose), part, waterfall(this.trace.spans, this.opened, () => this.drawTrace()));
     if (focused >= 0) this.body.querySelectorAll("button.span")[focused]?.focus();
   }
 

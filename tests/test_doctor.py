@@ -1,0 +1,102 @@
+"""`understudy doctor`, and connecting, where something that others take for granted is missing."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from understudy.cluster import doctor, ray_edge
+from understudy.config import Settings
+from understudy.errors import ClusterUnreachable, InvalidConfiguration
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a home directory, as in a container with any user id."""
+
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("HOME", "XDG_STATE_HOME", "UNDERSTUDY_STORE", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr(Path, "expanduser", lambda path: unknown() if str(path).startswith("~") else path)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_directory_doctor_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a home, the store's default has no place, nor has what the start of Ray leaves; each is told. With
+    XDG_STATE_HOME instead all is well."""
+    told = doctor.examine(None)
+    assert (told[-1].name, told[-1].ok) == ("settings", False)
+    assert "set HOME or XDG_STATE_HOME" in told[-1].found
+    told = doctor.examine(f"sqlite:///{tmp_path}/store.db")
+    assert {check.name for check in told if not check.ok} == {"disk", "ray"}
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "not" / "yet"))
+    monkeypatch.setattr(doctor, "running_address", lambda: None)
+    assert all(check.ok for check in doctor.examine(None))
+    with pytest.raises(InvalidConfiguration, match="home directory"):
+        Settings.from_environment({}, store="sqlite:///~/store.db")
+
+
+def test_a_home_directory_that_can_not_be_written_is_told(tmp_path: Path) -> None:
+    """Given a HOME that is no directory, then the command says so and what to set, and ends without a trace back."""
+    left = {name: value for name, value in os.environ.items() if name not in ("XDG_STATE_HOME", "RAY_ADDRESS")}
+    command = [sys.executable, "-P", "-m", "understudy.cluster", "doctor"]
+    done = subprocess.run(
+        command, env={**left, "HOME": "/dev/null"}, cwd=tmp_path, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "/dev/null/.local/state/understudy can't be made" in done.stdout
+
+
+@pytest.fixture(params=["silent", "http", "grpc"])
+def listener(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
+    """Somebody who listens, but is no Ray: its kind and port."""
+    if request.param == "silent":
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            yield request.param, silent.getsockname()[1]
+    elif request.param == "http":
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as web:
+            thread = threading.Thread(target=web.serve_forever)
+            thread.start()
+            yield request.param, web.server_port
+            web.shutdown()
+            thread.join()
+    else:
+        server = grpc.server(ThreadPoolExecutor(1))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield request.param, port
+        server.stop(None).wait()
+
+
+def test_who_listens_and_is_no_ray_is_told_at_once(
+    listener: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Given a port where something else listens, then that is told within the time given, not after Ray's own tries; a
+    server of gRPC passes, and so does anybody where Ray uses TLS."""
+    kind, port = listener
+    monkeypatch.setattr(ray_edge.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_edge, "GRPC_SECONDS", 1.0 if kind == "silent" else 20.0)
+    assert ray_edge._speaks_grpc(f"127.0.0.1:{port}") == (kind == "grpc")
+    if kind != "grpc":
+        began = time.monotonic()
+        with pytest.raises(ClusterUnreachable, match="is no Ray"):
+            ray_edge.connect_ray(f"127.0.0.1:{port}")
+        assert time.monotonic() - began < 15
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    assert ray_edge._speaks_grpc(f"127.0.0.1:{port}")
