@@ -26,6 +26,7 @@ from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
 from understudy.errors import StaleGeneration, StoreUnreachable
 from understudy.prices import Price
+from understudy.store import queries
 from understudy.store.check import check
 from understudy.store.engine import Database
 from understudy.testing.offline import OfflineServer
@@ -273,6 +274,17 @@ class Kernel:
             database.close()
         assert not violations, "\n".join(map(str, violations))
 
+    def _check_work(self) -> None:
+        """The books balance of all with work: a death can harm no others, and in the end all are checked."""
+        database = Database(self.dsn)
+        try:
+            with database.read() as connection:
+                rows = queries.active_sessions(connection, self.namespace, None)
+        finally:
+            database.close()
+        if rows:
+            self.check(*(row["session_id"] for row in rows))
+
     async def stop_frames(self) -> None:
         """From now on nobody takes up what is accepted."""
         await self._end_frames()
@@ -484,7 +496,7 @@ class Kernel:
 
     async def _reboot(self, life: Life) -> None:
         await life.bury()
-        self.check()
+        self._check_work()
         await self._boot()
         await self.take_up(self.generation, self.nodes)
 

@@ -238,12 +238,29 @@ async def test_a_running_cluster_keeps_its_schema(store: str) -> None:
 
 
 BOOT = """
-import sys
+import multiprocessing, sys
 from understudy.store.engine import Database
 
-sys.stdin.readline()
-print(Database(sys.argv[1]).prepare())
+def boot():
+    start.wait()
+    print(Database(sys.argv[1]).prepare(), flush=True)
+
+fork = multiprocessing.get_context("fork")  # so that they have imported everything, and all start at once
+start = fork.Barrier(int(sys.argv[2]))
+processes = [fork.Process(target=boot) for _ in range(start.parties)]
+for process in processes:
+    process.start()
+for process in processes:
+    process.join()
+sys.exit(any(process.exitcode for process in processes))
 """
+
+
+def boot(dsn: str, number: int) -> list[str]:
+    """So many processes start together on a store; which migrations each of them applied."""
+    done = subprocess.run([sys.executable, "-c", BOOT, dsn, str(number)], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -252,16 +269,7 @@ def test_many_nodes_may_boot_at_once(store: str, version: int) -> None:
     if version:
         with opened(store) as database:
             at_version(database, version)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    processes = [subprocess.Popen([sys.executable, "-c", BOOT, store], text=True, **pipes) for _ in range(8)]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    results = [process.communicate(timeout=60) for process in processes]
-    assert [process.returncode for process in processes] == [0] * 8, [error for _, error in results]
-    applied = sorted(output.strip() for output, _ in results)
-    assert applied == sorted([str(list(range(version + 1, NEWEST + 1))), *["[]"] * 7])
+    assert boot(store, 8) == sorted([str(list(range(version + 1, NEWEST + 1))), *["[]"] * 7])
 
 
 def test_a_schema_of_its_own(postgres: str) -> None:
@@ -345,10 +353,7 @@ def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
 def test_many_nodes_may_boot_at_once_in_a_schema_of_their_own(postgres: str) -> None:
     """The schema itself is made once, too."""
     dsn = f"{postgres}{'&' if '?' in postgres else '?'}schema=agents"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    processes = [subprocess.Popen([sys.executable, "-c", BOOT, dsn], text=True, **pipes) for _ in range(4)]
-    results = [process.communicate("\n", timeout=60) for process in processes]
-    assert [process.returncode for process in processes] == [0] * 4, [error for _, error in results]
+    assert boot(dsn, 4) == sorted([str(list(range(1, NEWEST + 1))), *["[]"] * 3])
 
 
 def test_the_ddl_of_the_error_makes_a_schema_of_its_own(postgres: str) -> None:
