@@ -429,7 +429,8 @@ async def test_a_death_anywhere_changes_nothing(store: str, tmp_path: Path, vict
             "wakeup w is scheduled: it is due in time", "there is no wakeup none. w: due in time: again",
         ]  # fmt: skip
         assert wanted[-1][1] == "offline: again"
-        for at in range(points + 4):
+        # Both backends run the same transactions: on the slower one a third of the points are enough.
+        for at in range(0, points + 4, 1 if kernel.service.database.is_sqlite else 3):
             problems += await one_death(kernel, tmp_path, at, victim, wanted)
     assert not problems, "\n".join(problems)
 
