@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import json
 import logging
 import os
@@ -176,9 +177,12 @@ async def reconcile(loading: Awaitable[LoadedTool], context: ToolContext, timeou
         function = (await loading).reconcile
         if function is not None:
             async with asyncio.timeout(timeout):
-                found = await asyncio.to_thread(function, context)
-                if asyncio.iscoroutine(found):
-                    found = await found
+                if inspect.iscoroutinefunction(function):  # made in a thread, a coroutine could be left behind there
+                    found = await function(context)
+                else:
+                    found = await asyncio.to_thread(function, context)
+                    if asyncio.iscoroutine(found):  # of an object whose `__call__` is async
+                        found = await found
             outcome, text = "ok", _render(found)
     except Exception as error:
         text = f"{INTERRUPTED}; finding out failed: {type(error).__name__}: {error}"

@@ -65,7 +65,7 @@ def selected(rule: Callable[[Scope], Iterable[Wrong]]) -> Callable[[Books], Iter
     @wraps(rule)
     def find(books: Books) -> Iterator[Found]:
         for statement, tell in selects(books.scope):
-            # Of all sessions there may be many rows. Of some there are few, and PostgreSQL needs four messages to stream.
+            # Of all sessions there may be many rows; of some there are few, and to stream takes PostgreSQL four messages.
             for row in books.read(statement) if books.scope.some else books.stream(statement):
                 if (what := tell(row)) is not None:
                     yield row["session_id"], what

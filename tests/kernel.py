@@ -142,6 +142,7 @@ class Life:
         self.requests = Requests(service)
         self.dead = False
         self.tasks: set[asyncio.Task[Any]] = set()
+        self._committing: set[asyncio.Task[Any]] = set()
         self._submit_all = service.journal.submit_all
         service.journal.submit_all = self._submit  # type: ignore[method-assign]
 
@@ -149,13 +150,19 @@ class Life:
         """The journal's `submit_all` with a point before each transaction and one after it."""
         if BACKGROUND.get():
             return await self._submit_all(operations, *touches)
-        await self.kernel.point("before the commit", None)
-        if self.dead:
-            await never()
-        results = await self._submit_all(operations, *touches)
-        await self.kernel.point("after the commit", None)
-        if self.dead:
-            await never()
+        task = asyncio.current_task()
+        assert task is not None
+        self._committing.add(task)
+        try:
+            await self.kernel.point("before the commit", None)
+            if self.dead:
+                await never()
+            results = await self._submit_all(operations, *touches)
+            await self.kernel.point("after the commit", None)
+            if self.dead:
+                await never()
+        finally:
+            self._committing.discard(task)
         return results
 
     def kill(self) -> None:
@@ -180,6 +187,12 @@ class Life:
         for task in found:
             task.cancel()
         return found
+
+    def end(self) -> set[asyncio.Task[Any]]:
+        """The same with those that wait for a commit, of which a dead service does none; nobody waits for them now."""
+        for task in self._committing:
+            task.cancel()
+        return self.cancel() | self._committing
 
     async def bury(self) -> None:
         """Give back what the operating system would."""
@@ -310,7 +323,7 @@ class Kernel:
 
     async def _end_dead(self) -> None:
         """Nothing of a dead service is left to the garbage collector, which would complain."""
-        tasks = set().union(WAITING, *(life.cancel() for life in self.dead))
+        tasks = set().union(WAITING, *(life.end() for life in self.dead))
         for task in tasks:
             task.cancel()
         if tasks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ CHILD = k.spec(
     name="child",
     budget=[{"scope": "session", "rounds": 5}],
 )
+SOON = 2.0
+"""Seconds after which something is due: later than its export, however slow the machine is."""
+
 LIMITS = [{"scope": "tree", "tokens": 100_000, "rounds": 12, "children": 9}, {"scope": "run", "children": 2}]
 SPAWN = [("spawn_agent", {"agent": "child", "task": f"look {number}"}) for number in range(2)]
 
@@ -306,16 +310,16 @@ async def test_waits_and_wakeups_go_on_elsewhere(
     happens at once where it is imported, also on another node."""
     tools = ["wait", "schedule_wakeup"]
     async with k.running(store, tmp_path, server=server) as kernel:
-        await kernel.spawn("waits", k.spec(k.script([("wait", {"seconds": 0.5})], "done"), tools))
+        await kernel.spawn("waits", k.spec(k.script([("wait", {"seconds": SOON})], "done"), tools))
         await kernel.send("waits")
         await kernel.until("waits", "timer_set")
         await kernel.spawn("sleeps", k.spec("", tools))
-        for name, seconds in (("soon", 0.5), ("later", 3600)):
+        for name, seconds in (("soon", SOON), ("later", 3600)):
             wakeup = {"name": name, "prompt": name, "seconds": seconds, "every": 1000}
             await kernel.ask("schedule", "sleeps", wakeup)
-        waits, sleeps = export(store, "waits"), export(store, "sleeps")
         before = await kernel.ask("read", "wakeups", ["sleeps"], {})
-    await asyncio.sleep(0.6)
+        waits, sleeps = export(store, "waits"), export(store, "sleeps")
+    await asyncio.sleep(max(0.0, before[0]["due_at"] / 1e6 - time.time()))
     assert await load(beside, waits, resume=True) is True
     assert await load(beside, sleeps) is True
     with opened(beside) as database, database.read() as connection:

@@ -494,7 +494,9 @@ def test_stats_tells_of_the_slowest_sink(worked: str) -> None:
         connection.execute(text(f"UPDATE export_cursor SET writer_seq = {known['events']}"))
         connection.execute(text(f"UPDATE metric_state SET writer_seq = {all_but_two + 1}"))
         connection.execute(
-            text("INSERT INTO export_cursor (namespace, writer, sink, writer_seq) VALUES ('tests', :writer, 'late', :seq)"),
+            text(
+                "INSERT INTO export_cursor (namespace, writer, sink, writer_seq) VALUES ('tests', :writer, 'late', :seq)"
+            ),
             {"writer": known["writer"], "seq": all_but_two},
         )
     database.close()

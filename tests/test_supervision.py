@@ -248,9 +248,11 @@ async def test_restarts_survive_deaths(stored: k.Kernel, seed: int) -> None:
             stored.kill(process)
 
     stored.on_point = die
-    flaky = worker(fails_first(f"deadly {seed}", 1), restart_type="transient", name="flaky")
-    steady = worker(k.script({"text": "steady", "delay": 0.2}), restart_type="transient", name="steady")
-    run = await stored.run("s", lead(steady, flaky, rules=supervision(strategy="one_for_all")))
+    # A slow machine has more points without progress, and thus more deaths.
+    patient: dict[str, Any] = {"restart": {**k.POLICY, "stuck_after": 100}}
+    flaky = worker(fails_first(f"deadly {seed}", 1), restart_type="transient", name="flaky", **patient)
+    steady = worker(k.script({"text": "steady", "delay": 0.2}), restart_type="transient", name="steady", **patient)
+    run = await stored.run("s", lead(steady, flaky, rules=supervision(strategy="one_for_all"), **patient))
     stored.on_point = None
     assert run["status"] == "completed"
     assert sorted(await results(stored)) == sorted(["steady", f"deadly {seed} says so"])
