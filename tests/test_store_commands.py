@@ -493,12 +493,8 @@ def test_stats_tells_of_the_slowest_sink(worked: str) -> None:
     with database.writer.begin() as connection:
         connection.execute(text(f"UPDATE export_cursor SET writer_seq = {known['events']}"))
         connection.execute(text(f"UPDATE metric_state SET writer_seq = {all_but_two + 1}"))
-        connection.execute(
-            text(
-                "INSERT INTO export_cursor (namespace, writer, sink, writer_seq) VALUES ('tests', :writer, 'late', :seq)"
-            ),
-            {"writer": known["writer"], "seq": all_but_two},
-        )
+        late = f"'tests', '{known['writer']}', 'late', {all_but_two}"
+        connection.execute(text(f"INSERT INTO export_cursor (namespace, writer, sink, writer_seq) VALUES ({late})"))
     database.close()
     [found] = json.loads(done(worked, "stats", "--json"))["writers"]
     assert (found["unmeasured"], found["unexported"]) == (1, 2)
