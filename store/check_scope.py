@@ -65,7 +65,7 @@ def selected(rule: Callable[[Scope], Iterable[Wrong]]) -> Callable[[Books], Iter
     @wraps(rule)
     def find(books: Books) -> Iterator[Found]:
         for statement, tell in selects(books.scope):
-            # Of all sessions there may be many rows; of some there are few, and to stream takes PostgreSQL four messages.
+            # There may be many rows of all sessions, and few of some: to stream takes PostgreSQL four messages.
             for row in books.read(statement) if books.scope.some else books.stream(statement):
                 if (what := tell(row)) is not None:
                     yield row["session_id"], what
