@@ -21,7 +21,16 @@ from .bootstrap import request as bootstrap_request
 from .directory import RETRY_SECONDS, NodeDirectory
 from .follower import Follower
 from .packages import addresses, fetch, package_key
-from .ray_edge import RAY_NAMESPACE, ServiceGone, clean_environment, find_actor, settle, state_directory, submitted
+from .ray_edge import (
+    NOT_RUNNING,
+    RAY_NAMESPACE,
+    ServiceGone,
+    clean_environment,
+    find_actor,
+    settle,
+    state_directory,
+    submitted,
+)
 from .results import DrainInfo, ServiceInfo
 from .services import node_name, supervisor_handle
 
@@ -59,7 +68,7 @@ class Connection:
         if started and not start:
             raise ClusterUnreachable(
                 f"no services of {redact(self.settings.store)} run in the Ray cluster at {self._address}",
-                details={"hint": "`understudy send` and `understudy run` start them, as Cluster.connect() does."},
+                details={"hint": NOT_RUNNING},
             )
         if started:
             await asyncio.to_thread(self._bootstrap, timeout)

@@ -36,6 +36,9 @@ from .authentication import check_token, present_token
 log = logging.getLogger(__name__)
 
 RAY_NAMESPACE = "understudy"
+NOT_RUNNING = "`understudy up` starts the services. `understudy store export SESSION -o -` reads a session without any."
+"""What to do where somebody only wants to look."""
+
 START_SECONDS = 120.0
 GRPC_SECONDS = 10.0
 HTTP2_BEGINNING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -270,7 +273,7 @@ def connect_ray(address: str | None, *, start: bool = True) -> str:
     target = address or running_address()
     if target is None:
         if not start:
-            raise ClusterUnreachable("no Ray cluster runs on this machine")
+            raise ClusterUnreachable("no Ray cluster runs on this machine", details={"hint": NOT_RUNNING})
         target = _start_once()
     present_token()
     if re.fullmatch(r"[^/]+:\d+", target):

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from typer.testing import CliRunner
 
 from understudy.cluster import doctor, ray_edge
+from understudy.cluster.cli import app
 from understudy.config import Settings
 from understudy.errors import ClusterUnreachable, InvalidConfiguration
 
@@ -100,3 +102,13 @@ def test_who_listens_and_is_no_ray_is_told_at_once(
         assert time.monotonic() - began < 15
     monkeypatch.setenv("RAY_USE_TLS", "1")
     assert ray_edge._speaks_grpc(f"127.0.0.1:{port}")
+
+
+def test_who_looks_where_nothing_runs_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given no Ray, a command that only looks starts none: it says what starts the services, and what reads without."""
+    monkeypatch.setattr(ray_edge.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_edge, "running_address", lambda: None)
+    shown = CliRunner().invoke(app, ["show", "guide-1", "--store", f"sqlite:///{tmp_path}/store.db"])
+    assert shown.exit_code == 1
+    assert "[cluster_unreachable]" in shown.stderr
+    assert "`understudy up` starts the services. `understudy store export SESSION" in shown.stderr
