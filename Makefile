@@ -24,8 +24,8 @@ demo: $(VENV)/installed ## agents at work, some of them killed on the way; needs
 
 dev: $(VENV)/installed-dev ## .venv with everything that tests and checks need
 
-test: dev ## all tests, against the installed wheel; files in three processes, since many tests wait rather than compute
-	$(BIN)/pytest -n 3 --dist loadfile
+test: dev ## all tests, against the installed wheel; files in three processes, as they come: those that start Ray are spread
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: dev ## lint, types and tests, as CI does
 	PYTHON=$(BIN)/python scripts/check

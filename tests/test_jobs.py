@@ -119,7 +119,7 @@ def test_the_example(place: Place) -> None:
     said = []
     for command in commands:
         if command == "ray job status lamp-1":
-            wait_until(lambda: status(place, "lamp-1") == "SUCCEEDED", "the job in the background")
+            wait_until(lambda: status(place, "lamp-1") == "SUCCEEDED", "the job in the background", 2 * PATIENCE)
         done = place.head.shell(command, directory)
         assert done.returncode == 0, f"{command}\n{done.stdout}"
         said.append(done.stdout)

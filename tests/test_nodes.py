@@ -129,9 +129,14 @@ def moved(session: Session, node_id: str) -> int:
 
 def homes(stage: Stage, second: list[SecondNode]) -> tuple[str, str]:
     """The first node, where the supervisor is, and the second."""
-    pids = node_pids(stage.cluster)
-    [there] = [node_id for node_id, pid in pids.items() if pid in second[-1].pids()]
-    [here] = pids.keys() - {there}
+
+    def found() -> tuple[str, str] | None:  # a service that took long to restart was given up, and comes back
+        pids = node_pids(stage.cluster)
+        there = [node_id for node_id, pid in pids.items() if pid in second[-1].pids()]
+        here = [node_id for node_id in pids if node_id not in there]
+        return (here[0], there[0]) if len(here) == len(there) == 1 else None
+
+    here, there = wait_until(found, "both nodes' services")
     assert [service.node_id for service in stage.cluster.services() if service.role == "supervisor"] == [here]
     return here, there
 
