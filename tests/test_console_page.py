@@ -192,6 +192,10 @@ async def test_states_over_time_are_a_function_of_the_events(tmp_path: Path) -> 
             ("running", 110, 120),
         ]  # fmt: skip
         assert [(mark["kind"], mark["at"]) for mark in found["marks"]] == [("crash", 30), ("recover", 40)]
+        waited = [*events[:3], {**events[3], "data": {"waiting": True}}, *events[5:]]
+        assert [part["state"] for part in (await timeline(waited))["segments"][:4]] == [
+            "queued", "running", "model", "tools",
+        ]  # fmt: skip
         assert (await timeline(events[:3]))["segments"][-1] == {"state": "model", "start": 20, "end": 0}
         assert await timeline([]) == {"segments": [], "marks": []}
 
@@ -239,8 +243,10 @@ class Replaced(KernelSource):
 async def test_a_page_tells_of_restarted_services_and_of_what_it_leaves_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cluster's page shows each service that has another process; the trace's page that it has not all events."""
+    """The cluster's page shows sessions as they come, and services that have another process; a trace's page, what it
+    leaves out."""
     monkeypatch.setattr(fleet, "SERVICES_SECONDS", 0.2)
+    monkeypatch.setattr(fleet, "TOTALS_SECONDS", 0.2)
     monkeypatch.setattr(traces, "TRACE_PAGE", 3)
     monkeypatch.setattr(application, "TRACE_EVENTS", 3)
     async with (
@@ -248,11 +254,14 @@ async def test_a_page_tells_of_restarted_services_and_of_what_it_leaves_out(
         served(source := Replaced(kernel)) as url,
         chromium() as browser,
     ):
-        await kernel.run("s", k.spec(""))
         page = await browser.new_page()
         wrong = watched(page)
         await page.goto(f"{url}/#/")
         await expect(page.get_by_text("supervisor 1 · 1 node")).to_be_visible()
+        await expect(page.get_by_text("There is no session yet.")).to_be_visible()
+        await kernel.run("s", k.spec(""))
+        listed = page.get_by_role("table", name="All sessions").locator("tbody tr")
+        await expect(listed).to_have_count(1, timeout=20_000)
         await expect(page.locator("th", has_text="Tokens in all").first).to_be_visible()
         source.pid = 2
         told = page.locator(".incidents li")

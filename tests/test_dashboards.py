@@ -280,6 +280,19 @@ def test_the_timeline_begins_with_what_was_before(store_dsn: str) -> None:
     assert rows(store_dsn, sql.EVENTS, after, after + 1_000_000_000, **chosen) == []
 
 
+def test_who_only_waited_when_its_process_died_was_not_down(store_dsn: str) -> None:
+    """Given a crash of a session that waits, then the timeline goes on with what it waits for."""
+    waited = "body::jsonb || jsonb_build_object('waiting', %s)"
+    crash = f"UPDATE event SET body = ({waited})::json WHERE type = 'session_crashed'"
+    found = []
+    for waiting in (True, False):
+        with psycopg.connect(store_dsn) as connection:
+            connection.execute(crash, (waiting,))
+        found.append([row["value"] for row in rows(store_dsn, sql.TIMELINE, session="lead")])
+    crashed = int(next(number for number, (name, _) in sql.STATES.items() if name == "crashed"))
+    assert found[0] == [value for value in found[1] if value != crashed] != found[1]
+
+
 def test_a_timeline_that_is_cut_has_the_latest(store_dsn: str) -> None:
     """Given more changes than a timeline has room for, then it lacks the first of them, not what sessions do now."""
     whole = rows(store_dsn, sql.TIMELINE, session="lead")

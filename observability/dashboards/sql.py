@@ -89,7 +89,8 @@ _STATE_OF_EVENT = f"""CASE type
     WHEN 'model_call_started' THEN 2 WHEN 'model_call_reissued' THEN 2
     WHEN 'tool_started' THEN 3 WHEN 'child_spawned' THEN 4 WHEN 'input_requested' THEN 5
     WHEN 'timer_set' THEN CASE WHEN ({_READABLE})->>'kind' = 'wait' THEN 6 END
-    WHEN 'session_crashed' THEN 7 WHEN 'session_quarantined' THEN 8 WHEN 'session_moved' THEN 9
+    WHEN 'session_crashed' THEN CASE WHEN ({_READABLE})->>'waiting' = 'true' THEN NULL ELSE 7 END
+    WHEN 'session_quarantined' THEN 8 WHEN 'session_moved' THEN 9
     WHEN 'run_finished' THEN CASE WHEN ({_READABLE})->>'status' IN ('completed', 'cancelled') THEN 0 ELSE 10 END
     WHEN 'session_closed' THEN 11 WHEN 'session_created' THEN 0 WHEN 'session_resumed' THEN 0
     WHEN 'session_activated' THEN 1 WHEN 'run_started' THEN 1 WHEN 'model_call_completed' THEN 1

@@ -52,6 +52,7 @@ function problems(snapshot) {
       snapshot.as_of ? ` Shown as of ${clock(snapshot.as_of)}.` : ""));
 }
 
+const PAGE = 50;
 const COLUMNS = ["Agent", "Status", "Since", "Round", "Tokens", "Cost", "Restarts", "Pid", "Session"];
 const HEADS = { Tokens: "Tokens in all", Cost: "Cost in all" };
 
@@ -95,9 +96,10 @@ function table(caption, since) {
   return { body, element: h("div", { class: "scroll" }, h("table", { "aria-label": caption }, h("thead", null, h("tr", null, heads)), body)) };
 }
 
-// A search of all sessions, a page at a time. It asks again only when somebody types, or wants more.
+// A search of all sessions, a page at a time. It asks again when somebody types or wants more and, as long as no more is
+// shown than the first page, when sessions come or end.
 function search(page) {
-  let rows = [], next = null, asked = 0;
+  let rows = [], next = null, asked = 0, known = "";
   const filter = h("input", { type: "search", placeholder: "id, agent or tree  ( / )", "aria-label": "Search sessions" });
   const statuses = ["idle", "running", "waiting_for_model", "waiting_for_child", "waiting_for_input", "waiting_for_timer", "completed",
     "failed", "cancelled", "quarantined"];
@@ -108,7 +110,7 @@ function search(page) {
   const { body, element } = table("All sessions", "Created");
   async function load(anew) {
     const turn = ++asked;
-    const query = new URLSearchParams({ text: filter.value, limit: "50" });
+    const query = new URLSearchParams({ text: filter.value, limit: String(PAGE) });
     if (status.value) query.append("status", status.value);
     if (!anew && next) query.append("cursor", next.join(","));
     try {
@@ -116,7 +118,7 @@ function search(page) {
       if (turn !== asked) return;
       rows = anew ? found.rows : [...rows, ...found.rows];
       next = found.next;
-      text(none, rows.length ? "" : next ? "None among those looked at so far." : "No session is like that.");
+      text(none, rows.length ? "" : next ? "None among those looked at so far." : filter.value || status.value ? "No session is like that." : "There is no session yet.");
     } catch (error) {
       text(none, error.message);
       if (error.status === 401) page.refused(error);
@@ -128,8 +130,14 @@ function search(page) {
   filter.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => load(true), 250); });
   status.addEventListener("change", () => load(true));
   load(true);
-  return h("section", { class: "panel" }, h("div", { class: "bar" }, h("h2", null, "All sessions"), filter, status,
+  const panel = h("section", { class: "panel" }, h("div", { class: "bar" }, h("h2", null, "All sessions"), filter, status,
     h("button", { onclick: () => load(true) }, "Refresh")), element, none, more);
+  function changed(totals) {
+    const now = JSON.stringify(totals);
+    if (known && known !== now && rows.length <= PAGE) load(true);
+    known = now;
+  }
+  return { panel, changed };
 }
 
 export function fleetView(main, page) {
@@ -137,10 +145,12 @@ export function fleetView(main, page) {
   const incidents = h("ol", { class: "incidents" }), calm = h("p", { class: "quiet" });
   const { body, element } = table("Sessions at work", "Since");
   const rest = h("p", { class: "quiet" });
+  const all = search(page);
   main.append(h("h1", { class: "hidden" }, "Cluster"), trouble, top,
     h("section", { class: "panel" }, h("h2", null, "At work"), element, rest),
-    h("section", { class: "panel" }, h("h2", null, "What happened"), incidents, calm), search(page));
+    h("section", { class: "panel" }, h("h2", null, "What happened"), incidents, calm), all.panel);
   function shown(snapshot) {
+    all.changed(snapshot.totals);
     show(trouble, problems(snapshot));
     show(top, cards(snapshot));
     const crashed = new Set(snapshot.incidents.filter((item) => item.type === "session_crashed" && snapshot.at - item.at < RECENT_US)

@@ -27,7 +27,7 @@ export function timeline(events) {
     run_started: () => { now.queued = Math.max(0, now.queued - 1); began(); },
     run_finished: (data) => { if (!data.started_at) now.queued = Math.max(0, now.queued - 1); began(); now.run = false; now.down = false; },
     session_activated: () => { now.down = false; if (now.queued === 0 && !now.run) now.run = "unknown"; },
-    session_crashed: () => { now.down = true; },
+    session_crashed: (data) => { now.down = !data.waiting; }, // what it waits for goes on without a process
     session_quarantined: () => { now.down = false; now.run = false; },
     model_call_started: () => { now.run = true; now.call = true; now.tools = now.children = 0; },
     model_call_reissued: () => { now.run = true; now.call = true; },
