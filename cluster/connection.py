@@ -101,7 +101,8 @@ class Connection:
 
     async def different_settings(self) -> list[str]:
         """What the services were started with that this client would have them otherwise."""
-        return differences((await self._supervise("ready", RETRY_SECONDS))["settings"], self.settings.of_services())
+        directory = await self._supervise("ready", RETRY_SECONDS)
+        return differences(directory.get("settings"), self.settings.of_services())
 
     async def renew(self, timeout: float) -> bool:
         """Give this client's credentials to the services again, whatever became of them; False if they were ended."""

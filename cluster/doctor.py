@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import ray
 from sqlalchemy import inspect
@@ -114,7 +113,7 @@ def _disk() -> Check:
 
 def _store(settings: Settings) -> str:
     path = settings.store.removeprefix("sqlite:///")
-    if settings.store.startswith("sqlite") and not Path(path).exists():
+    if settings.store.startswith("sqlite") and not os.path.exists(path):
         return f"{settings.store} (will be created)"
     database = Database(settings.store)
     try:
@@ -139,7 +138,7 @@ def _services(settings: Settings) -> list[Check]:
         return [Check("services", False, error.message, error.hint)]
     nodes = ", ".join(f"node {node['node_id'][:8]} pid {node['pid']}" for node in directory["nodes"])
     found = f"supervisor pid {directory['pid']}, {nodes}, {len(directory['frames'])} session actor(s)"
-    different = differences(directory["settings"], settings.of_services())
+    different = differences(directory.get("settings"), settings.of_services())
     told = kept_settings(different) if different else "as this environment says"
     return [
         Check("services", True, found),

@@ -143,12 +143,13 @@ class Rates:
         counted = self._seconds.setdefault(second, dict.fromkeys(COUNTED, 0))
         for name, number in found.items():
             counted[name] = max(counted[name], number) if name == LONGEST else counted[name] + number
+        if event["type"] not in ("session_crashed", "session_activated"):
+            return
+        crashed = self._seconds.get(self._only_waited.pop(event["session_id"], -1))
         if found.get("only_waited"):
             self._only_waited[event["session_id"]] = second
-        elif found.get("restores"):  # where an actor stands by, it is given to who only waits as well
-            crashed = self._seconds.get(self._only_waited.pop(event["session_id"], -1))
-            if crashed is not None:
-                crashed["only_waited"] -= 1
+        elif found.get("restores") and crashed is not None:  # an actor that stands by is given to who only waits, too
+            crashed["only_waited"] -= 1
 
     def per_minute(self, now: int) -> Wire:
         """Counts of the last minute; `cost` in millionths, `restore` the longest time from a crash to an activation.
@@ -175,7 +176,8 @@ def service_incidents(before: list[Wire], after: list[Wire], at: int) -> list[Wi
         if service["role"] not in ("supervisor", "node"):
             continue
         successor = now.get(_place(service))
-        if successor is not None and successor["pid"] == service["pid"]:
+        same = ("node_id", "pid")  # in containers, processes of two nodes can have the same pid
+        if successor is not None and all(successor[name] == service[name] for name in same):
             continue
         data = {
             "role": service["role"], "node_id": (successor or service)["node_id"], "old_pid": service["pid"],

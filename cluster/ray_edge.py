@@ -239,10 +239,14 @@ def running_address() -> str | None:
 
 
 def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2):
+    with contextlib.suppress(OSError), socket.create_connection(_host_and_port(address), timeout=2):
         return True
     return False
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def _speaks_grpc(address: str) -> bool:
@@ -252,8 +256,7 @@ def _speaks_grpc(address: str) -> bool:
     """
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return True
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=GRPC_SECONDS) as probe:
+    with contextlib.suppress(OSError), socket.create_connection(_host_and_port(address), timeout=GRPC_SECONDS) as probe:
         probe.sendall(HTTP2_BEGINNING)
         with probe.makefile("rb") as answer:
             return answer.read(9)[3:4] == b"\x04"  # the type of the first frame: settings

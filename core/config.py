@@ -267,8 +267,14 @@ class Settings:
         return {**shown, **{name: HIDDEN + digest(name, value, size=6) for name, value in hidden.items()}}
 
 
-def differences(running: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """What running services have that this environment says otherwise (`Settings.of_services` of each), in words."""
+def differences(running: Mapping[str, str] | None, here: Mapping[str, str]) -> list[str]:
+    """What running services have that this environment says otherwise (`Settings.of_services` of each), in words.
+
+    Args:
+        running: None from services of a version that did not tell.
+    """
+    if running is None:
+        return ["the settings of another version"]
     found = []
     for name in sorted({*running, *here}):
         theirs, ours = running.get(name, ""), here.get(name, "")

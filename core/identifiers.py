@@ -37,7 +37,7 @@ def digest(*parts: str, size: int = 16) -> str:
     """A stable hexadecimal hash of `parts`, `size` bytes wide; parts can't run into each other."""
     state = hashlib.blake2b(digest_size=size)
     for part in parts:
-        data = part.encode()
+        data = part.encode(errors="surrogateescape")  # as variables and paths that are no UTF-8 are read
         state.update(len(data).to_bytes(8, "big"))
         state.update(data)
     return state.hexdigest()

@@ -239,6 +239,7 @@ def test_a_console_that_was_left_running_acts_with_its_token_and_ends_with_the_s
         assert shown.returncode == 0
         assert "understudy ● healthy" in shown.stdout
         assert json.loads(command("top", "--json").stdout)["totals"]["sessions"] == 1
+        assert json.loads(command("up", "--json").stdout)["different_settings"] == []
         monkeypatch.setenv("UNDERSTUDY_METRICS_PORT", "9")  # the services have another: who looks is told
         for told_by in (command("up", "--json"), command("doctor")):
             assert told_by.returncode == 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pickle
 import re
 import uuid
@@ -304,6 +305,7 @@ def test_other_settings_of_running_services_are_named_without_secrets(tmp_path: 
     running = Settings.from_environment({**first, "UNDERSTUDY_STORE": "postgresql://me:hunter44@db/x"}).of_services()
     here = Settings.from_environment({**second, "UNDERSTUDY_PRICES": str(prices)}).of_services()
     assert differences(running, running) == []
+    assert differences(None, here) == ["the settings of another version"]
     assert differences(running, here) == [
         "OTEL_EXPORTER_OTLP_HEADERS=… (this environment says otherwise)",
         "no UNDERSTUDY_LOG_FORMAT (this environment says …)",
@@ -331,6 +333,8 @@ def test_whatever_services_take_is_compared() -> None:
     for name, value in other.items():
         changed = dataclasses.replace(one, **{name: value}).of_services()
         assert len(differences(one.of_services(), changed)) == 1
+    not_text = os.fsdecode(b"caf\xe9")  # as Python reads a variable that is no UTF-8
+    assert dataclasses.replace(one, telemetry={"UNDERSTUDY_REDACT": not_text}).of_services() != one.of_services()
 
 
 @pytest.mark.parametrize("store", ["mysql://me:hunter2@db/x", "sqlite://"])

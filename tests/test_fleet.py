@@ -108,6 +108,13 @@ def test_crashes_are_restored_or_only_waited() -> None:
     rates.take([{**again, "session_id": "b", "at": 63_000_000, "data": {"cause": "ready", "down": 0}}])
     found = rates.per_minute(70_000_000)
     assert (found["crashes"], found["restores"], found["only_waited"]) == (3, 2, 1)
+    later = Rates()  # who only waited goes on when its wait ends, and then crashes at work
+    later.take([{**crashed, "session_id": "b", "at": 60_000_000, "data": {"waiting": True}}])
+    later.take([{**again, "session_id": "b", "at": 61_000_000, "data": {"cause": "ready", "down": 0}}])
+    later.take([{**crashed, "session_id": "b", "at": 62_000_000, "data": {"waiting": False}}])
+    later.take([{**again, "session_id": "b", "at": 63_000_000}])
+    twice = later.per_minute(70_000_000)
+    assert (twice["crashes"], twice["restores"], twice["only_waited"]) == (2, 1, 1)
     lines = drawn(snapshot([], rates=found), View(), 120, 30)
     assert lines[2].endswith("3 crashed, 2 restored within 1.5s, 1 only waited")
 
@@ -132,6 +139,7 @@ def test_services_that_were_replaced_or_lost_are_told() -> None:
     before = [service("supervisor", 1), service("node", 2), service("node", 3, "n2"), service("node", 4, "n3")]
     before.append(service("standby", 5))
     after = [service("supervisor", 6, "n3"), service("node", 7), service("node", 4, "n3"), service("node", 8, "n4")]
+    assert len(service_incidents([service("supervisor", 1)], [service("supervisor", 1, "n2")], 9)) == 1
     assert service_incidents(before, before, 9) == service_incidents([], after, 9) == []
     found = service_incidents(before, after, 9)
     assert [(item["type"], item["agent"], item["data"]) for item in found] == [

@@ -18,8 +18,9 @@ async def test_it_tells_whether_the_event_was_set() -> None:
     assert await is_set_within(event, None)
 
 
-async def test_a_cancellation_is_never_swallowed() -> None:
-    """Given a loop that waits, when it is cancelled just as the event is set, then it ends."""
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_a_cancellation_is_never_swallowed(turns: int) -> None:
+    """Given a loop that waits, when it is cancelled as the event is set, or a turn of the loop later, then it ends."""
     event = asyncio.Event()
 
     async def loop() -> None:
@@ -30,7 +31,8 @@ async def test_a_cancellation_is_never_swallowed() -> None:
     task = asyncio.create_task(loop())
     await asyncio.sleep(0)
     event.set()
-    await asyncio.sleep(0)  # the waiter has its result, and has not run
+    for _ in range(turns):
+        await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, 5.0)

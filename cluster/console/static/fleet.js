@@ -99,7 +99,7 @@ function table(caption, since) {
 // A search of all sessions, a page at a time. It asks again when somebody types or wants more and, as long as no more is
 // shown than the first page, when sessions come or end.
 function search(page) {
-  let rows = [], next = null, asked = 0, known = "";
+  let rows = [], next = null, asked = 0, known = "", deeper = false;
   const filter = h("input", { type: "search", placeholder: "id, agent or tree  ( / )", "aria-label": "Search sessions" });
   const statuses = ["idle", "running", "waiting_for_model", "waiting_for_child", "waiting_for_input", "waiting_for_timer", "completed",
     "failed", "cancelled", "quarantined"];
@@ -110,6 +110,7 @@ function search(page) {
   const { body, element } = table("All sessions", "Created");
   async function load(anew) {
     const turn = ++asked;
+    deeper = !anew;
     const query = new URLSearchParams({ text: filter.value, limit: String(PAGE) });
     if (status.value) query.append("status", status.value);
     if (!anew && next) query.append("cursor", next.join(","));
@@ -134,7 +135,7 @@ function search(page) {
     h("button", { onclick: () => load(true) }, "Refresh")), element, none, more);
   function changed(totals) {
     const now = JSON.stringify(totals);
-    if (known && known !== now && rows.length <= PAGE) load(true);
+    if (known !== now && !deeper) load(true);
     known = now;
   }
   return { panel, changed };
