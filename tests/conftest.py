@@ -18,6 +18,7 @@ settings.register_profile("understudy", deadline=None, max_examples=100)
 settings.load_profile("understudy")
 
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would starve services beside the tests' own processes
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN

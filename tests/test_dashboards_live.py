@@ -78,6 +78,7 @@ def day(ray_cluster: str, postgres_server: str, tmp_path_factory: pytest.TempPat
                     running.until(lambda: "up" in running.targets().values(), "the first scrape")
                     lead = _work(cluster, server, directory)
                     _scraped(running)
+                    _more_tools(cluster, directory, running)
                     yield Day(dsn, running, lead, since)
             finally:
                 cluster.shutdown()
@@ -126,6 +127,17 @@ def _work(cluster: Cluster, server: OfflineServer, directory: Path) -> Session:
     wait_until(lambda: asked.result(PATIENCE).status == "completed", "the answer")
     lead.send(question).result(PATIENCE)
     return lead
+
+
+def _more_tools(cluster: Cluster, directory: Path, running: Prometheus) -> None:
+    """Tool calls between which Prometheus looks: it knows no rate of a series that it never saw rise, and on a busy
+    machine whole pieces of the day can lie between two scrapes."""
+    worker = cluster.spawn(_agent("worker-again", directory))
+    asked = "sum(gen_ai_execute_tool_duration_seconds_count)"
+    for name in ("once more", "and again"):
+        known = running.query(asked)
+        _ended(worker.send(call("look", name=name)), "completed")
+        running.until(lambda known=known: running.query(asked) != known, "the tool call")
 
 
 def _ended(run: Run, status: str) -> None:
