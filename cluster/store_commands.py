@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -179,8 +179,10 @@ def export(
     with opened(store) as (database, namespace), database.snapshot() as connection:
         ids = archive.session_ids(connection, namespace, session, tree=tree)
         total = archive.size(connection, namespace, ids)
-        lines = archive.export(connection, namespace, session, tree=tree)
-        with progress("export", total, quiet=json or target == "-") as advance:
+        with (
+            closing(archive.export(connection, namespace, session, tree=tree)) as lines,  # before the connection is
+            progress("export", total, quiet=json or target == "-") as advance,
+        ):
             if target == "-":
                 sys.stdout.writelines(lines)
             else:

@@ -11,7 +11,7 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ IMPORTS = "import"
 """Writer of all events of a namespace that happened elsewhere."""
 
 
-def export(connection: Connection, namespace: str, session_id: str, *, tree: bool = False) -> Iterator[str]:
+def export(connection: Connection, namespace: str, session_id: str, *, tree: bool = False) -> Generator[str]:
     """The lines of an archive of a session as it is in this snapshot.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -10,8 +11,10 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -473,6 +476,23 @@ def test_vacuum_gives_space_back(worked: str) -> None:
         assert sizes["after"] < sizes["before"] / 2
         give_up(worked, now() + 60_000_000)
         assert "NAMESPACE" not in refused(worked, "vacuum", code="store_owned")
+
+
+def test_who_reads_an_export_may_leave(
+    worked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Given a reader that ends in the middle of it, as `head` does: that is told in one line, and nothing else."""
+
+    class Pipe:
+        def writelines(self, lines: Iterator[str]) -> None:
+            while '"run":[' not in next(lines):
+                pass
+            next(lines)  # the first of the rows, of which a cursor has more
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(store_commands, "sys", SimpleNamespace(stdout=Pipe()))
+    refused(worked, "export", "old", "-o", "-", code="output_failed")
+    assert caplog.records == []
 
 
 def test_stats(worked: str) -> None:
