@@ -238,12 +238,13 @@ async def test_a_running_cluster_keeps_its_schema(store: str) -> None:
 
 
 BOOT = """
-import multiprocessing, sys
+import multiprocessing, os, sys
 from understudy.store.engine import Database
 
 def boot():
     start.wait()
-    print(Database(sys.argv[1]).prepare(), flush=True)
+    applied = Database(sys.argv[1]).prepare()
+    os.write(1, f"{applied}\\n".encode())  # in one piece, among those of the others
 
 fork = multiprocessing.get_context("fork")  # so that they have imported everything, and all start at once
 start = fork.Barrier(int(sys.argv[2]))
