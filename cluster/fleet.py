@@ -44,7 +44,7 @@ LONGEST = "restore"
 """Of this the greatest counts, not the sum."""
 
 SERVICES = {"supervisor": "supervisor", "node": "node service"}
-"""How the roles of services are called where people read of them."""
+"""The roles whose deaths are told, and how they are called where people read of them."""
 
 
 class Source(Protocol):
@@ -173,7 +173,7 @@ def service_incidents(before: list[Wire], after: list[Wire], at: int) -> list[Wi
     now = {_place(service): service for service in after}
     found: list[Wire] = []
     for service in before:
-        if service["role"] not in ("supervisor", "node"):
+        if service["role"] not in SERVICES:
             continue
         successor = now.get(_place(service))
         same = ("node_id", "pid")  # in containers, processes of two nodes can have the same pid

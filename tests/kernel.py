@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -279,22 +279,14 @@ class Kernel:
 
     def check(self, *session_ids: str) -> None:
         """The books balance, of these sessions or of all: now, in the middle of whatever is going on."""
-        database = Database(self.dsn)
-        try:
-            with database.snapshot() as connection:
-                violations = check(connection, self.namespace, session_ids or None)
-        finally:
-            database.close()
+        with closing(Database(self.dsn)) as database, database.snapshot() as connection:
+            violations = check(connection, self.namespace, session_ids or None)
         assert not violations, "\n".join(map(str, violations))
 
     def _check_work(self) -> None:
         """The books balance of all with work: a death can harm no others, and in the end all are checked."""
-        database = Database(self.dsn)
-        try:
-            with database.read() as connection:
-                rows = queries.active_sessions(connection, self.namespace, None)
-        finally:
-            database.close()
+        with closing(Database(self.dsn)) as database, database.read() as connection:
+            rows = queries.active_sessions(connection, self.namespace, None)
         if rows:
             self.check(*(row["session_id"] for row in rows))
 
