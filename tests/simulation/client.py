@@ -17,6 +17,7 @@ from understudy.errors import (
     UnknownSession,
 )
 
+from . import operator
 from .cluster import ServiceGone
 
 if TYPE_CHECKING:
@@ -92,12 +93,23 @@ class Client:
             self.world.counts["sent"] += 1
 
     async def _cancel(self, action: Action) -> None:
-        await self.request("cancel", self.session_id, action.what["run_id"], "the plan says so")
+        await self.request("cancel", self.session_id, action.what["run_id"], f"cancel {action.at}")
         self.world.counts["cancelled"] += 1
 
     async def _close(self, _action: Action) -> None:
         await self.request("close", self.session_id, "the plan says so")
         self.closed = True
+
+    async def _replace(self, action: Action) -> None:
+        """When all has ended, retention removes the session, and another one is made under its id."""
+        await self._close(action)
+        await self._until_all_ended()
+        if await operator.prune(self.world, self.session_id):
+            self.closed = False
+            self.accepted.clear()
+            self.world.counts["replaced"] += 1
+            await self._spawn(action)
+            await self._send(action)
 
     async def _abort(self, _action: Action) -> None:
         await self.request("abort_pending", self.session_id, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from sqlalchemy import select
 
 from understudy.store import queries
 from understudy.store.check import check
+from understudy.store.journal import Committed
 from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TOOL_CALL
 
 from .tools import POLICY_OF
@@ -16,7 +18,11 @@ from .tools import POLICY_OF
 if TYPE_CHECKING:
     from .world import Effect, World
 
-CHECK_SECONDS = 2.0
+CHECKED_SHARE = 0.04
+"""Share of the commits after which the whole store is checked."""
+
+QUIET_SECONDS, QUIET_COMMITS = 10.0, 150
+"""So many commits, within so many seconds without a single event, are done for nothing."""
 
 
 class Invariants:
@@ -31,6 +37,8 @@ class Invariants:
         self._world = world
         self.violations: list[str] = []
         self.permitted: Counter[str] = Counter()
+        self._random = random.Random(f"{world.plan.seed}/checks")
+        self._quiet: dict[str, list[float]] = {}
 
     def violated(self, text: str) -> None:
         """Something is wrong."""
@@ -38,6 +46,28 @@ class Invariants:
         self._world.note(f"VIOLATION {text}")
 
     # While it runs.
+
+    def committed(self, process: str, committed: Committed) -> None:
+        """A journal has committed: nobody works for nothing, and the books balance."""
+        counts = self._world.counts
+        counts["commits"] += 1
+        counts["events"] += len(committed.events)
+        now = self._world.scheduler.time()
+        quiet = self._quiet.setdefault(process, [])
+        if committed.events:
+            quiet.clear()
+        quiet.append(now)
+        while quiet[0] < now - QUIET_SECONDS:
+            quiet.pop(0)
+        if len(quiet) == QUIET_COMMITS:
+            self.violated(f"{QUIET_COMMITS} commits of {process} within {now - quiet[0]:.1f} s and not one event")
+        if self._random.random() < CHECKED_SHARE:
+            self._check_store()
+
+    def _check_store(self) -> None:
+        with self._world.store.committed() as connection:
+            for violation in check(connection, self._world.namespace):
+                self.violated(f"check: {violation}")
 
     def check_effect(self, effect: Effect) -> None:
         """No effect after its fence, and none that its policy does not allow."""
@@ -72,10 +102,10 @@ class Invariants:
 
     def check_end(self) -> None:
         """Everything that must hold when all work is done."""
+        self._check_store()
         with self._world.store.committed() as connection:
-            for violation in check(connection, self._world.namespace):
-                self.violated(f"check: {violation}")
             self._runs(connection)
+            self._cancels(connection)
             self._results(connection)
             self._tokens(connection)
             self._leftovers(connection)
@@ -112,6 +142,18 @@ class Invariants:
             if order != [run_id for run_id in client.accepted if run_id in order]:
                 self.violated(f"runs of {client.session_id} began in another order: {order}")
         self._world.counts["runs"] += len(rows)
+
+    def _cancels(self, connection: Any) -> None:
+        """A request to cancel, however often it is sent, ends one run at most."""
+        roots = {client.session_id for client in self._world.clients}
+        ended = Counter(
+            (row.session_id, row.error["message"])
+            for row in connection.execute(select(RUN.c.session_id, RUN.c.error).where(RUN.c.status == "cancelled"))
+            if row.session_id in roots and row.error["message"].startswith("cancel ")
+        )
+        for (session_id, request), count in ended.items():
+            if count > 1:
+                self.violated(f"the request {request!r} cancelled {count} runs of {session_id}")
 
     def _results(self, connection: Any) -> None:
         """What the model was told of its calls is what happened."""

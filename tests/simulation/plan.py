@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .tools import BY_POLICY, TOOLS
@@ -82,13 +82,19 @@ class Plan:
     endpoint_trouble: float = 0.0
     calm: bool = False
 
-    def without(self, *, faults: set[int] = frozenset(), work: set[int] = frozenset()) -> Plan:  # type: ignore[assignment]
-        """The same without some of its faults and sessions, by their places."""
-        return replace(
-            self,
-            faults=tuple(fault for number, fault in enumerate(self.faults) if number not in faults),
-            work=tuple(item for number, item in enumerate(self.work) if number not in work),
+    def to_json(self) -> str:
+        """All of it, as a regression keeps it."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The same plan again."""
+        data = json.loads(text)
+        work = tuple(
+            Work(item["session_id"], item["spec"], tuple(Action(**action) for action in item["actions"]))
+            for item in data.pop("work")
         )
+        return cls(**{**data, "work": work, "faults": tuple(Fault(**fault) for fault in data["faults"])})
 
     def describe(self) -> Iterator[str]:
         """Lines for people."""
@@ -188,8 +194,12 @@ def session(chosen: random.Random, number: int, busy: float) -> Work:
             wakeup = {"name": f"w{run}", "prompt": task(chosen, f"{session_id}.w{run}", policies, spawns=False).text(),
                       "seconds": round(chosen.uniform(0.5, 20.0), 3), "every": None}  # fmt: skip
             actions.append(Action(at, "schedule", wakeup))
-    if chosen.random() < 0.15:
+    draw = chosen.random()
+    if draw < 0.15:
         actions.append(Action(at + chosen.random() * busy, "close"))
+    elif draw < 0.25:
+        content = task(chosen, f"{session_id}.again", policies, spawns=spawns).text()
+        actions.append(Action(at + chosen.random() * busy, "replace", {"run_id": "r0", "content": content}))
     return Work(session_id, spec, tuple(sorted(actions, key=lambda action: action.at)))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from understudy.actors.tools import ToolContext
+from understudy.store.journal import Committed, Journal
 from understudy.supervisor.capacity import Memory
 
 from . import model, stores, system, tools
@@ -116,6 +117,13 @@ class World:
         """How often a call acted."""
         return sum(effect.call_key == call_key for effect in self.effects)
 
+    def forget(self, session_ids: list[str]) -> None:
+        """Sessions were removed: others may have their ids."""
+        gone = {f"{session_id}/" for session_id in session_ids}
+        self.effects = [one for one in self.effects if one.call_key[: one.call_key.index("/") + 1] not in gone]
+        for key in [key for key in self.endpoint.calls if key[: key.index("/") + 1] in gone]:
+            del self.endpoint.calls[key]
+
     def sleep_in_thread(self, seconds: float) -> None:
         """`time.sleep`."""
         self.scheduler.wait(Signal(), seconds)
@@ -197,6 +205,7 @@ class World:
             patch(f"{node}.Database", lambda _dsn: self.store.open(self.scheduler.current.name)),
             patch("understudy.cluster.projection.serve_metrics", lambda *_args, **_options: (0, None)),
             patch("understudy.cluster.frames.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
+            patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
             patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
             patch("understudy.actors.frame.scrub_environment", lambda: None),
             patch("understudy.cluster.projection.span_exporter", lambda *_args: Nowhere()),
@@ -207,6 +216,16 @@ class World:
                 yield
             finally:
                 tools.WORLD.pop()
+
+    def _transaction(self, original: Any) -> Any:
+        """A journal's transaction, which the invariants watch."""
+
+        def transaction(journal: Journal, group: Any) -> Committed:
+            committed: Committed = original(journal, group)
+            self.invariants.committed(self.scheduler.current.name, committed)
+            return committed
+
+        return transaction
 
     async def _run(self) -> None:
         for number in range(self.plan.machines):
