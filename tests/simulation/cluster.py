@@ -35,6 +35,7 @@ class Machine:
     Attributes:
         alive: False once it was lost, with all its processes.
         cut_off: nothing that is sent to it or by it arrives.
+        store_cut_off: then neither the store.
         noticed: whether Ray knows of its loss.
         clock_offset: nanoseconds by which its wall clock differs.
     """
@@ -42,6 +43,7 @@ class Machine:
     node_id: str
     alive: bool = True
     cut_off: bool = False
+    store_cut_off: bool = False
     noticed: bool = False
     clock_offset: int = 0
     held: list[Callable[[], None]] = field(default_factory=list)

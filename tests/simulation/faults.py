@@ -139,7 +139,7 @@ class Faults:
     def _cut_off(self, fault: Fault) -> None:
         machine = self._machine(fault, spare_head=True)
         if machine is not None:
-            machine.cut_off = True
+            machine.cut_off, machine.store_cut_off = True, fault.pick * 5 % 1 < 0.5
             self._world.cluster.after(fault.seconds, self._world.cluster.heal, machine)
 
     def _lose_machine(self, fault: Fault) -> None:

@@ -111,7 +111,7 @@ class World:
     def committed(self, sql: str) -> list[Any]:
         """Rows of what is committed now."""
         with self.store.committed() as connection:
-            return list(connection.connection.driver_connection.execute(sql))
+            return [tuple(row) for row in connection.exec_driver_sql(sql)]
 
     def effects_of(self, call_key: str) -> int:
         """How often a call acted."""
@@ -127,6 +127,13 @@ class World:
     def sleep_in_thread(self, seconds: float) -> None:
         """`time.sleep`."""
         self.scheduler.wait(Signal(), seconds)
+
+    def machine_of(self, process: Process | None) -> Machine | None:
+        """The machine that a process of the services is on; None for others."""
+        for actor in self.cluster.actors.values():
+            if actor.process is process and process is not None:
+                return actor.machine
+        return None
 
     def process_of(self, pid: int) -> Process | None:
         """The process that has a pid."""
