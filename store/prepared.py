@@ -178,7 +178,7 @@ def pipelined(connection: Connection) -> AbstractContextManager[Any]:
     """Send the statements of a `with` block to PostgreSQL without waiting for each; the end waits for all, and raises
     the error of the first that failed."""
     driver: Any = connection.connection.driver_connection
-    return driver.pipeline() if connection.dialect.name == "postgresql" else nullcontext()
+    return driver.pipeline() if connection.dialect.name != "sqlite" else nullcontext()
 
 
 def cursor_of(connection: Connection) -> Any:

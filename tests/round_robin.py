@@ -1,0 +1,147 @@
+"""A minimal simulation for tests of its parts: greenlets that take turns, and a clock that jumps to what is next."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+
+from .simulation.postgres.host import Signal
+
+
+class Flag:
+    """A signal that knows who waits for it."""
+
+    def __init__(self, hub: RoundRobin) -> None:
+        self._hub = hub
+        self._waiters: list[Task] = []
+        self.is_set = False
+
+    def set(self) -> None:
+        if not self.is_set:
+            self.is_set = True
+            for task in self._waiters:
+                self._hub.wake(task, True)
+
+
+class Task:
+    """Something that runs until it waits."""
+
+    def __init__(self, client: str, function: Callable[[], Any]) -> None:
+        self.client = client
+        self.greenlet = greenlet(self._run)
+        self.turn = 0
+        self.is_waiting = False
+        self.done = False
+        self.killed = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._function = function
+
+    def _run(self, _: Any = None) -> None:
+        try:
+            self.result = self._function()
+        except BaseException as error:
+            self.error = error
+        self.done = True
+
+
+class RoundRobin:
+    """A host in which nothing goes wrong unless `faults` says so: what happens to a client's messages, in order."""
+
+    def __init__(self) -> None:
+        self.faults: dict[tuple[str, str], list[str]] = {}
+        self.hangs: tuple[float, bool] = (60.0, True)
+        self.messages: list[tuple[str, str]] = []
+        self._now = 0
+        self._ready: deque[tuple[Task, bool]] = deque()
+        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._current: Task | None = None
+
+    # What the server asks for.
+
+    def now(self) -> int:
+        return self._now
+
+    def signal(self) -> Flag:
+        return Flag(self)
+
+    def wait(self, signal: Signal, seconds: float | None) -> bool:
+        task = self._current
+        assert task is not None, "only tasks may wait"
+        assert isinstance(signal, Flag)
+        if signal.is_set:
+            return True
+        signal._waiters.append(task)
+        if seconds is not None:
+            turn = task.turn
+            self.call_later(seconds, lambda: self._over(task, turn))
+        return self._suspend(task)
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (self._now + max(0, int(seconds * 1e6)), next(self._count), callback))
+
+    def round_trip(self, client: str, what: str) -> str:
+        self.messages.append((client, what))
+        faults = self.faults.get((client, what))
+        return faults.pop(0) if faults else ""
+
+    def hanging(self, client: str) -> tuple[float, bool]:
+        return self.hangs
+
+    # What tests ask for.
+
+    def start(self, client: str, function: Callable[[], Any]) -> Task:
+        """Have a function run when it is its turn."""
+        task = Task(client, function)
+        self._ready.append((task, True))
+        return task
+
+    def run(self, seconds: float = 1e9) -> None:
+        """Go on until nothing is left to be done, or so much time is over."""
+        end = self._now + int(seconds * 1e6)
+        self.settle()
+        while self._timers and self._timers[0][0] <= end:
+            self._now, _, callback = heapq.heappop(self._timers)
+            callback()
+            self.settle()
+        if seconds < 1e9:
+            self._now = end
+
+    def settle(self) -> None:
+        """Go on until everybody waits."""
+        while self._ready:
+            task, value = self._ready.popleft()
+            if not task.done and not task.killed:
+                self._current = task
+                task.greenlet.switch(value)
+                self._current = None
+
+    def sleep(self, seconds: float) -> None:
+        """Have the calling task wait."""
+        self.wait(self.signal(), seconds)
+
+    def kill(self, task: Task) -> None:
+        """The task never does anything again."""
+        task.killed = True
+
+    def wake(self, task: Task, value: bool) -> None:
+        if task.is_waiting:
+            task.is_waiting = False
+            task.turn += 1
+            self._ready.append((task, value))
+
+    def _over(self, task: Task, turn: int) -> None:
+        if task.turn == turn:
+            self.wake(task, False)
+
+    def _suspend(self, task: Task) -> bool:
+        task.is_waiting = True
+        assert getcurrent() is task.greenlet
+        result: bool = task.greenlet.parent.switch()
+        return result
