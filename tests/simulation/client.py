@@ -19,6 +19,7 @@ from understudy.errors import (
 
 from . import operator
 from .cluster import ServiceGone
+from .tools import BLOBS
 
 if TYPE_CHECKING:
     from .plan import Action, Work
@@ -81,7 +82,7 @@ class Client:
 
     async def _spawn(self, _action: Action) -> None:
         session = {"session_id": self.session_id, "spec": self.work.spec, "placement": "", "metadata": {}}
-        await self.request("spawn", session, {})
+        await self.request("spawn", session, BLOBS)
 
     async def _send(self, action: Action) -> None:
         try:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import pickle
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,10 @@ from .scheduler import Process, Scheduler
 
 DEATH_SECONDS = 0.014
 """So long after a process's death those are told whose calls it had (measured on Ray)."""
+
+REPLACED = ("step", "commit")
+CALLS_AT_ONCE = 4
+"""So many calls of one method, of one frame, are never worked at at once: a repetition replaces what it repeats."""
 
 RESTART_SECONDS = (0.4, 1.6)
 NODE_LOSS_SECONDS = (1.0, 40.0)
@@ -38,9 +43,11 @@ class Machine:
         store_cut_off: then neither the store.
         noticed: whether Ray knows of its loss.
         clock_offset: nanoseconds by which its wall clock differs.
+        disturbed_until: until when something was wrong with it, its node service, or what it needs.
     """
 
     node_id: str
+    disturbed_until: float = 0.0
     alive: bool = True
     cut_off: bool = False
     store_cut_off: bool = False
@@ -70,6 +77,7 @@ class Actor:
         self.pid = 0
         self.lives = 0
         self.pending: dict[int, Callable[[Exception], None]] = {}
+        self.running: Counter[str] = Counter()
         self.ended: list[Callable[[], None]] = []
 
     @property
@@ -95,6 +103,7 @@ class Actor:
 
     def _died(self) -> None:
         process, self.target = self.process, None
+        self.running = Counter()
         assert process is not None
         self.cluster.note(f"{process.name} dies")
         pending, self.pending = self.pending, {}
@@ -136,6 +145,7 @@ class Cluster:
         self.actors: dict[str, Actor] = {}
         self.pids = itertools.count(1001)
         self.trouble = (0.0, 0.0, 0.0)
+        self.violated: Callable[[str], None] = note
         self._calls = itertools.count(1)
 
     def add_machine(self, node_id: str) -> Machine:
@@ -233,12 +243,19 @@ class Cluster:
 
         async def work(target: Any) -> None:
             name, values = pickle.loads(data)
+            running = actor.running
+            key = f"{name} for {caller.name}"
+            running[key] += 1
+            if running[key] == CALLS_AT_ONCE and name in REPLACED:
+                self.violated(f"{actor.name} works at {CALLS_AT_ONCE} calls of {key}: repetitions pile up")
             try:
                 result, error = pickle.dumps(await getattr(target, name)(*values)), None
             except asyncio.CancelledError:
                 result, error = None, ServiceGone("the call was cut off")
             except Exception as raised:
                 result, error = None, pickle.loads(pickle.dumps(raised))
+            finally:
+                running[key] -= 1
             if lost_answer and self.network.random() < lost_answer:
                 self.note(f"the answer of {actor.name} to {name} is lost")
                 actor.pending.pop(number, None)

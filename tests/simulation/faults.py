@@ -28,6 +28,9 @@ class Faults:
     def _happen(self, fault: Fault) -> None:
         if not self._over:
             self._world.note(f"fault: {fault}")
+            if not fault.kind.endswith(("_frame", "slow_kill", "endpoint", "clock_step")):
+                for machine in self._world.cluster.machines.values():
+                    machine.disturbed_until = max(machine.disturbed_until, fault.at + fault.seconds)
             self._world.counts[f"fault {fault.kind}"] += 1
             getattr(self, f"_{fault.kind}")(fault)
 

@@ -16,10 +16,14 @@ from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TOO
 from .tools import POLICY_OF
 
 if TYPE_CHECKING:
+    from .cluster import Machine
     from .world import Effect, World
 
 CHECKED_SHARE = 0.04
 """Share of the commits after which the whole store is checked."""
+
+ABANDON_SECONDS = 30.0
+"""So long after something had happened to a machine it may be given up for it."""
 
 QUIET_SECONDS, QUIET_COMMITS = 10.0, 150
 """So many commits, within so many seconds without a single event, are done for nothing."""
@@ -39,6 +43,8 @@ class Invariants:
         self.permitted: Counter[str] = Counter()
         self._random = random.Random(f"{world.plan.seed}/checks")
         self._quiet: dict[str, list[float]] = {}
+        self._generation = 0
+        world.cluster.violated = self.violated
 
     def violated(self, text: str) -> None:
         """Something is wrong."""
@@ -61,8 +67,18 @@ class Invariants:
             quiet.pop(0)
         if len(quiet) == QUIET_COMMITS:
             self.violated(f"{QUIET_COMMITS} commits of {process} within {now - quiet[0]:.1f} s and not one event")
+        for (generation,) in self._world.committed("SELECT generation FROM owner"):
+            if generation < self._generation:
+                self.violated(f"the ownership goes back from generation {self._generation} to {generation}")
+            self._generation = generation
         if self._random.random() < CHECKED_SHARE:
             self._check_store()
+
+    def check_abandoned(self, machine: Machine) -> None:
+        """A machine on which nothing went wrong is not given up."""
+        now = self._world.scheduler.time()
+        if machine.alive and not machine.cut_off and now > machine.disturbed_until + ABANDON_SECONDS:
+            self.violated(f"machine {machine.node_id} was given up, and nothing had happened to it")
 
     def _check_store(self) -> None:
         with self._world.store.committed() as connection:
@@ -114,6 +130,7 @@ class Invariants:
         with self._world.store.committed() as connection:
             self._runs(connection)
             self._cancels(connection)
+            self._interruptions(connection)
             self._results(connection)
             self._tokens(connection)
             self._leftovers(connection)
@@ -162,6 +179,20 @@ class Invariants:
         for (session_id, request), count in ended.items():
             if count > 1:
                 self.violated(f"the request {request!r} cancelled {count} runs of {session_id}")
+
+    def _interruptions(self, connection: Any) -> None:
+        """Tools and model calls are cancelled only in runs that were asked to end."""
+        kinds = ("cancel_requested", "tool_finished", "model_call_failed", "shutdown_forced", "session_quarantined")
+        statement = select(EVENT).where(EVENT.c.type.in_(kinds)).order_by(EVENT.c.session_id, EVENT.c.seq)
+        asked: set[tuple[str, str | None]] = set()
+        for row in connection.execute(statement).mappings():
+            event, run = queries.event_from_row(row), (row["session_id"], row["run_id"])
+            if row["type"] in ("cancel_requested", "shutdown_forced", "session_quarantined"):
+                asked.add(run)
+            elif run not in asked and "cancelled" == getattr(event, "outcome", ""):
+                self.violated(f"call {event.call_id} of {run} was cancelled, and its run was not")  # type: ignore[attr-defined]
+            elif run not in asked and getattr(event, "error_code", "") == "aborted":
+                self.violated(f"a model call of {run} was aborted, and its run was not cancelled")
 
     def _results(self, connection: Any) -> None:
         """What the model was told of its calls is what happened."""

@@ -14,7 +14,7 @@ from typing import Any
 from .tools import BY_POLICY, TOOLS
 
 SPAWN = "spawn_agent"
-FAULT_SECONDS = 45.0
+FAULT_SECONDS = 40.0
 """Faults happen within this time; after it everything is healed, and all work must end."""
 
 
@@ -133,7 +133,8 @@ def call(chosen: random.Random, name: str, policies: list[str], *, spawns: bool)
         return "wait", {"seconds": round(chosen.choice((0.2, 2.0, 9.0)), 3)}
     policy = chosen.choice(policies)
     seconds = round(chosen.choice((0.0, 0.0, 0.1, 1.0, 6.0, 15.0)) * chosen.random(), 3)
-    return chosen.choice(BY_POLICY[policy]), {"name": name, "seconds": seconds, "fails": chosen.random() < 0.05}
+    kills = chosen.choice((1, 1, 3, 4)) if chosen.random() < 0.05 else 0
+    return chosen.choice(BY_POLICY[policy]), {"name": name, "seconds": seconds, "fails": chosen.random() < 0.05, "kills": kills}
 
 
 def child_spec(chosen: random.Random, name: str, policies: list[str]) -> dict[str, Any]:
@@ -197,7 +198,7 @@ def session(chosen: random.Random, number: int, busy: float) -> Work:
     draw = chosen.random()
     if draw < 0.15:
         actions.append(Action(at + chosen.random() * busy, "close"))
-    elif draw < 0.25:
+    elif draw < 0.30:
         content = task(chosen, f"{session_id}.again", policies, spawns=spawns).text()
         actions.append(Action(at + chosen.random() * busy, "replace", {"run_id": "r0", "content": content}))
     return Work(session_id, spec, tuple(sorted(actions, key=lambda action: action.at)))
@@ -217,8 +218,8 @@ def budget(chosen: random.Random) -> dict[str, Any]:
 
 
 KINDS = {
-    "kill_frame": 8, "kill_node": 4, "kill_supervisor": 3, "pause_frame": 4, "pause_node": 3, "pause_supervisor": 2,
-    "slow_kill": 2, "trouble": 3, "clock_step": 1, "endpoint": 2, "drain": 1,
+    "kill_frame": 8, "kill_node": 4, "kill_supervisor": 3, "pause_frame": 5, "pause_node": 3, "pause_supervisor": 2,
+    "slow_kill": 3, "trouble": 4, "clock_step": 1, "endpoint": 2, "drain": 1,
 }  # fmt: skip
 STORE_KINDS = {"store_down": 2, "lose_connection": 4, "lose_commit": 5, "hang_commit": 3, "slow_store": 2}
 MACHINE_KINDS = {"cut_off": 2, "lose_machine": 1, "second_supervisor": 1}
@@ -236,7 +237,7 @@ def faults(chosen: random.Random, backend: str, machines: int) -> tuple[Fault, .
         del kinds["drain"]
     names, weights = list(kinds), list(kinds.values())
     found = []
-    for _ in range(chosen.choice((0, 1, 2, 4, 8, 14))):
+    for _ in range(chosen.choice((0, 2, 4, 8, 12, 18))):
         kind = chosen.choices(names, weights)[0]
         seconds = 0.0
         if kind.startswith(LASTING):

@@ -429,6 +429,7 @@ class SimulatedMachinery:
         self._world.ray_kill(handle.actor, restart=False)
 
     def abandon(self, node: Any, frames: Sequence[Any]) -> None:
+        self._world.invariants.check_abandoned(node.actor.machine)
         self._nodes.pop(node.node_id, None)
         for handle in (node, *frames):
             self._world.ray_kill(handle.actor, restart=False)

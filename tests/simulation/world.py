@@ -32,6 +32,9 @@ SUPERVISOR = "supervisor"
 SETTLE_SECONDS = 900.0
 """After the last fault all work must end within this time."""
 
+QUIET_SECONDS = 12.0
+"""Then it is looked at what is left."""
+
 STEP_LIMIT = 1_500_000
 
 
@@ -112,6 +115,16 @@ class World:
         """Rows of what is committed now."""
         with self.store.committed() as connection:
             return [tuple(row) for row in connection.exec_driver_sql(sql)]
+
+    async def die(self) -> None:
+        """A tool brings its process down."""
+        self.scheduler.world.soon(self.scheduler.current.kill)
+        await asyncio.Event().wait()
+
+    def die_in_thread(self) -> None:
+        """The same in a thread."""
+        self.scheduler.world.soon(self.scheduler.current.kill)
+        self.scheduler.wait(Signal())
 
     def effects_of(self, call_key: str) -> int:
         """How often a call acted."""
@@ -215,6 +228,7 @@ class World:
             patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
             patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
             patch("understudy.actors.frame.scrub_environment", lambda: None),
+            patch("understudy.actors.frame._unpickle", tools.unpickle),
             patch("understudy.cluster.projection.span_exporter", lambda *_args: Nowhere()),
         ):
             tools.WORLD.append(self)
@@ -250,7 +264,7 @@ class World:
                     await asyncio.sleep(1.0)
         except TimeoutError:
             self.invariants.violated(f"liveness: work does not end\n{self.invariants.situation()}")
-        await asyncio.sleep(20.0)
+        await asyncio.sleep(QUIET_SECONDS)
         self.invariants.check_end()
 
 
