@@ -74,6 +74,7 @@ class Activation:
         self._frame_id = frame_id
         self._hooks = Hooks(window, load_hook, self._expect)
         self._draft = Draft()
+        self._sent: Batch | None = None  # and not acknowledged yet
         self._commit_lock = asyncio.Lock()
         self._results: dict[str, Outcome] = {}
 
@@ -85,7 +86,7 @@ class Activation:
         """
         window = self.window
         if window.run_id is None and not await self._start_run():
-            return self._step(wait="idle")
+            return await self._step(wait="idle")
         answer = self._new_answer()
         if answer is not None:
             await self._hooks.see("after_model", text=answer.text)
@@ -106,9 +107,9 @@ class Activation:
                     return await self._finish("failed", window.reply(), error=NO_PROGRESS)
                 waiting = await self._run_tools(repeated)
                 if window.cancel is None and self.leave:
-                    return self._step(leave=True)
+                    return await self._step(leave=True)
                 if window.cancel is None and waiting is not None:
-                    return self._step(wait=waiting)
+                    return await self._step(wait=waiting)
                 continue
             last = self._last()
             if last is None or last.role != "assistant":
@@ -161,7 +162,7 @@ class Activation:
         refused = await self._hooks.before_model(request, window.round + 1)
         if refused is not None:
             return await self._finish("failed", window.reply(), error=refused)
-        step = self._step(wait="model", round_number=window.round + 1, request=request)
+        step = await self._step(wait="model", round_number=window.round + 1, request=request)
         step.request = request
         return step
 
@@ -176,13 +177,15 @@ class Activation:
         if status == "round_limit":
             error = {"code": "round_limit", "message": f"no answer after {self.window.round} rounds"}
         await self._hooks.see("run_end", text=text, outcome=status)
-        return self._step(wait="idle", finish=Finish(status, text, error=error))
+        return await self._step(wait="idle", finish=Finish(status, text, error=error))
 
-    def _step(
+    async def _step(
         self, *, wait: str | None = None, finish: Finish | None = None, leave: bool = False, round_number: int = 0,
         request: ModelRequest | None = None,
     ) -> Step:  # fmt: skip
-        batch = self._batch(wait=wait, finish=finish, round_number=round_number, request=request)
+        async with self._commit_lock:
+            await self._deliver()
+            batch = self._batch(wait=wait, finish=finish, round_number=round_number, request=request)
         return Step(batch, leave=leave or self._hooks.stuck)
 
     def _batch(self, **what: Any) -> Batch:
@@ -192,9 +195,18 @@ class Activation:
     async def _flush(self) -> None:
         """Commit the draft and keep the frame; it holds no messages then. Callers that wait for the lock share one."""
         async with self._commit_lock:
-            if not self._draft:
-                return
-            self.window.acknowledge(await self._commit(self._batch()))
+            await self._deliver()
+            if self._draft:
+                self._sent = self._batch()
+                await self._deliver()
+
+    async def _deliver(self) -> None:
+        """Have the batch that was sent acknowledged. One whose sender was cancelled may have arrived or not: it is sent
+        again as it was, before any other."""
+        if self._sent is not None:
+            ack = await self._commit(self._sent)
+            self._sent = None
+            self.window.acknowledge(ack)
 
     async def _commit(self, batch: Batch) -> Ack:
         call = {"frame": {"frame_id": self._frame_id}, "batch": batch.to_wire()}

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import bindparam, select
 
 from understudy import events
-from understudy.errors import Fenced
+from understudy.errors import BatchLost, Fenced
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
 from understudy.messages import Message, ToolCall, Usage, storable
 from understudy.prices import Price
@@ -35,6 +35,7 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
 
     Raises:
         Fenced: a newer activation exists, or the run has ended without its agent.
+        BatchLost: one that came before it is missing.
     """
     row = tx.session(batch.session_id)
     if row["epoch"] != batch.epoch or batch.batch_no < row["batch_no"]:
@@ -45,6 +46,11 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
         )
     if batch.batch_no == row["batch_no"]:
         return _committed(tx, row, 0, replayed=True)
+    if batch.batch_no != row["batch_no"] + 1:
+        raise BatchLost(
+            f"batch {batch.batch_no} of epoch {batch.epoch} can't follow: the store has batch {row['batch_no']}",
+            session_id=batch.session_id,
+        )
     if row["run_id"] is None and batch.start_run is None and (batch.finish or batch.entries or batch.wait != "idle"):
         raise Fenced("the run has ended: it was told to, and only waited", session_id=batch.session_id)
     tx.changed(row)
