@@ -97,9 +97,16 @@ def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str, price: Price
         _wait_for_model(tx, row, batch, holder, price)
     elif batch.wait == "child" and row["children_open"]:
         row["wait"], row["wait_since"], row["status"] = "child", tx.now, "waiting_for_child"
-    elif batch.wait in ("input", "timer") and not any(item["kind"] != "input" for item in tx.inbox(row)):
+    elif batch.wait in ("input", "timer") and not _has_result(tx, row):
         # One wait, whoever answers the calls. The wait `timer` is a pause: nothing that arrives ends that.
         row["wait"], row["wait_since"], row["status"] = "input", tx.now, f"waiting_for_{batch.wait}"
+
+
+def _has_result(tx: Transaction, row: Row) -> bool:
+    """Whether a result has come in for a call that has none yet: the session takes it up instead of waiting."""
+    told = {item["key"] for item in tx.inbox(row) if item["kind"] != "input"}
+    calls = tx.calls(row["session_id"], row["run_id"], row["round"]) if told else ()
+    return any(call["call_id"] in told and call["state"] not in ("finished", "done") for call in calls)
 
 
 @dataclass(frozen=True)

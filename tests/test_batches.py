@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from understudy.errors import BatchLost
-from understudy.events import ToolStarted
+from understudy.events import ToolFinished, ToolStarted
+from understudy.records import Ask, CallState
 
 from . import kernel as k
 from .test_store import Store, opened
@@ -57,3 +58,16 @@ async def test_a_batch_behind_a_lost_one_is_refused(db: Store) -> None:
         await db.commit("s", 1, 3, entries=(ToolStarted(call_id="r/1/0", tool="t"),))
     assert db.dump() == before
     assert (await db.commit("s", 1, 2, entries=(ToolStarted(call_id="r/1/0", tool="t"),))).ack.first_seq
+
+
+async def test_an_inbox_row_that_nobody_takes_voids_no_wait(db: Store) -> None:
+    """Given a row whose call has its result already, when the session waits for a person, then it waits."""
+    await db.asking()
+    await db.answer("s", content="", tool_calls=(("p", "t", "{}"), ("q", "request_user_input", "{}")))
+    await db.journal.submit(lambda tx: tx.put_inbox(tx.session("s"), "child_result", "r/1/0", {}))
+    result = {"outcome": "ok", "content": "", "duration": 0, "started_at": 0}
+    finished = CallState("r/1/0", "finished", executions=1, result=result)
+    asks = (Ask("r/1/1", "question", "Go on?"),)
+    entries = (ToolFinished(call_id="r/1/0", tool="t"),)
+    committed = await db.commit("s", 1, 2, entries=entries, calls=(finished,), asks=asks, wait="input")
+    assert (committed.wait, db.session()["status"]) == ("input", "waiting_for_input")
