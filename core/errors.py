@@ -179,6 +179,16 @@ class Fenced(Conflict):
     code = "fenced"
 
 
+class BatchLost(Conflict):
+    """A batch that an activation sent is missing in the store: what came behind it is refused, and nothing was changed.
+
+    The activation's process ends, and the session goes on in another one from what the store has.
+    """
+
+    code = "batch_lost"
+    hint = "The session goes on by itself; the store may have lost what it had acknowledged."
+
+
 class StaleGeneration(Conflict):
     """A newer supervisor owns the store: this one may change nothing."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import bindparam, select
 
 from understudy import events
-from understudy.errors import Fenced
+from understudy.errors import BatchLost, Fenced
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
 from understudy.messages import Message, ToolCall, Usage, storable
 from understudy.prices import Price
@@ -35,6 +35,7 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
 
     Raises:
         Fenced: a newer activation exists, or the run has ended without its agent.
+        BatchLost: one that came before it is missing.
     """
     row = tx.session(batch.session_id)
     if row["epoch"] != batch.epoch or batch.batch_no < row["batch_no"]:
@@ -45,6 +46,11 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
         )
     if batch.batch_no == row["batch_no"]:
         return _committed(tx, row, 0, replayed=True)
+    if batch.batch_no != row["batch_no"] + 1:
+        raise BatchLost(
+            f"batch {batch.batch_no} of epoch {batch.epoch} can't follow: the store has batch {row['batch_no']}",
+            session_id=batch.session_id,
+        )
     if row["run_id"] is None and batch.start_run is None and (batch.finish or batch.entries or batch.wait != "idle"):
         raise Fenced("the run has ended: it was told to, and only waited", session_id=batch.session_id)
     tx.changed(row)
@@ -91,9 +97,16 @@ def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str, price: Price
         _wait_for_model(tx, row, batch, holder, price)
     elif batch.wait == "child" and row["children_open"]:
         row["wait"], row["wait_since"], row["status"] = "child", tx.now, "waiting_for_child"
-    elif batch.wait in ("input", "timer") and not any(item["kind"] != "input" for item in tx.inbox(row)):
+    elif batch.wait in ("input", "timer") and not _has_result(tx, row):
         # One wait, whoever answers the calls. The wait `timer` is a pause: nothing that arrives ends that.
         row["wait"], row["wait_since"], row["status"] = "input", tx.now, f"waiting_for_{batch.wait}"
+
+
+def _has_result(tx: Transaction, row: Row) -> bool:
+    """Whether a result has come in for a call that has none yet: the session takes it up instead of waiting."""
+    told = {item["key"] for item in tx.inbox(row) if item["kind"] != "input"}
+    calls = tx.calls(row["session_id"], row["run_id"], row["round"]) if told else ()
+    return any(call["call_id"] in told and call["state"] not in ("finished", "done") for call in calls)
 
 
 @dataclass(frozen=True)
