@@ -14,13 +14,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.errors import ClusterUnreachable, StoreUnreachable, UnderstudyError
+from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError
 from understudy.events import Event
 from understudy.identifiers import new_identifier
 
 from .directory import REPEAT_SECONDS, RETRY_SECONDS, NodeDirectory
 from .feed import ENDS
-from .ray_edge import ServiceGone
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class Follower:
                 if time.monotonic() - compared >= WATCH_SECONDS:
                     await self._compare(node_id)
                     compared = time.monotonic()
-            except (TimeoutError, ServiceGone, StoreUnreachable) as error:
+            except (TimeoutError, StoreUnreachable) as error:
                 if time.monotonic() - answered > RETRY_SECONDS + WATCH_SECONDS:
                     self._fail(node_id, ClusterUnreachable(f"the services don't answer: {error}"))
                     return
