@@ -105,7 +105,7 @@ class Follower:
                 if time.monotonic() - compared >= WATCH_SECONDS:
                     await self._compare(node_id)
                     compared = time.monotonic()
-            except (TimeoutError, StoreUnreachable) as error:
+            except (TimeoutError, ServiceGone, StoreUnreachable) as error:
                 if time.monotonic() - answered > RETRY_SECONDS + WATCH_SECONDS:
                     self._fail(node_id, ClusterUnreachable(f"the services don't answer: {error}"))
                     return

@@ -230,7 +230,7 @@ class RayMachinery:
         node_id = getattr(handle, "host", node_id)
         if node_id == ray.get_runtime_context().get_node_id() and pid > 1:
             for _ in range(KILL_TRIES):
-                if await asyncio.to_thread(kill_process, pid):
+                if await kill_process(pid):
                     return
             log.error("process %d can't be killed", pid)
         elif isinstance(handle, RayNode):

@@ -358,10 +358,11 @@ def process_identity(pid: int) -> str:
         return f"{where}:{pid}:gone"
 
 
-def kill_process(pid: int, timeout: float = 5.0) -> bool:
+async def kill_process(pid: int, timeout: float = 5.0) -> bool:
     """SIGKILL a Ray worker of this machine and wait until it is gone; True if it is.
 
-    A pid that belongs to something else by now is left alone: the worker is gone.
+    A pid that belongs to something else by now is left alone: the worker is gone. One that outlives its signal (a
+    process can, inside the kernel) takes no thread from others.
     """
     try:
         if not psutil.Process(pid).cmdline()[:1][0].startswith("ray::"):
@@ -377,5 +378,5 @@ def kill_process(pid: int, timeout: float = 5.0) -> bool:
                 return True
         except psutil.NoSuchProcess:
             return True
-        time.sleep(0.005)
+        await asyncio.sleep(0.005)
     return False

@@ -116,7 +116,7 @@ class NodeActor:
 
     async def kill_process(self, pid: int) -> bool:
         """Make sure that a frame of this node is gone; True if it is."""
-        return await asyncio.to_thread(kill_process, pid)
+        return await kill_process(pid)
 
     async def frame_died(self, frame_id: str, cause: str, silence: float) -> None:
         await (await self._node()).recovery.frame_died(frame_id, cause, silence)
@@ -165,7 +165,7 @@ class NodeActor:
                 self._nudge_supervisor()
             if silent > SUPERVISOR_SILENCE and self._supervisor_pid and self._supervisor_node == self._node_id:
                 log.warning("the supervisor (pid %d) is silent for %.0f s: killed", self._supervisor_pid, silent)
-                await asyncio.to_thread(kill_process, self._supervisor_pid)
+                await kill_process(self._supervisor_pid)
                 self._supervisor_pid = 0
 
     def _nudge_supervisor(self) -> None:
