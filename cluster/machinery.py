@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
@@ -15,23 +16,23 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
-from understudy.errors import ClusterError, UnderstudyError, Unschedulable
+from understudy.errors import ClusterError, ServiceGone, UnderstudyError, Unschedulable
 from understudy.placement import is_scarce
 from understudy.telemetry import FOR_FRAMES
 
 from . import packages
 from .placing import actor_options, obstacle
-from .ray_edge import RAY_NAMESPACE, ServiceGone, kill_process, process_identity, settle, submitted
+from .ray_edge import RAY_NAMESPACE, kill_process, process_identity, settle, submitted
+from .repeating import Patience, Repeating
 from .services import frame_name, node_name
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 60.0
+PATIENCE = Patience(attempt=8.0, growth=2.0, whole=60.0)
+"""More than `demand` takes."""
+
 CREATE_SECONDS = 120.0
 ADOPT_SECONDS = 10.0
-REPEAT_SECONDS = 8.0
-"""A call without an answer for so long (more than `demand` takes) is repeated, each time with twice the patience."""
-
 KILL_TRIES = 6
 KILL_SECONDS = 6.0
 
@@ -45,23 +46,19 @@ class RayNode:
         self.pid = 0
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method, repeating it while the service restarts."""
-        pause, waited, patience = 0.02, 0.0, REPEAT_SECONDS
-        while True:
-            try:
-                reference = submitted(lambda: getattr(self.handle, method).remote(*arguments))
-                return await asyncio.wait_for(settle(reference), patience)
-            except TimeoutError:  # it may have got lost with a service that was killed
-                waited += patience
-                patience *= 2
-                if waited > RETRY_SECONDS:
-                    raise ServiceGone(f"no answer to {method} within {waited:.0f} s") from None
-            except ServiceGone:
-                if waited > RETRY_SECONDS:
-                    raise
-                await asyncio.sleep(pause)
-                waited += pause
-                pause = min(0.5, pause * 2)
+        """Call a method, repeating it while the service restarts.
+
+        The same request, made anew after the supervisor gave it up, is the same call: it may still be under way there.
+        """
+
+        def attempt(call_id: str) -> Any:
+            return settle(submitted(lambda: self.handle.repeated.remote(call_id, method, *arguments)))
+
+        call_id = hashlib.sha256(repr((method, arguments)).encode()).hexdigest()
+        try:
+            return await Repeating(PATIENCE).call(attempt, call_id=call_id)
+        except ServiceGone as error:
+            raise ServiceGone(f"{method}: {error.message}") from None
 
     async def meet(self) -> None:
         """Learn its pid, and tell it who watches."""
@@ -233,7 +230,7 @@ class RayMachinery:
         node_id = getattr(handle, "host", node_id)
         if node_id == ray.get_runtime_context().get_node_id() and pid > 1:
             for _ in range(KILL_TRIES):
-                if await asyncio.to_thread(kill_process, pid):
+                if await kill_process(pid):
                     return
             log.error("process %d can't be killed", pid)
         elif isinstance(handle, RayNode):

@@ -7,9 +7,9 @@ import logging
 from typing import Any
 
 from understudy.config import Settings
-from understudy.errors import UnderstudyError
+from understudy.errors import ServiceGone, UnderstudyError
 
-from .ray_edge import ServiceGone, find_actor, settle, submitted
+from .ray_edge import find_actor, settle, submitted
 from .services import node_name
 
 log = logging.getLogger(__name__)

@@ -345,6 +345,13 @@ class ClusterUnreachable(ClusterError):
     hint = "`understudy doctor` says what is missing."
 
 
+class ServiceGone(ClusterError):
+    """A service or an actor died or can't be reached; the call may or may not have had its effect."""
+
+    code = "service_gone"
+    hint = "Calls are idempotent: repeat it."
+
+
 class InvalidAuthToken(ClusterUnreachable):
     """Ray's head lets nobody in without its token, and this process does not have it."""
 

@@ -12,8 +12,9 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 from understudy.cluster import frames as frames_module
 from understudy.cluster import timers as timers_module
-from understudy.cluster.ray_edge import ServiceGone, settle
+from understudy.cluster.ray_edge import settle
 from understudy.cluster.recovery import CHUNK
+from understudy.errors import ServiceGone
 from understudy.store import beginnings, queries
 from understudy.store.transaction import Transaction
 from understudy.supervisor.capacity import Memory
