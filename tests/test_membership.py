@@ -81,7 +81,7 @@ class Node:
     async def probe(self) -> dict[str, float]:
         if self.silent:
             await asyncio.Event().wait()
-        return {"silent": 0.0, "journal": 0.0}
+        return {"silent": 0.0, "journal": 0.0, "failing": 0.0}
 
     async def until_told(self, nodes: list[str]) -> int:
         """Wait until it was told that these are the nodes; returns the generation it was told with."""
