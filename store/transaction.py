@@ -132,6 +132,11 @@ class Transaction:
         for row in self._select(statement, ns=self.namespace, **ids):
             self._sessions[row["session_id"]] = row
             self._seldom[row["session_id"]] = tuple([row[name] for name in SELDOM])
+        self._owner = None  # see `require_generation`
+
+    def locking(self, statement: Any) -> Any:
+        """A SELECT whose rows nobody else may write until the commit; SQLite's transactions keep others out anyway."""
+        return statement if self.connection.dialect.name == "sqlite" else statement.with_for_update()
 
     def find(self, session_id: str) -> Row | None:
         """The session's row, or None."""
@@ -391,7 +396,11 @@ class Transaction:
         self.woken[row["session_id"]] = row
 
     def require_generation(self) -> None:
-        """Check that the supervisor this journal acts for still owns the store.
+        """Check that the supervisor this journal acts for still owns the store. To be called after `load`.
+
+        A takeover may be committed right after this. That is as if what is done here had been done before it: the next
+        owner's services must wait for the locks of the sessions that were loaded before the owner was read, and then
+        find this as it is. So the owner is read anew whenever more were loaded, and never locked.
 
         Raises:
             StaleGeneration: another one does, or none ever did.
