@@ -42,11 +42,10 @@ def acquire(tx: Transaction, holder: str, lease: int, *, may_take: Callable[[str
     Raises:
         StoreOwned: another holder's lease runs, and `may_take(holder)` does not know it to be dead.
     """
-    statement = select(OWNER).where(OWNER.c.namespace == tx.namespace)
-    if tx.connection.dialect.name != "sqlite":
-        statement = statement.with_for_update()
+    statement = tx.locking(select(OWNER).where(OWNER.c.namespace == tx.namespace))
     row = tx.connection.execute(statement).mappings().first()
     if row is None:
+        tx.writes += 1
         tx.connection.execute(
             insert(OWNER).values(namespace=tx.namespace, generation=1, holder=holder, lease_until=tx.now + lease)
         )
@@ -60,7 +59,7 @@ def acquire(tx: Transaction, holder: str, lease: int, *, may_take: Callable[[str
     if row["holder"] != holder:
         end_stops(tx)
     generation: int = row["generation"] + 1
-    _own(tx, generation, holder, tx.now + lease)
+    _own(tx, row["generation"], generation=generation, holder=holder, lease_until=tx.now + lease)
     return generation
 
 
@@ -70,18 +69,17 @@ def renew(tx: Transaction, generation: int, holder: str, lease: int) -> None:
     Raises:
         StaleGeneration: another supervisor took over.
     """
-    current = tx.connection.execute(select(OWNER.c.generation).where(OWNER.c.namespace == tx.namespace)).scalar()
-    if current != generation:
+    if not _own(tx, generation, holder=holder, lease_until=tx.now + lease):
+        current = tx.connection.execute(select(OWNER.c.generation).where(OWNER.c.namespace == tx.namespace)).scalar()
         raise StaleGeneration(f"generation {generation} no longer owns the store: {current} does")
-    _own(tx, generation, holder, tx.now + lease)
 
 
-def _own(tx: Transaction, generation: int, holder: str, lease_until: int) -> None:
-    tx.connection.execute(
-        update(OWNER)
-        .where(OWNER.c.namespace == tx.namespace)
-        .values(generation=generation, holder=holder, lease_until=lease_until)
-    )
+def _own(tx: Transaction, before: int, **values: Any) -> bool:
+    """Write the owner's row, if it still has this generation."""
+    where = (OWNER.c.namespace == tx.namespace, OWNER.c.generation == before)
+    written = tx.connection.execute(update(OWNER).where(*where).values(**values)).rowcount
+    tx.writes += written
+    return bool(written)
 
 
 def activate(
@@ -107,8 +105,8 @@ def activate(
         StaleGeneration: the supervisor of this journal no longer owns the store.
         Fenced: the session has nothing to do any more.
     """
-    tx.require_generation()
     row = tx.session(session_id)
+    tx.require_generation()
     if not row["active"]:
         raise Fenced(f"the session is {row['status']}: there is nothing to activate", session_id=session_id)
     if parked is not None:
@@ -194,8 +192,8 @@ def crash(
     On `resume` without delay the session is ready (or still waits, in no frame); with one it waits for a timer; on
     `abort` it is ready, and its open calls have a result; on `quarantine` its run is over and its parent has a result.
     """
-    tx.require_generation()
     row = tx.find(session_id)
+    tx.require_generation()
     if row is None or row["epoch"] != epoch or not row["active"]:
         if row is not None and row["epoch"] == epoch:
             park(tx, session_id, epoch)
@@ -302,7 +300,6 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
     Raises:
         StaleGeneration: the supervisor of this journal no longer owns the store.
     """
-    tx.require_generation()
     statement = select(SESSION.c.session_id, SESSION.c.root_id).where(
         SESSION.c.namespace == tx.namespace, SESSION.c.active == 1, SESSION.c.node_id.not_in(nodes)
     )
@@ -316,6 +313,7 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
     homes = set(nodes) - drains(tx).keys() if homeless else set()
     share = sorted(session for session, root in homeless if node_id in homes and home_of(root, homes) == node_id)
     tx.load(share)
+    tx.require_generation()
     for row in map(tx.session, share):
         if row["node_id"] not in nodes:
             tx.changed(row)

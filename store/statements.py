@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Text, bindparam, delete, func, select, update
+from sqlalchemy import Text, bindparam, delete, func, select, union_all, update
 
 from understudy.identifiers import call_identifier
 
@@ -161,6 +161,16 @@ SELECT_SPECIFICATION = select(SESSION.c.spec).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")
 )
 SELECT_OWNER = select(OWNER.c.generation).where(OWNER.c.namespace == bindparam("ns"))
+# Where a journal's own log ends: its newest events may be gone by now, but not what was made of them.
+_ENDS = union_all(
+    *(
+        select(func.max(table.c.writer_seq).label("seq")).where(
+            table.c.namespace == bindparam("ns"), table.c.writer == bindparam("writer")
+        )
+        for table in (EVENT, METRIC_STATE, EXPORT_CURSOR)
+    )
+).subquery()
+SELECT_END_OF_LOG = select(func.max(_ENDS.c.seq))
 DELETE_INBOX = delete(INBOX).where(
     INBOX.c.namespace == bindparam("b_namespace"),
     INBOX.c.session_id == bindparam("b_session_id"),

@@ -22,8 +22,8 @@ from .transaction import Row, Transaction
 
 def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
     """Do what was due at this time; nothing if the timer was dropped, or set again for another."""
+    row = tx.find(session_id)  # first: who sets or drops the timer has locked it
     found = _timer(tx, session_id, name)
-    row = tx.find(session_id)
     if found is None or row is None or found["due_at"] != due_at:
         return
     tx.drop_timer(row, name)

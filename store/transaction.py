@@ -35,6 +35,7 @@ from .statements import (
     RUN_END,
     SELDOM,
     SELECT_CALLS,
+    SELECT_END_OF_LOG,
     SELECT_INBOX,
     SELECT_MESSAGES,
     SELECT_OWNER,
@@ -58,6 +59,7 @@ class Transaction:
 
     Attributes:
         now: the commit's time, microseconds UTC; every row written carries it.
+        writer_seq: place of the last event in this journal's own log; None while it is not known, and not needed.
         generation: the owner's generation that this journal acts for; 0 before there is one.
         writes: rises with every change, so that an operation which fails half-way is noticed.
         committed_events: the events in order, for the projection.
@@ -78,7 +80,7 @@ class Transaction:
         *,
         now: int,
         writer: str,
-        writer_seq: int,
+        writer_seq: int | None,
         generation: int,
         decide_end: DecideEnd,
     ) -> None:
@@ -130,6 +132,11 @@ class Transaction:
         for row in self._select(statement, ns=self.namespace, **ids):
             self._sessions[row["session_id"]] = row
             self._seldom[row["session_id"]] = tuple([row[name] for name in SELDOM])
+        self._owner = None  # see `require_generation`
+
+    def locking(self, statement: Any) -> Any:
+        """A SELECT whose rows nobody else may write until the commit; SQLite's transactions keep others out anyway."""
+        return statement if self.connection.dialect.name == "sqlite" else statement.with_for_update()
 
     def find(self, session_id: str) -> Row | None:
         """The session's row, or None."""
@@ -236,7 +243,7 @@ class Transaction:
                  "round": entry.round, "role": entry.role, "body": stored, "created_at": self.now},
             )  # fmt: skip
             return seq
-        self.writer_seq += 1
+        self.writer_seq = self._end_of_log() + 1
         message: str = getattr(entry, "error_message", "")
         if message:
             entry = dataclasses.replace(entry, error_message=redacted(message)[:ERROR_CHARACTERS])  # type: ignore[call-arg]
@@ -255,6 +262,14 @@ class Transaction:
              "body": body},
         )  # fmt: skip
         return seq
+
+    def _end_of_log(self) -> int:
+        """The place of this journal's last event. Where it is not known it is read now, under the locks of what this
+        transaction changes: a commit of the log that is still under way either held them, and is seen, or has taken
+        the same place, and the insert waits for it and fails with `StoreRace`."""
+        if self.writer_seq is None:
+            self.writer_seq = int(self._scalar(SELECT_END_OF_LOG, writer=self.writer) or 0)
+        return self.writer_seq
 
     def update_call(self, session_id: str, call_id: str, **state: Any) -> None:
         """Set a tool call's state; every field of `CALL_STATE` but the time must be given.
@@ -381,7 +396,11 @@ class Transaction:
         self.woken[row["session_id"]] = row
 
     def require_generation(self) -> None:
-        """Check that the supervisor this journal acts for still owns the store.
+        """Check that the supervisor this journal acts for still owns the store. To be called after `load`.
+
+        A takeover may be committed right after this. That is as if what is done here had been done before it: the next
+        owner's services must wait for the locks of the sessions that were loaded before the owner was read, and then
+        find this as it is. So the owner is read anew whenever more were loaded, and never locked.
 
         Raises:
             StaleGeneration: another one does, or none ever did.

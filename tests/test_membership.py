@@ -88,7 +88,7 @@ class Node:
             await asyncio.Event().wait()
         self.probes += 1
         self.changed.set()
-        return {"silent": 0.0, "journal": 0.0}
+        return {"silent": 0.0, "journal": 0.0, "failing": 0.0}
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that changes when this node is called."""
