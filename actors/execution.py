@@ -13,12 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 
-from understudy.config import is_secret_name
 from understudy.errors import ToolError, UnderstudyError
 from understudy.messages import INTERRUPTED, storable
+from understudy.redaction import secret_values
 
 from .tools import LoadedTool, ToolContext
 
@@ -129,15 +128,10 @@ def presentable(text: str) -> str:
     return text[:half] + note + text[-half:]
 
 
-_is_secret_name = lru_cache(maxsize=4096)(is_secret_name)  # for each result, every variable's name is looked at again
-
-
 def _secrets() -> list[str]:
     """Values that must not be shown, as they are and as JSON writes them; longest first, as one may contain another."""
-    values = {value for name, value in os.environ.items() if _is_secret_name(name)}
-    found = {
-        text for value in values if len(value) >= MIN_SECRET_CHARACTERS for text in (value, json.dumps(value)[1:-1])
-    }
+    values = [value for value in secret_values(os.environ) if len(value) >= MIN_SECRET_CHARACTERS]
+    found = {text for value in values for text in (value, json.dumps(value)[1:-1])}
     return sorted(found, key=len, reverse=True)
 
 

@@ -16,12 +16,12 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
-from understudy.errors import ClusterError, ServiceGone, UnderstudyError, Unschedulable
+from understudy.errors import ClusterError, InvalidConfiguration, ServiceGone, UnderstudyError, Unschedulable
 from understudy.placement import is_scarce
 from understudy.telemetry import FOR_FRAMES
 
 from . import packages
-from .placing import actor_options, obstacle
+from .placing import actor_options, obstacle, variables
 from .ray_edge import RAY_NAMESPACE, kill_process, process_identity, settle, submitted
 from .repeating import Patience, Repeating
 from .services import frame_name, node_name
@@ -167,11 +167,11 @@ class RayMachinery:
             frame = RayFrame(handle, frame_id, node_id, "" if placement == "-" else placement)
             await asyncio.wait_for(frame.begin(), ADOPT_SECONDS)
             return frame
-        except TimeoutError:
-            log.warning("frame %s does not answer: killed", frame_id)
-            ray.kill(handle)
-        except (ServiceGone, ValueError):
+        except ValueError:
             pass
+        except (TimeoutError, UnderstudyError) as error:
+            log.warning("frame %s can't be used (%s): killed", frame_id, error or "no answer")
+            ray.kill(handle)
         return None
 
     async def create_frame(self, node: Any, frame_id: str, placement: str) -> RayFrame:
@@ -181,6 +181,7 @@ class RayMachinery:
 
         Raises:
             Unschedulable: no node has them.
+            InvalidConfiguration: the node's environment lacks variables.
         """
         if placement not in self._definitions:  # it never changes, and frames must come while the store is away too
             self._definitions[placement] = json.loads(await node.call("blob", placement))
@@ -204,6 +205,7 @@ class RayMachinery:
             node.node_id,
             placement,
             definition.get("code_path") or [],
+            variables(definition),
             {name: self._settings.telemetry[name] for name in FOR_FRAMES if name in self._settings.telemetry},
         )
         frame = RayFrame(handle, frame_id, node.node_id, placement)
@@ -212,6 +214,9 @@ class RayMachinery:
         except TimeoutError:
             ray.kill(handle)
             raise ClusterError(f"a frame was not ready after {CREATE_SECONDS:.0f} s (see `ray status`)") from None
+        except InvalidConfiguration:
+            ray.kill(handle)
+            raise
         return frame
 
     async def _provide_packages(self, node: Any, runtime_env: dict[str, Any]) -> None:

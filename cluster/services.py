@@ -13,7 +13,8 @@ import ray
 
 from understudy import logs
 from understudy.config import Settings
-from understudy.errors import ServiceGone
+from understudy.environment import keep_for_tools
+from understudy.errors import InvalidConfiguration, ServiceGone
 from understudy.redaction import know, passwords
 from understudy.telemetry import telemetry_of
 
@@ -227,11 +228,18 @@ class FrameActor:
     """A session actor. Its process holds one session at a time."""
 
     def __init__(
-        self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str], logging_as: dict[str, str]
-    ) -> None:
+        self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str], variables: list[str],
+        logging_as: dict[str, str],
+    ) -> None:  # fmt: skip
         from understudy.actors.frame import Frame
 
         logs.set_up("frame", {**telemetry_of(os.environ), **logging_as})
+        # Ray's worker has its node's whole environment. Nothing of the user's is loaded yet.
+        self._unusable: InvalidConfiguration | None = None
+        try:
+            keep_for_tools(variables)
+        except InvalidConfiguration as error:
+            self._unusable = error
         paths = [os.path.abspath(path) for path in code_path]  # a job's are relative to its working_dir: this directory
         sys.path[:0] = [path for path in paths if path not in sys.path]
         self._frame = Frame(RemoteNode(node), frame_id, node_id, placement)
@@ -239,7 +247,9 @@ class FrameActor:
         self._probed = time.monotonic()
 
     async def start(self) -> int:
-        """Begin to take work; returns the pid."""
+        """Begin to take work; returns the pid. Raises `InvalidConfiguration` if its tools would lack variables."""
+        if self._unusable is not None:  # not when it is created: Ray would only tell that it died
+            raise self._unusable
         if self._run is None:
             self._run = asyncio.get_running_loop().create_task(self._frame.run())
             self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
