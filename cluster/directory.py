@@ -12,15 +12,13 @@ from understudy.config import Settings
 from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError
 
 from .ray_edge import find_actor, settle, submitted
-from .repeating import Patience, Repeating
+from .repeating import CLIENT_PATIENCE, Repeating
 from .services import node_name
 
 RETRY_SECONDS = 60.0
 REPEAT_SECONDS = 5.0
 """A request without an answer for so long is repeated: its service may be cut off, and repeating is free."""
 
-LONGEST_REPEAT_SECONDS = 120.0
-"""Each repetition is given twice the time, up to this: a request that takes long must not be repeated for ever."""
 
 LEARN_SECONDS = 1.0
 REFRESH_SECONDS = 30.0
@@ -126,7 +124,7 @@ class NodeDirectory:
             UnderstudyError: what the service raised.
             ClusterUnreachable: no service could be reached for `RETRY_SECONDS`.
         """
-        node_id, patience = "", Patience(REPEAT_SECONDS, 2.0, LONGEST_REPEAT_SECONDS, gone=RETRY_SECONDS)
+        node_id = ""
 
         async def choose(number: int) -> None:
             nonlocal node_id
@@ -136,7 +134,7 @@ class NodeDirectory:
             node_id = await self._choose(session_id, turn + number)
 
         try:
-            return await Repeating(patience).call(
+            return await Repeating(CLIENT_PATIENCE).call(
                 lambda call_id: self.call(node_id, "repeated", call_id, "request", method, *arguments, timeout=None),
                 choose=choose,
             )

@@ -23,13 +23,10 @@ from understudy.telemetry import FOR_FRAMES
 from . import packages
 from .placing import actor_options, obstacle, variables
 from .ray_edge import RAY_NAMESPACE, kill_process, process_identity, settle, submitted
-from .repeating import Patience, Repeating
+from .repeating import SUPERVISOR_PATIENCE, Repeating
 from .services import frame_name, node_name
 
 log = logging.getLogger(__name__)
-
-PATIENCE = Patience(attempt=8.0, growth=2.0, whole=60.0)
-"""More than `demand` takes."""
 
 CREATE_SECONDS = 120.0
 ADOPT_SECONDS = 10.0
@@ -56,7 +53,7 @@ class RayNode:
 
         call_id = hashlib.sha256(repr((method, arguments)).encode()).hexdigest()
         try:
-            return await Repeating(PATIENCE).call(attempt, call_id=call_id)
+            return await Repeating(SUPERVISOR_PATIENCE).call(attempt, call_id=call_id)
         except ServiceGone as error:
             raise ServiceGone(f"{method}: {error.message}") from None
 

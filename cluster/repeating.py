@@ -1,4 +1,4 @@
-"""Calls of a service that may die, hang or be cut off: the caller repeats them, and the service does each once. No Ray.
+"""Calls of a service that may die, hang or be cut off: the caller repeats them, the service does each once. No Ray.
 
 Every call is idempotent. The attempts of a call share an id, so that a service which is still busy with one attempt does
 not begin again with the next.
@@ -44,6 +44,18 @@ class Patience:
     gone: float = 60.0
     whole: float | None = None
     store: bool = False
+
+
+FRAME_PATIENCE = Patience(attempt=15.0, gone=300.0, store=True)
+"""A frame repeats a call that has no answer: one that was pending when its service was killed is now and then not
+reported for minutes, and repeating is free. A service that was restarted while its store is away can't even wait for
+it."""
+
+SUPERVISOR_PATIENCE = Patience(attempt=8.0, growth=2.0, whole=60.0)
+"""More than `demand` takes."""
+
+CLIENT_PATIENCE = Patience(attempt=5.0, growth=2.0, longest=120.0, gone=60.0)
+"""A service without an answer may be cut off; but a request that takes long must not be repeated for ever."""
 
 
 async def _anybody(_number: int) -> None:

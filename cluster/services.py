@@ -19,7 +19,7 @@ from understudy.redaction import know, passwords
 from understudy.telemetry import telemetry_of
 
 from .ray_edge import RAY_NAMESPACE, find_actor, kill_process, process_identity, settle, submitted
-from .repeating import Answering, Patience, Repeating
+from .repeating import FRAME_PATIENCE, Answering, Repeating
 
 if TYPE_CHECKING:  # the frame's process imports this module and must stay light
     from .node_service import NodeService
@@ -32,10 +32,6 @@ CALLS_AT_ONCE = 20_000
 SUPERVISOR_NUDGE = 3.0
 SUPERVISOR_SILENCE = 12.0
 ORPHAN_SECONDS = 300.0
-FRAME_PATIENCE = Patience(attempt=15.0, gone=ORPHAN_SECONDS, store=True)
-"""A frame repeats a call that has no answer: one that was pending when its service was killed is now and then not
-reported for minutes, and repeating is free. A service that was restarted while its store is away can't even wait for it."""
-
 FRAME_MEMORY = 64 * 1024 * 1024
 CPU_SLIVER = 0.01
 """Frames and services ask for a sliver of CPU, never zero: the autoscaler reaps nodes whose actors ask for nothing."""

@@ -7,9 +7,11 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
+from understudy.cluster.repeating import CLIENT_PATIENCE, Repeating
 from understudy.errors import (
     AnswerConflict,
     NotAsked,
+    ServiceGone,
     SessionClosed,
     StoreUnreachable,
     UnderstudyError,
@@ -18,15 +20,13 @@ from understudy.errors import (
 )
 
 from . import operator
-from .cluster import ServiceGone
 from .tools import BLOBS
 
 if TYPE_CHECKING:
+    from .cluster import Actor
     from .plan import Action, Work
     from .world import World
 
-REPEAT_SECONDS = 5.0
-LONGEST_REPEAT_SECONDS = 120.0
 LOOK_SECONDS = 0.7
 
 
@@ -55,22 +55,27 @@ class Client:
 
     async def request(self, method: str, *arguments: Any) -> Any:
         """A request, repeated at any node until it is answered (`directory.NodeDirectory.request`)."""
-        pause, patience = 0.02, REPEAT_SECONDS
+        actor: Actor | None = None
+        home = next(iter(self.world.cluster.machines.values()))
+
+        async def choose(_number: int) -> None:
+            nonlocal actor
+            while True:
+                actors = [actor for name, actor in self.world.cluster.actors.items() if name.startswith("node/")]
+                if actors:
+                    actor = self._random.choice(actors)
+                    return
+                await asyncio.sleep(0.1)
+
+        def attempt(call_id: str) -> Any:
+            assert actor is not None
+            return self.world.call(actor, "repeated", call_id, "request", method, *arguments, here=home)
+
         while True:
-            actors = [actor for name, actor in self.world.cluster.actors.items() if name.startswith("node/")]
-            if actors:
-                actor = self._random.choice(actors)
-                home = next(iter(self.world.cluster.machines.values()))
-                try:
-                    return await asyncio.wait_for(
-                        self.world.call(actor, "request", method, *arguments, here=home), patience
-                    )
-                except TimeoutError:
-                    patience = min(2 * patience, LONGEST_REPEAT_SECONDS)
-                except (ServiceGone, StoreUnreachable):
-                    pass
-            await asyncio.sleep(pause)
-            pause = min(0.5, pause * 2)
+            try:
+                return await Repeating(CLIENT_PATIENCE).call(attempt, choose=choose)
+            except (ServiceGone, StoreUnreachable):
+                await asyncio.sleep(0.5)
 
     async def _run(self) -> None:
         began = time.monotonic()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.errors import ClusterError
+from understudy.errors import ServiceGone
 
 from .scheduler import Process, Scheduler
 
@@ -25,12 +25,6 @@ CALLS_AT_ONCE = 4
 RESTART_SECONDS = (0.4, 1.6)
 NODE_LOSS_SECONDS = (1.0, 40.0)
 """So long it takes Ray to notice that a machine is gone."""
-
-
-class ServiceGone(ClusterError):
-    """An actor died or can't be reached; the call may or may not have had its effect."""
-
-    code = "service_gone"
 
 
 @dataclass(eq=False)
@@ -244,9 +238,10 @@ class Cluster:
         async def work(target: Any) -> None:
             name, values = pickle.loads(data)
             running = actor.running
-            key = f"{name} for {caller.name}"
+            called = values[1] if name == "repeated" else name
+            key = f"{called} for {caller.name}"
             running[key] += 1
-            if running[key] == CALLS_AT_ONCE and name in REPLACED:
+            if running[key] == CALLS_AT_ONCE and called in REPLACED:
                 self.violated(f"{actor.name} works at {CALLS_AT_ONCE} calls of {key}: repetitions pile up")
             try:
                 result, error = pickle.dumps(await getattr(target, name)(*values)), None

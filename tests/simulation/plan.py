@@ -134,7 +134,12 @@ def call(chosen: random.Random, name: str, policies: list[str], *, spawns: bool)
     policy = chosen.choice(policies)
     seconds = round(chosen.choice((0.0, 0.0, 0.1, 1.0, 6.0, 15.0)) * chosen.random(), 3)
     kills = chosen.choice((1, 1, 3, 4)) if chosen.random() < 0.05 else 0
-    return chosen.choice(BY_POLICY[policy]), {"name": name, "seconds": seconds, "fails": chosen.random() < 0.05, "kills": kills}
+    return chosen.choice(BY_POLICY[policy]), {
+        "name": name,
+        "seconds": seconds,
+        "fails": chosen.random() < 0.05,
+        "kills": kills,
+    }
 
 
 def child_spec(chosen: random.Random, name: str, policies: list[str]) -> dict[str, Any]:

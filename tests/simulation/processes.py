@@ -12,18 +12,16 @@ from understudy.actors.gateway import Gateway
 from understudy.cluster.node_service import NodeConfig, NodeService
 from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
-from understudy.errors import StoreUnreachable, UnderstudyError
+from understudy.cluster.repeating import FRAME_PATIENCE, SUPERVISOR_PATIENCE, Answering, Repeating
+from understudy.errors import ServiceGone, UnderstudyError
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.supervisor.supervisor import Supervisor
 
-from .cluster import Actor, Machine, ServiceGone
+from .cluster import Actor, Machine
 
 if TYPE_CHECKING:
     from .world import World
 
-REPEAT_SECONDS = 15.0
-PATIENCE_SECONDS = 8.0
-RETRY_SECONDS = 60.0
 SUPERVISOR_SILENCE = 12.0
 ORPHAN_SECONDS = 300.0
 KILL_SECONDS = 6.0
@@ -61,6 +59,7 @@ class NodeProcess:
         self._beat = self._heard = time.monotonic()
         self._supervisor: tuple[int, str] = (0, "")
         self._guard: asyncio.Task[None] | None = None
+        self._answering = Answering()
 
     async def _prepare(self, _profile: str) -> None:
         if not self._gateway.knows("offline"):
@@ -103,6 +102,9 @@ class NodeProcess:
             if silent > SUPERVISOR_SILENCE and pid and node_id == self._actor.machine.node_id:
                 self._supervisor = (0, "")
                 self._world.kill_pid(pid, f"the supervisor is silent for {silent:.0f} s")
+
+    async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
+        return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
 
     # What frames call.
 
@@ -181,42 +183,31 @@ class NodeProcess:
         now = time.monotonic()
         self._heard = now
         if not self._started:
-            return {"silent": 0.0, "journal": 0.0}
+            return {"silent": 0.0, "journal": 0.0, "failing": 0.0}
         self.service.supervisor_heard = now
-        return {"silent": now - self._beat, "journal": self.service.journal.silence()}
+        journal = self.service.journal
+        return {"silent": now - self._beat, "journal": journal.silence(), "failing": journal.failing()}
 
 
 class NodeLink:
-    """A frame's way to its node service (`services.RemoteNode`): calls are repeated until it is there."""
+    """A frame's way to its node service (`services.RemoteNode`)."""
 
     def __init__(self, world: World, actor: Actor, node: Actor) -> None:
         self._world = world
         self._actor = actor
         self._node = node
-        self._lost_since: float | None = None
+        self._repeating = Repeating(FRAME_PATIENCE)
 
     def __getattr__(self, method: str) -> Any:
         async def call(*arguments: Any) -> Any:
-            pause = 0.02
-            while True:
-                try:
-                    result = await asyncio.wait_for(
-                        self._world.call(self._node, method, *arguments, here=self._actor.machine), REPEAT_SECONDS
-                    )
-                    self._lost_since = None
-                    return result
-                except TimeoutError:
-                    continue
-                except StoreUnreachable:
-                    self._lost_since = None
-                    await asyncio.sleep(pause)
-                    pause = min(0.5, pause * 2)
-                except ServiceGone:
-                    self._lost_since = self._lost_since or time.monotonic()
-                    if time.monotonic() - self._lost_since > ORPHAN_SECONDS:
-                        self._actor.kill()
-                    await asyncio.sleep(pause)
-                    pause = min(0.5, pause * 2)
+            def attempt(call_id: str) -> Any:
+                return self._world.call(self._node, "repeated", call_id, method, *arguments, here=self._actor.machine)
+
+            try:
+                return await self._repeating.call(attempt)
+            except ServiceGone:
+                self._world.scheduler.world.soon(self._actor.kill)
+                await asyncio.Event().wait()
 
         return call
 
@@ -294,21 +285,10 @@ class NodeHandle:
         return self._world.call(self.actor, method, *arguments, here=self._supervisor.machine)
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        pause, waited, patience = 0.02, 0.0, PATIENCE_SECONDS
-        while True:
-            try:
-                return await asyncio.wait_for(self._once(method, *arguments), patience)
-            except TimeoutError:
-                waited += patience
-                patience *= 2
-                if waited > RETRY_SECONDS:
-                    raise ServiceGone(f"no answer to {method} within {waited:.0f} s") from None
-            except ServiceGone:
-                if waited > RETRY_SECONDS:
-                    raise
-                await asyncio.sleep(pause)
-                waited += pause
-                pause = min(0.5, pause * 2)
+        call_id = f"{method}{arguments!r}"
+        return await Repeating(SUPERVISOR_PATIENCE).call(
+            lambda call_id: self._once("repeated", call_id, method, *arguments), call_id=call_id
+        )
 
     async def meet(self) -> None:
         self.pid = await self.call("pid")

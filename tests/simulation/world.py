@@ -227,7 +227,6 @@ class World:
             patch("understudy.cluster.frames.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
             patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
             patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
-            patch("understudy.actors.frame.scrub_environment", lambda: None),
             patch("understudy.actors.frame._unpickle", tools.unpickle),
             patch("understudy.cluster.projection.span_exporter", lambda *_args: Nowhere()),
         ):
