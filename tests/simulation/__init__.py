@@ -2,8 +2,8 @@
 
 Several nodes, each with a node service, its gateway and its frames, a supervisor and clients run as simulated processes
 in one thread. Whatever they wait for (another process, the store, the endpoint, the clock) is a point where the seed
-decides what happens next: delays, order, lost replies, repetitions, pauses, deaths, partitions, slow kills, steps of the
-clock, a store that hangs, commits late, or loses its connections. Same seed, same run, byte for byte.
+decides what happens next: delays, order, lost replies, repetitions, pauses, deaths, partitions, slow kills, steps of
+the clock, a store that hangs, commits late, or loses its connections. Same seed, same run, byte for byte.
 
     python -m tests.simulation --seeds 100       fresh seeds
     python -m tests.simulation --seed 4711       one seed, with its schedule

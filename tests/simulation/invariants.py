@@ -29,6 +29,12 @@ QUIET_SECONDS, QUIET_COMMITS = 10.0, 150
 """So many commits, within so many seconds without a single event, are done for nothing."""
 
 
+SHOWN = (
+    "status", "wait", "epoch", "frame_id", "node_id", "run_id", "round", "cancel_reason", "inbox_count", "calls_open",
+    "children_open", "held",
+)  # fmt: skip
+
+
 class Invariants:
     """Judges a world.
 
@@ -89,11 +95,10 @@ class Invariants:
         """No effect after its fence, and none that its policy does not allow."""
         session_id, _, call_id = effect.call_key.partition("/")
         with self._world.store.committed() as connection:
+            where = (SESSION.c.session_id == session_id, TOOL_CALL.c.session_id == session_id)
             row = connection.execute(
-                select(SESSION.c.epoch, TOOL_CALL.c.state, TOOL_CALL.c.tool)
-                .join(TOOL_CALL, (TOOL_CALL.c.namespace == SESSION.c.namespace) & (TOOL_CALL.c.session_id == SESSION.c.session_id))
-                .where(SESSION.c.session_id == session_id, TOOL_CALL.c.call_id == call_id)
-            ).first()  # fmt: skip
+                select(SESSION.c.epoch, TOOL_CALL.c.state, TOOL_CALL.c.tool).where(*where, TOOL_CALL.c.call_id == call_id)
+            ).first()
         if row is None:
             return self.violated(f"effect of {effect.call_key}, which no model asked for")
         policy = POLICY_OF[row.tool]
@@ -136,7 +141,7 @@ class Invariants:
             self._leftovers(connection)
         self._services()
         for context in self._world.scheduler.errors:
-            self.violated(f"an error reached the event loop: {context.get('message')} {context.get('exception')!r}")
+            self.violated(f"an error reached an event loop: {context.get('message')} {context.get('exception')!r}")
         for refused in self._world.endpoint.refused:
             self.violated(f"the endpoint was sent what it refuses: {refused}")
 
@@ -189,7 +194,7 @@ class Invariants:
             event, run = queries.event_from_row(row), (row["session_id"], row["run_id"])
             if row["type"] in ("cancel_requested", "shutdown_forced", "session_quarantined"):
                 asked.add(run)
-            elif run not in asked and "cancelled" == getattr(event, "outcome", ""):
+            elif run not in asked and getattr(event, "outcome", "") == "cancelled":
                 self.violated(f"call {event.call_id} of {run} was cancelled, and its run was not")  # type: ignore[attr-defined]
             elif run not in asked and getattr(event, "error_code", "") == "aborted":
                 self.violated(f"a model call of {run} was aborted, and its run was not cancelled")
@@ -262,9 +267,7 @@ class Invariants:
         lines = []
         with self._world.store.committed() as connection:
             for row in connection.execute(select(SESSION).where(SESSION.c.active == 1)).mappings():
-                names = ("status", "wait", "epoch", "frame_id", "node_id", "run_id", "round", "cancel_reason", "inbox_count",
-                         "calls_open", "children_open", "held")  # fmt: skip
-                lines.append(f"  {row['session_id']}: " + ", ".join(f"{name}={row[name]!r}" for name in names))
+                lines.append(f"  {row['session_id']}: " + ", ".join(f"{name}={row[name]!r}" for name in SHOWN))
             lines += [f"  inbox of {row.session_id}: {row.kind} {row.key}" for row in connection.execute(select(INBOX))]
         alive = [name for name, actor in self._world.cluster.actors.items() if actor.alive]
         return "\n".join([*lines, f"  processes: {alive}"])
