@@ -305,7 +305,9 @@ class Activation:
                     if self.window.cancel is not None:
                         return await self._stop(pending)
                 elif watch is None:
-                    watch = asyncio.create_task(self._node.interrupted(self.window.session_id, self.window.epoch))
+                    window = self.window
+                    interrupted = self._node.interrupted(window.session_id, window.incarnation, window.epoch)
+                    watch = asyncio.create_task(interrupted)
         finally:
             if watch is not None:
                 watch.cancel()

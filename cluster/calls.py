@@ -25,6 +25,7 @@ class Call:
     """One model call: what it is for, and what has come so far."""
 
     session_id: str
+    incarnation: int
     run_id: str
     round: int
     attempt: int

@@ -17,7 +17,7 @@ from typing import Any
 from understudy.actors.gateway import Gateway
 from understudy.config import ModelProfile
 from understudy.errors import Fenced, StaleGeneration
-from understudy.records import Ack, Batch
+from understudy.records import Ack, ActivationId, Batch
 from understudy.redaction import know
 from understudy.store import operations
 from understudy.store.engine import Database, now
@@ -74,7 +74,7 @@ class NodeService:
 
     Attributes:
         own: sessions for which commits of our own are under way, and how many; whoever commits learns of wake-ups.
-        interrupts: what tells activations that their run shall end, by session and epoch.
+        interrupts: what tells activations that their run shall end.
         nodes: those that have a node service, as the supervisor said last.
         supervisor_heard: when a supervisor last called (monotonic); None before the first time.
     """
@@ -102,7 +102,7 @@ class NodeService:
         self.own: Counter[str] = Counter()
         self._missed: dict[str, Row] = {}
         self.cancelled: set[str] = set()
-        self.interrupts: dict[tuple[str, int], asyncio.Future[str]] = {}
+        self.interrupts: dict[ActivationId, asyncio.Future[str]] = {}
         self._specs: dict[str, tuple[int, dict[str, Any]]] = {}
         self._placements: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -169,25 +169,27 @@ class NodeService:
         ack: Ack = result.ack
         return ack.to_wire()
 
-    async def reload(self, session_id: str, epoch: int) -> dict[str, Any]:
+    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
         """See `understudy.ports.Node.reload`."""
-        return await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, 0))
+        activation = ActivationId(session_id, incarnation, epoch)
+        return await self.journal.submit(lambda tx: current_work(tx, activation, 0))
 
-    async def interrupted(self, session_id: str, epoch: int) -> str:
+    async def interrupted(self, session_id: str, incarnation: int, epoch: int) -> str:
         """See `understudy.ports.Node.interrupted`."""
-        self.end_watch(session_id, epoch)
-        future = self.interrupts[session_id, epoch] = asyncio.get_running_loop().create_future()
+        activation = ActivationId(session_id, incarnation, epoch)
+        self.end_watch(activation)
+        future = self.interrupts[activation] = asyncio.get_running_loop().create_future()
         try:
-            work = await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, 1 << 62))
+            work = await self.journal.submit(lambda tx: current_work(tx, activation, 1 << 62))
             return str(work["cancel"]) if work["cancel"] is not None else await future
         finally:
-            if self.interrupts.get((session_id, epoch)) is future:
-                del self.interrupts[session_id, epoch]
+            if self.interrupts.get(activation) is future:
+                del self.interrupts[activation]
 
-    def end_watch(self, session_id: str, epoch: int) -> None:
+    def end_watch(self, activation: ActivationId) -> None:
         """End the call that is pending for an activation: nobody waits for it any more, or asks anew. It would last as
         long as the service, which can have only so many."""
-        future = self.interrupts.pop((session_id, epoch), None)
+        future = self.interrupts.pop(activation, None)
         if future is not None:
             future.cancel()
 
@@ -308,7 +310,7 @@ class NodeService:
     def act(self, to_cancel: dict[str, Row], woken: dict[str, Row]) -> None:
         """Interrupt what was cancelled, and let what was woken go on."""
         for session_id, row in to_cancel.items():
-            future = self.interrupts.pop((session_id, row["epoch"]), None)
+            future = self.interrupts.pop(ActivationId.of(row), None)
             if future is not None and not future.done():
                 future.set_result(row["cancel_reason"] or "cancelled")
             self.calls.abort(session_id)  # also of a run that was ended by force, and waits for nothing any more

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.records import ActivationId
 from understudy.store import activation, draining
 from understudy.store.engine import now
 from understudy.store.transaction import Row, Transaction
@@ -112,7 +113,7 @@ class Recovery:
             slot = Slot(
                 frame_id, row["actor_pid"] or 0, row["node_id"], row["placement"], root_id=row["root_id"]
             )  # fmt: skip
-            await self.crashed(slot, session_id, row["epoch"], "process_died", now())
+            await self.crashed(slot, ActivationId.of(row), "process_died", now())
             return 1
         if self._node.is_ready(row):
             self._paging.add(ready_of(row, "takeover"))
@@ -185,7 +186,7 @@ class Recovery:
         slot = self._paging.slots.pop(frame_id, None)
         self._frames.condemned.discard(frame_id)
         self._frames.demand_changed.set()
-        held = {slot.session_id: slot.epoch} if slot is not None and slot.session_id is not None else {}
+        held = [slot.activation] if slot is not None and slot.activation is not None else []
         signs = [since - int(silence * 1e6)] if silence else []
         signs += [slot.seen] if slot is not None and slot.seen else []
         unseen = max(1, since - max(signs)) if signs else 0
@@ -193,19 +194,20 @@ class Recovery:
             self._frames.fail_reply(slot)
         else:  # it never called in here: the store knows what it holds
             rows = await self._node.reading.active(None, frame_id=frame_id)
-            held = {row["session_id"]: row["epoch"] for row in rows}
+            held = [ActivationId.of(row) for row in rows]
             slot = Slot(frame_id, 0, self._node.config.node_id, "")
             for row in rows:
                 slot.pid, slot.placement, slot.root_id = row["actor_pid"] or 0, row["placement"], row["root_id"]
             self._frames.expected.pop(frame_id, None)
-        for session_id, epoch in held.items():
-            await self.crashed(slot, session_id, epoch, cause, since, unseen)
+        for lost in held:
+            await self.crashed(slot, lost, cause, since, unseen)
 
     async def crashed(
-        self, slot: Slot, session_id: str, epoch: int, cause: str, since: int, unseen: int = 0
+        self, slot: Slot, lost: ActivationId, cause: str, since: int, unseen: int = 0
     ) -> None:  # fmt: skip
         """Decide about a death and, in the same transaction, give the session to a free frame if there is one."""
-        future = self._node.interrupts.pop((session_id, epoch), None)
+        session_id = lost.session_id
+        future = self._node.interrupts.pop(lost, None)
         if future is not None and not future.done():
             future.set_exception(Fenced("the activation is over", session_id=session_id))
             future.exception()  # nobody may be waiting
@@ -213,7 +215,7 @@ class Recovery:
         waited = slot.resting and slot.wait is not None
         if waited and spare is not None and spare.session_id is not None and spare.wait != "idle":
             spare = None  # it would only wait there: no reason to take the frame of another that waits
-        parked = (spare.session_id, spare.epoch) if spare is not None and spare.session_id is not None else None
+        parked = spare.activation if spare is not None else None
         if spare is not None:
             self._paging.reserve(spare)
             self._frames.release(spare)
@@ -223,9 +225,7 @@ class Recovery:
             if self._node.elsewhere(tx.session(session_id)):
                 return None, None  # its new home has dealt with this death
             policy = self._node.specification_in(tx, session_id)["restart"]
-            verdict = activation.crash(
-                tx, session_id, epoch, decide, cause=cause, pid=slot.pid, policy=policy, unseen=unseen
-            )
+            verdict = activation.crash(tx, lost, decide, cause=cause, pid=slot.pid, policy=policy, unseen=unseen)
             if verdict is None or verdict.action == "quarantine" or spare is None:
                 return verdict, None
             wait = tx.session(session_id)["wait"]

@@ -84,11 +84,11 @@ class NodeActor:
         node = await self._node()
         return await node.commit(call)
 
-    async def reload(self, session_id: str, epoch: int) -> dict[str, Any]:
-        return await (await self._node()).reload(session_id, epoch)
+    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
+        return await (await self._node()).reload(session_id, incarnation, epoch)
 
-    async def interrupted(self, session_id: str, epoch: int) -> str:
-        return await (await self._node()).interrupted(session_id, epoch)
+    async def interrupted(self, session_id: str, incarnation: int, epoch: int) -> str:
+        return await (await self._node()).interrupted(session_id, incarnation, epoch)
 
     async def specification(self, session_id: str) -> dict[str, Any]:
         return await (await self._node()).specification(session_id)

@@ -12,14 +12,14 @@ from understudy import events
 from understudy.errors import Fenced, SessionClosed, StaleGeneration, StoreOwned
 from understudy.identifiers import home_of
 from understudy.ports import Death, Decide, Verdict
-from understudy.records import CallState
+from understudy.records import ActivationId, CallState
 
 from . import timers
 from .beginnings import PAUSE_TIMER, pause
 from .charging import longest_reply
 from .draining import drains, end_stops
 from .endings import end_queued, end_without_agent
-from .operations import request_key
+from .operations import request_key, require_current
 from .statements import OWNER, SESSION, TIMER
 from .transaction import Row, Transaction
 
@@ -90,7 +90,7 @@ def activate(
     after_seq: int = 0,
     cause: str = "ready",
     down_since: int = 0,
-    parked: tuple[str, int] | None = None,
+    parked: ActivationId | None = None,
 ) -> dict[str, Any]:
     """Give a session to a frame under the next epoch, which fences the one before; returns what the frame must know.
 
@@ -99,7 +99,7 @@ def activate(
 
     Attributes:
         after_seq: the frame has the session's messages up to here.
-        parked: `(session, epoch)` of the session that leaves the frame for this one.
+        parked: what leaves the frame for this one.
 
     Raises:
         StaleGeneration: the supervisor of this journal no longer owns the store.
@@ -110,7 +110,7 @@ def activate(
     if not row["active"]:
         raise Fenced(f"the session is {row['status']}: there is nothing to activate", session_id=session_id)
     if parked is not None:
-        park(tx, *parked)
+        park(tx, parked)
     tx.changed(row)
     if row["moved"] and cause != "resume":
         cause = "moved"
@@ -129,10 +129,10 @@ def activate(
     return {**work(tx, row, after_seq), "redone": redone}
 
 
-def park(tx: Transaction, session_id: str, epoch: int) -> None:
+def park(tx: Transaction, activation: ActivationId) -> None:
     """Note that a waiting session left its frame; nothing if it is active elsewhere by now."""
-    row = tx.find(session_id)
-    if row is not None and row["epoch"] == epoch and row["frame_id"] is not None:
+    row = tx.find(activation.session_id)
+    if row is not None and ActivationId.of(row) == activation and row["frame_id"] is not None:
         tx.changed(row)
         row["frame_id"] = row["actor_pid"] = None
 
@@ -184,7 +184,7 @@ def open_calls(tx: Transaction, row: Row) -> list[CallState]:
 
 
 def crash(
-    tx: Transaction, session_id: str, epoch: int, decide: Decide, *, cause: str, pid: int, policy: dict[str, Any],
+    tx: Transaction, activation: ActivationId, decide: Decide, *, cause: str, pid: int, policy: dict[str, Any],
     unseen: int = 0,
 ) -> Verdict | None:  # fmt: skip
     """Note that an activation's process is gone and decide what follows; None if the session had moved on.
@@ -192,11 +192,12 @@ def crash(
     On `resume` without delay the session is ready (or still waits, in no frame); with one it waits for a timer; on
     `abort` it is ready, and its open calls have a result; on `quarantine` its run is over and its parent has a result.
     """
-    row = tx.find(session_id)
+    row = tx.find(activation.session_id)
     tx.require_generation()
-    if row is None or row["epoch"] != epoch or not row["active"]:
-        if row is not None and row["epoch"] == epoch:
-            park(tx, session_id, epoch)
+    if row is None or ActivationId.of(row) != activation:
+        return None
+    if not row["active"]:
+        park(tx, activation)
         return None
     if row["frame_id"] is None:  # told before, by a commit whose outcome was not known; or it had parked
         return Verdict("resume", delay=timers.left(tx, row, PAUSE_TIMER) if row["wait"] == "timer" else 0)
@@ -206,7 +207,7 @@ def crash(
     stuck_in = [] if waiting else _executing(tx, row)
     death = Death(
         tx.now, deaths, row["stuck"], waiting, progress, policy, open_calls=len(stuck_in), aborted=row["aborted"] > 0,
-        session_id=session_id, number=row["restarts"],
+        session_id=row["session_id"], number=row["restarts"],
     )  # fmt: skip
     verdict = decide(death)
     tx.changed(row)
@@ -328,11 +329,10 @@ class Issued(NamedTuple):
     longest_reply: int
 
 
-def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: str) -> Issued | None:
+def reissue(tx: Transaction, activation: ActivationId, holder: str, model: str) -> Issued | None:
     """Take over a model call whose node service is gone, as the next attempt; None if nobody waits for it any more."""
-    row = tx.session(session_id)
-    if row["epoch"] != epoch:
-        raise Fenced(f"epoch {epoch} is fenced: the store has epoch {row['epoch']}", session_id=session_id)
+    row = tx.session(activation.session_id)
+    require_current(row, activation)
     if row["wait"] != "model":
         return None
     if row["cancel_reason"] is not None:  # nothing is bought for a run that shall end

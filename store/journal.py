@@ -47,6 +47,9 @@ ended by PostgreSQL within 5 s, and a node that vanished is noticed within 11 s.
 CLOSING_SECONDS = 5.0
 """So long an operation whose turn comes while the journal is closed waits for others."""
 
+CLOCK_CORRECTION = 1_000_000
+"""A clock that goes back by less (microseconds) is waited for; by more, it is followed."""
+
 LONGEST_PAUSE = 0.01
 """On the event loop, commits take turns with everything else: the next one begins as long after the last as that took,
 so that under load more operations share it; but no later than this (seconds)."""
@@ -331,14 +334,12 @@ class Journal:
         return self.busy_since is not None and time.monotonic() - self.busy_since > seconds
 
     def _transaction(self, group: list[_Submitted]) -> Committed:
-        # Strictly rising: two commits never share a time, whatever the clock does.
-        self._last_now = max(now(), self._last_now + 1)
         with self.database.write() as connection:
             tx = Transaction(
                 connection,
                 self.database.statements,
                 self.namespace,
-                now=self._last_now,
+                now=self._next_time(),
                 writer=self.writer,
                 writer_seq=self.writer_seq if self._end_known else None,
                 generation=self.generation,
@@ -363,6 +364,17 @@ class Journal:
         return Committed(
             tx.committed_events, tx.woken, tx.cancelled, tx.written, tx.timers, tx.killed, count, 0.0
         )  # fmt: skip
+
+    def _next_time(self) -> int:
+        """A commit's time: the clock's, also when that was set back. Order is by `seq`, never by time.
+
+        No two commits in a row share one, though the clock may be coarse or be corrected a little: an incarnation is
+        a time, and whether a session was written since its process died is told by times (`ready_of`).
+        """
+        clock = now()
+        ahead = self._last_now - clock
+        self._last_now = self._last_now + 1 if 0 <= ahead < CLOCK_CORRECTION else clock
+        return self._last_now
 
     def _tell(self, group: list[_Submitted], committed: Committed | None, error: Exception | None) -> None:
         assert self._loop is not None

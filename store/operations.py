@@ -16,7 +16,7 @@ from understudy.errors import BatchLost, Fenced
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
 from understudy.messages import Message, ToolCall, Usage, storable
 from understudy.prices import Price
-from understudy.records import Ack, Batch, CallState, ModelAnswer
+from understudy.records import Ack, ActivationId, Batch, CallState, ModelAnswer
 
 from . import charging, questions, waiting
 from .beginnings import spawn
@@ -27,7 +27,7 @@ from .transaction import Row, Transaction
 
 
 def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | None = None) -> CommitResult:
-    """Commit one batch of an activation. Key: (session, epoch, batch_no); a replay changes nothing.
+    """Commit one batch of an activation. Key: (activation, batch_no); a replay changes nothing.
 
     Args:
         holder: the node service that makes the model call, if the batch asks for one.
@@ -38,12 +38,10 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
         BatchLost: one that came before it is missing.
     """
     row = tx.session(batch.session_id)
-    if row["epoch"] != batch.epoch or batch.batch_no < row["batch_no"]:
-        raise Fenced(
-            f"epoch {batch.epoch} batch {batch.batch_no} is fenced: the store has epoch {row['epoch']} "
-            f"batch {row['batch_no']}",
-            session_id=batch.session_id,
-        )
+    require_current(row, batch.activation)
+    if batch.batch_no < row["batch_no"]:
+        message = f"batch {batch.batch_no} is fenced: the store has batch {row['batch_no']} of epoch {row['epoch']}"
+        raise Fenced(message, session_id=batch.session_id)
     if batch.batch_no == row["batch_no"]:
         return _committed(tx, row, 0, replayed=True)
     if batch.batch_no != row["batch_no"] + 1:
@@ -83,6 +81,15 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
         return CommitResult(_ack(tx, row, first_seq), row["wait"], 0, "", over=over)
     _set_wait(tx, row, batch, holder, price)
     return _committed(tx, row, first_seq)
+
+
+def require_current(row: Row, activation: ActivationId) -> None:
+    """Refuse what another activation says. Raises `Fenced`."""
+    if ActivationId.of(row) != activation:
+        message = f"epoch {activation.epoch} is fenced: the store has epoch {row['epoch']}"
+        if row["incarnation"] != activation.incarnation:
+            message = f"epoch {activation.epoch} is fenced: it was of another incarnation of this session"
+        raise Fenced(message, session_id=activation.session_id)
 
 
 def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str, price: Price | None) -> None:
@@ -213,19 +220,28 @@ class AnswerResult:
 
 
 def answer(
-    tx: Transaction, session_id: str, run_id: str, round_number: int, attempt: int, model: str, got: ModelAnswer
+    tx: Transaction, session_id: str, run_id: str, round_number: int, attempt: int, model: str, got: ModelAnswer, *,
+    incarnation: int,
 ) -> AnswerResult:  # fmt: skip
     """Commit a model's answer where it arrives. Key: the wait; the first answer wins, whatever its attempt.
 
-    A late answer, or one that nobody waits for, leaves only an event: its tokens are counted.
+    A late answer, or one that nobody waits for, leaves only an event: its tokens are counted. Of a session that was
+    removed since, whose id another one has now, nothing is left.
+
+    Args:
+        incarnation: the session's when it asked.
     """
     row = tx.session(session_id)
     key = f"{wait_key(session_id, run_id, round_number)}/{attempt}"
-    current = row["run_id"] == run_id and row["round"] == round_number
+    current = (row["incarnation"], row["run_id"], row["round"]) == (incarnation, run_id, round_number)
     if current and row["wait"] is None and row["wait_holder"] == f"answered {attempt}":
         return AnswerResult(True, repeated=True)
     if row["wait_holder"] == f"ended {key}":
         return AnswerResult(True, repeated=True, ended=True)
+    if (
+        incarnation != row["incarnation"] and incarnation < row["created_at"]
+    ):  # else the session is the same, but has another specification since
+        return AnswerResult(False)
     won = current and row["wait"] == "model"
     tokens = got.usage.total_tokens
     tx.changed(row)

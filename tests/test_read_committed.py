@@ -12,6 +12,7 @@ import pytest
 
 from understudy.errors import StaleGeneration, StoreOwned
 from understudy.ports import Verdict
+from understudy.records import ActivationId
 from understudy.store import activation, draining, queries, retention, timers, wakeups
 from understudy.store.transaction import Transaction
 
@@ -71,7 +72,7 @@ async def test_of_two_first_owners_one_waits(db: Store) -> None:
 STALE: dict[str, Callable[[Transaction], Any]] = {
     "activate": lambda tx: activation.activate(tx, "s", FRAME),
     "crash": lambda tx: activation.crash(
-        tx, "s", 1, lambda _: Verdict("resume"), cause="process_died", pid=1, policy={}
+        tx, ActivationId.of(tx.session("s")), lambda _: Verdict("resume"), cause="process_died", pid=1, policy={}
     ),
     "adopt": lambda tx: activation.adopt(tx, "node-2", ["node-2"]),
 }  # fmt: skip

@@ -12,19 +12,20 @@ import argparse
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import logging
+import multiprocessing
 import os
-import re
-import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 LIST = Path(__file__).with_name("seeded.toml")
+LIBRARIES = ("openai", "aiohttp", "sqlmodel", "httpx2", "opentelemetry.sdk.trace", "prometheus_client", "jsonschema")
 SEEDS = 150
 """A fault that survives so many seeds survives."""
 
@@ -94,18 +95,18 @@ def install(name: str) -> None:
     sys.meta_path.insert(0, _Finder(fault))
 
 
-def hunt(fault: SeededFault, seeds: int) -> tuple[int | None, str]:
-    """How many seeds it took to notice a fault (None: it survived), and what was noticed."""
-    command = [sys.executable, "-u", "-m", "tests.simulation", "--fault", fault.name, "--seeds", str(seeds), "--stop"]
-    command += ["--first", str(fault.first)] + (["--backend", fault.backend] if fault.backend else [])
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": "0"}, check=False, timeout=3600
-    )
-    noticed = re.search(r"^noticed after (\d+) seeds: (.*)$", done.stdout, re.MULTILINE)
-    if noticed:
-        return int(noticed[1]), noticed[2]
-    survived = re.search(r"seeds failed: \[\]", done.stdout)
-    return None, "" if survived else (done.stderr or done.stdout)[-500:]
+def hunt(name: str, seeds: int) -> tuple[int | None, str]:
+    """How many seeds it took to notice a fault (None: it survived), and what was noticed. Only once in a process."""
+    install(name)
+    from .plan import draw
+    from .world import World
+
+    fault = read()[name]
+    for seed in range(fault.first, fault.first + seeds):
+        violations = World(draw(seed, fault.backend or None), log_level=logging.CRITICAL).run().violations
+        if violations:
+            return seed - fault.first + 1, f"{violations[0].splitlines()[0]} (seed {seed})"
+    return None, ""
 
 
 def main() -> int:
@@ -115,16 +116,26 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    faults = read()
-    chosen = [faults[name] for name in options.names] if options.names else list(faults.values())
-    survived, began = 0, time.monotonic()
-    with ThreadPoolExecutor(options.processes) as pool:
-        for fault, (seeds, what) in zip(chosen, pool.map(lambda f: hunt(f, options.seeds), chosen), strict=True):
+    if os.environ.get("PYTHONHASHSEED") != "0":  # see `tests.simulation.__main__`
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.seeded", *sys.argv[1:]])
+    for library in LIBRARIES:  # once, for all processes
+        importlib.import_module(library)
+    names, survived, began = options.names or list(read()), 0, time.perf_counter()
+    with multiprocessing.get_context("fork").Pool(options.processes, maxtasksperchild=1) as pool:
+        for name, seeds, what in pool.imap(partial(_hunted, seeds=options.seeds), names, chunksize=1):
             survived += seeds is None
-            told = f"killed after {seeds:3} seeds: {what[:110]}" if seeds is not None else f"SURVIVED {what}"
-            print(f"{fault.name:34} {told}", flush=True)
-    print(f"{len(chosen) - survived} of {len(chosen)} killed, {survived} survived, {time.monotonic() - began:.0f} s")
+            told = f"killed after {seeds:3} seeds: {what[:130]}" if seeds is not None else f"SURVIVED {what}"
+            print(f"{name:36} {told}", flush=True)
+    print(f"{len(names) - survived} of {len(names)} killed, {survived} survived, {time.perf_counter() - began:.0f} s")
     return 1 if survived else 0
+
+
+def _hunted(name: str, seeds: int) -> tuple[str, int | None, str]:
+    try:
+        return (name, *hunt(name, seeds))
+    except Exception as error:
+        return name, None, f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":
