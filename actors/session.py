@@ -292,7 +292,8 @@ class Activation:
                     if self.window.cancel is not None:
                         return await self._stop(pending)
                 elif watch is None:
-                    watch = asyncio.create_task(self._node.interrupted(self.window.session_id, self.window.epoch))
+                    asked = self.window.session_id, self.window.epoch, self.window.run_id or ""
+                    watch = asyncio.create_task(self._node.interrupted(*asked))
         finally:
             if watch is not None:
                 watch.cancel()

@@ -197,11 +197,11 @@ class Draining:
                 frames.release(slot)
                 resting.append(slot)
             elif slot is not None:
-                frames.condemn(slot.frame_id, session_id)
+                frames.condemn(slot.frame_id, session_id, slot.epoch)
             elif row["frame_id"] in frames.expected:  # it has not called in yet
                 frames.expected.pop(row["frame_id"])
                 frames.condemned.add(row["frame_id"])
-            self._interrupt(session_id, row["epoch"])
+            self._node.end_activation(session_id, row["epoch"], "the session goes on elsewhere")
 
         def operation(tx: Transaction) -> None:
             tx.load(row["session_id"] for row in rows)
@@ -213,12 +213,6 @@ class Draining:
         finally:
             for slot in resting:
                 frames.reply(slot, self._go(slot))
-
-    def _interrupt(self, session_id: str, epoch: int) -> None:
-        future = self._node.interrupts.pop((session_id, epoch), None)
-        if future is not None and not future.done():
-            future.set_exception(Fenced("the session goes on elsewhere", session_id=session_id))
-            future.exception()  # nobody may be waiting
 
     async def _finish(self) -> None:
         """Nothing is left: say so, once."""

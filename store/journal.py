@@ -31,7 +31,7 @@ from .engine import Database, now
 from .failures import StoreRace
 from .groups import deliver_each
 from .statements import EVENT, EXPORT_CURSOR, METRIC_STATE
-from .transaction import Row, Transaction
+from .transaction import Cancelled, Row, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -64,16 +64,17 @@ class Committed:
     Attributes:
         written: every session that was changed, as it is now, and its `seq` before.
         timers: when each timer that was set is due, by session and name.
-        killed: frames that must end, and the session of each whose run was ended by force.
+        cancelled: which run of each session was asked to end.
+        killed: frames that must end, with session and epoch of the activation whose run was ended by force.
         repeated: an earlier try may have been committed unnoticed; what it changed is not told again.
     """
 
     events: list[Event]
     woken: dict[str, Row]
-    cancelled: dict[str, Row]
+    cancelled: dict[str, Cancelled]
     written: dict[str, tuple[int, Row]]
     timers: dict[tuple[str, str], int]
-    killed: dict[str, str]
+    killed: dict[str, tuple[str, int]]
     operations: int
     seconds: float
     repeated: bool = False

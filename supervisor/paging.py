@@ -67,6 +67,11 @@ class Slot:
         return seq if of == incarnation else None
 
     @property
+    def activation(self) -> tuple[int, int]:
+        """Which one of its session it holds: a later one is greater."""
+        return self.incarnation, self.epoch
+
+    @property
     def stands_by(self) -> bool:
         """Whether it has nothing to do, and nobody will miss it."""
         return self.resting and (self.session_id is None or self.wait == "idle")
