@@ -306,8 +306,8 @@ class Activation:
                         return await self._stop(pending)
                 elif watch is None:
                     window = self.window
-                    interrupted = self._node.interrupted(window.session_id, window.incarnation, window.epoch)
-                    watch = asyncio.create_task(interrupted)
+                    asked = (window.session_id, window.incarnation, window.epoch, window.run_id or "")
+                    watch = asyncio.create_task(self._node.interrupted(*asked))
         finally:
             if watch is not None:
                 watch.cancel()

@@ -199,11 +199,11 @@ class Draining:
                 frames.release(slot)
                 resting.append(slot)
             elif slot is not None:
-                frames.condemn(slot.frame_id, session_id)
+                frames.condemn(slot.frame_id, ActivationId.of(row))
             elif row["frame_id"] in frames.expected:  # it has not called in yet
                 frames.expected.pop(row["frame_id"])
                 frames.condemned.add(row["frame_id"])
-            self._interrupt(ActivationId.of(row))
+            self._node.end_activation(ActivationId.of(row), "the session goes on elsewhere")
 
         def operation(tx: Transaction) -> None:
             tx.load(row["session_id"] for row in rows)
@@ -215,12 +215,6 @@ class Draining:
         finally:
             for slot in resting:
                 frames.reply(slot, self._go(slot))
-
-    def _interrupt(self, held: ActivationId) -> None:
-        future = self._node.interrupts.pop(held, None)
-        if future is not None and not future.done():
-            future.set_exception(Fenced("the session goes on elsewhere", session_id=held.session_id))
-            future.exception()  # nobody may be waiting
 
     async def _finish(self) -> None:
         """Nothing is left: say so, once."""

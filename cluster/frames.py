@@ -89,13 +89,12 @@ class Frames:
         slot.incarnation, slot.root_id = incarnation, call.get("root_id") or session_id or ""
         return slot
 
-    def condemn(self, frame_id: str, session_id: str) -> None:
+    def condemn(self, frame_id: str, activation: ActivationId) -> None:
         """The frame's activation was ended by force: its process must go, if it is still at it."""
         slot = self.paging.slots.get(frame_id)
-        held = slot.activation if slot is not None else None
-        if slot is not None and held is not None and held.session_id == session_id and not slot.resting:
+        if slot is not None and slot.activation == activation and not slot.resting:
             self.condemned.add(frame_id)
-            self._node.end_watch(held)
+            self._node.end_watch(activation)
             self.release(slot)  # the session may be given to another frame at once
             self.demand_changed.set()
 
@@ -206,6 +205,7 @@ class Frames:
             if other is not slot and other.session_id == work["session_id"]:
                 self.release(other)  # fenced by this activation; its next call will tell it
         self.paging.remove(work["session_id"])  # somebody may have found it ready meanwhile
+        self.condemned.discard(slot.frame_id)  # for what it was at before; it has called in since
         slot.session_id, slot.epoch, slot.wait, slot.resting = work["session_id"], work["epoch"], None, False
         slot.incarnation, slot.root_id = work["incarnation"], work["root_id"]
         if work["epoch"] > 1:
@@ -225,18 +225,17 @@ class Frames:
     def wake(self, row: Row) -> None:
         """A session is ready: its own frame goes on, or it queues for one."""
         slot = self.holder(row)
-        if slot is not None and slot.epoch < row["epoch"]:  # its activation is over: it must not pass for the holder
-            self.release(slot)
-            slot = None
-        if slot is not None and slot.resting and slot.epoch == row["epoch"]:
+        if slot is not None and slot.resting and slot.activation == ActivationId.of(row):
             self.resume(slot)
         elif slot is None:
             self.paging.add(ready_of(row, "ready"))
 
     def holder(self, row: Row) -> Slot | None:
-        """The frame that holds the session; one that holds a removed session of this id holds nothing."""
+        """The frame that holds the session, as the row says or since it was read; one whose activation is over, or was
+        a removed session's of this id, holds nothing."""
         slot = self.paging.holder(row["session_id"])
-        if slot is not None and slot.incarnation != row["incarnation"]:
+        held = slot.activation if slot is not None else None
+        if slot is not None and held is not None and held < ActivationId.of(row):
             self.release(slot)
             return None
         return slot

@@ -8,11 +8,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.errors import StaleGeneration, UnderstudyError
 from understudy.records import ActivationId
-from understudy.store import activation, draining
+from understudy.store import activation, draining, queries
 from understudy.store.engine import now
-from understudy.store.transaction import Row, Transaction
+from understudy.store.transaction import Cancelled, Row, Transaction
 from understudy.supervisor.paging import Ready, Slot
 from understudy.supervisor.restarts import decide
 
@@ -142,6 +142,7 @@ class Recovery:
             await self._adopt(home, nodes)
             rows = await self._node.reading.active([home], may_be_ready=True)
             self._node.act(cancelled(rows), {})
+            await self._end_what_is_over(age)
             async for row in in_chunks(rows):
                 self._sweep(row, age)
             await self._node.timers.look()
@@ -151,17 +152,34 @@ class Recovery:
             log.warning("the sweep is put off: %s", error)
         self._frames.dispatch()
 
+    async def _end_what_is_over(self, age: int) -> None:
+        """End tools and model calls of activations and runs that another node ended by force, and was not heard."""
+        acting = [slot for slot in self._paging.slots.values() if slot.session_id is not None and not slot.resting]
+        held = [(slot, slot.activation) for slot in acting if slot.activation is not None]
+        runs = self._node.calls.runs()
+        if not held and not runs:
+            return
+        rows = await self._node.reading.query(queries.activations, {*(known.session_id for _, known in held), *runs})
+        old = now() - age
+        told = {name: row for name, row in rows.items() if row["updated_at"] <= old and not self._is_placed(name)}
+        for slot, known in held:
+            row = told.get(known.session_id)
+            if row is not None and ActivationId.of(row) > known == slot.activation:
+                log.warning("frame %s is at an activation of session %s that is over", slot.frame_id, known.session_id)
+                self._frames.condemn(slot.frame_id, known)
+        for session_id, (incarnation, run_id) in runs.items():
+            row = told.get(session_id)
+            if row is not None and (row["incarnation"], row["run_id"]) != (incarnation, run_id):
+                self._node.calls.abort(session_id, incarnation, run_id)
+
     def _sweep(self, row: Row, age: int) -> None:
         session_id = row["session_id"]
         if not self._node.is_ready(row) or self._is_placed(session_id) or row["updated_at"] > now() - age:
             return
         holder = self._frames.holder(row)
-        if holder is not None and holder.epoch < row["epoch"]:
-            self._frames.release(holder)
-            holder = None
         if holder is None and row["frame_id"] not in self._frames.expected:
             self._paging.add(ready_of(row, "takeover"))
-        elif holder is not None and holder.resting and holder.epoch == row["epoch"]:
+        elif holder is not None and holder.resting and holder.activation == ActivationId.of(row):
             self._frames.resume(holder)
         else:
             return
@@ -207,10 +225,7 @@ class Recovery:
     ) -> None:  # fmt: skip
         """Decide about a death and, in the same transaction, give the session to a free frame if there is one."""
         session_id = lost.session_id
-        future = self._node.interrupts.pop(lost, None)
-        if future is not None and not future.done():
-            future.set_exception(Fenced("the activation is over", session_id=session_id))
-            future.exception()  # nobody may be waiting
+        self._node.end_activation(lost, "the activation is over")
         spare = self._paging.frame_for(session_id, slot.placement) if self._node.activates else None
         waited = slot.resting and slot.wait is not None
         if waited and spare is not None and spare.session_id is not None and spare.wait != "idle":
@@ -267,6 +282,8 @@ async def in_chunks(rows: list[Row]) -> AsyncIterator[Row]:
             await asyncio.sleep(0)
 
 
-def cancelled(rows: list[Row]) -> dict[str, Row]:
-    """Those of the sessions whose current run was asked to end."""
-    return {row["session_id"]: row for row in rows if row["cancel_reason"] is not None}
+def cancelled(rows: list[Row]) -> dict[str, Cancelled]:
+    """The current runs of the sessions that were asked to end."""
+    asked = [row for row in rows if row["cancel_reason"] is not None]
+    names = ("run_id", "incarnation", "epoch", "cancel_reason")
+    return {row["session_id"]: Cancelled(*(row[name] for name in names)) for row in asked}

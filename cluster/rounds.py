@@ -199,8 +199,9 @@ class Rounds:
         if issued is None:
             return replace(result, wait=None)
         self._call(request, issued, batch.activation, placement, root_id)
-        if batch.session_id in node.cancelled:
-            node.calls.abort(batch.session_id)
+        _, run_id, _ = split_wait_key(request.wait_key)
+        if node.cancelled.get(batch.session_id) == run_id:
+            node.calls.abort(batch.session_id, batch.incarnation, run_id)
         return result
 
     def _call(

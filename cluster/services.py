@@ -87,8 +87,8 @@ class NodeActor:
     async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
         return await (await self._node()).reload(session_id, incarnation, epoch)
 
-    async def interrupted(self, session_id: str, incarnation: int, epoch: int) -> str:
-        return await (await self._node()).interrupted(session_id, incarnation, epoch)
+    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
+        return await (await self._node()).interrupted(session_id, incarnation, epoch, run_id)
 
     async def specification(self, session_id: str) -> dict[str, Any]:
         return await (await self._node()).specification(session_id)
@@ -108,8 +108,8 @@ class NodeActor:
     async def take_up(self, generation: int, frames: list[str], nodes: list[str]) -> dict[str, Any]:
         return await (await self._node()).recovery.take_up(generation, frames, nodes)
 
-    async def notice(self, session_ids: list[str]) -> None:
-        await (await self._node()).notice(session_ids)
+    async def notice(self, news: dict[str, Any]) -> None:
+        await (await self._node()).notice(news)
 
     async def kill_process(self, pid: int) -> bool:
         """Make sure that a frame of this node is gone; True if it is."""

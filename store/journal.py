@@ -24,12 +24,13 @@ from typing import Any, TypeVar
 from understudy.errors import StoreBusy, StoreError, StoreUnreachable, UnderstudyError
 from understudy.events import Event
 from understudy.ports import DecideEnd
+from understudy.records import ActivationId
 
 from .engine import Database, now
 from .failures import StoreRace
 from .groups import deliver_each
 from .statements import SELECT_END_OF_LOG
-from .transaction import Row, Transaction
+from .transaction import Cancelled, Row, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -65,16 +66,17 @@ class Committed:
     Attributes:
         written: every session that was changed, as it is now, and its `seq` before.
         timers: when each timer that was set is due, by session and name.
-        killed: frames that must end, and the session of each whose run was ended by force.
+        cancelled: which run of each session was asked to end.
+        killed: frames that must end, with the activation whose run was ended by force.
         repeated: an earlier try may have been committed unnoticed; what it changed is not told again.
     """
 
     events: list[Event]
     woken: dict[str, Row]
-    cancelled: dict[str, Row]
+    cancelled: dict[str, Cancelled]
     written: dict[str, tuple[int, Row]]
     timers: dict[tuple[str, str], int]
-    killed: dict[str, str]
+    killed: dict[str, ActivationId]
     operations: int
     seconds: float
     repeated: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, delete, update
 
@@ -12,6 +12,7 @@ from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, ERROR_CHARACTERS, Event
 from understudy.messages import WIRE_VERSION, Message
 from understudy.ports import DecideEnd
+from understudy.records import ActivationId
 from understudy.redaction import redacted
 
 from .accounts import Accounts
@@ -52,6 +53,15 @@ from .statements import (
 )
 
 
+class Cancelled(NamedTuple):
+    """A run that was asked to end. The row of its session may be another run's by the time this is acted upon."""
+
+    run_id: str
+    incarnation: int
+    epoch: int
+    reason: str
+
+
 class Transaction:
     """One transaction that carries the operations of many sessions.
 
@@ -64,9 +74,9 @@ class Transaction:
         writes: rises with every change, so that an operation which fails half-way is noticed.
         committed_events: the events in order, for the projection.
         woken: sessions whose wait ended here; they are ready for a frame.
-        cancelled: sessions whose current run was asked to end here.
+        cancelled: which run of each session was asked to end here.
         timers: when each timer that was set here is due, by session and name.
-        killed: the processes that hold sessions whose run was ended by force here, by frame: their sessions.
+        killed: activations whose run was ended by force here, by the frame whose process must go.
         decide_end: what becomes of a group of sub-agents when one of them ends.
         written: every session that was changed, as it is now, and its `seq` before.
         accounts: of the budgets; `charges` has those that concern a session.
@@ -95,9 +105,9 @@ class Transaction:
         self.decide_end = decide_end
         self.committed_events: list[Event] = []
         self.woken: dict[str, Row] = {}
-        self.cancelled: dict[str, Row] = {}
+        self.cancelled: dict[str, Cancelled] = {}
         self.timers: dict[tuple[str, str], int] = {}
-        self.killed: dict[str, str] = {}
+        self.killed: dict[str, ActivationId] = {}
         self.written: dict[str, tuple[int, Row]] = {}
         self.accounts = Accounts(statements, self._cursor, namespace, lock=connection.dialect.name != "sqlite")
         self.writes = 0

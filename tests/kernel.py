@@ -322,9 +322,9 @@ class Kernel:
             await asyncio.wait(tasks, timeout=1.0)
         self.dead.clear()
 
-    async def _tell(self, node_id: str, session_ids: list[str]) -> None:
+    async def _tell(self, node_id: str, news: dict[str, Any]) -> None:
         if node_id in self.peers:
-            await self.peers[node_id].remote(lambda life: life.service.notice(session_ids))
+            await self.peers[node_id].remote(lambda life: life.service.notice(json.loads(json.dumps(news))))
 
     async def quiet(self) -> None:
         """Wait until deaths are dealt with."""

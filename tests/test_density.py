@@ -120,7 +120,7 @@ async def test_a_notice_reads_the_sessions_it_names(tmp_path: Path) -> None:
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
         rows = AsyncMock(return_value=[])
         with patch.object(kernel.service.reading, "active", rows):
-            await kernel.service.notice(["a", "b"])
+            await kernel.service.notice({"sessions": ["a", "b"]})
         rows.assert_awaited_once_with(["node1"], session_ids=["a", "b"])
 
 

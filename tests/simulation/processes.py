@@ -65,11 +65,11 @@ class NodeProcess:
         if not self._gateway.knows("offline"):
             self._gateway.register(ModelProfile("offline", "key", "http://endpoint/v1"))
 
-    async def _tell(self, node_id: str, session_ids: list[str]) -> None:
+    async def _tell(self, node_id: str, news: dict[str, Any]) -> None:
         try:
             actor = self._world.cluster.actors.get(f"node/{node_id}")
             if actor is not None:
-                await asyncio.wait_for(self._world.call(actor, "notice", session_ids, here=self._actor.machine), 10.0)
+                await asyncio.wait_for(self._world.call(actor, "notice", news, here=self._actor.machine), 10.0)
         except (TimeoutError, UnderstudyError):
             pass
 
@@ -114,11 +114,11 @@ class NodeProcess:
     async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
         return await (await self._node()).commit(call)
 
-    async def reload(self, session_id: str, epoch: int) -> dict[str, Any]:
-        return await (await self._node()).reload(session_id, epoch)
+    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
+        return await (await self._node()).reload(session_id, incarnation, epoch)
 
-    async def interrupted(self, session_id: str, epoch: int) -> str:
-        return await (await self._node()).interrupted(session_id, epoch)
+    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
+        return await (await self._node()).interrupted(session_id, incarnation, epoch, run_id)
 
     async def specification(self, session_id: str) -> dict[str, Any]:
         return await (await self._node()).specification(session_id)
@@ -139,8 +139,8 @@ class NodeProcess:
     async def take_up(self, generation: int, frames: list[str], nodes: list[str]) -> dict[str, Any]:
         return await (await self._node()).recovery.take_up(generation, frames, nodes)
 
-    async def notice(self, session_ids: list[str]) -> None:
-        await (await self._node()).notice(session_ids)
+    async def notice(self, news: dict[str, Any]) -> None:
+        await (await self._node()).notice(news)
 
     async def frame_died(self, frame_id: str, cause: str, silence: float) -> None:
         await (await self._node()).recovery.frame_died(frame_id, cause, silence)
