@@ -44,6 +44,7 @@ def table_of(model: type) -> Any:
 
 DRAIN = table_of(tables.Drain)
 SERVICE = table_of(tables.Service)
+REQUEST = table_of(tables.Request)
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {

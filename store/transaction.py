@@ -30,6 +30,7 @@ from .statements import (
     MUTABLE,
     NEW_SESSION,
     QUESTION,
+    REQUEST,
     RESERVATION,
     RUN,
     RUN_END,
@@ -205,7 +206,19 @@ class Transaction:
         self.flush()
         for start in range(0, len(session_ids), LOADED_AT_ONCE):
             some = session_ids[start : start + LOADED_AT_ONCE]
-            for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, SESSION):
+            for table in (
+                MESSAGE,
+                EVENT,
+                RUN,
+                TOOL_CALL,
+                INBOX,
+                ACCOUNT,
+                RESERVATION,
+                TIMER,
+                QUESTION,
+                REQUEST,
+                SESSION,
+            ):
                 self.writes += 1
                 where = (table.c.namespace == self.namespace, table.c.session_id.in_(some))
                 self.connection.execute(delete(table).where(*where))

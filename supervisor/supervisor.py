@@ -194,7 +194,8 @@ class Supervisor:
         owner = await first.call("request", "read", "owner", [], {})
         may_take = owner is None or self.machinery.holder_is_dead(owner["holder"])
         dead = owner["holder"] if owner is not None and may_take else ""
-        self.generation = await first.call("acquire", self.holder, int(LEASE_SECONDS * 1e6), dead)
+        wanted = (self.holder, int(LEASE_SECONDS * 1e6), dead, new_identifier())
+        self.generation = await first.call("acquire", *wanted)
         log.info("generation %d", self.generation)
         self._term += 1
         self._nodes, self._frames, self._well = {}, {}, {}
@@ -304,7 +305,8 @@ class Supervisor:
             del self._frames[frame.frame_id]
             self._well.pop(frame.frame_id, None)
         self.machinery.abandon(node.handle, lost)
-        self.generation = await self._ask("acquire", self.holder, int(LEASE_SECONDS * 1e6), self.holder)
+        wanted = (self.holder, int(LEASE_SECONDS * 1e6), self.holder, new_identifier())
+        self.generation = await self._ask("acquire", *wanted)
         for other in self._nodes.values():
             self._spawn(self._take_up(other))
 
