@@ -51,6 +51,8 @@ from .statements import (
     select_sessions,
 )
 
+OF_SESSION = (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, REQUEST)
+
 
 class Transaction:
     """One transaction that carries the operations of many sessions.
@@ -206,19 +208,7 @@ class Transaction:
         self.flush()
         for start in range(0, len(session_ids), LOADED_AT_ONCE):
             some = session_ids[start : start + LOADED_AT_ONCE]
-            for table in (
-                MESSAGE,
-                EVENT,
-                RUN,
-                TOOL_CALL,
-                INBOX,
-                ACCOUNT,
-                RESERVATION,
-                TIMER,
-                QUESTION,
-                REQUEST,
-                SESSION,
-            ):
+            for table in (*OF_SESSION, SESSION):
                 self.writes += 1
                 where = (table.c.namespace == self.namespace, table.c.session_id.in_(some))
                 self.connection.execute(delete(table).where(*where))
