@@ -188,18 +188,19 @@ async def reconcile(tool: LoadedTool, context: ToolContext, timeout: float, befo
     None if it was too late to begin, as for `execute`.
     """
     started, begin = time.time_ns() // 1000, time.monotonic_ns()
-    outcome, text = "interrupted", INTERRUPTED
+    outcome, text, late = "interrupted", INTERRUPTED, object()
     function = tool.reconcile
 
-    def ask() -> Any:
-        return function(context) if time.monotonic() < before else TOO_LATE
+    def ask(function: Callable[[ToolContext], Any]) -> Any:
+        return function(context) if time.monotonic() < before else late
 
     try:
         if function is not None:
             async with asyncio.timeout(timeout):
                 # Made in a thread, a coroutine could be left behind there.
-                found = ask() if inspect.iscoroutinefunction(function) else await asyncio.to_thread(ask)
-                if found is TOO_LATE:
+                there = inspect.iscoroutinefunction(function)
+                found = ask(function) if there else await asyncio.to_thread(ask, function)
+                if found is late:
                     return None
                 if asyncio.iscoroutine(found):  # also of an object whose `__call__` is async
                     found = await found

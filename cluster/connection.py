@@ -15,6 +15,7 @@ import ray
 
 from understudy.config import ModelProfile, Settings, differences, redact
 from understudy.errors import CannotDrain, ClusterUnreachable, ServiceGone, StoreError, UnderstudyError
+from understudy.identifiers import new_identifier
 from understudy.placement import is_scarce
 
 from .bootstrap import request as bootstrap_request
@@ -154,6 +155,10 @@ class Connection:
     async def request(self, method: str, session_id: str, *arguments: Any) -> Any:
         """A request of a session's node service; see `NodeDirectory.request`."""
         return await self.nodes.request(session_id, method, session_id, *arguments)
+
+    async def change(self, method: str, session_id: str, *arguments: Any) -> Any:
+        """The same for one that could do more when it is repeated: its id is made here, once for all its attempts."""
+        return await self.request(method, session_id, *arguments, new_identifier())
 
     async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
         """One of `READS`, at the node service of the session that the first argument names, if there is one."""

@@ -101,9 +101,9 @@ class NodeActor:
         await self._node()
         return await getattr(await self._host.requests(), method)(*arguments)
 
-    async def acquire(self, holder: str, lease: int, dead_holder: str) -> int:
+    async def acquire(self, holder: str, lease: int, dead_holder: str, request_id: str) -> int:
         await self._node()
-        return await (await self._host.requests()).acquire(holder, lease, dead_holder)
+        return await (await self._host.requests()).acquire(holder, lease, dead_holder, request_id)
 
     async def take_up(self, generation: int, frames: list[str], nodes: list[str]) -> dict[str, Any]:
         return await (await self._node()).recovery.take_up(generation, frames, nodes)

@@ -266,11 +266,17 @@ def shut_down(tx: Transaction, row: Row, run_id: str) -> None:
         end_by_force(tx, row)
 
 
-def out_of_time(tx: Transaction, row: Row, run_id: str, error: dict[str, Any]) -> None:
-    """A budget of seconds is used up: the run is told to end, with this error."""
-    if row["run_id"] == run_id:
-        ending = {"status": "budget_exceeded", "code": error["code"], "details": error["details"]}
-        request_cancel(tx, row, error["message"], ending=ending)
+def out_of_time(tx: Transaction, row: Row, run_id: str, due_at: int) -> None:
+    """A budget of seconds is used up: the run is told to end. Where it was raised since, the timer is set again."""
+    found = deadline(tx, row) if row["run_id"] == run_id else None
+    if found is None:
+        return
+    if found.due_at > due_at:
+        tx.set_timer(row, DEADLINE_TIMER, found.due_at, {"run_id": run_id})
+        return
+    error = found.refusal.error(row["session_id"])
+    ending = {"status": "budget_exceeded", "code": error["code"], "details": error["details"]}
+    request_cancel(tx, row, error["message"], ending=ending)
 
 
 def end_by_force(tx: Transaction, row: Row) -> None:

@@ -159,8 +159,7 @@ def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
     charging.begin_run(tx, row)
     deadline = charging.deadline(tx, row)
     if deadline is not None:
-        payload = {"run_id": run_id, "error": deadline.refusal.error(row["session_id"])}
-        tx.set_timer(row, DEADLINE_TIMER, deadline.due_at, payload)
+        tx.set_timer(row, DEADLINE_TIMER, deadline.due_at, {"run_id": run_id})
     return True
 
 

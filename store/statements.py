@@ -44,6 +44,7 @@ def table_of(model: type) -> Any:
 
 DRAIN = table_of(tables.Drain)
 SERVICE = table_of(tables.Service)
+REQUEST = table_of(tables.Request)
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {
@@ -96,7 +97,7 @@ def _update_session(names: Iterable[str]) -> Any:
 
 
 ACCOUNT_KEY = ("namespace", "session_id", "scope", "resource")
-ACCOUNT_STATE = ("reserved", "spent", "beyond", "since")
+ACCOUNT_STATE = ("allowed", "reserved", "spent", "beyond", "since")
 UPDATE_ACCOUNT = (
     update(ACCOUNT)
     .where(*(ACCOUNT.c[name] == bindparam(f"b_{name}") for name in ACCOUNT_KEY))

@@ -32,7 +32,7 @@ def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
     elif name == SHUTDOWN_TIMER:
         shut_down(tx, row, found["payload"]["run_id"])
     elif name == DEADLINE_TIMER:
-        out_of_time(tx, row, **found["payload"])
+        out_of_time(tx, row, found["payload"]["run_id"], due_at)
     elif name.startswith(waiting.CALL_TIMER):
         waiting.over(tx, row, **found["payload"])
     elif name.startswith(wakeups.WAKEUP_TIMER):

@@ -31,6 +31,7 @@ from .statements import (
     MUTABLE,
     NEW_SESSION,
     QUESTION,
+    REQUEST,
     RESERVATION,
     RUN,
     RUN_END,
@@ -51,6 +52,8 @@ from .statements import (
     calls_of_round,
     select_sessions,
 )
+
+OF_SESSION = (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, REQUEST)
 
 
 class Cancelled(NamedTuple):
@@ -222,7 +225,7 @@ class Transaction:
         self.flush()
         for start in range(0, len(session_ids), LOADED_AT_ONCE):
             some = session_ids[start : start + LOADED_AT_ONCE]
-            for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, SESSION):
+            for table in (*OF_SESSION, SESSION):
                 self.writes += 1
                 where = (table.c.namespace == self.namespace, table.c.session_id.in_(some))
                 self.connection.execute(delete(table).where(*where))

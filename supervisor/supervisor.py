@@ -200,7 +200,8 @@ class Supervisor:
         owner = await first.call("request", "read", "owner", [], {})
         may_take = owner is None or self.machinery.holder_is_dead(owner["holder"])
         dead = owner["holder"] if owner is not None and may_take else ""
-        self.generation = await first.call("acquire", self.holder, int(LEASE_SECONDS * 1e6), dead)
+        wanted = (self.holder, int(LEASE_SECONDS * 1e6), dead, new_identifier())
+        self.generation = await first.call("acquire", *wanted)
         log.info("generation %d", self.generation)
         self._term += 1
         for task in list(self._under_way.values()):
@@ -327,8 +328,9 @@ class Supervisor:
 
     async def _fence(self, term: int) -> None:
         """Take the next generation, and tell the nodes that are left. One that is lost meanwhile is not told of it."""
+        wanted = (self.holder, int(LEASE_SECONDS * 1e6), self.holder, new_identifier())
         try:
-            generation = await self._ask("acquire", self.holder, int(LEASE_SECONDS * 1e6), self.holder)
+            generation = await self._ask("acquire", *wanted)
         except Exception as error:
             self._failure = error
             return
