@@ -119,6 +119,13 @@ class ArchiveVersion(InvalidArchive):
     hint = "Upgrade Understudy to at least the version that wrote the archive."
 
 
+class UntrustedCode(UnderstudyError):
+    """An archive brings code, or says which of the node's secrets tools see; nothing was imported."""
+
+    code = "untrusted_code"
+    hint = "It would run with the rights of your cluster. If you trust whoever made the archive: --trust-code."
+
+
 class OutputFailed(UnderstudyError):
     """What a command's output went to takes no more of it: a full disk, a pipe that nobody reads."""
 

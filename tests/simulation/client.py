@@ -18,6 +18,7 @@ from understudy.errors import (
     UnknownRun,
     UnknownSession,
 )
+from understudy.identifiers import new_identifier
 
 from . import operator
 from .tools import BLOBS
@@ -99,11 +100,11 @@ class Client:
             self.world.counts["sent"] += 1
 
     async def _cancel(self, action: Action) -> None:
-        await self.request("cancel", self.session_id, action.what["run_id"], f"cancel {action.at}")
+        await self.request("cancel", self.session_id, action.what["run_id"], f"cancel {action.at}", new_identifier())
         self.world.counts["cancelled"] += 1
 
     async def _close(self, _action: Action) -> None:
-        await self.request("close", self.session_id, "the plan says so")
+        await self.request("close", self.session_id, "the plan says so", new_identifier())
         self.closed = True
 
     async def _replace(self, action: Action) -> None:
@@ -118,11 +119,11 @@ class Client:
             await self._send(action)
 
     async def _abort(self, _action: Action) -> None:
-        await self.request("abort_pending", self.session_id, None)
+        await self.request("abort_pending", self.session_id, None, new_identifier())
 
     async def _schedule(self, action: Action) -> None:
         try:
-            await self.request("schedule", self.session_id, action.what)
+            await self.request("schedule", self.session_id, action.what, new_identifier())
         except UnderstudyError as error:
             self.world.note(f"no wakeup: {error}")
 
@@ -146,7 +147,7 @@ class Client:
         try:
             await self.request(
                 "answer", session_id, question["call_id"], decision, "" if decision == "rerun" else "said so",
-                question["asked"],
+                question["asked"], new_identifier(),
             )  # fmt: skip
             if decision == "rerun":
                 self.world.invariants.permitted[f"{session_id}/{question['call_id']}"] += 1

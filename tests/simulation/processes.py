@@ -132,9 +132,9 @@ class NodeProcess:
         await self._node()
         return await getattr(self._requests, method)(*arguments)
 
-    async def acquire(self, holder: str, lease: int, dead_holder: str) -> int:
+    async def acquire(self, holder: str, lease: int, dead_holder: str, request_id: str) -> int:
         await self._node()
-        return await self._requests.acquire(holder, lease, dead_holder)
+        return await self._requests.acquire(holder, lease, dead_holder, request_id)
 
     async def take_up(self, generation: int, frames: list[str], nodes: list[str]) -> dict[str, Any]:
         return await (await self._node()).recovery.take_up(generation, frames, nodes)
