@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,24 @@ async def test_a_service_that_is_gone_is_given_up() -> None:
     attempt, _ = failing(StoreUnreachable("away"))
     with pytest.raises(StoreUnreachable):
         await Repeating(Patience(attempt=PATIENCE)).call(attempt)
+
+
+async def test_a_model_call_that_is_started_twice_is_made_once(store: str, tmp_path: Path) -> None:
+    """Given a model call in flight, when the same is started again, then the endpoint is asked once, and one answer is
+    committed."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec())
+        await kernel.send("s")
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+        calls = kernel.service.calls
+        call = calls.of_session("s")
+        assert call is not None
+        calls.start(replace(call, text=[], task=None))
+        assert calls.of_session("s") is call
+        assert len(calls) == 1
+        kernel.server.release()
+        assert (await kernel.end("s"))["status"] == "completed"
+        await kernel.service.calls.close()
+        assert kernel.server.count == 1
+        assert (await kernel.types("s")).count("model_call_completed") == 1
