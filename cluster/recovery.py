@@ -168,7 +168,9 @@ class Recovery:
         if not held and not runs:
             return
         rows = await self._node.reading.query(queries.activations, {*(name for _, name, _ in held), *runs})
-        told = {name: row for name, row in rows.items() if row["updated_at"] <= now() - age and not self._is_placed(name)}
+        told = {
+            name: row for name, row in rows.items() if row["updated_at"] <= now() - age and not self._is_placed(name)
+        }
         for slot, session_id, known in held:
             row = told.get(session_id)
             if row is not None and (row["incarnation"], row["epoch"]) > known == slot.activation:

@@ -1,7 +1,7 @@
 """Calls of a service that may die, hang or be cut off: the caller repeats them, and the service does each once. No Ray.
 
-Every call is idempotent. The attempts of a call share an id, so that a service which is still busy with one attempt does
-not begin again with the next.
+Every call is idempotent. The attempts of a call share an id, so that a service which is still busy with one attempt
+does not begin again with the next.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ SUPERVISOR_SILENCE = 12.0
 ORPHAN_SECONDS = 300.0
 FRAME_PATIENCE = Patience(attempt=15.0, gone=ORPHAN_SECONDS, store=True)
 """A frame repeats a call that has no answer: one that was pending when its service was killed is now and then not
-reported for minutes, and repeating is free. A service that was restarted while its store is away can't even wait for it."""
+reported for minutes, and repeating is free. A service that was restarted while its store is away can't even wait."""
 
 FRAME_MEMORY = 64 * 1024 * 1024
 CPU_SLIVER = 0.01
