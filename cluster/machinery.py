@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 CREATE_SECONDS = 120.0
 ADOPT_SECONDS = 10.0
+KNOWN_DEFINITIONS = 1_000
 KILL_TRIES = 6
 KILL_SECONDS = 6.0
 
@@ -113,7 +115,7 @@ class RayMachinery:
         self._node_class = node_class
         self._frame_class = frame_class
         self._nodes: dict[str, RayNode] = {}
-        self._definitions: dict[str, dict[str, Any]] = {"": {}}
+        self._definitions: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     async def node_ids(self) -> list[str]:
         """This node; with PostgreSQL, then all others that are alive and have CPUs to offer.
@@ -180,9 +182,7 @@ class RayMachinery:
             Unschedulable: no node has them.
             InvalidConfiguration: the node's environment lacks variables.
         """
-        if placement not in self._definitions:  # it never changes, and frames must come while the store is away too
-            self._definitions[placement] = json.loads(await node.call("blob", placement))
-        definition = self._definitions[placement]
+        definition = await self._definition(node, placement)
         options = actor_options(definition)
         await self._provide_packages(node, definition.get("runtime_env") or {})
         if is_scarce(placement):
@@ -215,6 +215,17 @@ class RayMachinery:
             ray.kill(handle)
             raise
         return frame
+
+    async def _definition(self, node: Any, placement: str) -> dict[str, Any]:
+        """What a placement asks for. It never changes, and frames must come while the store is away too."""
+        if not placement:
+            return {}
+        if placement not in self._definitions:
+            self._definitions[placement] = json.loads(await node.call("blob", placement))
+            while len(self._definitions) > KNOWN_DEFINITIONS:
+                self._definitions.popitem(last=False)
+        self._definitions.move_to_end(placement)
+        return self._definitions[placement]
 
     async def _provide_packages(self, node: Any, runtime_env: dict[str, Any]) -> None:
         """Give Ray back what it has deleted of a job's code. What the store does not have either, Ray reports."""

@@ -27,6 +27,10 @@ SWEEP_SECONDS = 5.0
 CHUNK = 200
 """So many sessions are looked at before whoever else waits for the event loop gets it."""
 
+BURIED_SECONDS = 600.0
+"""So long a call that was made before a frame's death may still be on the way: supervisors give theirs up after two
+minutes."""
+
 SWEEP_AGE = 3_000_000
 """A session that has been ready for so long (microseconds) without anybody knowing is picked up by the sweep."""
 
@@ -38,8 +42,9 @@ class Recovery:
         swept: how many sessions the sweep had to pick up; each is a wake-up that got lost.
         knows_frames: a `take_up` has told which frames live. Until then a session at work in a frame that has not
             called in here looks as if nobody held it.
-        buried: frames that died, as long as this service lives; their ids are not used again. A `take_up` under way, or
-            sent before, may count one among those that live, and a call of its own may arrive after its death.
+        buried: frames that died, and when; their ids are not used again. A `take_up` under way, or sent before, may
+            count one among those that live, and a call of its own may arrive after its death. Once neither can be, it
+            is forgotten.
     """
 
     def __init__(self, node: NodeService) -> None:
@@ -48,7 +53,8 @@ class Recovery:
         self._paging = node.frames.paging
         self.swept = 0
         self.knows_frames = False
-        self.buried: set[str] = set()
+        self.buried: dict[str, float] = {}
+        self._taking_up = 0
 
     async def take_up(self, generation: int, live_frames: list[str], nodes: list[str]) -> dict[str, Any]:
         """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
@@ -68,11 +74,14 @@ class Recovery:
         if self._node.nodes != nodes:
             self._node.nodes = list(nodes)
             self._node.projection.nodes_changed()
+        self._taking_up += 1
         try:
             found = await self._take_up(home, set(live_frames), nodes)
         except BaseException:
             self._node.journal.generation = 0  # so that the supervisor sees that it must say it again
             raise
+        finally:
+            self._taking_up -= 1
         self.knows_frames = True
         self._frames.dispatch()
         self._frames.demand_changed.set()
@@ -103,7 +112,7 @@ class Recovery:
         held = self._frames.holder(row)
         if held is not None or self._is_placed(session_id):
             return 0
-        if frame_id is not None and frame_id in live - self.buried:
+        if frame_id is not None and frame_id in live and frame_id not in self.buried:
             if frame_id not in self._paging.slots:  # it will call in, with this session or with another
                 self._frames.expected.setdefault(frame_id, {})[session_id] = row["root_id"]
             else:
@@ -200,7 +209,7 @@ class Recovery:
         if not self._node.generation:
             raise StaleGeneration("the service has not been taken up")
         since, cause = now(), self._frames.cause(cause)
-        self.buried.add(frame_id)
+        self._bury(frame_id)
         slot = self._paging.slots.pop(frame_id, None)
         self._frames.condemned.discard(frame_id)
         self._frames.demand_changed.set()
@@ -219,6 +228,13 @@ class Recovery:
             self._frames.expected.pop(frame_id, None)
         for lost in held:
             await self.crashed(slot, lost, cause, since, unseen)
+
+    def _bury(self, frame_id: str) -> None:
+        """Note a death, and forget those of long ago."""
+        long_ago = time.monotonic() - BURIED_SECONDS
+        while self.buried and not self._taking_up and next(iter(self.buried.values())) <= long_ago:
+            del self.buried[next(iter(self.buried))]
+        self.buried.setdefault(frame_id, time.monotonic())
 
     async def crashed(
         self, slot: Slot, lost: ActivationId, cause: str, since: int, unseen: int = 0

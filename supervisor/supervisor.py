@@ -38,6 +38,9 @@ LOST_SECONDS = 10.0
 REPEAT_SECONDS = 0.5
 PROBE_SECONDS = 2.0
 DEMAND_SECONDS = 5.0
+WANTED_SECONDS = 3600.0
+"""A placement that no session used for so long has no standbys any more, until it is wanted again."""
+
 
 FENCE = "fence"
 """The change of the generation after a loss."""
@@ -87,6 +90,7 @@ class Supervisor:
         self.last_beat = time.monotonic()
         self.profiles: dict[str, Any] = {profile.name: profile for profile in profiles or []}
         self._wanted: dict[str, int] = {"": standby}
+        self._used: dict[str, float] = {}
         self._term = 0
         self._joining: set[str] = set()
         self._nodes: dict[str, _Node] = {}
@@ -156,6 +160,7 @@ class Supervisor:
 
     def want(self, placement: str) -> None:
         """Keep standbys for this placement from now on; the store has what they need."""
+        self._used[placement] = time.monotonic()
         if placement not in self._wanted:
             self._wanted[placement] = self.standby
             for node in self._nodes.values():
@@ -428,7 +433,10 @@ class Supervisor:
         for frame in self._frames.values():  # alive, but has not called in yet
             if frame.node_id == node.handle.node_id and frame.frame_id not in known:
                 arriving[frame.placement] += 1
+        self._forget_unused(demand, now)
         decided = stock.decide(demand, arriving, self._wanted, now)
+        for placement in node.turns.keys() - demand.keys() - self._wanted.keys() - set(stock.starting.values()):
+            del node.turns[placement]
         for placement, count in decided.create.items():
             for _ in range(count):
                 frame_id = new_identifier()[-12:]
@@ -437,6 +445,13 @@ class Supervisor:
         if decided.retire or node.leaving:
             node.leaving = decided.retire
             await node.handle.call("retire", decided.retire)
+
+    def _forget_unused(self, demand: dict[str, dict[str, Any]], now: float) -> None:
+        """What sessions of this node use is wanted; the rest was, until nobody has used it for long."""
+        used = [name for name, row in demand.items() if row["ready"] or row["acting"] or row["waiting"]]
+        self._used.update(dict.fromkeys(self._wanted.keys() & used, now))
+        for placement in [name for name, at in self._used.items() if name and now - at > WANTED_SECONDS]:
+            del self._used[placement], self._wanted[placement]
 
     async def _balance_now(self, node: _Node) -> None:
         served = await node.handle.call("demand", 0.0)

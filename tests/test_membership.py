@@ -401,3 +401,20 @@ async def test_frames_are_not_created_on_a_drained_node(machinery: Machinery) ->
     await asyncio.wait_for(enough.wait(), PATIENCE)
     await asyncio.sleep(0.2)
     assert set(created) == {"c"}
+
+
+async def test_a_placement_that_nobody_uses_is_forgotten(machinery: Machinery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given placements that were wanted, when one is not used for long, then nothing stands by for it any more, and
+    nothing is remembered of it; one that is in use stays."""
+    monkeypatch.setattr(supervising, "WANTED_SECONDS", 0.2, raising=False)
+    supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
+    node = machinery.nodes["a"]
+    node.demand = {"used": {"ready": 0, "acting": 1, "waiting": 0, "standby": 0, "taken": 0, "frames": []}}
+    supervisor.want("used")
+    supervisor.want("unused")
+    began = time.monotonic()
+    await node.until(lambda: "unused" not in supervisor._wanted or time.monotonic() - began > PATIENCE / 4)
+    assert set(supervisor._wanted) == {"", "used"}
+    asked = node.asked
+    await node.until(lambda: node.asked > asked + 2)
+    assert set(supervisor._nodes["a"].stock._standbys) == {"", "used"}

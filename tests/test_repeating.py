@@ -1,9 +1,10 @@
-"""Calls that are repeated while a service gives no answer: what was asked is done once, and nothing piles up. No Ray."""
+"""Calls that are repeated while a service gives no answer: what was asked is done once, nothing piles up. No Ray."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,34 +82,34 @@ def queued(kernel: k.Kernel) -> int:
 
 
 @pytest.fixture
-def postgres_server() -> Iterator[PostgresServer]:
+def mortal_server() -> Iterator[PostgresServer]:
     """A server that may be killed."""
     with PostgresServer() as made:
         yield made
 
 
 async def test_repetitions_do_not_pile_up(
-    postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mortal_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given a store that is gone, when a frame and a client repeat their calls again and again, then the service has
     each call once with one operation, and after the outage each was done once and no call is left."""
     monkeypatch.setattr(services, "submitted", lambda call: call())
     monkeypatch.setattr(services, "FRAME_PATIENCE", Patience(attempt=0.1))
     Gate.begun, Gate.opened = asyncio.Event(), asyncio.Event()
-    async with k.running(postgres_server.database(), tmp_path, frames=0) as kernel:
+    async with k.running(mortal_server.database(), tmp_path, frames=0) as kernel:
         handle = Handle(kernel)
         kernel.add_frame().frame.node = RemoteNode(handle)
         await kernel.spawn("s", k.spec(k.script([("held", {})], "done"), [held]))
         await kernel.send("s")
         await asyncio.wait_for(Gate.begun.wait(), PATIENCE)
-        postgres_server.kill()
+        mortal_server.kill()
         run = {"run_id": "r2", "content": "again"}
         client = Repeating(Patience(attempt=0.1))
         sending = asyncio.create_task(client.call(lambda call_id: handle.remote(call_id, "send", "s", run)))
         Gate.opened.set()
         await handle.until_asked(2 * REPETITIONS)
         found = len(handle.answering), len(handle.pending), queued(kernel)
-        postgres_server.start()
+        mortal_server.start()
         assert found[0] <= 3  # the frame's step and its question whether its run shall end, the client's input
         assert found[1] <= 6  # the last attempt of each, and one that it has just replaced
         assert found[2] <= 8  # with those of the service itself: its sweep, its timers
@@ -198,3 +199,24 @@ async def test_a_service_that_is_gone_is_given_up() -> None:
     attempt, _ = failing(StoreUnreachable("away"))
     with pytest.raises(StoreUnreachable):
         await Repeating(Patience(attempt=PATIENCE)).call(attempt)
+
+
+async def test_a_model_call_that_is_started_twice_is_made_once(store: str, tmp_path: Path) -> None:
+    """Given a model call in flight, when the same is started again, then the endpoint is asked once, and one answer is
+    committed."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec())
+        await kernel.send("s")
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+        calls = kernel.service.calls
+        call = calls.of_session("s")
+        assert call is not None
+        calls.start(replace(call, text=[], task=None))
+        assert calls.of_session("s") is call
+        assert len(calls) == 1
+        kernel.server.release()
+        assert (await kernel.end("s"))["status"] == "completed"
+        await kernel.service.calls.close()
+        assert kernel.server.count == 1
+        assert (await kernel.types("s")).count("model_call_completed") == 1
