@@ -97,8 +97,9 @@ class Invariants:
         with self._world.store.committed() as connection:
             where = (SESSION.c.session_id == session_id, TOOL_CALL.c.session_id == session_id)
             row = connection.execute(
-                select(SESSION.c.epoch, TOOL_CALL.c.state, TOOL_CALL.c.tool).where(*where, TOOL_CALL.c.call_id == call_id)
-            ).first()
+                select(SESSION.c.epoch, TOOL_CALL.c.state, TOOL_CALL.c.tool)
+                .where(*where, TOOL_CALL.c.call_id == call_id)
+            ).first()  # fmt: skip
         if row is None:
             return self.violated(f"effect of {effect.call_key}, which no model asked for")
         policy = POLICY_OF[row.tool]
@@ -241,8 +242,9 @@ class Invariants:
             if not idle[row.session_id].active:
                 self.violated(f"{row.session_id}: {row.kind} {row.key} is left in the inbox of an idle session")
 
-    def _services(self) -> None:
-        """The services' memory is as small as what they do."""
+    def leftovers(self) -> list[str]:
+        """What the services still hold when nothing is to do: their memory is as small as what they do."""
+        found = []
         for name, actor in self._world.cluster.actors.items():
             if not name.startswith("node/") or actor.target is None:
                 continue
@@ -253,14 +255,18 @@ class Invariants:
                 "operations": max(0, service.journal._submitted.qsize() + len(service.journal._groups) - 2),
                 "expected": len(service.frames.expected), "condemned": len(service.frames.condemned),
             }  # fmt: skip
-            for what, size in sizes.items():
-                if size:
-                    self.violated(f"{name} still has {size} {what} when nothing is to do")
-            if service.recovery.swept:
-                self._world.counts["swept"] += service.recovery.swept
+            found += [f"{name} still has {size} {what} when nothing is to do" for what, size in sizes.items() if size]
             events = service.projection.metrics.writer_seq
             if actor.target._started and events != service.journal.writer_seq:
-                self.violated(f"{name}: metrics have {events} events of {service.journal.writer_seq}")
+                found.append(f"{name}: metrics have {events} events of {service.journal.writer_seq}")
+        return found
+
+    def _services(self) -> None:
+        for left in self.leftovers():
+            self.violated(left)
+        for name, actor in self._world.cluster.actors.items():
+            if name.startswith("node/") and actor.target is not None:
+                self._world.counts["swept"] += actor.target.service.recovery.swept
 
     def situation(self) -> str:
         """Why nothing happens: what sessions with work wait for."""

@@ -75,6 +75,7 @@ class PostgresqlStore:
         """Nothing goes wrong any more."""
         self._until.clear()
         self._slow_until = 0.0
+        self.server.accept()
 
     # The host of the server.
 
@@ -104,10 +105,10 @@ class PostgresqlStore:
         if machine is not None and machine.cut_off and machine.store_cut_off:
             return "hang"
         for kind, until in self._until.items():
-            if self._scheduler.time() < until and chosen.random() < FAULT_SHARE[kind]:
-                if kind == "lost_before" or what == "commit":
-                    self._world.note(f"store: {kind} at {what} of {client}")
-                    return kind
+            due = self._scheduler.time() < until and chosen.random() < FAULT_SHARE[kind]
+            if due and (kind == "lost_before" or what == "commit"):
+                self._world.note(f"store: {kind} at {what} of {client}")
+                return kind
         return ""
 
     def hanging(self, _client: str) -> tuple[float, bool]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from understudy.actors.frame import Frame
 from understudy.actors.gateway import Gateway
 from understudy.cluster.node_service import NodeConfig, NodeService
+from understudy.cluster.repeating import FRAME_PATIENCE, SUPERVISOR_PATIENCE, Answering, Repeating
 from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
-from understudy.cluster.repeating import FRAME_PATIENCE, SUPERVISOR_PATIENCE, Answering, Repeating
 from understudy.errors import ServiceGone, UnderstudyError
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.supervisor.supervisor import Supervisor

@@ -32,8 +32,8 @@ SUPERVISOR = "supervisor"
 SETTLE_SECONDS = 900.0
 """After the last fault all work must end within this time."""
 
-QUIET_SECONDS = 12.0
-"""Then it is looked at what is left."""
+QUIET_SECONDS = 120.0
+"""Then nothing may be left in the services; a commit that hangs may last for most of it."""
 
 STEP_LIMIT = 1_500_000
 
@@ -263,7 +263,10 @@ class World:
                     await asyncio.sleep(1.0)
         except TimeoutError:
             self.invariants.violated(f"liveness: work does not end\n{self.invariants.situation()}")
-        await asyncio.sleep(QUIET_SECONDS)
+        quiet = self.scheduler.time() + QUIET_SECONDS
+        await asyncio.sleep(8.0)
+        while self.invariants.leftovers() and self.scheduler.time() < quiet:
+            await asyncio.sleep(2.0)
         self.invariants.check_end()
 
 
