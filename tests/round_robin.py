@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -51,14 +50,25 @@ class Task:
 
 
 class RoundRobin:
-    """A host in which nothing goes wrong unless `faults` says so: what happens to a client's messages, in order."""
+    """A host in which nothing goes wrong unless it is told to.
 
-    def __init__(self) -> None:
+    Attributes:
+        faults: what happens to the messages of a client, by its name and the kind of message, in order.
+        hangs: for how long commits hang, and whether they take effect then.
+        made: the choices between several that could go on: which of how many did.
+
+    Args:
+        choices: which of several that could go on does, in order; afterwards the first.
+    """
+
+    def __init__(self, choices: Sequence[int] = ()) -> None:
+        self.made: list[tuple[int, int]] = []
+        self._choices = choices
         self.faults: dict[tuple[str, str], list[str]] = {}
         self.hangs: tuple[float, bool] = (60.0, True)
         self.messages: list[tuple[str, str]] = []
         self._now = 0
-        self._ready: deque[tuple[Task, bool]] = deque()
+        self._ready: list[tuple[Task, bool]] = []
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._current: Task | None = None
@@ -107,16 +117,20 @@ class RoundRobin:
         end = self._now + int(seconds * 1e6)
         self.settle()
         while self._timers and self._timers[0][0] <= end:
-            self._now, _, callback = heapq.heappop(self._timers)
-            callback()
-            self.settle()
+            self._now = self._timers[0][0]
+            due = []
+            while self._timers and self._timers[0][0] == self._now:
+                due.append(heapq.heappop(self._timers)[2])
+            while due:
+                due.pop(self._choose(len(due)))()
+                self.settle()
         if seconds < 1e9:
             self._now = end
 
     def settle(self) -> None:
         """Go on until everybody waits."""
         while self._ready:
-            task, value = self._ready.popleft()
+            task, value = self._ready.pop(self._choose(len(self._ready)))
             if not task.done and not task.killed:
                 self._current = task
                 task.greenlet.switch(value)
@@ -135,6 +149,14 @@ class RoundRobin:
             task.is_waiting = False
             task.turn += 1
             self._ready.append((task, value))
+
+    def _choose(self, count: int) -> int:
+        if count == 1:
+            return 0
+        number = len(self.made)
+        pick = self._choices[number] if number < len(self._choices) else 0
+        self.made.append((pick, count))
+        return pick
 
     def _over(self, task: Task, turn: int) -> None:
         if task.turn == turn:

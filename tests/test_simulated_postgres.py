@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import os
+
 from sqlalchemy import insert, select, update
 
+from understudy.store.engine import Database
 from understudy.store.statements import OWNER
 
+from . import differential
 from .round_robin import RoundRobin
 from .simulation.postgres.database import SimulatedDatabase
 from .simulation.postgres.server import Server
+
+SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES", "200"))
+FIRST_SCHEDULE = int(os.environ.get("UNDERSTUDY_TEST_FIRST_SCHEDULE", "0"))
+
+
+async def test_random_schedules_end_as_on_the_real_server(postgres: str) -> None:
+    """Sessions that read, lock, write and end at random are told the same after each step, and wait for the same, as on
+    a real server; and the tables are the same at the end."""
+    database = Database(postgres)
+    database.prepare()
+    database.close()
+    async with differential.real(postgres) as real:
+        for seed in range(FIRST_SCHEDULE, FIRST_SCHEDULE + SCHEDULES):
+            difference = await differential.compare(seed, real)
+            assert difference is None, str(difference)
 
 
 def test_smoke() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import psycopg
@@ -42,6 +42,7 @@ class Transaction(Owner):
         is_snapshot: it sees what was committed before its first statement, and only reads.
         keys: of unique indexes that it has filled.
         failed: it is rolled back, and takes no statements any more.
+        began: how many commits there were before its statement.
     """
 
     def __init__(self, session: Session) -> None:
@@ -52,6 +53,7 @@ class Transaction(Owner):
         self.sees_snapshot = False
         self.keys: list[Key] = []
         self.failed = False
+        self.began = 0
 
 
 class Session:
@@ -91,12 +93,12 @@ class Backend:
         self.host = host
         self.storage = Storage()
         self.sessions: dict[int, Session] = {}
-        self.locks = Locks(host.now, self._granted)
+        self.locks = Locks(host.now, self._woken)
         self.commits = 0
-        self.waits = 0
         self._numbers = 0
         self._keys: dict[Key, Transaction] = {}
-        self._writers: dict[int, Transaction] = {}
+        self._writers: dict[Hashable, Transaction] = {}
+        self._versions: dict[Hashable, int] = {}
         self._tables = tables()
 
     # Sessions.
@@ -118,7 +120,8 @@ class Backend:
             if transaction.waiting is not None:
                 signal = transaction.waiting.signal
                 self.locks.give_up(transaction.waiting)
-                signal.set()
+                if signal is not None:
+                    signal.set()
             self._abort(transaction)
         if session.committing is not None:
             session.committing.set()
@@ -172,6 +175,7 @@ class Backend:
         if transaction is not None and not transaction.failed:
             if transaction.view.written:
                 self.commits += 1
+                self._versions.update(dict.fromkeys(transaction.view.written, self.commits))
             self.storage.commit(transaction.view)
             self._finish(transaction)
         self._forget(session)
@@ -217,7 +221,7 @@ class Backend:
             self._keys.pop(key, None)
         for row in transaction.view.written:
             self._writers.pop(row, None)
-        self.locks.release_all(transaction)
+        self.locks.release_all(transaction, () if transaction.failed else transaction.view.written)
 
     # Statements.
 
@@ -232,6 +236,7 @@ class Backend:
         limit = session.limit("statement_timeout")
         session.deadline = self.host.now() + limit if limit else None
         session.idle_since = None
+        transaction.began = self.commits
         try:
             results = [self._execute(transaction, statement, values) for statement in parse(sql)]
         except psycopg.Error:
@@ -265,51 +270,50 @@ class Backend:
                 return Result()
 
     def _lock_rows(self, transaction: Transaction, statement: LockRows, values: Values) -> Result:
-        cursor = self.storage.read(transaction.view, statement.sql, values)
+        view, table, one = transaction.view, statement.table, statement.one
+        cursor = self.storage.read(view, statement.sql, values)
         description, found = cursor.description[:-1], cursor.fetchall()
-        waited, kept = False, []
-        for *_, row in found:
-            waited, exists = self._lock_row(transaction, statement.table, row, statement.mode, waited)
-            if exists:
-                kept.append(row)
-        if not waited:
-            rows = [row[:-1] for row in found]
-        else:  # others have changed rows meanwhile: some may not match any more
-            view, one = transaction.view, statement.one
-            again = [self.storage.read(view, one, {**values, ROWID: row}).fetchall() for row in kept]
-            rows = [row for rows in again for row in rows]
+        rows: list[Sequence[Any]] = []
+        waited = False
+        for *columns, row in found:
+            waited |= self._take(transaction, row, statement.mode)
+            if not waited:
+                rows.append(columns)
+            elif self._is_there(transaction, table, row):  # as others have left it; perhaps it does not match any more
+                rows += self.storage.read(view, one, {**values, ROWID: row}).fetchall()
         return Result(rows, len(rows), description)
 
-    def _lock_row(self, transaction: Transaction, table: str, row: int, mode: int, waited: bool) -> tuple[bool, bool]:
-        """Returns whether anybody was waited for until now, and whether the row is still there."""
-        wait = self.locks.take(transaction, row, mode, self.host.signal)
-        if wait is not None:
-            self._wait(wait)
-            waited = True
-        if waited and not self.storage.exists(transaction.view, table, row):
+    def _is_there(self, transaction: Transaction, table: str, row: int) -> bool:
+        """Whether a row was not deleted while it was waited for; of one that was nothing is left to be locked."""
+        there = self.storage.exists(transaction.view, table, row)
+        if not there:
             self.locks.release(transaction, row)
-            return True, False
-        return waited, True
+        return there
 
     def _change(self, transaction: Transaction, statement: Change, values: Values) -> Result:
-        for columns in self._tables[statement.table].unique.values():
-            if statement.sets.intersection(columns):
-                raise NotSimulated(f"keys are not changed: {statement.sql}")
+        table = statement.table
+        if any(statement.sets.intersection(columns) for columns in self._tables[table].unique.values()):
+            raise NotSimulated(f"keys are not changed: {statement.sql}")
         rows = [row for (row,) in self.storage.read(transaction.view, statement.find, values)]
-        waited, kept = False, []
+        if all(self.locks.is_free(transaction, row, EXCLUSIVE) for row in rows):
+            for row in rows:
+                self._take(transaction, row, EXCLUSIVE)
+            return Result(count=self._write(transaction, statement.sql, values, table, rows) if rows else 0)
+        count = 0
         for row in rows:
-            waited, exists = self._lock_row(transaction, statement.table, row, EXCLUSIVE, waited)
-            if exists:
-                kept.append(row)
-        if not waited:
-            return Result(count=self._write(transaction, statement.sql, values, statement.table, rows) if rows else 0)
-        one, table = statement.one, statement.table
-        return Result(count=sum(self._write(transaction, one, {**values, ROWID: row}, table, [row]) for row in kept))
+            self._take(transaction, row, EXCLUSIVE)
+            changed = self._write(transaction, statement.one, {**values, ROWID: row}, table, [row])
+            count += changed
+            if not changed:
+                self._is_there(transaction, table, row)
+        return Result(count=count)
 
     def _write(self, transaction: Transaction, sql: str, values: Values, table: str, rows: Sequence[int]) -> int:
-        count = self.storage.write(transaction.view, sql, values, table, rows)
-        for row in rows:
-            self._writers[row] = transaction
+        count = self.storage.write(transaction.view, sql, values)
+        if count:
+            for row in rows:
+                self._writers[row] = transaction
+                transaction.view.written[row] = table
         return count
 
     def _insert(self, transaction: Transaction, statement: Insert, values: Values) -> Result:
@@ -351,7 +355,9 @@ class Backend:
                     return None
                 other = self._writers.get(row, transaction)
                 if other is transaction:
-                    if not locks or self._lock_row(transaction, table, row, EXCLUSIVE, True)[1]:
+                    if locks:
+                        self._take(transaction, row, EXCLUSIVE)
+                    if not locks or self._is_there(transaction, table, row):
                         return row
                     continue
             self._wait_for_end(transaction, other)
@@ -374,46 +380,50 @@ class Backend:
         rows: list[tuple[Any, ...]] = []
         for (key,) in cursor.fetchall():
             name = ("advisory", key)
-            if statement.tries:
-                rows.append((self.locks.try_to_take(transaction, name, statement.mode),))
-            else:
-                wait = self.locks.take(transaction, name, statement.mode, self.host.signal)
-                if wait is not None:
-                    self._wait(wait)
-                rows.append(("",))
+            free = self.locks.is_free(transaction, name, statement.mode)
+            if free or not statement.tries:
+                self._take(transaction, name, statement.mode)
+            rows.append((free if statement.tries else "",))
         return Result(rows, len(rows), cursor.description)
 
     # Waiting.
 
+    def _take(self, transaction: Transaction, key: Hashable, mode: int) -> bool:
+        """Take a lock; returns whether anybody had to be waited for."""
+        wait = self.locks.take(transaction, key, mode, strays=self._strays(transaction, key))
+        if wait is not None:
+            self._wait(transaction.session, wait)
+        return wait is not None
+
+    def _strays(self, transaction: Transaction | None, key: Hashable) -> bool:
+        """Whether a statement comes to a row from an old version of it, and somebody is about to make another."""
+        assert transaction is not None
+        return key in self._writers and self._versions.get(key, 0) > transaction.began
+
     def _wait_for_end(self, transaction: Transaction, other: Transaction) -> None:
-        wait = self.locks.end_of(other, transaction, self.host.signal)
+        wait = self.locks.end_of(other, transaction)
         assert wait is not None
-        self._wait(wait)
+        self._wait(transaction.session, wait)
         self.locks.release(transaction, other)
 
-    def _wait(self, wait: Wait) -> None:
+    def _wait(self, session: Session, wait: Wait) -> None:
         """Suspend the caller until it has the lock; raises if that takes too long, or never ends."""
-        transaction = wait.owner
-        assert isinstance(transaction, Transaction)
-        session = transaction.session
-        self.waits += 1
-        while not wait.granted:
-            if session.ended is not None:
-                raise again(session.ended)
+        while True:
             error, until = self._next_limit(session, wait)
-            seconds = None if until is None else (until - self.host.now()) / 1e6
-            if seconds is not None and seconds <= 0:
+            if until is not None and until <= self.host.now():
+                wait.searched = True
+                if error is None and self.locks.is_in_deadlock(wait):
+                    error = errors.DeadlockDetected("deadlock detected")
                 if error is not None:
                     self.locks.give_up(wait)
                     raise error
-                wait.searched = True
-                if self.locks.is_in_deadlock(wait):
-                    self.locks.give_up(wait)
-                    raise errors.DeadlockDetected("deadlock detected")
-            else:
-                self.host.wait(wait.signal, seconds)
-        if session.ended is not None:
-            raise again(session.ended)
+                continue
+            wait.signal = self.host.signal()
+            self.host.wait(wait.signal, None if until is None else (until - self.host.now()) / 1e6)
+            if session.ended is not None:
+                raise again(session.ended)
+            if self.locks.try_again(wait, strays=self._strays(session.transaction, wait.key)):
+                return
 
     def _next_limit(self, session: Session, wait: Wait) -> tuple[psycopg.Error | None, int | None]:
         """Until when it may wait, and what follows then; no error: it looks for a deadlock."""
@@ -430,12 +440,12 @@ class Backend:
         until, error_then = min(limits, key=lambda limit: limit[0])
         return error_then, until
 
-    def _granted(self, wait: Wait) -> None:
+    def _woken(self, wait: Wait) -> None:
         transaction = wait.owner
         assert isinstance(transaction, Transaction)
-        if transaction.session.left:
+        if transaction.session.left and not wait.lock.blockers(wait):
             self.end(transaction.session)
-        else:
+        elif wait.signal is not None:
             wait.signal.set()
 
 

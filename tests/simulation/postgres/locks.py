@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 
 from .host import Signal
 
@@ -21,35 +21,42 @@ class Wait:
     """One owner that waits for one lock.
 
     Attributes:
+        signal: set when it is worth to try again; another one each time.
+        number: in the order in which waits began.
         since: when it began to wait for whom it waits for now (microseconds).
         searched: it has looked whether it is in a deadlock, since then.
+        reason: which single wait of PostgreSQL's own this is: for its turn, or for the end of a transaction.
     """
 
-    __slots__ = ("granted", "key", "lock", "mode", "owner", "reason", "searched", "signal", "since")
+    __slots__ = ("key", "lock", "mode", "number", "owner", "reason", "searched", "signal", "since")
 
-    def __init__(self, owner: Owner, key: Hashable, lock: Lock, mode: int, signal: Signal, since: int) -> None:
+    def __init__(self, owner: Owner, key: Hashable, lock: Lock, mode: int, number: int) -> None:
         self.owner = owner
         self.key = key
         self.lock = lock
         self.mode = mode
-        self.signal = signal
-        self.since = since
+        self.number = number
+        self.signal: Signal | None = None
+        self.since = 0
         self.searched = False
-        self.granted = False
-        self.reason = lock.reason(self)
+        self.reason: tuple[bool, Owner | None] | None = None
 
 
 class Lock:
-    """Its holders, and who waits, in order. On a row, who wants to share it is let in as soon as all others share it,
-    whoever waits; elsewhere only if nobody waits.
+    """Its holders, and who waits: a queue, and strays. These come to a row from an old version of it, which they have
+    found before; PostgreSQL has them wait beside the queue.
+
+    A row that nobody holds, or everybody shares who holds it, is taken by whoever comes first, also while others wait:
+    they may not have noticed yet. Other locks are never taken past those that wait.
     """
 
-    __slots__ = ("holders", "of_row", "queue")
+    __slots__ = ("holders", "is_row", "queue", "strays")
 
-    def __init__(self, of_row: bool) -> None:
+    def __init__(self, is_row: bool) -> None:
         self.holders: dict[Owner, int] = {}
         self.queue: list[Wait] = []
-        self.of_row = of_row
+        self.strays: list[Wait] = []
+        self.is_row = is_row
 
     def in_the_way(self, owner: Owner, mode: int) -> list[Owner]:
         """The other holders that exclude this mode."""
@@ -57,23 +64,19 @@ class Lock:
 
     def is_free(self, owner: Owner, mode: int) -> bool:
         """Whether a newcomer gets it at once."""
-        if self.in_the_way(owner, mode):
-            return False
-        return owner in self.holders or not self.queue or (self.of_row and mode == SHARE)
+        held = self.holders.get(owner, 0)
+        return held >= mode or (not self.in_the_way(owner, mode) and (self.is_row or held > 0 or not self.queue))
+
+    def ahead(self, wait: Wait) -> list[Owner]:
+        """Those whose turn is before a waiter's."""
+        if wait.owner in self.holders or wait not in self.queue:  # others wait for a holder
+            return []
+        before = self.queue[: self.queue.index(wait)]
+        return [other.owner for other in before if EXCLUSIVE in (other.mode, wait.mode)]
 
     def blockers(self, wait: Wait) -> list[Owner]:
-        """Whom it waits for; those that wait before it come first."""
-        ahead = self.queue[: self.queue.index(wait)] if wait in self.queue else self.queue
-        first = [] if wait.owner in self.holders else [w.owner for w in ahead if EXCLUSIVE in (w.mode, wait.mode)]
-        return first + self.in_the_way(wait.owner, wait.mode)
-
-    def reason(self, wait: Wait) -> tuple[bool, Owner | None]:
-        """Which single wait of PostgreSQL's own this is: for its turn, or for the end of a transaction."""
-        holders = self.in_the_way(wait.owner, wait.mode)
-        blockers = self.blockers(wait)
-        if not self.of_row or len(blockers) > len(holders):
-            return False, None
-        return True, blockers[0] if blockers else None
+        """Whom it waits for."""
+        return self.ahead(wait) + self.in_the_way(wait.owner, wait.mode)
 
 
 class Locks:
@@ -81,98 +84,148 @@ class Locks:
 
     Args:
         now: microseconds.
-        granted: called when somebody who waits has its lock.
+        woken: called when somebody who waits should try again, or find out anew how long it may wait.
     """
 
-    def __init__(self, now: Callable[[], int], granted: Callable[[Wait], None]) -> None:
+    def __init__(self, now: Callable[[], int], woken: Callable[[Wait], None]) -> None:
         self._now = now
-        self._granted = granted
+        self._woken = woken
         self._locks: dict[Hashable, Lock] = {}
+        self.waits = 0
 
-    def take(self, owner: Owner, key: Hashable, mode: int, signal: Callable[[], Signal]) -> Wait | None:
-        """Take a lock, or begin to wait for it. Rows have numbers as keys."""
+    def is_free(self, owner: Owner, key: Hashable, mode: int) -> bool:
+        """Whether an owner has a lock, or would get it at once."""
         lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = Lock(of_row=type(key) is int)
-        elif lock.holders.get(owner, 0) >= mode:
-            return None
+        return lock is None or lock.is_free(owner, mode)
+
+    def take(self, owner: Owner, key: Hashable, mode: int, *, strays: bool = False) -> Wait | None:
+        """Take a lock, or begin to wait for it. Numbers of rows and owners are keys, and pairs for all else."""
+        lock = self._lock(key)
         if lock.is_free(owner, mode):
-            lock.holders[owner] = mode
-            owner.locks[key] = lock
+            self._hold(owner, key, lock, mode)
             return None
-        wait = Wait(owner, key, lock, mode, signal(), self._now())
-        if owner in lock.holders:  # it would wait for those that wait for it
-            lock.queue.insert(0, wait)
-        else:
-            lock.queue.append(wait)
-        owner.waiting = wait
+        self.waits += 1
+        owner.waiting = wait = Wait(owner, key, lock, mode, self.waits)
+        self._enqueue(wait, strays=strays)
         return wait
 
-    def try_to_take(self, owner: Owner, key: Hashable, mode: int) -> bool:
-        """Take a lock if that needs no waiting."""
-        lock = self._locks.get(key)
-        if lock is not None and lock.holders.get(owner, 0) < mode and not lock.is_free(owner, mode):
-            return False
-        self.take(owner, key, mode, signal=_never)
-        return True
-
-    def end_of(self, other: Owner, owner: Owner, signal: Callable[[], Signal]) -> Wait | None:
+    def end_of(self, other: Owner, owner: Owner) -> Wait | None:
         """Begin to wait for the end of another owner."""
         if other not in self._locks:
-            lock = self._locks[other] = other.locks[other] = Lock(of_row=True)
-            lock.holders[other] = EXCLUSIVE
-        return self.take(owner, other, SHARE, signal)
+            self._hold(other, other, self._lock(other), EXCLUSIVE)
+        return self.take(owner, other, SHARE)
+
+    def try_again(self, wait: Wait, *, strays: bool = False) -> bool:
+        """Take a lock that was waited for, if it is free and this one's turn."""
+        lock = wait.lock = self._lock(wait.key)
+        if lock.blockers(wait):
+            if wait not in lock.queue:
+                self._enqueue(wait, strays=strays)
+            return False
+        self._leave(wait)
+        self._hold(wait.owner, wait.key, lock, wait.mode)
+        self._tell(self._settle(wait.key, lock))
+        return True
 
     def give_up(self, wait: Wait) -> None:
         """Wait no longer."""
-        wait.owner.waiting = None
-        wait.lock.queue.remove(wait)
-        self._settle(wait.key, wait.lock)
+        self._leave(wait)
+        self._tell(self._settle(wait.key, wait.lock))
 
     def release(self, owner: Owner, key: Hashable) -> None:
         """Give one lock back."""
+        self._tell(self._release(owner, key, changed=False))
+
+    def release_all(self, owner: Owner, changed: Collection[int] = ()) -> None:
+        """Give everything back.
+
+        Args:
+            changed: the rows that have a new version now, or are gone. Who waits for the old version looks for the new
+                one then, and comes to that as any newcomer does.
+        """
+        self._tell([wait for key in list(owner.locks) for wait in self._release(owner, key, changed=key in changed)])
+
+    def _lock(self, key: Hashable) -> Lock:
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = Lock(is_row=not isinstance(key, tuple))
+        return lock
+
+    def _hold(self, owner: Owner, key: Hashable, lock: Lock, mode: int) -> None:
+        lock.holders[owner] = max(mode, lock.holders.get(owner, 0))
+        owner.locks[key] = lock
+
+    def _enqueue(self, wait: Wait, *, strays: bool) -> None:
+        self._unlist(wait)
+        (wait.lock.strays if strays else wait.lock.queue).append(wait)
+        self._note_reason(wait)
+
+    def _leave(self, wait: Wait) -> None:
+        wait.owner.waiting = None
+        self._unlist(wait)
+
+    def _unlist(self, wait: Wait) -> None:
+        for waits in (wait.lock.queue, wait.lock.strays):
+            if wait in waits:
+                waits.remove(wait)
+
+    def _tell(self, waits: list[Wait]) -> None:
+        for wait in sorted(waits, key=lambda wait: wait.number):
+            self._woken(wait)
+
+    def _release(self, owner: Owner, key: Hashable, *, changed: bool) -> list[Wait]:
         lock = owner.locks.pop(key)
         del lock.holders[owner]
-        self._settle(key, lock)
+        if changed:
+            woken = [*lock.queue, *lock.strays]
+            lock.queue, lock.strays = [], []
+            self._forget_unused(key, lock)
+            return woken
+        return self._settle(key, lock)
 
-    def release_all(self, owner: Owner) -> None:
-        """Give everything back, in the order in which it was taken."""
-        while owner.locks:
-            self.release(owner, next(iter(owner.locks)))
+    def _settle(self, key: Hashable, lock: Lock) -> list[Wait]:
+        """Who may try again now, or waits for somebody else than before."""
+        self._forget_unused(key, lock)
+        waits = (*lock.queue, *lock.strays)
+        return [wait for wait in waits if self._note_reason(wait) or not lock.blockers(wait)]
 
-    def _settle(self, key: Hashable, lock: Lock) -> None:
-        """Give a lock to those whose turn it is."""
-        while lock.queue and not lock.in_the_way(lock.queue[0].owner, lock.queue[0].mode):
-            wait = lock.queue.pop(0)
-            wait.granted, wait.owner.waiting = True, None
-            lock.holders[wait.owner] = wait.mode
-            wait.owner.locks[key] = lock
-            self._granted(wait)
-        for wait in lock.queue:
-            reason = lock.reason(wait)
-            if reason != wait.reason:
-                wait.reason, wait.since, wait.searched = reason, self._now(), False
-        if not lock.holders and not lock.queue:
-            self._locks.pop(key, None)
+    def _forget_unused(self, key: Hashable, lock: Lock) -> None:
+        if not lock.holders and not lock.queue and not lock.strays and self._locks.get(key) is lock:
+            del self._locks[key]
+
+    def _note_reason(self, wait: Wait) -> bool:
+        """Note for whom it waits; if that is new, its limits begin anew, as PostgreSQL's do."""
+        lock = wait.lock
+        if not lock.is_row:
+            reason: tuple[bool, Owner | None] = (False, None)
+        elif lock.ahead(wait):
+            reason = (True, None)
+        else:
+            reason = (False, next(iter(lock.in_the_way(wait.owner, wait.mode)), None))
+        if reason == wait.reason:
+            return False
+        wait.reason, wait.since, wait.searched = reason, self._now(), False
+        return True
 
     def is_in_deadlock(self, wait: Wait) -> bool:
         """Whether an owner waits, by way of others, for itself."""
-        seen: set[int] = set()
+        seen = {wait}
         todo = [wait]
         while todo:
-            current = todo.pop()
-            for owner in current.lock.blockers(current):
+            for owner in self._waits_for(todo.pop()):
                 if owner is wait.owner:
                     return True
-                if owner.waiting is not None and id(owner) not in seen:
-                    seen.add(id(owner))
+                if owner.waiting is not None and owner.waiting not in seen:
+                    seen.add(owner.waiting)
                     todo.append(owner.waiting)
         return False
+
+    def _waits_for(self, wait: Wait) -> list[Owner]:
+        """Whom PostgreSQL knows that it waits for: of those that share a row it takes one after another."""
+        if wait.reason is not None and wait.reason[1] is not None:
+            return [wait.reason[1]]
+        return wait.lock.blockers(wait)
 
     def count(self) -> int:
         """How many locks are held."""
         return sum(len(lock.holders) for lock in self._locks.values())
-
-
-def _never() -> Signal:
-    raise AssertionError("it does not wait")

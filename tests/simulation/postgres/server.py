@@ -91,7 +91,7 @@ class Server:
     @property
     def waits(self) -> int:
         """How often somebody had to wait for a lock."""
-        return self.backend.waits
+        return self.backend.locks.waits
 
     def open_transactions(self) -> list[str]:
         """The clients of sessions that are in a transaction."""

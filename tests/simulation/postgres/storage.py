@@ -117,17 +117,14 @@ class Storage:
         found = self.read(view, self._tables[table].find[index], key).fetchone()
         return None if found is None else int(found[0])
 
-    def write(self, view: View, sql: str, values: Values, table: str, rows: Sequence[int]) -> int:
-        """Execute a statement that changes these rows; returns how many it did change."""
+    def write(self, view: View, sql: str, values: Values) -> int:
+        """Execute a statement that changes rows, which the caller adds to the view's; returns how many."""
         if view is not self._shown:
             self._show(view)
             if self._shown is None:
                 self._connection.execute("BEGIN")
                 self._shown = view
-        count = self._execute(sql, values).rowcount
-        for row in rows:
-            view.written[row] = table
-        return count
+        return self._execute(sql, values).rowcount
 
     def new_row(self) -> int:
         """A number for a row, which no other row of any table ever has."""
