@@ -152,7 +152,7 @@ class Client:
             if decision == "rerun":
                 self.world.invariants.permitted[f"{session_id}/{question['call_id']}"] += 1
             self.world.counts["answered"] += 1
-        except (NotAsked, AnswerConflict, SessionClosed):
+        except (NotAsked, AnswerConflict, SessionClosed, UnknownSession):
             pass
 
     async def _until_all_ended(self) -> None:

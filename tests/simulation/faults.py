@@ -57,12 +57,12 @@ class Faults:
 
     def _pick(self, prefix: str, fault: Fault) -> Actor | None:
         found = self._actors(prefix)
-        return found[int(fault.pick * len(found))] if found else None
+        return found[min(int(fault.pick * len(found)), len(found) - 1)] if found else None
 
     def _machine(self, fault: Fault, *, spare_head: bool) -> Machine | None:
         machines = [machine for machine in self._world.cluster.machines.values() if machine.alive]
         machines = machines[1:] if spare_head else machines
-        return machines[int(fault.pick * len(machines))] if machines else None
+        return machines[min(int(fault.pick * len(machines)), len(machines) - 1)] if machines else None
 
     # The faults.
 
@@ -106,7 +106,8 @@ class Faults:
 
     def _slow_kill(self, fault: Fault) -> None:
         """A frame hangs, and outlives SIGKILL for a while, as one that waits for a disk of the network."""
-        actor = self._pick("frame/", fault)
+        on_head = f"frame/{next(iter(self._world.cluster.machines))}/"
+        actor = self._pick(on_head if fault.pick * 3 % 1 < 0.5 else "frame/", fault)
         if actor is not None and actor.process is not None:
             self._world.slow_kills[actor.pid] = min(fault.seconds, 25.0)
             actor.process.pause()

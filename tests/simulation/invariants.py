@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
+from understudy.events import ToolStarted
+from understudy.records import LEASE_SECONDS
 from understudy.store import queries
 from understudy.store.check import check
 from understudy.store.journal import Committed
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from .cluster import Machine
     from .world import Effect, World
 
-CHECKED_SHARE = 0.04
+CHECKED_SHARE = 0.02
 """Share of the commits after which the whole store is checked."""
 
 ABANDON_SECONDS = 30.0
@@ -50,6 +52,7 @@ class Invariants:
         self._random = random.Random(f"{world.plan.seed}/checks")
         self._quiet: dict[str, list[float]] = {}
         self._generation = 0
+        self._started: dict[tuple[str, str], float] = {}
         world.cluster.violated = self.violated
 
     def violated(self, text: str) -> None:
@@ -65,6 +68,9 @@ class Invariants:
         counts["commits"] += 1
         counts["events"] += len(committed.events)
         now = self._world.scheduler.time()
+        for event in committed.events:
+            if isinstance(event, ToolStarted):
+                self._started[event.session_id, event.call_id] = now
         quiet = self._quiet.setdefault(process, [])
         if committed.events:
             quiet.clear()
@@ -95,7 +101,7 @@ class Invariants:
         """No effect after its fence, and none that its policy does not allow."""
         session_id, _, call_id = effect.call_key.partition("/")
         with self._world.store.committed() as connection:
-            where = (SESSION.c.session_id == session_id, TOOL_CALL.c.session_id == session_id)
+            where = (SESSION.c.session_id == session_id, TOOL_CALL.c.session_id == SESSION.c.session_id)
             row = connection.execute(
                 select(SESSION.c.epoch, TOOL_CALL.c.state, TOOL_CALL.c.tool)
                 .where(*where, TOOL_CALL.c.call_id == call_id)
@@ -107,6 +113,9 @@ class Invariants:
             return None
         if row.epoch != effect.epoch and self._activated(session_id) > effect.epoch:
             self.violated(f"effect of {effect.call_key} under epoch {effect.epoch}, which epoch {row.epoch} had fenced")
+        started = self._started.get((session_id, call_id), effect.at)
+        if effect.at > started + LEASE_SECONDS:
+            self.violated(f"effect of {effect.call_key} {effect.at - started:.1f} s after its start was committed")
         if row.state != "started" and row.epoch == effect.epoch:
             self.violated(f"effect of {effect.call_key}, which is {row.state}")
         allowed = 1 + self.permitted[effect.call_key] + (8 if policy == "ask" else 0)

@@ -14,8 +14,8 @@ from typing import Any
 from .tools import BY_POLICY, TOOLS
 
 SPAWN = "spawn_agent"
-FAULT_SECONDS = 40.0
-"""Faults happen within this time; after it everything is healed, and all work must end."""
+WINDOWS = (12.0, 20.0, 30.0, 60.0)
+"""Within one of these times faults happen; after it everything is healed, and all work must end."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole simulation."""
+    """A whole simulation.
+
+    Attributes:
+        seconds: faults happen within this time.
+        calm: nobody loses the CPU by chance.
+    """
 
     seed: int
     backend: str
@@ -79,6 +84,7 @@ class Plan:
     max_actors: int
     work: tuple[Work, ...]
     faults: tuple[Fault, ...]
+    seconds: float = 30.0
     endpoint_trouble: float = 0.0
     calm: bool = False
 
@@ -100,7 +106,7 @@ class Plan:
         """Lines for people."""
         yield (
             f"seed {self.seed}: {self.backend}, {self.machines} machines, {self.standby} standbys, "
-            f"at most {self.max_actors} frames each, {len(self.work)} root sessions"
+            f"at most {self.max_actors} frames each, {len(self.work)} root sessions, faults within {self.seconds:.0f} s"
         )
         for work in self.work:
             kinds = ", ".join(f"{action.kind} at {action.at:.2f}" for action in work.actions)
@@ -112,6 +118,9 @@ class Plan:
 def task(chosen: random.Random, name: str, policies: list[str], *, spawns: bool) -> Task:
     """A task for an agent that has the tools of these policies."""
     rounds = []
+    if spawns and chosen.random() < 0.12:  # a sub-agent, perhaps refused, beside a tool that dies until it is given up
+        deadly = call(chosen, f"{name}.deadly", policies, spawns=False, kills=4)
+        rounds.append((spawn(chosen, f"{name}.beside", policies), deadly))
     for number in range(chosen.choice((0, 1, 1, 2, 2, 3))):
         calls: list[tuple[str, dict[str, Any]]] = []
         for index in range(chosen.choice((1, 1, 1, 2, 3))):
@@ -121,25 +130,28 @@ def task(chosen: random.Random, name: str, policies: list[str], *, spawns: bool)
     return Task(name, tuple(rounds), thinking)
 
 
-def call(chosen: random.Random, name: str, policies: list[str], *, spawns: bool) -> tuple[str, dict[str, Any]]:
+def spawn(chosen: random.Random, name: str, policies: list[str]) -> tuple[str, dict[str, Any]]:
+    """A call for a sub-agent."""
+    inner = task(chosen, f"{name}.sub", policies, spawns=False)
+    return SPAWN, {"agent": chosen.choice(("helper", "watcher")), "task": inner.text()}
+
+
+def call(
+    chosen: random.Random, name: str, policies: list[str], *, spawns: bool, kills: int = 0
+) -> tuple[str, dict[str, Any]]:  # fmt: skip
     """One tool call."""
     draw = chosen.random()
-    if spawns and draw < 0.25:
-        inner = task(chosen, f"{name}.sub", policies, spawns=False)
-        return SPAWN, {"agent": chosen.choice(("helper", "watcher")), "task": inner.text()}
-    if draw < 0.30:
+    if not kills and spawns and draw < 0.25:
+        return spawn(chosen, name, policies)
+    if not kills and draw < 0.30:
         return "request_user_input", {"prompt": f"which {name}?"}
-    if draw < 0.36:
+    if not kills and draw < 0.36:
         return "wait", {"seconds": round(chosen.choice((0.2, 2.0, 9.0)), 3)}
     policy = chosen.choice(policies)
     seconds = round(chosen.choice((0.0, 0.0, 0.1, 1.0, 6.0, 15.0)) * chosen.random(), 3)
-    kills = chosen.choice((1, 1, 3, 4)) if chosen.random() < 0.05 else 0
-    return chosen.choice(BY_POLICY[policy]), {
-        "name": name,
-        "seconds": seconds,
-        "fails": chosen.random() < 0.05,
-        "kills": kills,
-    }
+    kills = kills or (chosen.choice((1, 1, 3, 4)) if chosen.random() < 0.05 else 0)
+    tool = chosen.choice(BY_POLICY[policy])
+    return tool, {"name": name, "seconds": seconds, "fails": chosen.random() < 0.05, "kills": kills}
 
 
 def child_spec(chosen: random.Random, name: str, policies: list[str]) -> dict[str, Any]:
@@ -215,7 +227,8 @@ def budget(chosen: random.Random) -> dict[str, Any]:
         (
             {"scope": "tree", "tokens": chosen.choice((600, 3_000, 100_000))},
             {"scope": "run", "tokens": chosen.choice((600, 3_000, 100_000))},
-            {"scope": "tree", "children": chosen.choice((0, 1, 3))},
+            {"scope": "tree", "children": chosen.choice((0, 0, 1, 3))},
+            {"scope": "tree", "children": chosen.choice((0, 0, 1, 3))},
             {"scope": "session", "rounds": chosen.choice((1, 3, 9))},
             {"scope": "run", "seconds": chosen.choice((2_000_000, 20_000_000))},
         )
@@ -231,7 +244,7 @@ MACHINE_KINDS = {"cut_off": 2, "lose_machine": 1, "second_supervisor": 1}
 LASTING = ("pause", "slow", "trouble", "cut", "endpoint", "store", "hang", "drain", "second", "clock", "lose_c")
 
 
-def faults(chosen: random.Random, backend: str, machines: int) -> tuple[Fault, ...]:
+def faults(chosen: random.Random, backend: str, machines: int, window: float) -> tuple[Fault, ...]:
     """What goes wrong, and when."""
     kinds = dict(KINDS)
     if backend == "postgresql":
@@ -240,14 +253,18 @@ def faults(chosen: random.Random, backend: str, machines: int) -> tuple[Fault, .
         kinds.update(MACHINE_KINDS)
     else:
         del kinds["drain"]
-    names, weights = list(kinds), list(kinds.values())
+    # Few kinds at a time: some of what can go wrong shows only where nothing else does ("Swarm Testing", Groce et al.,
+    # ISSTA 2012).
+    some = chosen.choice((1, 2, 2, 3, 5, len(kinds)))
+    names = sorted(chosen.sample(sorted(kinds), min(some, len(kinds))))
+    weights = [kinds[name] for name in names]
     found = []
     for _ in range(chosen.choice((0, 2, 4, 8, 12, 18))):
         kind = chosen.choices(names, weights)[0]
         seconds = 0.0
         if kind.startswith(LASTING):
             seconds = round(chosen.choice((0.05, 0.5, 3.0, 8.0, 15.0, 40.0)) * (0.5 + chosen.random()), 3)
-        found.append(Fault(round(chosen.random() * FAULT_SECONDS, 3), kind, round(chosen.random(), 3), seconds))
+        found.append(Fault(round(chosen.random() * window, 3), kind, round(chosen.random(), 3), seconds))
     return tuple(sorted(found, key=lambda fault: fault.at))
 
 
@@ -259,9 +276,10 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     backend = backend or drawn
     machines = 1 if backend == "sqlite" else machines
     count = shape.choice((1, 2, 4, 6))
-    work = tuple(session(random.Random(f"{seed}/work/{number}"), number, 20.0) for number in range(count))
+    window = shape.choice(WINDOWS)
+    work = tuple(session(random.Random(f"{seed}/work/{number}"), number, window / 2) for number in range(count))
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
-        faults(random.Random(f"{seed}/faults"), backend, machines),
+        faults(random.Random(f"{seed}/faults"), backend, machines, window), window,
         shape.choice((0.0, 0.0, 0.05)), calm=shape.random() < 0.3,
     )  # fmt: skip

@@ -53,6 +53,11 @@ class PostgresqlStore:
         machine = self._world.machine_of(process)
         self.server.client_died(process.name, silently=machine is not None and not machine.alive)
 
+    def rows(self, sql: str) -> list[Any]:
+        """Rows of what is committed now; SQLite's SQL, without parameters."""
+        found: Any = self.server.backend.storage.read(None, sql, {})
+        return list(found.fetchall())
+
     def close(self) -> None:
         """Nothing is left of it."""
 
@@ -116,6 +121,3 @@ class PostgresqlStore:
         effect = self._random.random() < 0.7
         self._world.note(f"store: a commit hangs for {seconds:.1f} s, then " + ("counts" if effect else "is undone"))
         return seconds, effect
-
-
-__all__ = ["Any", "PostgresqlStore"]

@@ -416,23 +416,29 @@ class Scheduler(base_events.BaseEventLoop):
     def end(self) -> None:
         """Take everything apart without any effect."""
         self.over = True
-        for process in [*self.graveyard, *self.processes]:
+        everybody = [*self.graveyard, *self.processes]
+        for process in everybody:
             process.dead = True
             for lane in process._lanes:
                 lane.ready.clear()
-        for process in [*self.graveyard, *self.processes]:
-            for thread in process.threads:
-                thread.end()
-            for task in list(process.tasks):
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                coroutine: Any = task.get_coro()
-                try:
-                    coroutine.close()
-                except BaseException:
-                    pass
+        for _ in range(10):  # what is taken apart may begin something else, which is taken apart in its turn
+            for process in everybody:
+                self._take_apart(process)
         self._timers.clear()
         self._ready.clear()
         self.close()
+
+    def _take_apart(self, process: Process) -> None:
+        for thread in process.threads:
+            thread.end()
+        tasks, process.tasks = process.tasks, {}
+        for task in tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine: Any = task.get_coro()
+            try:
+                coroutine.close()
+            except BaseException:
+                pass
 
     def close(self) -> None:
         self._closed = True

@@ -37,6 +37,7 @@ class SeededFault:
     Attributes:
         module: which is changed.
         old, new: what is replaced, once, and by what.
+        also: further pairs of the same kind.
         breaks: the promise that does not hold any more.
         backend: where it can be seen, if only there.
         first: a seed that has found it; those after it are tried as well.
@@ -49,6 +50,12 @@ class SeededFault:
     breaks: str
     backend: str = ""
     first: int = 0
+    also: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def changes(self) -> list[tuple[str, str]]:
+        """All that is replaced, and by what."""
+        return [(self.old, self.new), *((old, new) for old, new in self.also)]
 
 
 def read() -> dict[str, SeededFault]:
@@ -63,9 +70,11 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> Any:
         text = Path(self.path).read_text()
-        if text.count(self.fault.old) != 1:
-            raise AssertionError(f"seeded fault {self.fault.name}: {text.count(self.fault.old)} places match, not one")
-        return compile(text.replace(self.fault.old, self.fault.new), self.path, "exec")
+        for old, new in self.fault.changes:
+            if text.count(old) != 1:
+                raise AssertionError(f"seeded fault {self.fault.name}: {text.count(old)} places match, not one")
+            text = text.replace(old, new)
+        return compile(text, self.path, "exec")
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -82,7 +91,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             spec = importlib.util.find_spec(fullname)
         finally:
             sys.meta_path.insert(0, self)
-        assert spec is not None and spec.origin is not None
+        assert spec is not None
+        assert spec.origin is not None
         loader = _Loader(fullname, spec.origin)
         loader.fault = self._fault
         return importlib.util.spec_from_file_location(fullname, spec.origin, loader=loader)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ class SqliteStore:
         shutil.copy(_template(), self._directory / "store.db")
         self.dsn = f"sqlite:///{self._directory}/store.db"
         self._reader = Database(self.dsn)
+        self._raw = sqlite3.connect(self._directory / "store.db", isolation_level=None)
 
     def open(self, _process: str) -> Database:
         """What a node service opens."""
@@ -53,8 +55,13 @@ class SqliteStore:
         with self._reader.reader.connect() as connection:
             yield connection
 
+    def rows(self, sql: str) -> list[Any]:
+        """Rows of what is committed now."""
+        return self._raw.execute(sql).fetchall()
+
     def close(self) -> None:
         """Remove it."""
+        self._raw.close()
         self._reader.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -75,6 +82,3 @@ def store_of(world: World, backend: str) -> Any:
     from .postgresql import PostgresqlStore
 
     return PostgresqlStore(world)
-
-
-__all__ = ["SqliteStore", "closing", "store_of"]

@@ -22,7 +22,7 @@ from .cluster import Actor, Cluster, Machine
 from .endpoint import Endpoint, client_of
 from .faults import Faults
 from .invariants import Invariants
-from .plan import FAULT_SECONDS, Plan
+from .plan import Plan
 from .processes import SupervisorProcess
 from .scheduler import Exhausted, Process, Scheduler, Signal
 
@@ -113,8 +113,8 @@ class World:
 
     def committed(self, sql: str) -> list[Any]:
         """Rows of what is committed now."""
-        with self.store.committed() as connection:
-            return [tuple(row) for row in connection.exec_driver_sql(sql)]
+        found: list[Any] = self.store.rows(sql)
+        return found
 
     async def die(self) -> None:
         """A tool brings its process down."""
@@ -254,7 +254,7 @@ class World:
         self.clients = [Client(self, work) for work in self.plan.work]
         begun = [client.start() for client in self.clients]
         self.faults.start()
-        await asyncio.sleep(FAULT_SECONDS)
+        await asyncio.sleep(self.plan.seconds)
         self.faults.heal()
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
