@@ -58,7 +58,7 @@ def test_regressions(plan: Path) -> None:
 
 @pytest.mark.parametrize("name", ["call-in-doubt-runs-again", "accepted-input-wakes-nobody", "replay-applied-again"])
 def test_a_seeded_fault_is_noticed(name: str) -> None:
-    """Given a wrong change of the product, then some seed shows it. (All of them: `python -m tests.simulation.seeded`)"""
+    """Given a wrong change of the product, then some seed shows it; `python -m tests.simulation.seeded` tries all."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.simulation.seeded", name], cwd=ROOT, capture_output=True, text=True, check=False,
         timeout=800,

@@ -56,10 +56,10 @@ def _simulate(plan: Plan, *, verbose: bool = False) -> Result:
 
 def _one(plan: Plan, options: argparse.Namespace) -> int:
     if options.shrink:
-        from .shrink import shrunk
+        from .shrink import Shrinker
 
         kind = _kind(_simulate(plan))
-        plan = shrunk(plan, lambda other: _kind(_simulate(other)) == kind, options.shrink)
+        plan = Shrinker(lambda other: _kind(_simulate(other)) == kind, options.shrink).shrink(plan)
         if options.save:
             options.save.write_text(plan.to_json())
     result = _simulate(plan, verbose=options.verbose)

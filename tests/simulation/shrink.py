@@ -5,44 +5,63 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from .plan import Plan
+from .plan import Action, Plan
 
 Item = TypeVar("Item")
 
 
-def shrunk(plan: Plan, fails: Callable[[Plan], bool], seconds: float) -> Plan:
-    """The shortest plan found within the time that still fails; greedy, by halves and then one by one (ddmin, Zeller
-    and Hildebrandt, 2002)."""
-    deadline = time.perf_counter() + seconds
+class Shrinker:
+    """Leaves out what a plan does not need to fail; greedy, by halves and then one by one (ddmin, Zeller and
+    Hildebrandt, 2002).
 
-    def keep(items: Sequence[Item], made: Callable[[tuple[Item, ...]], Plan]) -> tuple[Item, ...]:
+    Args:
+        fails: whether a plan fails in the way that is looked for.
+        seconds: for all of it.
+    """
+
+    def __init__(self, fails: Callable[[Plan], bool], seconds: float) -> None:
+        self._fails = fails
+        self._deadline = time.perf_counter() + seconds
+
+    def shrink(self, plan: Plan) -> Plan:
+        """The shortest plan found within the time that still fails."""
+        for change in ({"calm": True}, {"endpoint_trouble": 0.0}, {"machines": 1}, {"machines": 2}):
+            if change.get("machines", 0) < plan.machines:
+                plan = self._first((replace(plan, **change), plan))  # type: ignore[arg-type]
+        plan = self._without_faults(plan)
+        plan = replace(plan, work=self._keep(plan.work, lambda left: replace(plan, work=left)))
+        for number in range(len(plan.work)):
+            plan = self._without_actions(plan, number)
+        return self._without_faults(plan)
+
+    def _first(self, plans: Sequence[Plan]) -> Plan:
+        return next((plan for plan in plans[:-1] if self._fails(plan)), plans[-1])
+
+    def _without_faults(self, plan: Plan) -> Plan:
+        return replace(plan, faults=self._keep(plan.faults, lambda left: replace(plan, faults=left)))
+
+    def _without_actions(self, plan: Plan, number: int) -> Plan:
+        """Without some of what one client does; its session is always made."""
+
+        def with_rest(rest: tuple[Action, ...]) -> Plan:
+            work = list(plan.work)
+            work[number] = replace(work[number], actions=(work[number].actions[0], *rest))
+            return replace(plan, work=tuple(work))
+
+        return with_rest(self._keep(plan.work[number].actions[1:], with_rest))
+
+    def _keep(self, items: Sequence[Item], made: Callable[[tuple[Item, ...]], Plan]) -> tuple[Item, ...]:
+        """The items that are needed: those without which the plan that is made of the others fails no more."""
         left, size = tuple(items), max(1, len(items) // 2)
-        while size and time.perf_counter() < deadline:
+        while size:
             start = 0
-            while start < len(left) and time.perf_counter() < deadline:
+            while start < len(left) and time.perf_counter() < self._deadline:
                 fewer = left[:start] + left[start + size :]
-                if fails(made(fewer)):
+                if self._fails(made(fewer)):
                     left = fewer
                 else:
                     start += size
             size //= 2
         return left
-
-    for change in ({"calm": True}, {"endpoint_trouble": 0.0}, {"machines": 1}, {"machines": 2}):
-        other = replace(plan, **change) if change.get("machines", 0) < plan.machines else plan
-        if other != plan and fails(other):
-            plan = other
-    plan = replace(plan, faults=keep(plan.faults, lambda left: replace(plan, faults=left)))
-    plan = replace(plan, work=keep(plan.work, lambda left: replace(plan, work=left)))
-    for number, work in enumerate(plan.work):
-
-        def with_actions(actions: tuple[Any, ...], number: int = number, work: Any = work) -> Plan:
-            some = list(plan.work)
-            some[number] = replace(work, actions=actions)
-            return replace(plan, work=tuple(some))
-
-        first, *rest = work.actions
-        plan = with_actions((first, *keep(rest, lambda left: with_actions((first, *left)))))  # noqa: B023
-    return replace(plan, faults=keep(plan.faults, lambda left: replace(plan, faults=left)))

@@ -22,90 +22,99 @@ from understudy.store import journal
 from .scheduler import EPOCH, Scheduler, Signal, Thread
 
 
+class SimulatedThread:
+    """`threading.Thread`."""
+
+    scheduler: Scheduler
+
+    def __init__(
+        self, target: Callable[..., Any], name: str = "", args: tuple[Any, ...] = (), daemon: bool = True
+    ) -> None:
+        self._work = lambda: target(*args)
+        self.name = name
+        self._thread: Thread | None = None
+
+    def start(self) -> None:
+        self._thread = self.scheduler.current.start_thread(self._work, self.name)
+
+    def is_alive(self) -> bool:
+        return self._thread is not None and self._thread.alive
+
+    def join(self, timeout: float | None = None) -> None:
+        if self._thread is not None and self._thread.alive:
+            signal = Signal()
+            self._thread.joined.append(signal)
+            self.scheduler.wait(signal, timeout)
+
+
+class SimulatedEvent:
+    """`threading.Event`."""
+
+    scheduler: Scheduler
+
+    def __init__(self) -> None:
+        self._signal = Signal()
+
+    def set(self) -> None:
+        self._signal.set()
+
+    def is_set(self) -> bool:
+        return self._signal.is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.scheduler.wait(self._signal, timeout)
+
+
+class SimulatedQueue:
+    """`queue.SimpleQueue`, for one thread that takes."""
+
+    scheduler: Scheduler
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._news: Signal | None = None
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        if self._news is not None:
+            self._news.set()
+
+    def get(self, timeout: float | None = None) -> Any:
+        if not self._items:
+            self._news = Signal()
+            self.scheduler.wait(self._news, timeout)
+            self._news = None
+        return self.get_nowait()
+
+    def get_nowait(self) -> Any:
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
+
+    def empty(self) -> bool:
+        return not self._items
+
+    def qsize(self) -> int:
+        return len(self._items)
+
+
 class Threads:
     """What `threading` and `queue` are to a module of the kernel."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        outer = self
-        self._scheduler = scheduler
-
-        class SimulatedThread:
-            """`threading.Thread`."""
-
-            def __init__(
-                self, target: Callable[..., Any], name: str = "", args: tuple[Any, ...] = (), daemon: bool = True
-            ) -> None:
-                self._work = lambda: target(*args)
-                self.name = name
-                self._thread: Thread | None = None
-
-            def start(self) -> None:
-                self._thread = scheduler.current.start_thread(self._work, self.name)
-
-            def is_alive(self) -> bool:
-                return self._thread is not None and self._thread.alive
-
-            def join(self, timeout: float | None = None) -> None:
-                if self._thread is not None and self._thread.alive:
-                    signal = Signal()
-                    self._thread.joined.append(signal)
-                    scheduler.wait(signal, timeout)
-
-        class SimulatedEvent:
-            """`threading.Event`."""
-
-            def __init__(self) -> None:
-                self._signal = Signal()
-
-            def set(self) -> None:
-                self._signal.set()
-
-            def is_set(self) -> bool:
-                return self._signal.is_set
-
-            def wait(self, timeout: float | None = None) -> bool:
-                return scheduler.wait(self._signal, timeout)
-
-        class SimulatedQueue:
-            """`queue.SimpleQueue`."""
-
-            def __init__(self) -> None:
-                self._items: deque[Any] = deque()
-                self._news: Signal | None = None
-
-            def put(self, item: Any) -> None:
-                self._items.append(item)
-                if self._news is not None:
-                    self._news.set()
-
-            def get(self, timeout: float | None = None) -> Any:
-                if not self._items:
-                    self._news = Signal()
-                    scheduler.wait(self._news, timeout)
-                    self._news = None
-                return self.get_nowait()
-
-            def get_nowait(self) -> Any:
-                if not self._items:
-                    raise queue.Empty
-                return self._items.popleft()
-
-            def empty(self) -> bool:
-                return not self._items
-
-            def qsize(self) -> int:
-                return len(self._items)
+        def bound(kind: type) -> type:
+            return type(kind.__name__, (kind,), {"scheduler": scheduler})
 
         def enumerate_threads() -> list[Any]:
             return [
                 SimpleNamespace(name=thread.lane.name, is_alive=lambda thread=thread: thread.alive)
-                for thread in outer._scheduler.current.threads
+                for thread in scheduler.current.threads
             ]
 
         self.threading = SimpleNamespace(
-            Thread=SimulatedThread, Event=SimulatedEvent, Lock=threading.Lock, enumerate=enumerate_threads
+            Thread=bound(SimulatedThread), Event=bound(SimulatedEvent), Lock=threading.Lock, enumerate=enumerate_threads
         )
-        self.queue = SimpleNamespace(SimpleQueue=SimulatedQueue, Empty=queue.Empty)
+        self.queue = SimpleNamespace(SimpleQueue=bound(SimulatedQueue), Empty=queue.Empty)
 
 
 class Log(logging.Handler):

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -247,6 +247,21 @@ class World:
 
         return transaction
 
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that is seen from outside only: nothing of the simulated tells of it."""
+        looking = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            if looking.done():
+                return
+            if condition():
+                looking.set_result(None)
+            else:
+                self.cluster.after(1.0, look)
+
+        look()
+        await looking
+
     async def _run(self) -> None:
         for number in range(self.plan.machines):
             self.cluster.add_machine(f"n{number}")
@@ -259,14 +274,15 @@ class World:
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
                 await asyncio.gather(*begun)
-                while self.invariants.unfinished():
-                    await asyncio.sleep(1.0)
+                await self._until(lambda: not self.invariants.unfinished())
         except TimeoutError:
             self.invariants.violated(f"liveness: work does not end\n{self.invariants.situation()}")
-        quiet = self.scheduler.time() + QUIET_SECONDS
         await asyncio.sleep(8.0)
-        while self.invariants.leftovers() and self.scheduler.time() < quiet:
-            await asyncio.sleep(2.0)
+        try:
+            async with asyncio.timeout(QUIET_SECONDS):
+                await self._until(lambda: not self.invariants.leftovers())
+        except TimeoutError:
+            pass  # it is told below
         self.invariants.check_end()
 
 
