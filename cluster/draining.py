@@ -93,7 +93,10 @@ class Draining:
         if row is None or ActivationId.of(row) != held:
             return False
         activation.park(tx, held)
-        return self.on and draining.leave(tx, row, self._node.config.node_id, self.homes, forced=forced)
+        left = self.on and draining.leave(tx, row, self._node.config.node_id, self.homes, forced=forced)
+        if left and forced:  # its process is killed only after this
+            activation.outlast(tx, row)
+        return left
 
     # Frames that call in.
 

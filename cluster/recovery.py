@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import StaleGeneration, UnderstudyError
@@ -56,12 +56,15 @@ class Recovery:
         self.buried: dict[str, float] = {}
         self._taking_up = 0
 
-    async def take_up(self, generation: int, live_frames: list[str], nodes: list[str]) -> dict[str, Any]:
+    async def take_up(
+        self, generation: int, live_frames: list[str], nodes: list[str], lost: Collection[str] = ()
+    ) -> dict[str, Any]:  # fmt: skip
         """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
 
         Args:
             live_frames: frames known to be alive; sessions of others are treated as crashed.
             nodes: those that have a node service, this one included; sessions of others get a new home (`adopt`).
+            lost: frames of lost nodes, which may be alive.
 
         Raises:
             StaleGeneration: another supervisor owns the store, or this node is not one of `nodes` any more.
@@ -76,7 +79,7 @@ class Recovery:
             self._node.projection.nodes_changed()
         self._taking_up += 1
         try:
-            found = await self._take_up(home, set(live_frames), nodes)
+            found = await self._take_up(home, set(live_frames), nodes, frozenset(lost))
         except BaseException:
             self._node.journal.generation = 0  # so that the supervisor sees that it must say it again
             raise
@@ -87,7 +90,7 @@ class Recovery:
         self._frames.demand_changed.set()
         return found
 
-    async def _take_up(self, home: str, live: set[str], nodes: list[str]) -> dict[str, Any]:
+    async def _take_up(self, home: str, live: set[str], nodes: list[str], lost: frozenset[str]) -> dict[str, Any]:
         # Before anything is awaited: a frame that calls in meanwhile is younger than what was said of those that live.
         for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
             self._frames.fail_reply(self._paging.slots.pop(frame_id))
@@ -95,7 +98,7 @@ class Recovery:
         rows = await self._node.reading.active([home])
         resumed = 0
         async for row in in_chunks(rows):
-            resumed += await self._take_up_session(row, live)
+            resumed += await self._take_up_session(row, live, lost)
         await self._node.timers.look()
         return {"active": len(rows), "resumed": resumed, "adopted": len(adopted)}
 
@@ -107,7 +110,7 @@ class Recovery:
         self._node.draining.told(drains)
         return adopted
 
-    async def _take_up_session(self, row: Row, live: set[str]) -> int:
+    async def _take_up_session(self, row: Row, live: set[str], lost: Collection[str]) -> int:
         session_id, frame_id = row["session_id"], row["frame_id"]
         held = self._frames.holder(row)
         if held is not None or self._is_placed(session_id):
@@ -122,7 +125,7 @@ class Recovery:
             slot = Slot(
                 frame_id, row["actor_pid"] or 0, row["node_id"], row["placement"], root_id=row["root_id"]
             )  # fmt: skip
-            await self.crashed(slot, ActivationId.of(row), "process_died", now())
+            await self.crashed(slot, ActivationId.of(row), "process_died", now(), may_live=frame_id in lost)
             return 1
         if self._node.is_ready(row):
             self._paging.add(ready_of(row, "takeover"))
@@ -237,7 +240,7 @@ class Recovery:
         self.buried.setdefault(frame_id, time.monotonic())
 
     async def crashed(
-        self, slot: Slot, lost: ActivationId, cause: str, since: int, unseen: int = 0
+        self, slot: Slot, lost: ActivationId, cause: str, since: int, unseen: int = 0, *, may_live: bool = False
     ) -> None:  # fmt: skip
         """Decide about a death and, in the same transaction, give the session to a free frame if there is one."""
         session_id = lost.session_id
@@ -256,7 +259,9 @@ class Recovery:
             if self._node.elsewhere(tx.session(session_id)):
                 return None, None  # its new home has dealt with this death
             policy = self._node.specification_in(tx, session_id)["restart"]
-            verdict = activation.crash(tx, lost, decide, cause=cause, pid=slot.pid, policy=policy, unseen=unseen)
+            verdict = activation.crash(
+                tx, lost, decide, cause=cause, pid=slot.pid, policy=policy, unseen=unseen, may_live=may_live
+            )
             if verdict is None or verdict.action == "quarantine" or spare is None:
                 return verdict, None
             wait = tx.session(session_id)["wait"]

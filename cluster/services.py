@@ -105,8 +105,10 @@ class NodeActor:
         await self._node()
         return await (await self._host.requests()).acquire(holder, lease, dead_holder, request_id)
 
-    async def take_up(self, generation: int, frames: list[str], nodes: list[str]) -> dict[str, Any]:
-        return await (await self._node()).recovery.take_up(generation, frames, nodes)
+    async def take_up(
+        self, generation: int, frames: list[str], nodes: list[str], lost: list[str]
+    ) -> dict[str, Any]:  # fmt: skip
+        return await (await self._node()).recovery.take_up(generation, frames, nodes, lost)
 
     async def notice(self, news: dict[str, Any]) -> None:
         await (await self._node()).notice(news)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sqlalchemy import and_, insert, select, update
@@ -12,7 +12,7 @@ from understudy import events
 from understudy.errors import Fenced, SessionClosed, StaleGeneration, StoreOwned
 from understudy.identifiers import home_of
 from understudy.ports import Death, Decide, Verdict
-from understudy.records import ActivationId, CallState
+from understudy.records import LEASE_SECONDS, ActivationId, CallState
 
 from . import timers
 from .beginnings import PAUSE_TIMER, pause
@@ -22,6 +22,8 @@ from .endings import end_queued, end_without_agent
 from .operations import request_key, require_current
 from .statements import OWNER, SESSION, TIMER
 from .transaction import Row, Transaction
+
+LEASE = int(LEASE_SECONDS * 1_000_000)
 
 SOON = 60_000_000
 """A session without work whose timer is due within this time (microseconds) needs a home."""
@@ -185,12 +187,15 @@ def open_calls(tx: Transaction, row: Row) -> list[CallState]:
 
 def crash(
     tx: Transaction, activation: ActivationId, decide: Decide, *, cause: str, pid: int, policy: dict[str, Any],
-    unseen: int = 0,
+    unseen: int = 0, may_live: bool = False,
 ) -> Verdict | None:  # fmt: skip
     """Note that an activation's process is gone and decide what follows; None if the session had moved on.
 
     On `resume` without delay the session is ready (or still waits, in no frame); with one it waits for a timer; on
     `abort` it is ready, and its open calls have a result; on `quarantine` its run is over and its parent has a result.
+
+    Args:
+        may_live: nobody knows whether the process is gone: its node is lost (`outlast`).
     """
     row = tx.find(activation.session_id)
     tx.require_generation()
@@ -210,6 +215,8 @@ def crash(
         session_id=row["session_id"], number=row["restarts"],
     )  # fmt: skip
     verdict = decide(death)
+    if may_live and verdict.action == "resume" and _may_begin(tx, row):
+        verdict = replace(verdict, delay=max(verdict.delay, LEASE))
     tx.changed(row)
     row.update(
         frame_id=None, actor_pid=None, restarts=row["restarts"] + 1, deaths=list(verdict.deaths), stuck=verdict.stuck,
@@ -225,10 +232,24 @@ def crash(
     if verdict.action == "quarantine":
         quarantine(tx, row, verdict.rule, verdict.reason)
     elif verdict.delay and not waiting:
+        if may_live:
+            row["epoch"] += 1  # from now on what lives there can begin nothing new
         pause(tx, row, verdict.delay)
     elif not waiting:
         tx.wake(row)
     return verdict
+
+
+def outlast(tx: Transaction, row: Row) -> None:
+    """Let a session whose last process may live, and was fenced in this transaction, go on only when that can begin
+    nothing any more: the lease of a tool call that was marked as started is over by then, whatever its process does."""
+    if row["active"] and row["wait"] is None and _may_begin(tx, row):
+        pause(tx, row, LEASE)
+
+
+def _may_begin(tx: Transaction, row: Row) -> bool:
+    """Whether the session's process was allowed to begin a tool call, and nobody knows whether it has."""
+    return any(call.state == "started" and call.child_id is None for call in open_calls(tx, row))
 
 
 def _executing(tx: Transaction, row: Row) -> list[CallState]:

@@ -35,6 +35,9 @@ CENSUS_SECONDS = 1.0
 LOST_SECONDS = 10.0
 """A node whose service was not heard of for so long is lost, whatever Ray says: a service restarts in less."""
 
+REMEMBERED_SECONDS = 600.0
+"""So long it is known of a frame that it was lost with its node, and not seen to die."""
+
 REPEAT_SECONDS = 0.5
 PROBE_SECONDS = 2.0
 DEMAND_SECONDS = 5.0
@@ -96,6 +99,7 @@ class Supervisor:
         self._nodes: dict[str, _Node] = {}
         self._frames: dict[str, FrameHandle] = {}
         self._well: dict[str, float] = {}
+        self._lost: dict[str, float] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._under_way: dict[Any, asyncio.Task[Any]] = {}
         self._failure: Exception | None = None
@@ -256,7 +260,9 @@ class Supervisor:
         for profile in self.profiles.values():
             await node.handle.call("register", profile)
         alive = [*self._frames, *(frame_id for other in self._nodes.values() for frame_id in other.stock.starting)]
-        found = await node.handle.call("take_up", self.generation, alive, list(self._nodes))
+        lost = [frame_id for frame_id, at in self._lost.items() if time.monotonic() - at < REMEMBERED_SECONDS]
+        self._lost = {frame_id: self._lost[frame_id] for frame_id in lost}
+        found = await node.handle.call("take_up", self.generation, alive, list(self._nodes), lost)
         node.heard = time.monotonic()
         log.info("node %s: %s", node.handle.node_id[:8], found)
 
@@ -319,7 +325,8 @@ class Supervisor:
 
         If it is only cut off its processes may live on. That is harmless: under the next generation its service
         activates nothing more, and with its next activation elsewhere a session has an epoch under which its old frame
-        can commit nothing, so it can start no tool either (that takes a commit), and model calls are not its own.
+        can commit nothing, so it can start no tool either (that takes a commit), and model calls are not its own. Only
+        what it was allowed to start before may still begin: those sessions wait until that lease is over.
         """
         node_id = node.handle.node_id
         log.warning("node %s is lost", node_id[:8])
@@ -328,6 +335,7 @@ class Supervisor:
         for frame in lost:
             del self._frames[frame.frame_id]
             self._well.pop(frame.frame_id, None)
+            self._lost[frame.frame_id] = time.monotonic()
         self.machinery.abandon(node.handle, lost)
         self._alone(FENCE, self._fence, self._term)
 

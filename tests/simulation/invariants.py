@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from understudy.events import ToolStarted
+from understudy.observability.metrics import Metrics
 from understudy.records import LEASE_SECONDS
 from understudy.store import queries
 from understudy.store.check import check
@@ -18,6 +19,8 @@ from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TOO
 from .tools import POLICY_OF
 
 if TYPE_CHECKING:
+    from understudy.cluster.node_service import NodeService
+
     from .cluster import Machine
     from .world import Effect, World
 
@@ -265,9 +268,11 @@ class Invariants:
                 "expected": len(service.frames.expected), "condemned": len(service.frames.condemned),
             }  # fmt: skip
             found += [f"{name} still has {size} {what} when nothing is to do" for what, size in sizes.items() if size]
-            events = service.projection.metrics.writer_seq
-            if actor.target._started and events != service.journal.writer_seq:
-                found.append(f"{name}: metrics have {events} events of {service.journal.writer_seq}")
+            writer = service.config.writer
+            [(last,)] = self._world.committed(f"SELECT max(writer_seq) FROM event WHERE writer = '{writer}'")
+            measured = service.projection.metrics.writer_seq
+            if actor.target._started and measured < (last or 0):
+                found.append(f"{name}: metrics have {measured} events of {last}")
         return found
 
     def _services(self) -> None:
@@ -276,6 +281,19 @@ class Invariants:
         for name, actor in self._world.cluster.actors.items():
             if name.startswith("node/") and actor.target is not None:
                 self._world.counts["swept"] += actor.target.service.recovery.swept
+                self._metrics(name, actor.target.service)
+
+    def _metrics(self, name: str, service: NodeService) -> None:
+        """What a service has measured, over all its lives, is what its whole log says when it is measured anew."""
+        if self._world.counts["replaced"]:
+            return  # a part of the log is gone, but not what was made of it
+        again = Metrics()
+        with self._world.store.committed() as connection:
+            again.apply(queries.writer_events(connection, self._world.namespace, service.config.writer, 0, 1_000_000))
+        measured, counted = service.projection.metrics.checkpoint(), again.checkpoint()
+        for metric, totals in counted["totals"].items():
+            if measured["totals"].get(metric) != totals:
+                self.violated(f"{name}: {metric} is {measured['totals'].get(metric)}, its log says {totals}")
 
     def situation(self) -> str:
         """Why nothing happens: what sessions with work wait for."""

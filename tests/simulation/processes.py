@@ -136,8 +136,10 @@ class NodeProcess:
         await self._node()
         return await self._requests.acquire(holder, lease, dead_holder, request_id)
 
-    async def take_up(self, generation: int, frames: list[str], nodes: list[str]) -> dict[str, Any]:
-        return await (await self._node()).recovery.take_up(generation, frames, nodes)
+    async def take_up(
+        self, generation: int, frames: list[str], nodes: list[str], lost: list[str]
+    ) -> dict[str, Any]:  # fmt: skip
+        return await (await self._node()).recovery.take_up(generation, frames, nodes, lost)
 
     async def notice(self, news: dict[str, Any]) -> None:
         await (await self._node()).notice(news)
@@ -226,8 +228,13 @@ class FrameProcess:
     async def start(self) -> int:
         if self._run is None:
             self._run = asyncio.get_running_loop().create_task(self.frame.run())
+            self._run.add_done_callback(self._left)
             self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
         return self._actor.pid
+
+    def _left(self, run: asyncio.Task[None]) -> None:
+        if not run.cancelled() and run.exception() is not None:
+            self._world.invariants.violated(f"the loop of a frame failed: {run.exception()!r}")
 
     async def watch(self) -> str:
         assert self._run is not None

@@ -1,0 +1,58 @@
+"""A session of a lost node whose process may live: what that was allowed to begin is over before anybody else acts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from understudy.errors import Fenced
+from understudy.events import ToolStarted
+from understudy.identifiers import call_identifier
+from understudy.ports import Verdict
+from understudy.records import LEASE_SECONDS, ActivationId, Batch, CallState, ModelAnswer
+from understudy.store import activation, operations
+
+from .test_store import Store, opened
+
+pytestmark = pytest.mark.conformance
+
+LEASE = int(LEASE_SECONDS * 1e6)
+CRASH: dict[str, Any] = {"cause": "process_died", "pid": 1, "policy": {}}
+
+
+async def acting(db: Store, *, started: bool) -> ActivationId:
+    """A session whose model asked for a tool, and whose process was allowed to begin it if `started`."""
+    await db.asking()
+    answer = ModelAnswer(tool_calls=(("p", "act", "{}"),))
+    held = db.held("s", 1)
+    await db.do(operations.answer, "s", "r", 1, 1, "m", answer, incarnation=held.incarnation)
+    if started:
+        call_id = call_identifier("r", 1, 0)
+        entries = (ToolStarted(call_id=call_id, tool="act"),)
+        await db.do(operations.commit, Batch(*held, 2, entries=entries, calls=(CallState(call_id, "started"),)))
+    return held
+
+
+async def test_a_call_that_may_begin_is_waited_for(store: str) -> None:
+    """Given a call that was marked as started on a lost node, when its session is taken up, then its old process is
+    fenced at once, and the session goes on when the lease of that mark is over."""
+    async with opened(store) as db:
+        held = await acting(db, started=True)
+        verdict = await db.do(activation.crash, held, lambda _: Verdict("resume"), **CRASH, may_live=True)
+        assert verdict is not None
+        assert verdict.delay == LEASE
+        row = db.session()
+        assert (row["epoch"], row["wait"], row["status"]) == (held.epoch + 1, "timer", "waiting_for_timer")
+        with pytest.raises(Fenced):
+            await db.do(operations.commit, Batch(*held, 3))
+
+
+@pytest.mark.parametrize(("started", "may_live"), [(False, True), (True, False)])
+async def test_nothing_else_is_waited_for(store: str, started: bool, may_live: bool) -> None:
+    """Given a session that had started nothing, or whose process is known to be gone, then it goes on at once."""
+    async with opened(store) as db:
+        held = await acting(db, started=started)
+        verdict = await db.do(activation.crash, held, lambda _: Verdict("resume"), **CRASH, may_live=may_live)
+        assert verdict == Verdict("resume")
+        assert db.session()["wait"] is None
