@@ -291,9 +291,15 @@ class NodeService:
         return row["node_id"] != self.config.node_id and row["node_id"] in self.nodes
 
     def take_in(self, row: Row) -> None:
-        """Give a session that is being written a home, if its own is gone or drained: this node, unless it is too."""
-        if self.nodes and row["node_id"] not in self.draining.homes:
-            row["node_id"] = self.draining.home_for(row["root_id"])
+        """Give a session that is being written a home, if its own is gone or drained: this node, unless it is too. One
+        whose run goes on at a drained node is given away by that, when it can be."""
+        if not self.nodes or row["node_id"] in self.draining.homes:
+            return
+        if row["node_id"] in self.nodes:
+            if row["run_id"] is not None:
+                return
+            row["frame_id"] = row["actor_pid"] = None  # the frame that it rests in will not call in elsewhere
+        row["node_id"] = self.draining.home_for(row["root_id"])
 
     def _by_home(self, committed: Committed) -> dict[str, dict[str, Any]]:
         """What was done to sessions at home elsewhere: their own services must hear of it."""

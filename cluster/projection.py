@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
+from understudy.errors import UnderstudyError
 from understudy.events import Event, ModelCallCompleted, ToolFinished
 from understudy.identifiers import digest
 from understudy.observability.content import chat_content, tool_content
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 5.0
+REPEAT_SECONDS = 1.0
 REPLAY_LIMIT = 5_000
 RECENT_EVENTS = 10_000
 
@@ -174,7 +176,12 @@ class Projection:
         self._recent.clear()
         try:
             while True:
-                found = await self.read_events(self.metrics.writer_seq, REPLAY_LIMIT)
+                try:
+                    found = await self.read_events(self.metrics.writer_seq, REPLAY_LIMIT)
+                except UnderstudyError as error:  # nobody else would look before the next commit
+                    log.info("what was not told is measured later: %s", error)
+                    await asyncio.sleep(REPEAT_SECONDS)
+                    continue
                 self.metrics.apply(found)
                 if not found and (not self._recent or self._recent[-1].writer_seq <= self.metrics.writer_seq):
                     return
