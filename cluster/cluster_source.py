@@ -37,4 +37,4 @@ class ClusterSource:
                 yield news[0].to_wire()
 
     async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
-        return await self._connection.request(method, session_id, *arguments)
+        return await self._connection.change(method, session_id, *arguments)

@@ -16,7 +16,7 @@ from .messages import WIRE_VERSION, Message, ToolCall, Usage
 CACHED_WINDOWS = 64
 """Windows that a frame keeps of sessions that left it; the node service counts them in the same way."""
 
-LEASE_SECONDS = 10.0
+LEASE_SECONDS = 4.0
 """How long after sending a commit an activation may start a tool on the strength of its Ack."""
 
 NO_USAGE = Usage()

@@ -134,6 +134,7 @@ class Journal:
         self._submitted: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._groups: deque[list[_Submitted]] = deque()
         self._end_known = False  # else a commit of this log may have happened, or may yet, that nobody has told here
+        self._doubted = False
         self._tries = 0
         self._races = 0
         self._busy = 0
@@ -272,13 +273,12 @@ class Journal:
                 self._refuse(group, error)
             else:
                 committed.seconds = time.monotonic() - started
-                committed.repeated = any(submitted.tried for submitted in group)
                 self._answer(committed, None)
         return 0.0
 
     def _doubt(self, group: list[_Submitted]) -> None:
         """Something may have been committed, or may yet be, that is not known here."""
-        self._end_known = False
+        self._end_known, self._doubted = False, True
         for submitted in group:
             submitted.tried = True
 
@@ -361,10 +361,13 @@ class Journal:
                             raise
                         submitted.results.append(error)
             tx.flush()
+        # A predecessor's commit took effect after this journal's start; what its own did late is told as repeated.
+        unnoticed = tx.end_found is not None and not self._doubted and tx.end_found != self.writer_seq
         if tx.writer_seq is not None:
-            self.writer_seq, self._end_known = tx.writer_seq, True
+            self.writer_seq, self._end_known, self._doubted = tx.writer_seq, True, False
         return Committed(
-            tx.committed_events, tx.woken, tx.cancelled, tx.written, tx.timers, tx.killed, count, 0.0
+            tx.committed_events, tx.woken, tx.cancelled, tx.written, tx.timers, tx.killed, count, 0.0,
+            repeated=unnoticed or any(submitted.tried for submitted in group),
         )  # fmt: skip
 
     def _next_time(self) -> int:

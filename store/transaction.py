@@ -73,6 +73,7 @@ class Transaction:
     Attributes:
         now: the commit's time, microseconds UTC; every row written carries it.
         writer_seq: place of the last event in this journal's own log; None while it is not known, and not needed.
+        end_found: what that was before this transaction, if it had to be looked for.
         generation: the owner's generation that this journal acts for; 0 before there is one.
         writes: rises with every change, so that an operation which fails half-way is noticed.
         committed_events: the events in order, for the projection.
@@ -104,6 +105,7 @@ class Transaction:
         self.now = now
         self.writer = writer
         self.writer_seq = writer_seq
+        self.end_found: int | None = None
         self.generation = generation
         self.decide_end = decide_end
         self.committed_events: list[Event] = []
@@ -281,7 +283,7 @@ class Transaction:
         transaction changes: a commit of the log that is still under way either held them, and is seen, or has taken
         the same place, and the insert waits for it and fails with `StoreRace`."""
         if self.writer_seq is None:
-            self.writer_seq = int(self._scalar(SELECT_END_OF_LOG, writer=self.writer) or 0)
+            self.writer_seq = self.end_found = int(self._scalar(SELECT_END_OF_LOG, writer=self.writer) or 0)
         return self.writer_seq
 
     def update_call(self, session_id: str, call_id: str, **state: Any) -> None:

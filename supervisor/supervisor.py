@@ -371,7 +371,7 @@ class Supervisor:
 
     async def _watch_frame(self, frame: FrameHandle, term: int) -> None:
         """Await a frame's end, then have its session resumed."""
-        self._well[frame.frame_id] = time.monotonic()
+        self._well.setdefault(frame.frame_id, time.monotonic())
         try:
             cause = await frame.watch()
         except asyncio.CancelledError:
@@ -499,7 +499,9 @@ class Supervisor:
     async def _probe_frame(self, frame: FrameHandle) -> None:
         try:
             reason = await frame_hangs(frame)
-        except Exception:  # its watch tells of a death
+        except Exception:  # its watch tells of a death; unless it was lost itself, then another one fails at once
+            if frame.frame_id in self._frames:
+                self._alone(("watch", frame.frame_id), self._watch_frame, frame, self._term)
             return
         if reason:
             await self._kill_frame(frame.frame_id, reason)

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from understudy.config import ModelProfile
-from understudy.errors import CannotDrain, StaleGeneration, StoreUnreachable, UnderstudyError, Unschedulable
+from understudy.errors import (
+    CannotDrain,
+    ServiceGone,
+    StaleGeneration,
+    StoreUnreachable,
+    UnderstudyError,
+    Unschedulable,
+)
 from understudy.supervisor import supervisor as supervising
 from understudy.supervisor.supervisor import Supervisor
 
@@ -418,3 +425,27 @@ async def test_a_placement_that_nobody_uses_is_forgotten(machinery: Machinery, m
     asked = node.asked
     await node.until(lambda: node.asked > asked + 2)
     assert set(supervisor._nodes["a"].stock._standbys) == {"", "used"}
+
+
+async def test_a_death_whose_watch_was_lost_is_told(machinery: Machinery) -> None:
+    """Given a frame that died, and a call that should have told of it and was lost, when a probe finds nobody there,
+    then the frame is watched anew, and its node's service hears of the death."""
+
+    class Lost(Frame):
+        watched = 0
+
+        async def watch(self) -> str:
+            self.watched += 1
+            if self.watched == 1:
+                await asyncio.Event().wait()
+            raise ServiceGone("it died")
+
+        async def probe(self) -> dict[str, float]:
+            raise ServiceGone("it died")
+
+    supervisor, frame = machinery.supervisor, Lost()
+    supervisor._frames[frame.frame_id] = frame  # type: ignore[assignment]
+    supervisor._spawn(supervisor._watch_frame(frame, supervisor._term))
+    node = machinery.nodes["a"]
+    await node.until(lambda: node.deaths == [frame.frame_id])
+    assert frame.watched == 2

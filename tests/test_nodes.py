@@ -225,7 +225,7 @@ def test_a_cancel_crosses_nodes(stage: Stage, second: list[SecondNode]) -> None:
         run = session.send("hello")
         stage.server.wait(lambda stats: stats.in_flight == 1)
         nodes = stage.cluster._connection.nodes
-        assert background.wait(nodes.call(other, "request", "cancel", session.id, None, "no more"))
+        assert background.wait(nodes.call(other, "request", "cancel", session.id, None, "no more", "first"))
         assert run.result(PATIENCE).status == "cancelled"
         stage.server.wait(lambda stats: stats.in_flight == 0)
         assert set(places(session)) == {home}
