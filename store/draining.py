@@ -7,6 +7,7 @@ from collections.abc import Collection
 from sqlalchemy import delete, insert, select, update
 
 from understudy import events
+from understudy.errors import CannotDrain
 from understudy.identifiers import home_of
 
 from .statements import DRAIN
@@ -23,9 +24,14 @@ def begin(
 
     Raises:
         StaleGeneration: the supervisor of this journal no longer owns the store.
+        CannotDrain: nobody would be left to go on; another drain may have begun since somebody looked.
     """
     found = drains(tx, lock=True)
     tx.require_generation()
+    if nodes and not stop and not set(nodes) - found.keys() - {node_id}:
+        raise CannotDrain(
+            f"node {node_id[:8]} is the only one that sessions can be on", details={"nodes": sorted(nodes)}
+        )
     known = found.get(node_id)
     gone = [row["node_id"] for row in found.values() if nodes and row["finished_at"] and row["node_id"] not in nodes]
     if gone:

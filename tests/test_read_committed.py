@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from understudy.errors import StaleGeneration, StoreOwned
+from understudy.errors import CannotDrain, StaleGeneration, StoreOwned
 from understudy.ports import Verdict
 from understudy.records import ActivationId
 from understudy.store import activation, draining, queries, retention, timers, wakeups
@@ -142,3 +142,13 @@ async def test_a_tree_that_grows_while_it_is_removed_stays(db: Store) -> None:
             await eventually(lambda: watch.execute(waits).fetchone() is not None)
     assert (await dropped).kept == "at work"
     assert db.session("kid")["inbox_count"] == 1
+
+
+async def test_two_drains_at_once_leave_somebody(store: str) -> None:
+    """Given two nodes, when each is to be drained and nobody had seen the other's drain, then the second is refused."""
+    async with opened(store) as db:
+        await db.own()
+        await db.do(draining.begin, "a", 1 << 60, reason="", nodes=("a", "b"))
+        with pytest.raises(CannotDrain):
+            await db.do(draining.begin, "b", 1 << 60, reason="", nodes=("a", "b"))
+        assert [row["node_id"] for row in db.read(queries.drains)] == ["a"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
+
+from understudy.errors import UnderstudyError
 
 from .cluster import Actor, Machine
 from .scheduler import Process
@@ -168,30 +171,22 @@ class Faults:
         node_id, world = machine.node_id, self._world
 
         async def drain() -> None:
-            from understudy.errors import UnderstudyError
-
             try:
                 await world.call(supervisor, "drain", [node_id], fault.seconds, "the plan says so", False, here=None)
             except UnderstudyError as error:
                 world.note(f"no drain: {error}")
-
-        async def undo() -> None:
-            import asyncio
-
-            from understudy.errors import UnderstudyError
-
+            await asyncio.sleep(fault.seconds + 5.0)
             for _ in range(20):
                 actor = world.cluster.actors.get("supervisor")
                 try:
                     if actor is not None:
                         await world.call(actor, "undrain", node_id, here=None)
                         return
-                except UnderstudyError:
-                    pass
+                except UnderstudyError as error:
+                    world.note(f"no end of the drain: {error}")
                 await asyncio.sleep(1.0)
 
         world.scheduler.world.spawn(drain())
-        world.cluster.after(fault.seconds + 5.0, lambda: world.scheduler.world.spawn(undo()) and None)
 
     # The store's.
 

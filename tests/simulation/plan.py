@@ -121,9 +121,9 @@ def task(chosen: random.Random, name: str, policies: list[str], *, spawns: bool)
     if spawns and chosen.random() < 0.12:  # a sub-agent, perhaps refused, beside a tool that dies until it is given up
         deadly = call(chosen, f"{name}.deadly", policies, spawns=False, kills=4)
         rounds.append((spawn(chosen, f"{name}.beside", policies), deadly))
-    for number in range(chosen.choice((0, 1, 1, 2, 2, 3))):
+    for number in range(chosen.choice((0, 1, 2, 2, 3, 4))):
         calls: list[tuple[str, dict[str, Any]]] = []
-        for index in range(chosen.choice((1, 1, 1, 2, 3))):
+        for index in range(chosen.choice((1, 1, 2, 2, 3))):
             calls.append(call(chosen, f"{name}.{number}.{index}", policies, spawns=spawns))
         rounds.append(tuple(calls))
     thinking = tuple(round(chosen.choice((0.02, 0.2, 1.0, 3.0)) * chosen.random(), 3) for _ in range(len(rounds) + 1))
@@ -185,7 +185,7 @@ def session(chosen: random.Random, number: int, busy: float) -> Work:
     """A root session with its client."""
     session_id = f"s{number}"
     policies = chosen.sample(sorted(BY_POLICY), chosen.randint(1, 4))
-    spawns = chosen.random() < 0.5
+    spawns = chosen.random() < 0.6
     more: dict[str, Any] = {"shutdown": chosen.choice((None, 0.0, 2.0, 10.0))}
     if spawns:
         more["agents"] = {name: child_spec(chosen, name, policies) for name in ("helper", "watcher")}
@@ -200,11 +200,11 @@ def session(chosen: random.Random, number: int, busy: float) -> Work:
         spec["tools"] = [*spec["tools"], TOOLS[SPAWN]]
     actions = [Action(0.0, "spawn")]
     at = chosen.random() * 3.0
-    for run in range(chosen.choice((1, 1, 2, 3))):
+    for run in range(chosen.choice((1, 2, 3, 4))):
         content = task(chosen, f"{session_id}.r{run}", policies, spawns=spawns).text()
         actions.append(Action(at, "send", {"run_id": f"r{run}", "content": content}))
-        at += chosen.random() * busy / 3
-        if chosen.random() < 0.25:
+        at += chosen.random() * chosen.choice((0.2, 3.0, busy / 3))
+        if chosen.random() < 0.3:
             actions.append(Action(at, "cancel", {"run_id": chosen.choice((None, f"r{run}"))}))
         if chosen.random() < 0.08:
             actions.append(Action(at, "abort"))
@@ -259,7 +259,7 @@ def faults(chosen: random.Random, backend: str, machines: int, window: float) ->
     names = sorted(chosen.sample(sorted(kinds), min(some, len(kinds))))
     weights = [kinds[name] for name in names]
     found = []
-    for _ in range(chosen.choice((0, 2, 4, 8, 12, 18))):
+    for _ in range(chosen.choice((0, 3, 8, 16, 24))):
         kind = chosen.choices(names, weights)[0]
         seconds = 0.0
         if kind.startswith(LASTING):
@@ -275,7 +275,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     machines = shape.choice((1, 2, 3))
     backend = backend or drawn
     machines = 1 if backend == "sqlite" else machines
-    count = shape.choice((1, 2, 4, 6))
+    count = shape.choice((2, 4, 8))
     window = shape.choice(WINDOWS)
     work = tuple(session(random.Random(f"{seed}/work/{number}"), number, window / 2) for number in range(count))
     return Plan(
