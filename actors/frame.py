@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from understudy.errors import Fenced, UnderstudyError
+from understudy.errors import Fenced, UnderstudyError, UnknownSession
 from understudy.logs import about
 from understudy.placement import is_isolated
 from understudy.ports import Node
@@ -67,8 +67,8 @@ class Frame:
                     if work["kind"] == "exit":
                         return
                     call = await self._work(work)
-                except Fenced as fenced:
-                    log.info("left a session: %s", fenced)
+                except (Fenced, UnknownSession) as over:  # by another activation, or retention has removed the session
+                    log.info("left a session: %s", over)
                     if is_isolated(self.identity["placement"]):
                         return
                     call = {"frame": self.identity}

@@ -165,13 +165,22 @@ class Recovery:
         self._frames.dispatch()
 
     async def _end_what_is_over(self, age: int) -> None:
-        """End tools and model calls of activations and runs that another node ended by force, and was not heard."""
+        """End tools and model calls of activations and runs that another node ended by force, and was not heard.
+
+        Also the calls that wait for a run to be ended which is over: such a call may arrive after all others.
+        """
         acting = [slot for slot in self._paging.slots.values() if slot.session_id is not None and not slot.resting]
         held = [(slot, slot.activation) for slot in acting if slot.activation is not None]
         runs = self._node.calls.runs()
-        if not held and not runs:
+        watched = {known: run_id for known, (run_id, _) in self._node.interrupts.items()}
+        wanted = {*(known.session_id for _, known in held), *runs, *(known.session_id for known in watched)}
+        if not wanted:
             return
-        rows = await self._node.reading.query(queries.activations, {*(known.session_id for _, known in held), *runs})
+        rows = await self._node.reading.query(queries.activations, wanted)
+        for known, run_id in watched.items():
+            row = rows.get(known.session_id)
+            if row is None or (ActivationId.of(row), row["run_id"]) != (known, run_id):
+                self._node.end_activation(known, "the run is over")
         old = now() - age
         told = {name: row for name, row in rows.items() if row["updated_at"] <= old and not self._is_placed(name)}
         for slot, known in held:

@@ -424,6 +424,9 @@ class Supervisor:
                 known = (node.handle.pid, self.generation, set(self._nodes))
                 if (served["pid"], served["generation"], set(served["nodes"])) != known:
                     await self._take_up(node)
+                here = {frame_id for row in served["demand"].values() for frame_id in row.get("frames", ())}
+                if here - self._frames.keys() - node.stock.starting.keys():
+                    self._alone(("strangers", node.handle.node_id), self._meet_strangers, node, here)
                 for frame_id in served["condemned"]:
                     self._alone(f"kill {frame_id}", self._kill_frame, frame_id, "its run was ended by force")
                 if served.get("memory"):
@@ -433,6 +436,21 @@ class Supervisor:
             except Exception as error:
                 log.warning("demand of node %s unknown: %s", node.handle.node_id[:8], error)
                 await asyncio.sleep(0.5)
+
+    async def _meet_strangers(self, node: _Node, here: set[str]) -> None:
+        """Frames have called in that are not known: a supervisor that was overtaken made them, or they died unnoticed.
+
+        Those that live are watched from now on; of the others the node's service hears that they are gone.
+        """
+        term, alive = self._term, await self.machinery.frames(node.handle.node_id)
+        if not self._serves(node, term):
+            return
+        for frame in alive:
+            if frame.frame_id not in self._frames and frame.frame_id not in node.stock.starting:
+                self._frames[frame.frame_id] = frame
+                self._spawn(self._watch_frame(frame, term))
+        for frame_id in sorted(here - self._frames.keys() - node.stock.starting.keys()):
+            await node.handle.call("frame_died", frame_id, "process_died", 0.0)
 
     async def _balance(self, node: _Node, demand: dict[str, Any]) -> None:
         stock, now = node.stock, time.monotonic()
