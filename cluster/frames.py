@@ -175,7 +175,8 @@ class Frames:
     async def work(self, slot: Slot) -> dict[str, Any]:
         """What a frame must know to go on with the session it holds."""
         held = slot.activation
-        assert held is not None
+        if held is None:  # ended, or taken to another frame, while its batch was being committed
+            raise Fenced("the activation is over")
         session_id, known = held.session_id, slot.known_seq(held.session_id, held.incarnation) or 0
         try:
             work = await self._node.journal.submit(lambda tx: current_work(tx, held, known), session_id)
