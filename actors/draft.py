@@ -64,6 +64,7 @@ class Draft:
         window.batch_no += 1
         return Batch(
             session_id=window.session_id,
+            incarnation=window.incarnation,
             epoch=window.epoch,
             batch_no=window.batch_no,
             entries=tuple(self.entries),

@@ -7,17 +7,17 @@ import contextvars
 import inspect
 import json
 import logging
+import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 
-from understudy.config import is_secret_name
 from understudy.errors import ToolError, UnderstudyError
 from understudy.messages import INTERRUPTED, storable
+from understudy.redaction import secret_values
 
 from .tools import LoadedTool, ToolContext
 
@@ -36,6 +36,9 @@ THREAD_PREFIX = "understudy-tool-"
 """Begins the name of every thread that runs a tool, so that a frame can find one left behind."""
 
 MAX_PROBLEM_CHARACTERS = 500
+
+TOO_LATE = "too_late"
+"""No outcome of a call: the time until which its function might begin was over before its first instruction."""
 
 
 @dataclass(frozen=True)
@@ -72,28 +75,43 @@ class _InvalidArguments(Exception):
     """The arguments can't be given to the tool; the message is for the model."""
 
 
-async def execute(tool: LoadedTool, arguments: str, context: ToolContext, timeout: float) -> Outcome:
-    """Run one call of `tool` and return how it ended.
-
-    An async function runs on this event loop, any other one in a daemon thread of its own. Nothing that the tool or
-    the model does is raised, except `CancelledError` when the caller cancels; a cancelled async tool has been given
-    `CANCEL_GRACE` to clean up by then, a cancelled thread goes on.
+def bind(tool: LoadedTool, arguments: str, context: ToolContext) -> dict[str, Any] | Outcome:
+    """The keyword arguments of one call of `tool`, or the call's outcome if they can't be given to it.
 
     Args:
         arguments: JSON text as the model wrote it.
-        timeout: seconds for the call.
     """
-    started_at, begin = time.time_ns() // 1000, time.monotonic_ns()
-    stuck = False
     try:
         keywords = _bind(tool, arguments)
-        if tool.context_parameter is not None:
-            keywords[tool.context_parameter] = context
-        outcome, content, stuck = await run(tool, keywords, timeout)
     except _InvalidArguments as error:
         outcome, content = "invalid", str(error)
     except Exception as error:  # not the model's fault, say a parameter's type that can't be built in this process
         outcome, content = _failure(tool, error)
+    else:
+        return keywords if tool.context_parameter is None else {**keywords, tool.context_parameter: context}
+    return Outcome(outcome, presentable(content), 0, time.time_ns() // 1000)
+
+
+async def execute(
+    tool: LoadedTool, keywords: dict[str, Any], timeout: float, before: float = math.inf
+) -> Outcome | None:
+    """Run one call of `tool` and return how it ended; None if it was too late to begin, and nothing was executed.
+
+    An async function runs on this event loop, any other one in a daemon thread of its own. Nothing that the tool does
+    is raised, except `CancelledError` when the caller cancels; a cancelled async tool has been given `CANCEL_GRACE` to
+    clean up by then, a cancelled thread goes on.
+
+    Args:
+        timeout: seconds for the call.
+        before: monotonic time; nothing that can wait stands between the comparison with it and the function.
+    """
+    started_at, begin = time.time_ns() // 1000, time.monotonic_ns()
+    try:
+        outcome, content, stuck = await run(tool, keywords, timeout, before=before)
+    except Exception as error:
+        (outcome, content), stuck = _failure(tool, error), False
+    if outcome == TOO_LATE:
+        return None
     duration = (time.monotonic_ns() - begin) // 1000
     return Outcome(outcome, presentable(content), duration, started_at, stuck)
 
@@ -110,15 +128,10 @@ def presentable(text: str) -> str:
     return text[:half] + note + text[-half:]
 
 
-_is_secret_name = lru_cache(maxsize=4096)(is_secret_name)  # for each result, every variable's name is looked at again
-
-
 def _secrets() -> list[str]:
     """Values that must not be shown, as they are and as JSON writes them; longest first, as one may contain another."""
-    values = {value for name, value in os.environ.items() if _is_secret_name(name)}
-    found = {
-        text for value in values if len(value) >= MIN_SECRET_CHARACTERS for text in (value, json.dumps(value)[1:-1])
-    }
+    values = [value for value in secret_values(os.environ) if len(value) >= MIN_SECRET_CHARACTERS]
+    found = {text for value in values for text in (value, json.dumps(value)[1:-1])}
     return sorted(found, key=len, reverse=True)
 
 
@@ -169,24 +182,37 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_PROBLEM_CHARACTERS else f"{text[:MAX_PROBLEM_CHARACTERS]}…"
 
 
-async def reconcile(loading: Awaitable[LoadedTool], context: ToolContext, timeout: float) -> Outcome:
-    """Ask a tool's own function what became of a call; whatever goes wrong with that is told to the model."""
+async def reconcile(tool: LoadedTool, context: ToolContext, timeout: float, before: float) -> Outcome | None:
+    """Ask a tool's own function what became of a call; whatever goes wrong with that is told to the model.
+
+    None if it was too late to begin, as for `execute`.
+    """
     started, begin = time.time_ns() // 1000, time.monotonic_ns()
-    outcome, text = "interrupted", INTERRUPTED
+    outcome, text, late = "interrupted", INTERRUPTED, object()
+    function = tool.reconcile
+
+    def ask(function: Callable[[ToolContext], Any]) -> Any:
+        return function(context) if time.monotonic() < before else late
+
     try:
-        function = (await loading).reconcile
         if function is not None:
             async with asyncio.timeout(timeout):
-                if inspect.iscoroutinefunction(function):  # made in a thread, a coroutine could be left behind there
-                    found = await function(context)
-                else:
-                    found = await asyncio.to_thread(function, context)
-                    if asyncio.iscoroutine(found):  # of an object whose `__call__` is async
-                        found = await found
+                # Made in a thread, a coroutine could be left behind there.
+                there = inspect.iscoroutinefunction(function)
+                found = ask(function) if there else await asyncio.to_thread(ask, function)
+                if found is late:
+                    return None
+                if asyncio.iscoroutine(found):  # also of an object whose `__call__` is async
+                    found = await found
             outcome, text = "ok", _render(found)
     except Exception as error:
-        text = f"{INTERRUPTED}; finding out failed: {type(error).__name__}: {error}"
+        text = reconcile_failed(error)
     return Outcome(outcome, presentable(text), (time.monotonic_ns() - begin) // 1000, started)
+
+
+def reconcile_failed(error: Exception) -> str:
+    """What the model is told of a call in doubt about which nothing could be found out."""
+    return f"{INTERRUPTED}; finding out failed: {type(error).__name__}: {error}"
 
 
 def _render(result: Any) -> str:
@@ -196,16 +222,17 @@ def _render(result: Any) -> str:
 
 
 async def run(
-    tool: Runnable, keywords: dict[str, Any], timeout: float, render: Callable[[Any], Any] = _render
-) -> tuple[str, Any, bool]:
-    """Outcome (`ok`, `error` or `timeout`), what `render` made of the result (or a text that says what went wrong), and
-    whether code of the function still runs."""
+    tool: Runnable, keywords: dict[str, Any], timeout: float, render: Callable[[Any], Any] = _render, *,
+    before: float = math.inf,
+) -> tuple[str, Any, bool]:  # fmt: skip
+    """Outcome (`ok`, `error`, `timeout` or `TOO_LATE`), what `render` made of the result (or a text that says what went
+    wrong), and whether code of the function still runs."""
     work: asyncio.Future[tuple[str, Any]]
     if tool.is_async:
-        work = asyncio.create_task(_run_async(tool, keywords, render))
+        work = asyncio.create_task(_run_async(tool, keywords, render, before))
     else:
         try:
-            work = _start_thread(tool, keywords, render)
+            work = _start_thread(tool, keywords, render, before)
         except RuntimeError as error:  # the system has no thread left
             return "error", _error_text(error), False
     try:
@@ -230,7 +257,11 @@ async def _stop(work: asyncio.Future[tuple[str, Any]]) -> bool:
     return bool(done)
 
 
-async def _run_async(tool: Runnable, keywords: dict[str, Any], render: Callable[[Any], Any]) -> tuple[str, Any]:
+async def _run_async(
+    tool: Runnable, keywords: dict[str, Any], render: Callable[[Any], Any], before: float
+) -> tuple[str, Any]:
+    if time.monotonic() >= before:  # a task's first step can be delayed
+        return TOO_LATE, None
     try:
         return "ok", render(await tool.function(**keywords))
     except (asyncio.CancelledError, GeneratorExit):
@@ -240,7 +271,7 @@ async def _run_async(tool: Runnable, keywords: dict[str, Any], render: Callable[
 
 
 def _start_thread(
-    tool: Runnable, keywords: dict[str, Any], render: Callable[[Any], Any]
+    tool: Runnable, keywords: dict[str, Any], render: Callable[[Any], Any], before: float
 ) -> asyncio.Future[tuple[str, Any]]:
     """Run the function in a thread of its own: one that never ends blocks neither a pool nor the process's exit."""
     loop = asyncio.get_running_loop()
@@ -251,8 +282,10 @@ def _start_thread(
             future.set_result(result)
 
     def work() -> None:
+        result: tuple[str, Any] = TOO_LATE, None
         try:
-            result: tuple[str, Any] = "ok", render(tool.function(**keywords))
+            if time.monotonic() < before:  # a thread's start can be delayed
+                result = "ok", render(tool.function(**keywords))
         except BaseException as error:
             result = _failure(tool, error)
         try:

@@ -13,7 +13,6 @@ from typing import Any
 
 from understudy.errors import ToolError
 
-from .shell import scrubbed_environment
 from .tools import ToolContext, tool
 from .workspace import MAX_MATCHES, Workspace, compile_glob, read_lines, refuse_binary
 
@@ -167,7 +166,6 @@ async def _search_process(request: dict[str, Any]) -> str:
         stdin=pipe,
         stdout=pipe,
         stderr=pipe,
-        env=scrubbed_environment(),
         cwd="/",
     )
     try:

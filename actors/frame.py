@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from understudy.config import has_credentials, is_secret_name
 from understudy.errors import Fenced, UnderstudyError
 from understudy.logs import about
 from understudy.placement import is_isolated
@@ -41,7 +40,6 @@ class Frame:
     """
 
     def __init__(self, node: Node, frame_id: str, node_id: str, placement: str) -> None:
-        scrub_environment()
         self.node = node
         self.frame_id = frame_id
         self.identity: dict[str, Any] = {
@@ -92,7 +90,7 @@ class Frame:
         self._windows.move_to_end(session_id)
         if not window.apply(work):
             again = {"redone": work.get("redone", False)}
-            window.apply({**await self.node.reload(session_id, work["epoch"]), **again})
+            window.apply({**await self.node.reload(session_id, work["incarnation"], work["epoch"]), **again})
         self.activation = Activation(window, self.node, self._load, self._load_hook, self.frame_id)
         try:
             with about(session_id=session_id, run_id=window.run_id or "", trace_id=window.trace_id):
@@ -172,16 +170,6 @@ class Frame:
 def _has_stuck_tool() -> bool:
     """Whether a synchronous tool that was cancelled still runs: its process must not serve another session."""
     return any(thread.name.startswith(THREAD_PREFIX) and thread.is_alive() for thread in threading.enumerate())
-
-
-def scrub_environment() -> None:
-    """Take secrets out of this process's environment.
-
-    `/proc/PID/environ` still shows the first state to processes of the same user: the sandbox is the boundary.
-    """
-    for name, value in list(os.environ.items()):
-        if is_secret_name(name) or has_credentials(value):
-            del os.environ[name]
 
 
 def _unpickle(data: bytes) -> Any:

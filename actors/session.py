@@ -7,12 +7,13 @@ finish) and returns the next step for the node service. A restored session goes 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
-from understudy.events import ToolInDoubt, ToolStarted
+from understudy.events import Event, ToolInDoubt, ToolStarted
 from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
 from understudy.messages import INTERRUPTED, Message
@@ -31,7 +32,7 @@ from understudy.wakeups import WAIT
 
 from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began, read_question
 from .draft import Draft
-from .execution import Outcome, execute, presentable, reconcile
+from .execution import Outcome, bind, execute, presentable, reconcile, reconcile_failed
 from .hooks import Hooks, LoadedHook
 from .repeats import NO_PROGRESS, REPEATED, judge
 from .spawning import spawn_of
@@ -73,6 +74,7 @@ class Activation:
         self._frame_id = frame_id
         self._hooks = Hooks(window, load_hook, self._expect)
         self._draft = Draft()
+        self._sent: Batch | None = None  # and not acknowledged yet
         self._commit_lock = asyncio.Lock()
         self._results: dict[str, Outcome] = {}
 
@@ -84,7 +86,7 @@ class Activation:
         """
         window = self.window
         if window.run_id is None and not await self._start_run():
-            return self._step(wait="idle")
+            return await self._step(wait="idle")
         answer = self._new_answer()
         if answer is not None:
             await self._hooks.see("after_model", text=answer.text)
@@ -105,9 +107,9 @@ class Activation:
                     return await self._finish("failed", window.reply(), error=NO_PROGRESS)
                 waiting = await self._run_tools(repeated)
                 if window.cancel is None and self.leave:
-                    return self._step(leave=True)
+                    return await self._step(leave=True)
                 if window.cancel is None and waiting is not None:
-                    return self._step(wait=waiting)
+                    return await self._step(wait=waiting)
                 continue
             last = self._last()
             if last is None or last.role != "assistant":
@@ -160,7 +162,7 @@ class Activation:
         refused = await self._hooks.before_model(request, window.round + 1)
         if refused is not None:
             return await self._finish("failed", window.reply(), error=refused)
-        step = self._step(wait="model", round_number=window.round + 1, request=request)
+        step = await self._step(wait="model", round_number=window.round + 1, request=request)
         step.request = request
         return step
 
@@ -175,13 +177,15 @@ class Activation:
         if status == "round_limit":
             error = {"code": "round_limit", "message": f"no answer after {self.window.round} rounds"}
         await self._hooks.see("run_end", text=text, outcome=status)
-        return self._step(wait="idle", finish=Finish(status, text, error=error))
+        return await self._step(wait="idle", finish=Finish(status, text, error=error))
 
-    def _step(
+    async def _step(
         self, *, wait: str | None = None, finish: Finish | None = None, leave: bool = False, round_number: int = 0,
         request: ModelRequest | None = None,
     ) -> Step:  # fmt: skip
-        batch = self._batch(wait=wait, finish=finish, round_number=round_number, request=request)
+        async with self._commit_lock:
+            await self._deliver()
+            batch = self._batch(wait=wait, finish=finish, round_number=round_number, request=request)
         return Step(batch, leave=leave or self._hooks.stuck)
 
     def _batch(self, **what: Any) -> Batch:
@@ -191,9 +195,18 @@ class Activation:
     async def _flush(self) -> None:
         """Commit the draft and keep the frame; it holds no messages then. Callers that wait for the lock share one."""
         async with self._commit_lock:
-            if not self._draft:
-                return
-            self.window.acknowledge(await self._commit(self._batch()))
+            await self._deliver()
+            if self._draft:
+                self._sent = self._batch()
+                await self._deliver()
+
+    async def _deliver(self) -> None:
+        """Have the batch that was sent acknowledged. One whose sender was cancelled may have arrived or not: it is sent
+        again as it was, before any other."""
+        if self._sent is not None:
+            ack = await self._commit(self._sent)
+            self._sent = None
+            self.window.acknowledge(ack)
 
     async def _commit(self, batch: Batch) -> Ack:
         call = {"frame": {"frame_id": self._frame_id}, "batch": batch.to_wire()}
@@ -292,7 +305,9 @@ class Activation:
                     if self.window.cancel is not None:
                         return await self._stop(pending)
                 elif watch is None:
-                    watch = asyncio.create_task(self._node.interrupted(self.window.session_id, self.window.epoch))
+                    window = self.window
+                    asked = (window.session_id, window.incarnation, window.epoch, window.run_id or "")
+                    watch = asyncio.create_task(self._node.interrupted(*asked))
         finally:
             if watch is not None:
                 watch.cancel()
@@ -324,25 +339,34 @@ class Activation:
             permitted = outcome or await self._hooks.before_tool(call, spec)
             if isinstance(permitted, Outcome):
                 return await self._conclude(call, permitted, executions=call.executions, item=item)
-            if item is not None:
-                self._draft.inbox_done.append(item["id"])  # it runs again: one commit has this and its start
-            if spec["on_crash"] != "rerun":
-                await self._mark_started(call)
-                if self.window.cancel is not None:
-                    return Outcome("cancelled", "cancelled", 0, _now())
-            return await self._execute(call, permitted.arguments, spec)
+            return await self._execute(call, permitted.arguments, spec, item)
 
-    async def _execute(self, call: CallState, arguments: str, spec: dict[str, Any]) -> Outcome:
+    async def _execute(
+        self, call: CallState, arguments: str, spec: dict[str, Any], item: dict[str, Any] | None
+    ) -> Outcome:
+        """Execute a call. What can wait or fail comes before the commit of its start: the lease runs from there."""
         timeout = spec["timeout"] or self.window.spec["tool_timeout"]
         self._expect(time.monotonic() + timeout)
         try:
             loaded = await self._load(spec)
         except Exception as error:
-            outcome = Outcome("error", str(error), 0, _now())
-        else:
+            failed = Outcome("error", str(error), 0, _now())
+            return await self._conclude(call, failed, executions=call.executions, item=item)
+        keywords = bind(loaded, arguments, self._context(call))
+        if isinstance(keywords, Outcome):
+            return await self._conclude(call, keywords, executions=call.executions, item=item)
+        if item is not None:
+            self._draft.inbox_done.append(item["id"])  # it runs again: one commit has this and its start
+        outcome, before = None, math.inf
+        while outcome is None:
+            if spec["on_crash"] != "rerun":
+                before = await self._fence(call, ToolStarted(call_id=call.call_id, tool=call.tool))
+                if self.window.cancel is not None:
+                    return Outcome("cancelled", "cancelled", 0, _now())
+            self._expect(time.monotonic() + timeout)
             ids = {"run_id": self.window.run_id or "", "trace_id": self.window.trace_id}
             with about(**ids, span_id=tool_span_identifier(self.window.session_id, call.call_id)):
-                outcome = await execute(loaded, arguments, self._context(call), timeout)
+                outcome = await execute(loaded, keywords, timeout, before)
         self.leave = self.leave or outcome.stuck_thread
         return await self._conclude(call, outcome, executions=call.executions + 1)
 
@@ -365,30 +389,45 @@ class Activation:
             traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
         )
 
-    async def _mark_started(self, call: CallState) -> None:
-        """The fence before a side effect: committed, and the lease of its Ack still running."""
-        while True:
-            sent = time.monotonic()
-            state = CallState(call.call_id, "started", executions=call.executions)
-            self._draft.entries.append(ToolStarted(call_id=call.call_id, tool=call.tool))
-            self._draft.calls[call.call_id] = state
-            await self._flush()
-            # The process may have been stopped since: after the lease somebody else may act on this call.
-            if time.monotonic() - sent < LEASE_SECONDS:
-                return
+    async def _fence(self, call: CallState, *events: Event) -> float:
+        """Commit that something is done about a call; the monotonic time before which it must have begun.
+
+        The process may be stopped at any time, and after the lease somebody else may act on this call. So the lease is
+        looked at last of all, by whoever begins; where it is over they come here again, and may be fenced.
+        """
+        sent = time.monotonic()
+        self._draft.entries += events
+        self._draft.calls[call.call_id] = CallState(call.call_id, "started", executions=call.executions)
+        await self._flush()
+        return sent + LEASE_SECONDS
 
     async def _in_doubt(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
         """What is known of a call that had started when its process died; None to run it again."""
         policy = spec["on_crash"]
-        self._draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy=policy))
+        told = ToolInDoubt(call_id=call.call_id, tool=call.tool, policy=policy)
+        if policy == "reconcile":
+            return await self._reconcile(call, spec, told)
+        self._draft.entries.append(told)
         if policy == "rerun":
             return None
-        if policy == "reconcile":
-            timeout = spec["timeout"] or self.window.spec["tool_timeout"]
-            self._expect(time.monotonic() + timeout)
-            return await reconcile(self._load(spec), self._context(call), timeout)
         since = call.updated_at or _now()
         return Outcome("interrupted", INTERRUPTED, max(0, _now() - since), since)
+
+    async def _reconcile(self, call: CallState, spec: dict[str, Any], told: Event) -> Outcome:
+        """What the tool's own function finds out about a call; it is code of the user's, and begins as a tool does."""
+        timeout = spec["timeout"] or self.window.spec["tool_timeout"]
+        self._expect(time.monotonic() + timeout)
+        try:
+            loaded = await self._load(spec)
+        except Exception as error:
+            self._draft.entries.append(told)
+            return Outcome("interrupted", presentable(reconcile_failed(error)), 0, _now())
+        outcome, events = None, [told]
+        while outcome is None:
+            before = await self._fence(call, *events)
+            self._expect(time.monotonic() + timeout)
+            outcome, events = await reconcile(loaded, self._context(call), timeout, before), []
+        return outcome
 
     async def _hand_over(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
         """Let the call wait for a sub-agent, a person or the store from the next commit on."""

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 
-from understudy.config import is_secret_name
 from understudy.errors import ToolError
 
 from .tools import ToolContext, tool
@@ -45,11 +44,6 @@ exit $code
 """
 
 
-def scrubbed_environment() -> dict[str, str]:
-    """This process's environment without what `is_secret_name` calls a secret."""
-    return {name: value for name, value in os.environ.items() if not is_secret_name(name)}
-
-
 @tool(on_crash="report", timeout=MAX_TIMEOUT + 30)
 async def bash(command: str, context: ToolContext, timeout: int = 120) -> str:
     """Run a command with bash in the workspace and return its output (stdout and stderr together) and exit code.
@@ -78,7 +72,7 @@ async def bash(command: str, context: ToolContext, timeout: int = 120) -> str:
                 stdout=output_write,
                 stderr=output_write,
                 cwd=root,
-                env={**scrubbed_environment(), **traced},
+                env={**os.environ, **traced},
                 start_new_session=True,
             )
         finally:

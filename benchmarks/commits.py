@@ -18,7 +18,7 @@ from sqlalchemy import event
 
 from understudy.events import ToolFinished
 from understudy.messages import Message, Usage
-from understudy.records import Batch, CallState, ModelAnswer
+from understudy.records import ActivationId, Batch, CallState, ModelAnswer
 from understudy.store import activation, beginnings, operations
 from understudy.store.activation import FrameRef
 from understudy.store.engine import Database
@@ -88,9 +88,10 @@ async def _measure(dsn: str, number: int, directory: Path) -> dict[int, tuple[fl
 class Worker:
     """A session's commits, as its frame and the gateway make them: two per round."""
 
-    def __init__(self, journal: Journal, session_id: str) -> None:
+    def __init__(self, journal: Journal, held: ActivationId) -> None:
         self._journal = journal
-        self._session_id = session_id
+        self._held = held
+        self._session_id = held.session_id
         self._batch_no = 0
         self._round = 0
         self._call = ""
@@ -104,8 +105,8 @@ class Worker:
             )
         )
         await journal.submit(lambda tx: beginnings.accept(tx, session_id, "run", "go"))
-        await journal.submit(lambda tx: activation.activate(tx, session_id, FrameRef("frame", 1, "node")))
-        return cls(journal, session_id)
+        work = await journal.submit(lambda tx: activation.activate(tx, session_id, FrameRef("frame", 1, "node")))
+        return cls(journal, ActivationId.of(work))
 
     async def rounds(self, count: int) -> None:
         """A batch with the last round's tool result, then the model's answer; `count` times."""
@@ -116,7 +117,9 @@ class Worker:
                 self._session_id,
             )
             result = await self._journal.submit(
-                lambda tx: operations.answer(tx, self._session_id, "run", self._round, 1, "model", ANSWER),
+                lambda tx: operations.answer(
+                    tx, self._session_id, "run", self._round, 1, "model", ANSWER, incarnation=self._held.incarnation
+                ),
                 self._session_id,
             )
             self._call = result.calls[0].call_id
@@ -131,7 +134,7 @@ class Worker:
             entries = (finished, Message("tool", "Oslo: 7 degrees", tool_call_id=self._call, name="lookup"))
             calls = (CallState(self._call, "done", executions=1),)
         return Batch(
-            self._session_id, 1, self._batch_no, entries, calls, start_run=None if self._call else "run",
+            *self._held, self._batch_no, entries, calls, start_run=None if self._call else "run",
             wait="model", request_round=self._round, request_model="model", request_profile="profile",
         )  # fmt: skip
 

@@ -25,6 +25,7 @@ class Call:
     """One model call: what it is for, and what has come so far."""
 
     session_id: str
+    incarnation: int
     run_id: str
     round: int
     attempt: int
@@ -63,6 +64,10 @@ class Calls:
     def __len__(self) -> int:
         return len(self._calls)
 
+    def runs(self) -> dict[str, tuple[int, str]]:
+        """Incarnation and run of each session that has a call in flight."""
+        return {session_id: (call.incarnation, call.run_id) for session_id, call in self._latest.items()}
+
     def find(self, wait_key: str) -> Call | None:
         """The call in flight under this key."""
         return self._calls.get(wait_key)
@@ -93,10 +98,12 @@ class Calls:
             if call.task is not None:
                 call.task.cancel()
 
-    def abort(self, session_id: str) -> None:
-        """Close the connection of a session's call; what came so far is its answer."""
+    def abort(self, session_id: str, incarnation: int, run_id: str) -> None:
+        """Close the connection of a run's call; what came so far is its answer."""
         call = self.of_session(session_id)
-        if call is not None and call.task is not None and not call.aborted:
+        if call is None or (call.incarnation, call.run_id) != (incarnation, run_id):
+            return
+        if call.task is not None and not call.aborted:
             call.aborted = True
             if call.running:  # a task that is cancelled before it runs would never commit anything
                 call.task.cancel()

@@ -14,6 +14,7 @@ from typing import Any
 
 from understudy.actors.tools import SPAWN_AGENT
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings, model_profile_from_environment
+from understudy.environment import for_tools
 from understudy.errors import InvalidInput, ModelProfileMissing, RunFailed
 from understudy.identifiers import new_identifier
 from understudy.testing.offline import OfflineServer
@@ -142,6 +143,9 @@ class Certification:
     Args:
         directory: for stores, copies and logs.
         keep: leave each run's store and workspace there.
+
+    Raises:
+        InvalidConfiguration: variables that the agent's tools need are not set.
     """
 
     def __init__(self, request: Request, directory: Path, *, keep: bool, progress: Progress) -> None:
@@ -150,7 +154,8 @@ class Certification:
         self._keep = keep
         self._progress = progress
         self._workspaces = Workspaces(request.spec, directory)
-        self._processes = FrameProcesses(request.directory, directory / "frames.log")
+        environment = for_tools(os.environ, _variables(request.spec))
+        self._processes = FrameProcesses(request.directory, environment, directory / "frames.log")
         self._token = new_identifier()[-12:]
         self._runs = 0
 
@@ -290,6 +295,14 @@ async def _registered(gateway: Recorder, spec: dict[str, Any]) -> AsyncIterator[
     async with server.serving():
         gateway.register(ModelProfile(OFFLINE_MODEL, "offline", server.url))
         yield
+
+
+def _variables(spec: dict[str, Any]) -> set[str]:
+    """What the agent and its sub-agents name of the environment: one process runs all of them here."""
+    found = set(spec.get("environment", ()))
+    for agent in spec["agents"].values():
+        found |= _variables(agent)
+    return found
 
 
 def _profiles(spec: dict[str, Any]) -> set[str]:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from understudy.config import has_credentials, is_secret_name
 from understudy.errors import ClusterError
 
 from .certify_frame import LINE_LIMIT, START
@@ -80,11 +79,13 @@ class FrameProcesses:
 
     Args:
         directory: of the agent's file: where its tools are imported from.
+        environment: of the processes.
         log: file that takes what the processes and their tools print.
     """
 
-    def __init__(self, directory: Path, log: Path) -> None:
+    def __init__(self, directory: Path, environment: dict[str, str], log: Path) -> None:
         self._directory = directory
+        self._environment = environment
         self._log = log
         self._numbers = itertools.count(1)
         self._next: asyncio.Task[FrameProcess] | None = None
@@ -124,7 +125,7 @@ class FrameProcesses:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-c", START, str(theirs.fileno()), str(self._directory),
                 pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                env=_environment(), start_new_session=True,  # a terminal's Ctrl-C is not for it
+                env=self._environment, start_new_session=True,  # a terminal's Ctrl-C is not for it
             )  # fmt: skip
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_LIMIT)
         found = FrameProcess(f"frame-{next(self._numbers)}", process, reader, writer)
@@ -138,10 +139,3 @@ class FrameProcesses:
             said = self._log.read_text(errors="replace")[-LOG_TAIL:].strip()
             raise ClusterError(f"a session's process does not start: {said or 'it says nothing'}")
         return found
-
-
-def _environment() -> dict[str, str]:
-    """Without secrets: what runs tools need not know them."""
-    return {
-        name: value for name, value in os.environ.items() if not is_secret_name(name) and not has_credentials(value)
-    }

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from understudy.errors import UnderstudyError
+from understudy.identifiers import new_identifier
 
 from .certify_files import File
 from .certify_frame import TOOL_BEGINS, TOOL_DONE
@@ -125,7 +126,7 @@ class Stage:
     async def __aenter__(self) -> Stage:
         try:
             await self._service.start()
-            generation = await self._requests.acquire(NODE, LEASE, NODE)
+            generation = await self._requests.acquire(NODE, LEASE, NODE, new_identifier())
             await self._service.recovery.take_up(generation, [], [NODE])
         except BaseException:
             await self._service.close()

@@ -217,7 +217,7 @@ class Session:
 
     def cancel(self, reason: str = "cancelled by the client") -> bool:
         """Ask the current run to end, and all it spawned; True if there was one."""
-        return bool(background.wait(self._connection.request("cancel", self.id, None, reason)))
+        return bool(background.wait(self._connection.change("cancel", self.id, None, reason)))
 
     def pending(self) -> list[PendingInput]:
         """What its current run asks people, oldest first: calls that wait for `answer`."""
@@ -243,11 +243,11 @@ class Session:
         decision = "rerun" if rerun else "error" if failed else "ok"
         # Which time the call asked: a repeated request must not answer the next question of the same call.
         asked = next((item.asked for item in self.pending() if item.call_id == call_id), None)
-        return bool(background.wait(self._connection.request("answer", self.id, call_id, decision, text, asked)))
+        return bool(background.wait(self._connection.change("answer", self.id, call_id, decision, text, asked)))
 
     def abort_pending(self, call_id: str | None = None) -> list[str]:
         """Give up the calls that wait for a person, or one of them, and let the run go on; returns their ids."""
-        found: list[str] = background.wait(self._connection.request("abort_pending", self.id, call_id))
+        found: list[str] = background.wait(self._connection.change("abort_pending", self.id, call_id))
         return found
 
     def schedule(self, prompt: str, seconds: float, every: float | None = None, name: str | None = None) -> Wakeup:
@@ -270,7 +270,7 @@ class Session:
         if problem is not None:
             raise InvalidInput(problem, session_id=self.id)
         wakeup = {"name": name, "prompt": prompt, "seconds": seconds, "every": every}
-        done = background.wait(self._connection.request("schedule", self.id, wakeup))
+        done = background.wait(self._connection.change("schedule", self.id, wakeup))
         return Wakeup(name, prompt, done["due_at"], every)
 
     def wakeups(self) -> list[Wakeup]:
@@ -282,7 +282,7 @@ class Session:
         problem = name_problem(name)
         if problem is not None:
             raise InvalidInput(problem, session_id=self.id)
-        return bool(background.wait(self._connection.request("cancel_wakeup", self.id, name)))
+        return bool(background.wait(self._connection.change("cancel_wakeup", self.id, name)))
 
     def resume(self) -> bool:
         """Let a quarantined session take input again; its runs stay ended. True if it was quarantined.
@@ -290,11 +290,11 @@ class Session:
         Raises:
             SessionClosed: it was a sub-agent, or was closed.
         """
-        return bool(background.wait(self._connection.request("resume", self.id)))
+        return bool(background.wait(self._connection.change("resume", self.id)))
 
     def close(self, reason: str = "closed by the client") -> bool:
         """Take no more input and cancel what runs; True if the session was open."""
-        return bool(background.wait(self._connection.request("close", self.id, reason)))
+        return bool(background.wait(self._connection.change("close", self.id, reason)))
 
     def info(self) -> SessionInfo:
         """The session's state. Raises `UnknownSession`."""
@@ -375,7 +375,7 @@ class Run:
 
     def cancel(self, reason: str = "cancelled by the client") -> bool:
         """Ask it to end; True if it had not ended."""
-        return bool(background.wait(self._connection.request("cancel", self.session_id, self.run_id, reason)))
+        return bool(background.wait(self._connection.change("cancel", self.session_id, self.run_id, reason)))
 
     def __await__(self) -> Generator[Any, None, RunResult]:
         return asyncio.wrap_future(background.submit(self._result(None, False))).__await__()

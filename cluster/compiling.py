@@ -23,7 +23,7 @@ PLAIN = (
 )  # fmt: skip
 """Fields that are compiled as they are."""
 
-PLACING = {"isolation": "shared", "resources": {}, "labels": {}, "runtime_env": {}}
+PLACING = {"isolation": "shared", "resources": {}, "labels": {}, "environment": (), "runtime_env": {}}
 """Fields that decide which processes a session runs in; left out where they say nothing, as older versions did."""
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import ray
 
 from understudy.config import ModelProfile, Settings, differences, redact
-from understudy.errors import CannotDrain, ClusterUnreachable, StoreError, UnderstudyError
+from understudy.errors import CannotDrain, ClusterUnreachable, ServiceGone, StoreError, UnderstudyError
+from understudy.identifiers import new_identifier
 from understudy.placement import is_scarce
 
 from .bootstrap import request as bootstrap_request
@@ -24,13 +25,13 @@ from .packages import addresses, fetch, package_key
 from .ray_edge import (
     NOT_RUNNING,
     RAY_NAMESPACE,
-    ServiceGone,
     clean_environment,
     find_actor,
     settle,
     state_directory,
     submitted,
 )
+from .repeating import Patience, Repeating
 from .results import DrainInfo, ServiceInfo
 from .services import node_name, supervisor_handle
 
@@ -143,28 +144,26 @@ class Connection:
             await self._supervise("register", profile)
 
     async def _supervise(self, method: str, *arguments: Any) -> Any:
-        return await self._retry(lambda: getattr(self._supervisor, method).remote(*arguments))
+        def attempt(_call_id: str) -> Any:
+            return settle(submitted(lambda: getattr(self._supervisor, method).remote(*arguments)))
+
+        try:
+            return await Repeating(Patience(attempt=None, gone=RETRY_SECONDS)).call(attempt)
+        except ServiceGone as error:
+            raise ClusterUnreachable(f"the services don't answer: {error.message}") from None
 
     async def request(self, method: str, session_id: str, *arguments: Any) -> Any:
         """A request of a session's node service; see `NodeDirectory.request`."""
         return await self.nodes.request(session_id, method, session_id, *arguments)
 
+    async def change(self, method: str, session_id: str, *arguments: Any) -> Any:
+        """The same for one that could do more when it is repeated: its id is made here, once for all its attempts."""
+        return await self.request(method, session_id, *arguments, new_identifier())
+
     async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
         """One of `READS`, at the node service of the session that the first argument names, if there is one."""
         session_id = arguments[0] if arguments and isinstance(arguments[0], str) else None
         return await self.nodes.request(session_id, "read", what, list(arguments), options)
-
-    async def _retry(self, call: Any) -> Any:
-        deadline = time.monotonic() + RETRY_SECONDS
-        pause = 0.02
-        while True:
-            try:
-                return await settle(submitted(call))
-            except ServiceGone as error:
-                if time.monotonic() > deadline:
-                    raise ClusterUnreachable(f"the services don't answer: {error.message}") from None
-                await asyncio.sleep(pause)
-                pause = min(0.5, pause * 2)
 
     async def spawn(
         self,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from understudy.errors import InvalidConfiguration
+from understudy.errors import InvalidConfiguration, ServiceGone
 
 from .command import Json, Store, command, print_json
 
@@ -67,7 +67,7 @@ def _serve(handle: Any) -> None:
 
     from . import background
     from .console import serving
-    from .ray_edge import ServiceGone, settle
+    from .ray_edge import settle
 
     try:
         background.wait(settle(handle.watch.remote()))

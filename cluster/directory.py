@@ -9,17 +9,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from understudy.config import Settings
-from understudy.errors import ClusterUnreachable, StoreUnreachable, UnderstudyError
+from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError
 
-from .ray_edge import ServiceGone, find_actor, settle, submitted
+from .ray_edge import find_actor, settle, submitted
+from .repeating import CLIENT_PATIENCE, Repeating
 from .services import node_name
 
 RETRY_SECONDS = 60.0
 REPEAT_SECONDS = 5.0
 """A request without an answer for so long is repeated: its service may be cut off, and repeating is free."""
 
-LONGEST_REPEAT_SECONDS = 120.0
-"""Each repetition is given twice the time, up to this: a request that takes long must not be repeated for ever."""
 
 LEARN_SECONDS = 1.0
 REFRESH_SECONDS = 30.0
@@ -125,24 +124,24 @@ class NodeDirectory:
             UnderstudyError: what the service raised.
             ClusterUnreachable: no service could be reached for `RETRY_SECONDS`.
         """
-        deadline, pause, attempt, patience = time.monotonic() + RETRY_SECONDS, 0.02, turn, REPEAT_SECONDS
-        while True:
-            node_id = await self._choose(session_id, attempt)
-            attempt += 1
-            try:
-                return await self.call(node_id, "request", method, *arguments, timeout=patience)
-            except TimeoutError:  # it takes long, or waits for the store
-                deadline = time.monotonic() + RETRY_SECONDS
-                patience = min(2 * patience, LONGEST_REPEAT_SECONDS)
-            except ServiceGone as error:
-                if time.monotonic() > deadline:
-                    raise ClusterUnreachable(f"the services don't answer: {error.message}") from None
-            self._homes.pop(session_id or "", None)
-            await asyncio.sleep(pause)
-            pause = min(0.5, pause * 2)
-            await self.learn()
+        node_id = ""
 
-    async def call(self, node_id: str, method: str, *arguments: Any, timeout: float = REPEAT_SECONDS) -> Any:
+        async def choose(number: int) -> None:
+            nonlocal node_id
+            if number:
+                self._homes.pop(session_id or "", None)
+                await self.learn()
+            node_id = await self._choose(session_id, turn + number)
+
+        try:
+            return await Repeating(CLIENT_PATIENCE).call(
+                lambda call_id: self.call(node_id, "repeated", call_id, "request", method, *arguments, timeout=None),
+                choose=choose,
+            )
+        except ServiceGone as error:
+            raise ClusterUnreachable(f"the services don't answer: {error.message}") from None
+
+    async def call(self, node_id: str, method: str, *arguments: Any, timeout: float | None = REPEAT_SECONDS) -> Any:
         """Call a method of a node's service, once.
 
         Raises:

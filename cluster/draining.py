@@ -11,7 +11,7 @@ from understudy.actors.estimates import estimate_tokens
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
 from understudy.identifiers import home_of
 from understudy.messages import Usage
-from understudy.records import Batch
+from understudy.records import ActivationId, Batch
 from understudy.store import activation, draining, operations
 from understudy.store.engine import now
 from understudy.store.transaction import Row, Transaction
@@ -86,13 +86,13 @@ class Draining:
         """Something has happened: somebody may be able to leave."""
         self._news.set()
 
-    def leave_frame(self, tx: Transaction, session_id: str, epoch: int, *, forced: bool = False) -> bool:
+    def leave_frame(self, tx: Transaction, held: ActivationId, *, forced: bool = False) -> bool:
         """As a part of any operation, while this node is drained: take a session from its frame, unless it is in
         another one by now, and give it away; False if it needs no other home."""
-        row = tx.find(session_id)
-        if row is None or row["epoch"] != epoch:
+        row = tx.find(held.session_id)
+        if row is None or ActivationId.of(row) != held:
             return False
-        activation.park(tx, session_id, epoch)
+        activation.park(tx, held)
         return self.on and draining.leave(tx, row, self._node.config.node_id, self.homes, forced=forced)
 
     # Frames that call in.
@@ -107,8 +107,10 @@ class Draining:
         def operation(tx: Transaction) -> tuple[str | None, Row]:
             result = operations.commit(tx, batch, holder=self._node.holder)
             for spawn in batch.spawns:
-                self.leave_frame(tx, spawn.child_id, 0)
-            left = self.leave_frame(tx, batch.session_id, batch.epoch)
+                child = tx.find(spawn.child_id)
+                if child is not None and child["epoch"] == 0:
+                    self.leave_frame(tx, ActivationId.of(child))
+            left = self.leave_frame(tx, batch.activation)
             return "left" if left and self.homes else result.wait, tx.session(batch.session_id)
 
         self._node.claim(batch.session_id)
@@ -126,9 +128,9 @@ class Draining:
 
     async def dismiss(self, slot: Slot) -> dict[str, Any]:
         """The frame took up a session that waits for a call which is lost: that is issued again where it goes."""
-        session_id, epoch = slot.session_id, slot.epoch
-        assert session_id is not None
-        await self._node.journal.submit(lambda tx: self.leave_frame(tx, session_id, epoch), session_id)
+        held = slot.activation
+        assert held is not None
+        await self._node.journal.submit(lambda tx: self.leave_frame(tx, held), held.session_id)
         return self._go(slot)
 
     def _go(self, slot: Slot) -> dict[str, Any]:
@@ -197,28 +199,22 @@ class Draining:
                 frames.release(slot)
                 resting.append(slot)
             elif slot is not None:
-                frames.condemn(slot.frame_id, session_id)
+                frames.condemn(slot.frame_id, ActivationId.of(row))
             elif row["frame_id"] in frames.expected:  # it has not called in yet
                 frames.expected.pop(row["frame_id"])
                 frames.condemned.add(row["frame_id"])
-            self._interrupt(session_id, row["epoch"])
+            self._node.end_activation(ActivationId.of(row), "the session goes on elsewhere")
 
         def operation(tx: Transaction) -> None:
             tx.load(row["session_id"] for row in rows)
             for row in rows:
-                self.leave_frame(tx, row["session_id"], row["epoch"], forced=over)
+                self.leave_frame(tx, ActivationId.of(row), forced=over)
 
         try:
             await self._node.journal.submit(operation)
         finally:
             for slot in resting:
                 frames.reply(slot, self._go(slot))
-
-    def _interrupt(self, session_id: str, epoch: int) -> None:
-        future = self._node.interrupts.pop((session_id, epoch), None)
-        if future is not None and not future.done():
-            future.set_exception(Fenced("the session goes on elsewhere", session_id=session_id))
-            future.exception()  # nobody may be waiting
 
     async def _finish(self) -> None:
         """Nothing is left: say so, once."""

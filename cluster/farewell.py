@@ -8,10 +8,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from understudy.errors import UnderstudyError
+from understudy.errors import ServiceGone, UnderstudyError
 
 from .hosting import NodeHost
-from .ray_edge import ServiceGone, on_sigterm, settle, submitted
+from .ray_edge import on_sigterm, settle, submitted
 
 log = logging.getLogger(__name__)
 

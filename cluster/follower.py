@@ -14,13 +14,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.errors import ClusterUnreachable, StoreUnreachable, UnderstudyError
+from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError
 from understudy.events import Event
 from understudy.identifiers import new_identifier
 
 from .directory import REPEAT_SECONDS, RETRY_SECONDS, NodeDirectory
 from .feed import ENDS
-from .ray_edge import ServiceGone
 
 log = logging.getLogger(__name__)
 

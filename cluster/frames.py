@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
 from understudy.placement import is_scarce
+from understudy.records import ActivationId
 from understudy.store import activation, operations
 from understudy.store.activation import FrameRef
 from understudy.store.engine import now
@@ -74,24 +75,26 @@ class Frames:
         if slot.reply is not None and not slot.reply.done():
             slot.reply.cancel()
         session_id, epoch = call.get("session_id"), call.get("epoch", 0)
-        held, tree, slot.session_id = slot.session_id, slot.root_id, None
-        if held is not None and (held, slot.epoch) != (session_id, epoch) and self.paging.holder(held) is None:
+        incarnation = call.get("incarnation", 0)
+        held, tree, slot.session_id = slot.activation, slot.root_id, None
+        unheard = held is not None and held != (session_id, incarnation, epoch)
+        if held is not None and unheard and self.paging.holder(held.session_id) is None:
             # It was given a session and never heard of it: its last call was cut off.
-            self.paging.add(Ready(held, slot.placement, tree, "takeover"))
+            self.paging.add(Ready(held.session_id, slot.placement, tree, "takeover"))
         for other, root_id in self.expected.pop(slot.frame_id, {}).items():
             if other != session_id:
                 self.paging.add(Ready(other, slot.placement, root_id, "takeover"))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
         slot.seen = now()
-        slot.incarnation, slot.root_id = call.get("incarnation", 0), call.get("root_id") or session_id or ""
+        slot.incarnation, slot.root_id = incarnation, call.get("root_id") or session_id or ""
         return slot
 
-    def condemn(self, frame_id: str, session_id: str) -> None:
+    def condemn(self, frame_id: str, activation: ActivationId) -> None:
         """The frame's activation was ended by force: its process must go, if it is still at it."""
         slot = self.paging.slots.get(frame_id)
-        if slot is not None and slot.session_id == session_id and not slot.resting:
+        if slot is not None and slot.activation == activation and not slot.resting:
             self.condemned.add(frame_id)
-            self._node.end_watch(session_id, slot.epoch)
+            self._node.end_watch(activation)
             self.release(slot)  # the session may be given to another frame at once
             self.demand_changed.set()
 
@@ -113,14 +116,14 @@ class Frames:
             return
         if self._node.activates:
             for slot, ready in self.paging.pairs():
-                parked = (slot.session_id, slot.epoch) if slot.session_id is not None else None
+                parked = slot.activation
                 self.release(slot)
                 self._node.spawn_task(self._activate(slot, ready, parked))
         if self.paging.ready:
             self.demand_changed.set()
 
     def activation(
-        self, slot: Slot, ready: Ready, parked: tuple[str, int] | None
+        self, slot: Slot, ready: Ready, parked: ActivationId | None
     ) -> Callable[[Transaction], dict[str, Any]]:
         """The operation that gives a session to a frame; its result is the frame's work. `parked` leaves the frame."""
         frame = FrameRef(slot.frame_id, slot.pid, slot.node_id)
@@ -141,7 +144,7 @@ class Frames:
 
         return operation
 
-    async def _activate(self, slot: Slot, ready: Ready, parked: tuple[str, int] | None) -> None:
+    async def _activate(self, slot: Slot, ready: Ready, parked: ActivationId | None) -> None:
         holder = self.paging.holder(ready.session_id)
         if holder is not None:  # it was placed in the meantime
             self.paging.rest(slot, None)
@@ -171,11 +174,11 @@ class Frames:
 
     async def work(self, slot: Slot) -> dict[str, Any]:
         """What a frame must know to go on with the session it holds."""
-        session_id, epoch = slot.session_id, slot.epoch
-        assert session_id is not None
-        known = slot.known_seq(session_id, slot.incarnation) or 0
+        held = slot.activation
+        assert held is not None
+        session_id, known = held.session_id, slot.known_seq(held.session_id, held.incarnation) or 0
         try:
-            work = await self._node.journal.submit(lambda tx: current_work(tx, session_id, epoch, known), session_id)
+            work = await self._node.journal.submit(lambda tx: current_work(tx, held, known), session_id)
         except Fenced:
             self.release(slot)
             raise
@@ -202,13 +205,14 @@ class Frames:
             if other is not slot and other.session_id == work["session_id"]:
                 self.release(other)  # fenced by this activation; its next call will tell it
         self.paging.remove(work["session_id"])  # somebody may have found it ready meanwhile
+        self.condemned.discard(slot.frame_id)  # for what it was at before; it has called in since
         slot.session_id, slot.epoch, slot.wait, slot.resting = work["session_id"], work["epoch"], None, False
         slot.incarnation, slot.root_id = work["incarnation"], work["root_id"]
         if work["epoch"] > 1:
             self.paging.count_return(slot, work["session_id"], slot.incarnation)
         slot.remember(work["session_id"], work["seq"], slot.incarnation)
         if slot.frame_id not in self.paging.slots:  # it died while its work was being committed
-            lost = self._node.recovery.crashed(slot, work["session_id"], work["epoch"], "process_died", now())
+            lost = self._node.recovery.crashed(slot, ActivationId.of(work), "process_died", now())
             self._node.spawn_task(lost)
         return {"kind": "work", **work}
 
@@ -221,18 +225,17 @@ class Frames:
     def wake(self, row: Row) -> None:
         """A session is ready: its own frame goes on, or it queues for one."""
         slot = self.holder(row)
-        if slot is not None and slot.epoch < row["epoch"]:  # its activation is over: it must not pass for the holder
-            self.release(slot)
-            slot = None
-        if slot is not None and slot.resting and slot.epoch == row["epoch"]:
+        if slot is not None and slot.resting and slot.activation == ActivationId.of(row):
             self.resume(slot)
         elif slot is None:
             self.paging.add(ready_of(row, "ready"))
 
     def holder(self, row: Row) -> Slot | None:
-        """The frame that holds the session; one that holds a removed session of this id holds nothing."""
+        """The frame that holds the session, as the row says or since it was read; one whose activation is over, or was
+        a removed session's of this id, holds nothing."""
         slot = self.paging.holder(row["session_id"])
-        if slot is not None and slot.incarnation != row["incarnation"]:
+        held = slot.activation if slot is not None else None
+        if slot is not None and held is not None and held < ActivationId.of(row):
             self.release(slot)
             return None
         return slot
@@ -301,10 +304,10 @@ class Frames:
         """End the process of a frame that rests; its session, if it has one, leaves it."""
         slot.resting = False
         self.paging.slots.pop(slot.frame_id, None)
-        session_id, epoch = slot.session_id, slot.epoch
+        held = slot.activation
         self.release(slot)
-        if session_id is not None:
-            await self._node.journal.submit(lambda tx: activation.park(tx, session_id, epoch))
+        if held is not None:
+            await self._node.journal.submit(lambda tx: activation.park(tx, held))
         self.reply(slot, EXIT)
 
     def leaves(self, slot: Slot) -> bool:
@@ -349,9 +352,8 @@ def ready_of(row: Row, cause: str) -> Ready:
     return Ready(row["session_id"], row["placement"], row["root_id"], cause)
 
 
-def current_work(tx: Transaction, session_id: str, epoch: int, after_seq: int) -> dict[str, Any]:
+def current_work(tx: Transaction, held: ActivationId, after_seq: int) -> dict[str, Any]:
     """The work of a live activation. Raises `Fenced` when it is over."""
-    row = tx.session(session_id)
-    if row["epoch"] != epoch:
-        raise Fenced(f"epoch {epoch} is fenced: the store has epoch {row['epoch']}", session_id=session_id)
+    row = tx.session(held.session_id)
+    operations.require_current(row, held)
     return activation.work(tx, row, after_seq)

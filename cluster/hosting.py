@@ -83,11 +83,13 @@ class NodeHost:
             self._service.supervisor_heard = time.monotonic()
 
     def health(self) -> dict[str, float]:
-        """Seconds since the event loop and the journal's thread turned."""
-        now = time.monotonic()
+        """See `understudy.supervisor.ports.NodeHandle.probe`."""
         if not self._started or self._service is None:
-            return {"silent": 0.0, "journal": 0.0}
-        return {"silent": now - self._last_beat, "journal": self._service.journal.silence()}
+            return {"silent": 0.0, "journal": 0.0, "failing": 0.0}
+        journal = self._service.journal
+        return {
+            "silent": time.monotonic() - self._last_beat, "journal": journal.silence(), "failing": journal.failing(),
+        }  # fmt: skip
 
     async def close(self) -> None:
         """Stop the service and the offline model."""

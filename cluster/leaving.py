@@ -7,11 +7,11 @@ import time
 
 import ray
 
-from understudy.errors import UnderstudyError
+from understudy.errors import ServiceGone, UnderstudyError
 
 from . import background
 from .connection import DRAIN_LOOK_SECONDS, DRAIN_SPARE_SECONDS
-from .ray_edge import RAY_NAMESPACE, ServiceGone, connect_ray, find_actor, settle, submitted
+from .ray_edge import RAY_NAMESPACE, connect_ray, find_actor, settle, submitted
 from .results import DrainInfo
 
 REASON = "asked for there"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,23 +17,21 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
-from understudy.errors import ClusterError, UnderstudyError, Unschedulable
+from understudy.errors import ClusterError, InvalidConfiguration, ServiceGone, UnderstudyError, Unschedulable
 from understudy.placement import is_scarce
 from understudy.telemetry import FOR_FRAMES
 
 from . import packages
-from .placing import actor_options, obstacle
-from .ray_edge import RAY_NAMESPACE, ServiceGone, kill_process, process_identity, settle, submitted
+from .placing import actor_options, obstacle, variables
+from .ray_edge import RAY_NAMESPACE, kill_process, process_identity, settle, submitted
+from .repeating import SUPERVISOR_PATIENCE, Repeating
 from .services import frame_name, node_name
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 60.0
 CREATE_SECONDS = 120.0
 ADOPT_SECONDS = 10.0
-REPEAT_SECONDS = 8.0
-"""A call without an answer for so long (more than `demand` takes) is repeated, each time with twice the patience."""
-
+KNOWN_DEFINITIONS = 1_000
 KILL_TRIES = 6
 KILL_SECONDS = 6.0
 
@@ -45,23 +45,19 @@ class RayNode:
         self.pid = 0
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method, repeating it while the service restarts."""
-        pause, waited, patience = 0.02, 0.0, REPEAT_SECONDS
-        while True:
-            try:
-                reference = submitted(lambda: getattr(self.handle, method).remote(*arguments))
-                return await asyncio.wait_for(settle(reference), patience)
-            except TimeoutError:  # it may have got lost with a service that was killed
-                waited += patience
-                patience *= 2
-                if waited > RETRY_SECONDS:
-                    raise ServiceGone(f"no answer to {method} within {waited:.0f} s") from None
-            except ServiceGone:
-                if waited > RETRY_SECONDS:
-                    raise
-                await asyncio.sleep(pause)
-                waited += pause
-                pause = min(0.5, pause * 2)
+        """Call a method, repeating it while the service restarts.
+
+        The same request, made anew after the supervisor gave it up, is the same call: it may still be under way there.
+        """
+
+        def attempt(call_id: str) -> Any:
+            return settle(submitted(lambda: self.handle.repeated.remote(call_id, method, *arguments)))
+
+        call_id = hashlib.sha256(repr((method, arguments)).encode()).hexdigest()
+        try:
+            return await Repeating(SUPERVISOR_PATIENCE).call(attempt, call_id=call_id)
+        except ServiceGone as error:
+            raise ServiceGone(f"{method}: {error.message}") from None
 
     async def meet(self) -> None:
         """Learn its pid, and tell it who watches."""
@@ -119,7 +115,7 @@ class RayMachinery:
         self._node_class = node_class
         self._frame_class = frame_class
         self._nodes: dict[str, RayNode] = {}
-        self._definitions: dict[str, dict[str, Any]] = {"": {}}
+        self._definitions: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     async def node_ids(self) -> list[str]:
         """This node; with PostgreSQL, then all others that are alive and have CPUs to offer.
@@ -170,11 +166,11 @@ class RayMachinery:
             frame = RayFrame(handle, frame_id, node_id, "" if placement == "-" else placement)
             await asyncio.wait_for(frame.begin(), ADOPT_SECONDS)
             return frame
-        except TimeoutError:
-            log.warning("frame %s does not answer: killed", frame_id)
-            ray.kill(handle)
-        except (ServiceGone, ValueError):
+        except ValueError:
             pass
+        except (TimeoutError, UnderstudyError) as error:
+            log.warning("frame %s can't be used (%s): killed", frame_id, error or "no answer")
+            ray.kill(handle)
         return None
 
     async def create_frame(self, node: Any, frame_id: str, placement: str) -> RayFrame:
@@ -184,10 +180,9 @@ class RayMachinery:
 
         Raises:
             Unschedulable: no node has them.
+            InvalidConfiguration: the node's environment lacks variables.
         """
-        if placement not in self._definitions:  # it never changes, and frames must come while the store is away too
-            self._definitions[placement] = json.loads(await node.call("blob", placement))
-        definition = self._definitions[placement]
+        definition = await self._definition(node, placement)
         options = actor_options(definition)
         await self._provide_packages(node, definition.get("runtime_env") or {})
         if is_scarce(placement):
@@ -207,6 +202,7 @@ class RayMachinery:
             node.node_id,
             placement,
             definition.get("code_path") or [],
+            variables(definition),
             {name: self._settings.telemetry[name] for name in FOR_FRAMES if name in self._settings.telemetry},
         )
         frame = RayFrame(handle, frame_id, node.node_id, placement)
@@ -215,7 +211,21 @@ class RayMachinery:
         except TimeoutError:
             ray.kill(handle)
             raise ClusterError(f"a frame was not ready after {CREATE_SECONDS:.0f} s (see `ray status`)") from None
+        except InvalidConfiguration:
+            ray.kill(handle)
+            raise
         return frame
+
+    async def _definition(self, node: Any, placement: str) -> dict[str, Any]:
+        """What a placement asks for. It never changes, and frames must come while the store is away too."""
+        if not placement:
+            return {}
+        if placement not in self._definitions:
+            self._definitions[placement] = json.loads(await node.call("blob", placement))
+            while len(self._definitions) > KNOWN_DEFINITIONS:
+                self._definitions.popitem(last=False)
+        self._definitions.move_to_end(placement)
+        return self._definitions[placement]
 
     async def _provide_packages(self, node: Any, runtime_env: dict[str, Any]) -> None:
         """Give Ray back what it has deleted of a job's code. What the store does not have either, Ray reports."""
@@ -233,7 +243,7 @@ class RayMachinery:
         node_id = getattr(handle, "host", node_id)
         if node_id == ray.get_runtime_context().get_node_id() and pid > 1:
             for _ in range(KILL_TRIES):
-                if await asyncio.to_thread(kill_process, pid):
+                if await kill_process(pid):
                     return
             log.error("process %d can't be killed", pid)
         elif isinstance(handle, RayNode):

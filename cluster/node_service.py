@@ -10,19 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.actors.gateway import Gateway
 from understudy.config import ModelProfile
 from understudy.errors import Fenced, StaleGeneration
-from understudy.records import Ack, Batch
+from understudy.records import Ack, ActivationId, Batch
 from understudy.redaction import know
 from understudy.store import operations
 from understudy.store.engine import Database, now
 from understudy.store.journal import Committed, Journal
-from understudy.store.transaction import Row, Transaction
+from understudy.store.transaction import Cancelled, Row, Transaction
 from understudy.supervisor.groups import decide_end
 
 from .calls import Calls
@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 
 KNOWN_SESSIONS = 10_000
 
-Tell = Callable[[str, list[str]], Awaitable[None]]
-"""Tells the service of a node which of its sessions were written by another (`NodeService.notice`). May get lost."""
+Tell = Callable[[str, dict[str, Any]], Awaitable[None]]
+"""Tells the service of a node what another did to its sessions (`NodeService.notice`). May get lost."""
 
 
-async def alone(_node_id: str, _session_ids: list[str]) -> None:
+async def alone(_node_id: str, _news: dict[str, Any]) -> None:
     """The `Tell` of a service that is the only one."""
 
 
@@ -74,7 +74,8 @@ class NodeService:
 
     Attributes:
         own: sessions for which commits of our own are under way, and how many; whoever commits learns of wake-ups.
-        interrupts: what tells activations that their run shall end, by session and epoch.
+        interrupts: what tells activations that their run shall end, with the run.
+        cancelled: runs that were asked to end while commits of our own are under way for their sessions.
         nodes: those that have a node service, as the supervisor said last.
         supervisor_heard: when a supervisor last called (monotonic); None before the first time.
     """
@@ -101,8 +102,8 @@ class NodeService:
         self.holder = f"{config.writer}#{now()}"
         self.own: Counter[str] = Counter()
         self._missed: dict[str, Row] = {}
-        self.cancelled: set[str] = set()
-        self.interrupts: dict[tuple[str, int], asyncio.Future[str]] = {}
+        self.cancelled: dict[str, str] = {}
+        self.interrupts: dict[ActivationId, tuple[str, asyncio.Future[str]]] = {}
         self._specs: dict[str, tuple[int, dict[str, Any]]] = {}
         self._placements: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -169,27 +170,38 @@ class NodeService:
         ack: Ack = result.ack
         return ack.to_wire()
 
-    async def reload(self, session_id: str, epoch: int) -> dict[str, Any]:
+    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
         """See `understudy.ports.Node.reload`."""
-        return await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, 0))
+        activation = ActivationId(session_id, incarnation, epoch)
+        return await self.journal.submit(lambda tx: current_work(tx, activation, 0))
 
-    async def interrupted(self, session_id: str, epoch: int) -> str:
+    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
         """See `understudy.ports.Node.interrupted`."""
-        self.end_watch(session_id, epoch)
-        future = self.interrupts[session_id, epoch] = asyncio.get_running_loop().create_future()
+        activation = ActivationId(session_id, incarnation, epoch)
+        self.end_watch(activation)
+        watch = self.interrupts[activation] = run_id, asyncio.get_running_loop().create_future()
         try:
-            work = await self.journal.submit(lambda tx: current_work(tx, session_id, epoch, 1 << 62))
-            return str(work["cancel"]) if work["cancel"] is not None else await future
+            work = await self.journal.submit(lambda tx: current_work(tx, activation, 1 << 62))
+            if work["run_id"] != run_id:
+                raise Fenced(f"run {run_id} is over", session_id=session_id)
+            return str(work["cancel"]) if work["cancel"] is not None else await watch[1]
         finally:
-            if self.interrupts.get((session_id, epoch)) is future:
-                del self.interrupts[session_id, epoch]
+            if self.interrupts.get(activation) is watch:
+                del self.interrupts[activation]
 
-    def end_watch(self, session_id: str, epoch: int) -> None:
+    def end_watch(self, activation: ActivationId) -> None:
         """End the call that is pending for an activation: nobody waits for it any more, or asks anew. It would last as
         long as the service, which can have only so many."""
-        future = self.interrupts.pop((session_id, epoch), None)
-        if future is not None:
-            future.cancel()
+        watch = self.interrupts.pop(activation, None)
+        if watch is not None:
+            watch[1].cancel()
+
+    def end_activation(self, activation: ActivationId, reason: str) -> None:
+        """Tell an activation that waits for the end of its run that it is over itself."""
+        watch = self.interrupts.pop(activation, None)
+        if watch is not None and not watch[1].done():
+            watch[1].set_exception(Fenced(reason, session_id=activation.session_id))
+            watch[1].exception()  # nobody may be waiting
 
     async def specification(self, session_id: str) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""
@@ -244,7 +256,7 @@ class NodeService:
             row = self._missed.get(session_id)
         else:
             del self.own[session_id]
-            self.cancelled.discard(session_id)
+            self.cancelled.pop(session_id, None)
             row = self._missed.pop(session_id, None)
         if row is None or epoch is None or row["epoch"] == epoch:
             return row
@@ -263,11 +275,10 @@ class NodeService:
         self.projection.apply(committed)
         written = {session_id: (before, row["seq"]) for session_id, (before, row) in committed.written.items()}
         self.feed.publish(committed.events, written)
-        for node_id, session_ids in self._by_home(committed).items():
-            self.feed.leave(session_ids)
-            self.spawn_task(self._tell(node_id, session_ids))
-        for frame_id, session_id in committed.killed.items():
-            self.frames.condemn(frame_id, session_id)
+        for node_id, news in self._by_home(committed).items():
+            self.feed.leave(news["sessions"])
+            self.spawn_task(self._tell(node_id, news))
+        self._condemn(committed.killed)
         self.act(committed.cancelled, committed.woken)
         self.timers.note(committed.timers.items())
         if committed.repeated:  # what the try before this one changed was not told: look everywhere
@@ -284,36 +295,62 @@ class NodeService:
         if self.nodes and row["node_id"] not in self.draining.homes:
             row["node_id"] = self.draining.home_for(row["root_id"])
 
-    def _by_home(self, committed: Committed) -> dict[str, list[str]]:
-        """What was written of sessions at home elsewhere: their own services must hear of it."""
-        found: dict[str, list[str]] = {}
+    def _by_home(self, committed: Committed) -> dict[str, dict[str, Any]]:
+        """What was done to sessions at home elsewhere: their own services must hear of it."""
+        found: dict[str, dict[str, Any]] = {}
+        killed = {activation.session_id: (frame_id, activation) for frame_id, activation in committed.killed.items()}
         for session_id, (_, row) in committed.written.items():
-            if self.elsewhere(row):
-                found.setdefault(row["node_id"], []).append(session_id)
+            if not self.elsewhere(row):
+                continue
+            news = found.setdefault(row["node_id"], {"sessions": [], "cancelled": {}, "killed": {}})
+            news["sessions"].append(session_id)
+            if session_id in committed.cancelled:
+                news["cancelled"][session_id] = list(committed.cancelled[session_id])
+            if session_id in killed:
+                frame_id, activation = killed[session_id]
+                news["killed"][frame_id] = list(activation)
         return found
 
-    async def notice(self, session_ids: list[str]) -> None:
+    def _condemn(self, killed: Mapping[str, Iterable[Any]]) -> None:
+        for frame_id, activation in killed.items():
+            self.frames.condemn(frame_id, ActivationId(*activation))
+
+    async def notice(self, news: dict[str, Any]) -> None:
         """Another node service wrote to sessions at home here: act as if it had been this one.
 
         A notice that gets lost costs time only: the sweep finds what it would have told.
+
+        Args:
+            news: `sessions` that were written, the runs of these that were `cancelled` (`Cancelled`, by session), and
+                the activations that were `killed` (`ActivationId`, by frame).
         """
+        session_ids = news["sessions"]
+        self._condemn(news.get("killed", {}))
+        self.act({name: Cancelled(*run) for name, run in news.get("cancelled", {}).items()}, {})
         self.feed.forget(session_ids)
         self.spawn_task(self.timers.look())
         rows = await self.reading.active([self.config.node_id], session_ids=session_ids)
         # One that is being placed is left alone: its frame learns the rest with the answer to its first commit.
         ready = [row for row in rows if self.is_ready(row) and row["session_id"] not in self.frames.placing]
-        self.act(cancelled(rows), {row["session_id"]: row for row in ready})
+        self.act(cancelled(rows), {row["session_id"]: row for row in ready})  # earlier news may have got lost
         self.frames.dispatch()
 
-    def act(self, to_cancel: dict[str, Row], woken: dict[str, Row]) -> None:
-        """Interrupt what was cancelled, and let what was woken go on."""
-        for session_id, row in to_cancel.items():
-            future = self.interrupts.pop((session_id, row["epoch"]), None)
-            if future is not None and not future.done():
-                future.set_result(row["cancel_reason"] or "cancelled")
-            self.calls.abort(session_id)  # also of a run that was ended by force, and waits for nothing any more
+    def act(self, to_cancel: dict[str, Cancelled], woken: dict[str, Row]) -> None:
+        """Interrupt what was cancelled, and let what was woken go on.
+
+        What is told may be over: by the name of its run, nobody is interrupted for another.
+        """
+        for session_id, (run_id, incarnation, epoch, reason) in to_cancel.items():
+            activation = ActivationId(session_id, incarnation, epoch)
+            watch = self.interrupts.get(activation)
+            if watch is not None and watch[0] == run_id:
+                del self.interrupts[activation]
+                if not watch[1].done():
+                    watch[1].set_result(reason or "cancelled")
+            # Also of a run that was ended by force: it waits for nothing any more.
+            self.calls.abort(session_id, incarnation, run_id)
             if session_id in self.own:  # its call goes out only after this commit is told
-                self.cancelled.add(session_id)
+                self.cancelled[session_id] = run_id
         for session_id, row in woken.items():
             if session_id in self.own:  # whoever commits for it looks at this before it lets the session wait
                 self._missed[session_id] = row

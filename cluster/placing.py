@@ -25,6 +25,12 @@ def actor_options(definition: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def variables(definition: dict[str, Any]) -> list[str]:
+    """What a frame's tools get of its environment beside what any program needs: what was named or set for them."""
+    own = (definition.get("runtime_env") or {}).get("env_vars") or {}
+    return sorted({*(definition.get("environment") or ()), *own})
+
+
 def obstacle(definition: dict[str, Any], nodes: Iterable[dict[str, Any]]) -> str:
     """Why no node could have a frame of this placement, even if it were empty; nothing if one could.
 

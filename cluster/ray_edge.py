@@ -29,7 +29,13 @@ from ray.exceptions import (
 )
 
 from understudy.config import is_secret_name, state_home
-from understudy.errors import ClusterError, ClusterUnreachable, InvalidConfiguration, UnderstudyError
+from understudy.errors import (
+    ClusterError,
+    ClusterUnreachable,
+    InvalidConfiguration,
+    ServiceGone,
+    UnderstudyError,
+)  # fmt: skip
 
 from .authentication import check_token, present_token
 
@@ -43,13 +49,6 @@ START_SECONDS = 120.0
 GRPC_SECONDS = 10.0
 HTTP2_BEGINNING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """What a client of gRPC says first: HTTP/2's preface, and a frame with no settings. A server answers with its own."""
-
-
-class ServiceGone(ClusterError):
-    """An actor died or can't be reached; the call may or may not have had its effect."""
-
-    code = "service_gone"
-    hint = "Calls are idempotent: repeat it."
 
 
 async def settle(reference: Awaitable[Any]) -> Any:
@@ -359,10 +358,11 @@ def process_identity(pid: int) -> str:
         return f"{where}:{pid}:gone"
 
 
-def kill_process(pid: int, timeout: float = 5.0) -> bool:
+async def kill_process(pid: int, timeout: float = 5.0) -> bool:
     """SIGKILL a Ray worker of this machine and wait until it is gone; True if it is.
 
-    A pid that belongs to something else by now is left alone: the worker is gone.
+    A pid that belongs to something else by now is left alone: the worker is gone. One that outlives its signal (a
+    process can, inside the kernel) takes no thread from others.
     """
     try:
         if not psutil.Process(pid).cmdline()[:1][0].startswith("ray::"):
@@ -378,5 +378,5 @@ def kill_process(pid: int, timeout: float = 5.0) -> bool:
                 return True
         except psutil.NoSuchProcess:
             return True
-        time.sleep(0.005)
+        await asyncio.sleep(0.005)
     return False

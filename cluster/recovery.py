@@ -8,10 +8,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from understudy.errors import Fenced, StaleGeneration, UnderstudyError
-from understudy.store import activation, draining
+from understudy.errors import StaleGeneration, UnderstudyError
+from understudy.records import ActivationId
+from understudy.store import activation, draining, queries
 from understudy.store.engine import now
-from understudy.store.transaction import Row, Transaction
+from understudy.store.transaction import Cancelled, Row, Transaction
 from understudy.supervisor.paging import Ready, Slot
 from understudy.supervisor.restarts import decide
 
@@ -26,6 +27,10 @@ SWEEP_SECONDS = 5.0
 CHUNK = 200
 """So many sessions are looked at before whoever else waits for the event loop gets it."""
 
+BURIED_SECONDS = 600.0
+"""So long a call that was made before a frame's death may still be on the way: supervisors give theirs up after two
+minutes."""
+
 SWEEP_AGE = 3_000_000
 """A session that has been ready for so long (microseconds) without anybody knowing is picked up by the sweep."""
 
@@ -37,8 +42,9 @@ class Recovery:
         swept: how many sessions the sweep had to pick up; each is a wake-up that got lost.
         knows_frames: a `take_up` has told which frames live. Until then a session at work in a frame that has not
             called in here looks as if nobody held it.
-        buried: frames that died, as long as this service lives; their ids are not used again. A `take_up` under way, or
-            sent before, may count one among those that live, and a call of its own may arrive after its death.
+        buried: frames that died, and when; their ids are not used again. A `take_up` under way, or sent before, may
+            count one among those that live, and a call of its own may arrive after its death. Once neither can be, it
+            is forgotten.
     """
 
     def __init__(self, node: NodeService) -> None:
@@ -47,7 +53,8 @@ class Recovery:
         self._paging = node.frames.paging
         self.swept = 0
         self.knows_frames = False
-        self.buried: set[str] = set()
+        self.buried: dict[str, float] = {}
+        self._taking_up = 0
 
     async def take_up(self, generation: int, live_frames: list[str], nodes: list[str]) -> dict[str, Any]:
         """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
@@ -67,11 +74,14 @@ class Recovery:
         if self._node.nodes != nodes:
             self._node.nodes = list(nodes)
             self._node.projection.nodes_changed()
+        self._taking_up += 1
         try:
             found = await self._take_up(home, set(live_frames), nodes)
         except BaseException:
             self._node.journal.generation = 0  # so that the supervisor sees that it must say it again
             raise
+        finally:
+            self._taking_up -= 1
         self.knows_frames = True
         self._frames.dispatch()
         self._frames.demand_changed.set()
@@ -102,7 +112,7 @@ class Recovery:
         held = self._frames.holder(row)
         if held is not None or self._is_placed(session_id):
             return 0
-        if frame_id is not None and frame_id in live - self.buried:
+        if frame_id is not None and frame_id in live and frame_id not in self.buried:
             if frame_id not in self._paging.slots:  # it will call in, with this session or with another
                 self._frames.expected.setdefault(frame_id, {})[session_id] = row["root_id"]
             else:
@@ -112,7 +122,7 @@ class Recovery:
             slot = Slot(
                 frame_id, row["actor_pid"] or 0, row["node_id"], row["placement"], root_id=row["root_id"]
             )  # fmt: skip
-            await self.crashed(slot, session_id, row["epoch"], "process_died", now())
+            await self.crashed(slot, ActivationId.of(row), "process_died", now())
             return 1
         if self._node.is_ready(row):
             self._paging.add(ready_of(row, "takeover"))
@@ -141,6 +151,7 @@ class Recovery:
             await self._adopt(home, nodes)
             rows = await self._node.reading.active([home], may_be_ready=True)
             self._node.act(cancelled(rows), {})
+            await self._end_what_is_over(age)
             async for row in in_chunks(rows):
                 self._sweep(row, age)
             await self._node.timers.look()
@@ -150,17 +161,34 @@ class Recovery:
             log.warning("the sweep is put off: %s", error)
         self._frames.dispatch()
 
+    async def _end_what_is_over(self, age: int) -> None:
+        """End tools and model calls of activations and runs that another node ended by force, and was not heard."""
+        acting = [slot for slot in self._paging.slots.values() if slot.session_id is not None and not slot.resting]
+        held = [(slot, slot.activation) for slot in acting if slot.activation is not None]
+        runs = self._node.calls.runs()
+        if not held and not runs:
+            return
+        rows = await self._node.reading.query(queries.activations, {*(known.session_id for _, known in held), *runs})
+        old = now() - age
+        told = {name: row for name, row in rows.items() if row["updated_at"] <= old and not self._is_placed(name)}
+        for slot, known in held:
+            row = told.get(known.session_id)
+            if row is not None and ActivationId.of(row) > known == slot.activation:
+                log.warning("frame %s is at an activation of session %s that is over", slot.frame_id, known.session_id)
+                self._frames.condemn(slot.frame_id, known)
+        for session_id, (incarnation, run_id) in runs.items():
+            row = told.get(session_id)
+            if row is not None and (row["incarnation"], row["run_id"]) != (incarnation, run_id):
+                self._node.calls.abort(session_id, incarnation, run_id)
+
     def _sweep(self, row: Row, age: int) -> None:
         session_id = row["session_id"]
         if not self._node.is_ready(row) or self._is_placed(session_id) or row["updated_at"] > now() - age:
             return
         holder = self._frames.holder(row)
-        if holder is not None and holder.epoch < row["epoch"]:
-            self._frames.release(holder)
-            holder = None
         if holder is None and row["frame_id"] not in self._frames.expected:
             self._paging.add(ready_of(row, "takeover"))
-        elif holder is not None and holder.resting and holder.epoch == row["epoch"]:
+        elif holder is not None and holder.resting and holder.activation == ActivationId.of(row):
             self._frames.resume(holder)
         else:
             return
@@ -181,11 +209,11 @@ class Recovery:
         if not self._node.generation:
             raise StaleGeneration("the service has not been taken up")
         since, cause = now(), self._frames.cause(cause)
-        self.buried.add(frame_id)
+        self._bury(frame_id)
         slot = self._paging.slots.pop(frame_id, None)
         self._frames.condemned.discard(frame_id)
         self._frames.demand_changed.set()
-        held = {slot.session_id: slot.epoch} if slot is not None and slot.session_id is not None else {}
+        held = [slot.activation] if slot is not None and slot.activation is not None else []
         signs = [since - int(silence * 1e6)] if silence else []
         signs += [slot.seen] if slot is not None and slot.seen else []
         unseen = max(1, since - max(signs)) if signs else 0
@@ -193,27 +221,32 @@ class Recovery:
             self._frames.fail_reply(slot)
         else:  # it never called in here: the store knows what it holds
             rows = await self._node.reading.active(None, frame_id=frame_id)
-            held = {row["session_id"]: row["epoch"] for row in rows}
+            held = [ActivationId.of(row) for row in rows]
             slot = Slot(frame_id, 0, self._node.config.node_id, "")
             for row in rows:
                 slot.pid, slot.placement, slot.root_id = row["actor_pid"] or 0, row["placement"], row["root_id"]
             self._frames.expected.pop(frame_id, None)
-        for session_id, epoch in held.items():
-            await self.crashed(slot, session_id, epoch, cause, since, unseen)
+        for lost in held:
+            await self.crashed(slot, lost, cause, since, unseen)
+
+    def _bury(self, frame_id: str) -> None:
+        """Note a death, and forget those of long ago."""
+        long_ago = time.monotonic() - BURIED_SECONDS
+        while self.buried and not self._taking_up and next(iter(self.buried.values())) <= long_ago:
+            del self.buried[next(iter(self.buried))]
+        self.buried.setdefault(frame_id, time.monotonic())
 
     async def crashed(
-        self, slot: Slot, session_id: str, epoch: int, cause: str, since: int, unseen: int = 0
+        self, slot: Slot, lost: ActivationId, cause: str, since: int, unseen: int = 0
     ) -> None:  # fmt: skip
         """Decide about a death and, in the same transaction, give the session to a free frame if there is one."""
-        future = self._node.interrupts.pop((session_id, epoch), None)
-        if future is not None and not future.done():
-            future.set_exception(Fenced("the activation is over", session_id=session_id))
-            future.exception()  # nobody may be waiting
+        session_id = lost.session_id
+        self._node.end_activation(lost, "the activation is over")
         spare = self._paging.frame_for(session_id, slot.placement) if self._node.activates else None
         waited = slot.resting and slot.wait is not None
         if waited and spare is not None and spare.session_id is not None and spare.wait != "idle":
             spare = None  # it would only wait there: no reason to take the frame of another that waits
-        parked = (spare.session_id, spare.epoch) if spare is not None and spare.session_id is not None else None
+        parked = spare.activation if spare is not None else None
         if spare is not None:
             self._paging.reserve(spare)
             self._frames.release(spare)
@@ -223,9 +256,7 @@ class Recovery:
             if self._node.elsewhere(tx.session(session_id)):
                 return None, None  # its new home has dealt with this death
             policy = self._node.specification_in(tx, session_id)["restart"]
-            verdict = activation.crash(
-                tx, session_id, epoch, decide, cause=cause, pid=slot.pid, policy=policy, unseen=unseen
-            )
+            verdict = activation.crash(tx, lost, decide, cause=cause, pid=slot.pid, policy=policy, unseen=unseen)
             if verdict is None or verdict.action == "quarantine" or spare is None:
                 return verdict, None
             wait = tx.session(session_id)["wait"]
@@ -267,6 +298,8 @@ async def in_chunks(rows: list[Row]) -> AsyncIterator[Row]:
             await asyncio.sleep(0)
 
 
-def cancelled(rows: list[Row]) -> dict[str, Row]:
-    """Those of the sessions whose current run was asked to end."""
-    return {row["session_id"]: row for row in rows if row["cancel_reason"] is not None}
+def cancelled(rows: list[Row]) -> dict[str, Cancelled]:
+    """The current runs of the sessions that were asked to end."""
+    asked = [row for row in rows if row["cancel_reason"] is not None]
+    names = ("run_id", "incarnation", "epoch", "cancel_reason")
+    return {row["session_id"]: Cancelled(*(row[name] for name in names)) for row in asked}

@@ -1,4 +1,8 @@
-"""What clients ask of a node service: one method each, plain data in and out."""
+"""What clients ask of a node service: one method each, plain data in and out.
+
+Any of it may be repeated, and arrive late. Where that would do more than the first time, the request has an id, made
+once by whoever asks; docs/guarantees.md says of each request why its repetition is harmless.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from understudy.store import (
     overview,
     queries,
     questions,
+    requests,
     traces,
     wakeups,
 )  # fmt: skip
@@ -53,6 +58,13 @@ class Requests:
 
     def __init__(self, node: NodeService) -> None:
         self._node = node
+
+    async def _once(self, session_id: str, request_id: str, operation: Callable[[Transaction], Any]) -> Any:
+        """See `requests.once`."""
+        touches = [session_id] if session_id else []
+        return await self._node.journal.submit(
+            lambda tx: requests.once(tx, session_id, request_id, operation), *touches
+        )
 
     async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
         """Get or create a session: `{"created", "node_id"}`, the node that looks after it.
@@ -148,52 +160,54 @@ class Requests:
                 node.frames.placing.discard(session_id)
         return accepted
 
-    async def cancel(self, session_id: str, run_id: str | None, reason: str) -> bool:
-        """Ask a run to end; True if there was one to end."""
+    async def cancel(self, session_id: str, run_id: str | None, reason: str, request_id: str) -> bool:
+        """Ask a run to end, or the one that is current when this arrives first; True if there was one to end."""
 
         def operation(tx: Transaction) -> bool:
             return endings.request_cancel(tx, tx.session(session_id), reason, run_id)
 
-        return await self._node.journal.submit(operation)
+        return bool(await self._once(session_id, request_id, operation))
 
-    async def close(self, session_id: str, reason: str) -> bool:
+    async def close(self, session_id: str, reason: str, request_id: str) -> bool:
         """Take no more input; True if the session was open."""
-        return await self._node.journal.submit(lambda tx: endings.close(tx, session_id, reason))
+        return bool(await self._once(session_id, request_id, lambda tx: endings.close(tx, session_id, reason)))
 
-    async def answer(self, session_id: str, call_id: str, decision: str, text: str, asked: int | None) -> bool:
+    async def answer(
+        self, session_id: str, call_id: str, decision: str, text: str, asked: int | None, request_id: str
+    ) -> bool:
         """Answer a call that waits for a person; True if the answer is new. Raises as `questions.answer`."""
-        node = self._node
 
         def operation(tx: Transaction) -> bool:
             accepted = questions.answer(tx, session_id, call_id, decision, text, asked=asked)
             if accepted:
-                node.take_in(tx.session(session_id))
+                self._node.take_in(tx.session(session_id))
             return accepted
 
-        return await node.journal.submit(operation, session_id)
+        return bool(await self._once(session_id, request_id, operation))
 
-    async def abort_pending(self, session_id: str, call_id: str | None) -> list[str]:
+    async def abort_pending(self, session_id: str, call_id: str | None, request_id: str) -> list[str]:
         """Give up calls that wait for a person; returns their ids. See `questions.abort`."""
-        return await self._node.journal.submit(lambda tx: questions.abort(tx, session_id, call_id), session_id)
+        found: list[str] = await self._once(session_id, request_id, lambda tx: questions.abort(tx, session_id, call_id))
+        return found
 
-    async def schedule(self, session_id: str, wakeup: dict[str, Any]) -> dict[str, Any]:
+    async def schedule(self, session_id: str, wakeup: dict[str, Any], request_id: str) -> dict[str, Any]:
         """Set a wakeup (`name`, `prompt`, `seconds`, `every`); what became of it. See `wakeups.schedule`."""
-        node = self._node
 
         def operation(tx: Transaction) -> dict[str, Any]:
             done = wakeups.schedule(tx, session_id, **wakeup)
-            node.take_in(tx.session(session_id))
+            self._node.take_in(tx.session(session_id))
             return done
 
-        return await node.journal.submit(operation, session_id)
+        done: dict[str, Any] = await self._once(session_id, request_id, operation)
+        return done
 
-    async def cancel_wakeup(self, session_id: str, name: str) -> bool:
+    async def cancel_wakeup(self, session_id: str, name: str, request_id: str) -> bool:
         """Give a wakeup up; True if there was one."""
-        return await self._node.journal.submit(lambda tx: wakeups.cancel(tx, session_id, name), session_id)
+        return bool(await self._once(session_id, request_id, lambda tx: wakeups.cancel(tx, session_id, name)))
 
-    async def resume(self, session_id: str) -> bool:
+    async def resume(self, session_id: str, request_id: str) -> bool:
         """Let a quarantined session take input again. See `activation.resume`."""
-        return await self._node.journal.submit(lambda tx: activation.resume(tx, session_id), session_id)
+        return bool(await self._once(session_id, request_id, lambda tx: activation.resume(tx, session_id)))
 
     async def read(self, what: str, arguments: list[Any], options: dict[str, Any]) -> Any:
         """One of `READS`. Who waits for a frame that can't be started is told so."""
@@ -217,26 +231,28 @@ class Requests:
         """See `Feed.watch`."""
         return await self._node.feed.watch(client_id, follow, timeout)
 
-    async def begin_drains(self, node_ids: list[str], deadline: int, reason: str, stop: bool, nodes: list[str]) -> None:
+    async def begin_drains(
+        self, node_ids: list[str], deadline: int, reason: str, stop: bool, nodes: list[str], request_id: str
+    ) -> None:
         """See `draining.begin`."""
 
         def operation(tx: Transaction) -> None:
             for node_id in node_ids:
                 draining.begin(tx, node_id, deadline, reason=reason, stop=stop, nodes=nodes)
 
-        await self._node.journal.submit(operation)
+        await self._once("", request_id, operation)
 
-    async def end_drains(self, node_ids: list[str]) -> int:
+    async def end_drains(self, node_ids: list[str], request_id: str) -> int:
         """See `draining.end`."""
-        return await self._node.journal.submit(lambda tx: draining.end(tx, node_ids))
+        return int(await self._once("", request_id, lambda tx: draining.end(tx, node_ids)))
 
-    async def acquire(self, holder: str, lease: int, dead_holder: str) -> int:
+    async def acquire(self, holder: str, lease: int, dead_holder: str, request_id: str) -> int:
         """See `activation.acquire`; an owner known to be dead need not be waited for."""
 
         def operation(tx: Transaction) -> int:
             return activation.acquire(tx, holder, lease, may_take=lambda current: current == dead_holder)
 
-        return await self._node.journal.submit(operation)
+        return int(await self._once("", request_id, operation))
 
     async def renew(self, generation: int, holder: str, lease: int) -> None:
         """See `activation.renew`."""

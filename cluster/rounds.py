@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.actors.window import with_longest_reply
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
 from understudy.placement import is_isolated
-from understudy.records import Ack, Batch, ModelAnswer, ModelRequest
+from understudy.records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
 from understudy.store import activation, operations
 from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.paging import Ready, Slot
@@ -40,7 +40,7 @@ class Rounds:
         slot = frames.calling(call)
         if call.get("session_id") is None:
             return await frames.rest(slot, None)
-        node.end_watch(call["session_id"], call["epoch"])  # what it ran has ended
+        node.end_watch(ActivationId(call["session_id"], slot.incarnation, call["epoch"]))  # what it ran has ended
         slot.remember(call["session_id"], call["known_seq"], slot.incarnation)
         request = ModelRequest.from_wire(call["request"]) if call["request"] else None
         if call["batch"] is None:
@@ -73,7 +73,7 @@ class Rounds:
         over = is_isolated(slot.placement) and result.wait not in (None, "model")  # it was to wait for something else
         if leave or over:
             frames.paging.slots.pop(slot.frame_id, None)
-            await node.journal.submit(lambda tx: activation.park(tx, batch.session_id, batch.epoch))
+            await node.journal.submit(lambda tx: activation.park(tx, batch.activation))
             frames.demand_changed.set()
             work = EXIT
         if work is not None:
@@ -132,13 +132,13 @@ class Rounds:
         def commit(tx: Transaction) -> operations.CommitResult:
             result = operations.commit(tx, batch, holder=self._node.holder, price=price)
             if result.wait in PASSIVE_WAITS:
-                activation.park(tx, batch.session_id, batch.epoch)
+                activation.park(tx, batch.activation)
             return result
 
         todo: list[Any] = [commit]
         if following is not None:
             self._node.frames.placing.add(following.session_id)
-            todo.append(self._node.frames.activation(slot, following, (batch.session_id, batch.epoch)))
+            todo.append(self._node.frames.activation(slot, following, batch.activation))
         try:
             touches = (batch.session_id,) if following is None else (batch.session_id, following.session_id)
             result, *rest = await self._node.journal.submit_all(todo, *touches)
@@ -165,21 +165,21 @@ class Rounds:
 
     async def _attach(self, slot: Slot, request: ModelRequest) -> dict[str, Any]:
         """The activation found its session waiting for a model: follow that call, or issue it again if it is lost."""
-        session_id, epoch = slot.session_id, slot.epoch
-        assert session_id is not None
+        held = slot.activation
+        assert held is not None
         if self._node.calls.find(request.wait_key) is None:
             if self._node.draining.on:
                 return await self._node.draining.dismiss(slot)
             try:
                 issued = await self._node.journal.submit(
-                    lambda tx: activation.reissue(tx, session_id, epoch, self._node.holder, request.model)
+                    lambda tx: activation.reissue(tx, held, self._node.holder, request.model)
                 )
             except Fenced:
                 self._node.frames.release(slot)
                 raise
             if issued is None:
                 return {"kind": "work", **await self._node.frames.work(slot)}
-            self._call(request, issued, slot.placement, slot.root_id)
+            self._call(request, issued, held, slot.placement, slot.root_id)
         slot.reply_echo = None
         return await self._node.frames.rest(slot, "model")
 
@@ -194,19 +194,23 @@ class Rounds:
         if result.holder != node.holder and node.calls.find(request.wait_key) is None:
             # The batch was committed by a service that died with the call: it goes out again, as the next attempt.
             issued = await node.journal.submit(
-                lambda tx: activation.reissue(tx, batch.session_id, batch.epoch, node.holder, request.model)
+                lambda tx: activation.reissue(tx, batch.activation, node.holder, request.model)
             )
         if issued is None:
             return replace(result, wait=None)
-        self._call(request, issued, placement, root_id)
-        if batch.session_id in node.cancelled:
-            node.calls.abort(batch.session_id)
+        self._call(request, issued, batch.activation, placement, root_id)
+        _, run_id, _ = split_wait_key(request.wait_key)
+        if node.cancelled.get(batch.session_id) == run_id:
+            node.calls.abort(batch.session_id, batch.incarnation, run_id)
         return result
 
-    def _call(self, request: ModelRequest, issued: activation.Issued, placement: str, root_id: str) -> None:
-        session_id, run_id, round_number = split_wait_key(request.wait_key)
+    def _call(
+        self, request: ModelRequest, issued: activation.Issued, of: ActivationId, placement: str, root_id: str
+    ) -> None:
+        _, run_id, round_number = split_wait_key(request.wait_key)
         request = with_longest_reply(request, issued.longest_reply)
-        self._node.calls.start(Call(session_id, run_id, round_number, issued.attempt, placement, root_id, request))
+        wanted = (of.session_id, of.incarnation, run_id, round_number, issued.attempt)
+        self._node.calls.start(Call(*wanted, placement, root_id, request))
 
     async def answered(self, call: Call, answer: ModelAnswer) -> None:
         """Commit an answer where it arrives, and give it to the frame that waits for it, or to a free one."""
@@ -216,11 +220,13 @@ class Rounds:
         ready = Ready(call.session_id, call.placement, call.root_id)
 
         def operation(tx: Transaction) -> tuple[operations.AnswerResult, dict[str, Any] | None, dict[str, Any] | None]:
-            model = call.request.model
-            result = operations.answer(tx, call.session_id, call.run_id, call.round, call.attempt, model, answer)
+            result = operations.answer(
+                tx, call.session_id, call.run_id, call.round, call.attempt, call.request.model, answer,
+                incarnation=call.incarnation,
+            )  # fmt: skip
             row = tx.session(call.session_id)
             if slot is resident and self._node.draining.on:
-                self._node.draining.leave_frame(tx, call.session_id, row["epoch"])
+                self._node.draining.leave_frame(tx, ActivationId.of(row))
                 return result, None, None
             if not result.won:
                 return result, None, None

@@ -13,11 +13,13 @@ import ray
 
 from understudy import logs
 from understudy.config import Settings
-from understudy.errors import StoreUnreachable
+from understudy.environment import keep_for_tools
+from understudy.errors import InvalidConfiguration, ServiceGone
 from understudy.redaction import know, passwords
 from understudy.telemetry import telemetry_of
 
-from .ray_edge import RAY_NAMESPACE, ServiceGone, find_actor, kill_process, process_identity, settle, submitted
+from .ray_edge import RAY_NAMESPACE, find_actor, kill_process, process_identity, settle, submitted
+from .repeating import FRAME_PATIENCE, Answering, Repeating
 
 if TYPE_CHECKING:  # the frame's process imports this module and must stay light
     from .node_service import NodeService
@@ -30,9 +32,6 @@ CALLS_AT_ONCE = 20_000
 SUPERVISOR_NUDGE = 3.0
 SUPERVISOR_SILENCE = 12.0
 ORPHAN_SECONDS = 300.0
-REPEAT_SECONDS = 15.0
-"""A frame repeats a call that has no answer for so long: it may have got lost with a service, and repeating is free."""
-
 FRAME_MEMORY = 64 * 1024 * 1024
 CPU_SLIVER = 0.01
 """Frames and services ask for a sliver of CPU, never zero: the autoscaler reaps nodes whose actors ask for nothing."""
@@ -69,8 +68,13 @@ class NodeActor:
         self._heard = time.monotonic()
         self._node_id = node_id
         self._settings = settings
+        self._answering = Answering()
         self._guard: asyncio.Task[None] | None = None
         self._farewell = Farewell(node_id, self._host, lambda: supervisor_handle(settings))
+
+    async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
+        """Any of the methods below, for a caller that repeats itself (`Repeating`)."""
+        return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
         node = await self._node()
@@ -80,11 +84,11 @@ class NodeActor:
         node = await self._node()
         return await node.commit(call)
 
-    async def reload(self, session_id: str, epoch: int) -> dict[str, Any]:
-        return await (await self._node()).reload(session_id, epoch)
+    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
+        return await (await self._node()).reload(session_id, incarnation, epoch)
 
-    async def interrupted(self, session_id: str, epoch: int) -> str:
-        return await (await self._node()).interrupted(session_id, epoch)
+    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
+        return await (await self._node()).interrupted(session_id, incarnation, epoch, run_id)
 
     async def specification(self, session_id: str) -> dict[str, Any]:
         return await (await self._node()).specification(session_id)
@@ -97,19 +101,19 @@ class NodeActor:
         await self._node()
         return await getattr(await self._host.requests(), method)(*arguments)
 
-    async def acquire(self, holder: str, lease: int, dead_holder: str) -> int:
+    async def acquire(self, holder: str, lease: int, dead_holder: str, request_id: str) -> int:
         await self._node()
-        return await (await self._host.requests()).acquire(holder, lease, dead_holder)
+        return await (await self._host.requests()).acquire(holder, lease, dead_holder, request_id)
 
     async def take_up(self, generation: int, frames: list[str], nodes: list[str]) -> dict[str, Any]:
         return await (await self._node()).recovery.take_up(generation, frames, nodes)
 
-    async def notice(self, session_ids: list[str]) -> None:
-        await (await self._node()).notice(session_ids)
+    async def notice(self, news: dict[str, Any]) -> None:
+        await (await self._node()).notice(news)
 
     async def kill_process(self, pid: int) -> bool:
         """Make sure that a frame of this node is gone; True if it is."""
-        return await asyncio.to_thread(kill_process, pid)
+        return await kill_process(pid)
 
     async def frame_died(self, frame_id: str, cause: str, silence: float) -> None:
         await (await self._node()).recovery.frame_died(frame_id, cause, silence)
@@ -158,7 +162,7 @@ class NodeActor:
                 self._nudge_supervisor()
             if silent > SUPERVISOR_SILENCE and self._supervisor_pid and self._supervisor_node == self._node_id:
                 log.warning("the supervisor (pid %d) is silent for %.0f s: killed", self._supervisor_pid, silent)
-                await asyncio.to_thread(kill_process, self._supervisor_pid)
+                await kill_process(self._supervisor_pid)
                 self._supervisor_pid = 0
 
     def _nudge_supervisor(self) -> None:
@@ -193,39 +197,22 @@ class NodeActor:
 
 
 class RemoteNode:
-    """The node service as a frame reaches it: calls are repeated until it is back, since each is idempotent."""
+    """The node service as a frame reaches it."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
-        self.lost_since: float | None = None
+        self._repeating = Repeating(FRAME_PATIENCE)
 
     def __getattr__(self, method: str) -> Any:
-        remote = getattr(self._handle, method)
-
         async def call(*arguments: Any) -> Any:
-            pause = 0.02
-            while True:
-                try:
-                    # A call that was pending when the service was killed is now and then not reported for minutes.
-                    reference = submitted(lambda: remote.remote(*arguments))
-                    result = await asyncio.wait_for(settle(reference), REPEAT_SECONDS)
-                    self.lost_since = None
-                    return result
-                except TimeoutError:
-                    continue
-                except StoreUnreachable as error:
-                    # A service that was restarted while its store is away can't even wait for it.
-                    self.lost_since = None
-                    log.info("%s waits for the store: %s", method, error)
-                    await asyncio.sleep(pause)
-                    pause = min(0.5, pause * 2)
-                except ServiceGone as error:
-                    self.lost_since = self.lost_since or time.monotonic()
-                    if time.monotonic() - self.lost_since > ORPHAN_SECONDS:
-                        log.warning("the node service is gone for good: %s", error)
-                        os._exit(1)
-                    await asyncio.sleep(pause)
-                    pause = min(0.5, pause * 2)
+            def attempt(call_id: str) -> Any:
+                return settle(submitted(lambda: self._handle.repeated.remote(call_id, method, *arguments)))
+
+            try:
+                return await self._repeating.call(attempt)
+            except ServiceGone as error:
+                log.warning("the node service is gone for good: %s", error)
+                os._exit(1)
 
         return call
 
@@ -237,11 +224,18 @@ class FrameActor:
     """A session actor. Its process holds one session at a time."""
 
     def __init__(
-        self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str], logging_as: dict[str, str]
-    ) -> None:
+        self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str], variables: list[str],
+        logging_as: dict[str, str],
+    ) -> None:  # fmt: skip
         from understudy.actors.frame import Frame
 
         logs.set_up("frame", {**telemetry_of(os.environ), **logging_as})
+        # Ray's worker has its node's whole environment. Nothing of the user's is loaded yet.
+        self._unusable: InvalidConfiguration | None = None
+        try:
+            keep_for_tools(variables)
+        except InvalidConfiguration as error:
+            self._unusable = error
         paths = [os.path.abspath(path) for path in code_path]  # a job's are relative to its working_dir: this directory
         sys.path[:0] = [path for path in paths if path not in sys.path]
         self._frame = Frame(RemoteNode(node), frame_id, node_id, placement)
@@ -249,7 +243,9 @@ class FrameActor:
         self._probed = time.monotonic()
 
     async def start(self) -> int:
-        """Begin to take work; returns the pid."""
+        """Begin to take work; returns the pid. Raises `InvalidConfiguration` if its tools would lack variables."""
+        if self._unusable is not None:  # not when it is created: Ray would only tell that it died
+            raise self._unusable
         if self._run is None:
             self._run = asyncio.get_running_loop().create_task(self._frame.run())
             self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())

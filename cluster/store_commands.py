@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -201,6 +202,9 @@ def import_(
     resume: Annotated[
         bool, typer.Option("--resume", help="Unfinished work goes on here, and not where it was.")
     ] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="What it brings may run here: you trust who made it.")
+    ] = False,
     store: Store = None,
     json: Json = False,
 ) -> int:
@@ -215,7 +219,8 @@ def import_(
     imported: list[bool] = []
     with opened(store, create=True, current=False) as (database, namespace):
         database.prepare(Settings.from_environment(store=store).schema_policy)
-        through_journal(database, namespace, [lambda tx: archive.load(tx, found, resume=resume)], imported.append)
+        load = partial(archive.load, archive=found, resume=resume, trust_code=trust_code)
+        through_journal(database, namespace, [load], imported.append)
     result = {"session_id": found.top["session_id"], "sessions": len(found.sessions), "messages": found.messages}
     if json:
         print_json({**result, "imported": imported[0]})

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -19,10 +20,10 @@ OFFLINE_MODEL = "offline"
 """Name of the deterministic model that needs no key and no network."""
 
 SECRET_NAME = re.compile(
-    r"(?i)(KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTHORIZATION|HEADERS|(^|_)TOKENS?($|_)|(^|_)PAT$|_DSN$"
-    r"|^UNDERSTUDY_STORE$|^PGPASS)"
+    r"(?i)(KEY|SECRET|PASSW|PASSPHRASE|(^|_)PASS($|_)|_PWD$|CREDENTIAL|AUTHORIZATION|(^|_)AUTH(_CONFIG)?$|HEADERS"
+    r"|CONNECTION_?STRING|(^|_)TOKENS?($|_)|(^|_)PAT$|_DSN$|^UNDERSTUDY_STORE$|^PGPASS)"
 )
-"""Environment variables whose values must never reach tools, logs, events or the store."""
+"""Environment variables whose values must never reach results, logs, events or the store."""
 
 CREDENTIALS_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 
@@ -35,6 +36,7 @@ HIDDEN = "digest:"
 """Before what stands for a value that is not shown."""
 
 
+@lru_cache(maxsize=4096)  # for each result of a tool, every variable's name is looked at again
 def is_secret_name(name: str) -> bool:
     """Whether an environment variable of this name is treated as a secret."""
     return bool(SECRET_NAME.search(name))

@@ -119,6 +119,13 @@ class ArchiveVersion(InvalidArchive):
     hint = "Upgrade Understudy to at least the version that wrote the archive."
 
 
+class UntrustedCode(UnderstudyError):
+    """An archive brings code, or says which of the node's secrets tools see; nothing was imported."""
+
+    code = "untrusted_code"
+    hint = "It would run with the rights of your cluster. If you trust whoever made the archive: --trust-code."
+
+
 class OutputFailed(UnderstudyError):
     """What a command's output went to takes no more of it: a full disk, a pipe that nobody reads."""
 
@@ -177,6 +184,16 @@ class Fenced(Conflict):
     """A newer activation of the session exists: this one may write nothing and must leave."""
 
     code = "fenced"
+
+
+class BatchLost(Conflict):
+    """A batch that an activation sent is missing in the store: what came behind it is refused, and nothing was changed.
+
+    The activation's process ends, and the session goes on in another one from what the store has.
+    """
+
+    code = "batch_lost"
+    hint = "The session goes on by itself; the store may have lost what it had acknowledged."
 
 
 class StaleGeneration(Conflict):
@@ -333,6 +350,13 @@ class ClusterUnreachable(ClusterError):
 
     code = "cluster_unreachable"
     hint = "`understudy doctor` says what is missing."
+
+
+class ServiceGone(ClusterError):
+    """A service or an actor died or can't be reached; the call may or may not have had its effect."""
+
+    code = "service_gone"
+    hint = "Calls are idempotent: repeat it."
 
 
 class InvalidAuthToken(ClusterUnreachable):

@@ -24,11 +24,11 @@ class Node(Protocol):
     async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
         """Commit a batch and keep the frame; returns an `Ack`. Raises `Fenced` as `step` does."""
 
-    async def reload(self, session_id: str, epoch: int) -> dict[str, Any]:
+    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
         """The whole work of an activation, for a frame that no longer has the session's earlier messages."""
 
-    async def interrupted(self, session_id: str, epoch: int) -> str:
-        """Return when the run is asked to end (its reason), or when the activation is over."""
+    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
+        """Return when this run is asked to end (its reason). Raises `Fenced` when the activation or the run is over."""
 
     async def specification(self, session_id: str) -> dict[str, Any]:
         """The session's compiled specification."""

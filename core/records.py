@@ -6,8 +6,9 @@ a frame and a node service of neighbouring versions understand each other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .events import Event
 from .messages import WIRE_VERSION, Message, ToolCall, Usage
@@ -196,6 +197,20 @@ class Finish:
         return {name: getattr(self, name) for name in Finish.__slots__}
 
 
+class ActivationId(NamedTuple):
+    """Names one activation. Epochs begin anew with a session that is made again under a removed one's id, which has
+    another incarnation."""
+
+    session_id: str
+    incarnation: int
+    epoch: int
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> ActivationId:
+        """The last one of the session that has this row."""
+        return cls(row["session_id"], row["incarnation"], row["epoch"])
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What one activation commits at once: all of it or nothing.
@@ -213,6 +228,7 @@ class Batch:
     """
 
     session_id: str
+    incarnation: int
     epoch: int
     batch_no: int
     entries: tuple[Message | Event, ...] = ()
@@ -229,10 +245,16 @@ class Batch:
     asks: tuple[Ask, ...] = ()
     request_output: int = 0
 
+    @property
+    def activation(self) -> ActivationId:
+        """Whose batch it is."""
+        return ActivationId(self.session_id, self.incarnation, self.epoch)
+
     def to_wire(self) -> dict[str, Any]:
         return {
             "v": WIRE_VERSION,
             "session_id": self.session_id,
+            "incarnation": self.incarnation,
             "epoch": self.epoch,
             "batch_no": self.batch_no,
             "entries": [
@@ -257,6 +279,7 @@ class Batch:
     def from_wire(cls, data: dict[str, Any]) -> Batch:
         return cls(
             session_id=data["session_id"],
+            incarnation=data["incarnation"],
             epoch=data["epoch"],
             batch_no=data["batch_no"],
             entries=tuple(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from .config import is_secret_name
+from .config import has_credentials, is_secret_name
 
 HIDDEN = "***"
 
@@ -76,6 +76,17 @@ def passwords(dsn: str) -> list[str]:
     return [*raw, *(unquote(part) for part in raw)]
 
 
+def secret_values(environ: Mapping[str, str]) -> set[str]:
+    """Values of variables that are secrets by their name, or have a password in a URL; that password as well."""
+    found: set[str] = set()
+    for name, value in environ.items():
+        if has_credentials(value):
+            found.update((value, *passwords(value)))
+        elif is_secret_name(name):
+            found.add(value)
+    return found
+
+
 _known: set[str] = set()
 _rules: list[str] = []
 _current: Redactor | None = None
@@ -104,8 +115,7 @@ def redactor() -> Redactor:
     global _current
     with _changing:
         if _current is None:
-            variables = {value for name, value in os.environ.items() if is_secret_name(name)}
-            _current = Redactor(_known | variables, _rules)
+            _current = Redactor(_known | secret_values(os.environ), _rules)
         return _current
 
 

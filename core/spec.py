@@ -23,6 +23,8 @@ from .prices import MILLION
 
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
 
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+"""Name of an environment variable."""
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
@@ -190,6 +192,8 @@ class AgentSpec(Strict):
         resources: what its process needs, by Ray's names: `num_cpus`, `memory` (bytes), `GPU`, or your own. It runs
             wherever the cluster has them, and holds them only while the session is in it.
         labels: node labels that its process needs, as Ray's label selectors: `{"accelerator": "in(A100,H100)"}`.
+        environment: names of variables that its tools need. Their values are those of the node that its process is on
+            (Ray's environment there); tools get no others but what any program needs, and `runtime_env`'s `env_vars`.
         runtime_env: of its process, over that of the driver's job.
         on_change: when a session of this id exists with another specification: it goes on under this one from its next
             run on (`migrate`), or that is a conflict (`refuse`). A sub-agent always keeps what it was created with.
@@ -223,6 +227,7 @@ class AgentSpec(Strict):
     isolation: Literal["shared", "process"] = "shared"
     resources: dict[str, float] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
+    environment: tuple[Variable, ...] = ()
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     on_change: Literal["migrate", "refuse"] = "migrate"
     metadata: dict[str, str] = Field(default_factory=dict)
@@ -238,6 +243,11 @@ class AgentSpec(Strict):
         if wrong:
             raise ValueError(f"{', '.join(wrong)} must be positive numbers")
         return found
+
+    @field_validator("environment")
+    @classmethod
+    def _environment(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted(set(value)))  # in whatever order, they mean the same processes
 
     @field_validator("runtime_env")
     @classmethod

@@ -12,14 +12,14 @@ from understudy import events
 from understudy.errors import Fenced, SessionClosed, StaleGeneration, StoreOwned
 from understudy.identifiers import home_of
 from understudy.ports import Death, Decide, Verdict
-from understudy.records import CallState
+from understudy.records import ActivationId, CallState
 
 from . import timers
 from .beginnings import PAUSE_TIMER, pause
 from .charging import longest_reply
 from .draining import drains, end_stops
 from .endings import end_queued, end_without_agent
-from .operations import request_key
+from .operations import request_key, require_current
 from .statements import OWNER, SESSION, TIMER
 from .transaction import Row, Transaction
 
@@ -42,11 +42,10 @@ def acquire(tx: Transaction, holder: str, lease: int, *, may_take: Callable[[str
     Raises:
         StoreOwned: another holder's lease runs, and `may_take(holder)` does not know it to be dead.
     """
-    statement = select(OWNER).where(OWNER.c.namespace == tx.namespace)
-    if tx.connection.dialect.name != "sqlite":
-        statement = statement.with_for_update()
+    statement = tx.locking(select(OWNER).where(OWNER.c.namespace == tx.namespace))
     row = tx.connection.execute(statement).mappings().first()
     if row is None:
+        tx.writes += 1
         tx.connection.execute(
             insert(OWNER).values(namespace=tx.namespace, generation=1, holder=holder, lease_until=tx.now + lease)
         )
@@ -60,7 +59,7 @@ def acquire(tx: Transaction, holder: str, lease: int, *, may_take: Callable[[str
     if row["holder"] != holder:
         end_stops(tx)
     generation: int = row["generation"] + 1
-    _own(tx, generation, holder, tx.now + lease)
+    _own(tx, row["generation"], generation=generation, holder=holder, lease_until=tx.now + lease)
     return generation
 
 
@@ -70,18 +69,17 @@ def renew(tx: Transaction, generation: int, holder: str, lease: int) -> None:
     Raises:
         StaleGeneration: another supervisor took over.
     """
-    current = tx.connection.execute(select(OWNER.c.generation).where(OWNER.c.namespace == tx.namespace)).scalar()
-    if current != generation:
+    if not _own(tx, generation, holder=holder, lease_until=tx.now + lease):
+        current = tx.connection.execute(select(OWNER.c.generation).where(OWNER.c.namespace == tx.namespace)).scalar()
         raise StaleGeneration(f"generation {generation} no longer owns the store: {current} does")
-    _own(tx, generation, holder, tx.now + lease)
 
 
-def _own(tx: Transaction, generation: int, holder: str, lease_until: int) -> None:
-    tx.connection.execute(
-        update(OWNER)
-        .where(OWNER.c.namespace == tx.namespace)
-        .values(generation=generation, holder=holder, lease_until=lease_until)
-    )
+def _own(tx: Transaction, before: int, **values: Any) -> bool:
+    """Write the owner's row, if it still has this generation."""
+    where = (OWNER.c.namespace == tx.namespace, OWNER.c.generation == before)
+    written = tx.connection.execute(update(OWNER).where(*where).values(**values)).rowcount
+    tx.writes += written
+    return bool(written)
 
 
 def activate(
@@ -92,7 +90,7 @@ def activate(
     after_seq: int = 0,
     cause: str = "ready",
     down_since: int = 0,
-    parked: tuple[str, int] | None = None,
+    parked: ActivationId | None = None,
 ) -> dict[str, Any]:
     """Give a session to a frame under the next epoch, which fences the one before; returns what the frame must know.
 
@@ -101,18 +99,18 @@ def activate(
 
     Attributes:
         after_seq: the frame has the session's messages up to here.
-        parked: `(session, epoch)` of the session that leaves the frame for this one.
+        parked: what leaves the frame for this one.
 
     Raises:
         StaleGeneration: the supervisor of this journal no longer owns the store.
         Fenced: the session has nothing to do any more.
     """
-    tx.require_generation()
     row = tx.session(session_id)
+    tx.require_generation()
     if not row["active"]:
         raise Fenced(f"the session is {row['status']}: there is nothing to activate", session_id=session_id)
     if parked is not None:
-        park(tx, *parked)
+        park(tx, parked)
     tx.changed(row)
     if row["moved"] and cause != "resume":
         cause = "moved"
@@ -131,10 +129,10 @@ def activate(
     return {**work(tx, row, after_seq), "redone": redone}
 
 
-def park(tx: Transaction, session_id: str, epoch: int) -> None:
+def park(tx: Transaction, activation: ActivationId) -> None:
     """Note that a waiting session left its frame; nothing if it is active elsewhere by now."""
-    row = tx.find(session_id)
-    if row is not None and row["epoch"] == epoch and row["frame_id"] is not None:
+    row = tx.find(activation.session_id)
+    if row is not None and ActivationId.of(row) == activation and row["frame_id"] is not None:
         tx.changed(row)
         row["frame_id"] = row["actor_pid"] = None
 
@@ -186,7 +184,7 @@ def open_calls(tx: Transaction, row: Row) -> list[CallState]:
 
 
 def crash(
-    tx: Transaction, session_id: str, epoch: int, decide: Decide, *, cause: str, pid: int, policy: dict[str, Any],
+    tx: Transaction, activation: ActivationId, decide: Decide, *, cause: str, pid: int, policy: dict[str, Any],
     unseen: int = 0,
 ) -> Verdict | None:  # fmt: skip
     """Note that an activation's process is gone and decide what follows; None if the session had moved on.
@@ -194,11 +192,12 @@ def crash(
     On `resume` without delay the session is ready (or still waits, in no frame); with one it waits for a timer; on
     `abort` it is ready, and its open calls have a result; on `quarantine` its run is over and its parent has a result.
     """
+    row = tx.find(activation.session_id)
     tx.require_generation()
-    row = tx.find(session_id)
-    if row is None or row["epoch"] != epoch or not row["active"]:
-        if row is not None and row["epoch"] == epoch:
-            park(tx, session_id, epoch)
+    if row is None or ActivationId.of(row) != activation:
+        return None
+    if not row["active"]:
+        park(tx, activation)
         return None
     if row["frame_id"] is None:  # told before, by a commit whose outcome was not known; or it had parked
         return Verdict("resume", delay=timers.left(tx, row, PAUSE_TIMER) if row["wait"] == "timer" else 0)
@@ -208,7 +207,7 @@ def crash(
     stuck_in = [] if waiting else _executing(tx, row)
     death = Death(
         tx.now, deaths, row["stuck"], waiting, progress, policy, open_calls=len(stuck_in), aborted=row["aborted"] > 0,
-        session_id=session_id, number=row["restarts"],
+        session_id=row["session_id"], number=row["restarts"],
     )  # fmt: skip
     verdict = decide(death)
     tx.changed(row)
@@ -233,8 +232,11 @@ def crash(
 
 
 def _executing(tx: Transaction, row: Row) -> list[CallState]:
-    """Calls that a frame has to execute, or did when its process died; not those that are a child's or a person's."""
-    return [call for call in open_calls(tx, row) if call.state in ("requested", "started") and call.child_id is None]
+    """Calls that a frame has to execute, or did when its process died; not those that are a child's or a person's, nor
+    those whose results are in the inbox: a sub-agent that a budget refused has no session."""
+    calls = [call for call in open_calls(tx, row) if call.state in ("requested", "started") and call.child_id is None]
+    told = {item["key"] for item in tx.inbox(row) if item["kind"] != "input"} if calls else ()
+    return [call for call in calls if call.call_id not in told]
 
 
 def abort(tx: Transaction, row: Row, calls: list[CallState], text: str) -> None:
@@ -299,7 +301,6 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
     Raises:
         StaleGeneration: the supervisor of this journal no longer owns the store.
     """
-    tx.require_generation()
     statement = select(SESSION.c.session_id, SESSION.c.root_id).where(
         SESSION.c.namespace == tx.namespace, SESSION.c.active == 1, SESSION.c.node_id.not_in(nodes)
     )
@@ -313,6 +314,7 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
     homes = set(nodes) - drains(tx).keys() if homeless else set()
     share = sorted(session for session, root in homeless if node_id in homes and home_of(root, homes) == node_id)
     tx.load(share)
+    tx.require_generation()
     for row in map(tx.session, share):
         if row["node_id"] not in nodes:
             tx.changed(row)
@@ -327,11 +329,10 @@ class Issued(NamedTuple):
     longest_reply: int
 
 
-def reissue(tx: Transaction, session_id: str, epoch: int, holder: str, model: str) -> Issued | None:
+def reissue(tx: Transaction, activation: ActivationId, holder: str, model: str) -> Issued | None:
     """Take over a model call whose node service is gone, as the next attempt; None if nobody waits for it any more."""
-    row = tx.session(session_id)
-    if row["epoch"] != epoch:
-        raise Fenced(f"epoch {epoch} is fenced: the store has epoch {row['epoch']}", session_id=session_id)
+    row = tx.session(activation.session_id)
+    require_current(row, activation)
     if row["wait"] != "model":
         return None
     if row["cancel_reason"] is not None:  # nothing is bought for a run that shall end

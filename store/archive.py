@@ -17,18 +17,23 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from understudy.errors import ArchiveVersion, InvalidArchive, InvalidInput, SessionActive, SessionConflict
+from understudy.errors import (
+    ArchiveVersion,
+    InvalidArchive,
+    InvalidInput,
+    SessionActive,
+    SessionConflict,
+    UntrustedCode,
+)
 from understudy.identifiers import check_identifier
 
-from . import budgets, code, ledger, progress, schema
+from . import budgets, code, ledger, progress, queries, schema, trust
 from .check import check
 from .engine import now
 from .prepared import defaults
-from .queries import session_info
 from .statements import (
     ACCOUNT,
     ACCOUNT_KEY,
-    CODE_BLOB,
     EVENT,
     INBOX,
     MESSAGE,
@@ -49,6 +54,9 @@ SUM = b'"sha256":"'
 AT_ONCE = 1_000
 BUDGET_SCHEMA = 4
 """Older archives have a tree's one budget in columns of its root."""
+
+SHOWN = 5
+"""How many sessions a message names; its details have all."""
 
 IMPORTS = "import"
 """Writer of all events of a namespace that happened elsewhere."""
@@ -73,7 +81,7 @@ def export(connection: Connection, namespace: str, session_id: str, *, tree: boo
 
 def session_ids(connection: Connection, namespace: str, session_id: str, *, tree: bool) -> list[str]:
     """The session and, if asked for, all below it; parents before children. Raises `UnknownSession`."""
-    root_id = session_info(connection, namespace, session_id)["root_id"]
+    root_id = queries.session_info(connection, namespace, session_id)["root_id"]
     if not tree:
         return [session_id]
     statement = (
@@ -109,8 +117,7 @@ def _lines(connection: Connection, namespace: str, ids: list[str]) -> Iterator[s
         yield "}\n"
     yield '],"code":{'
     for number, digest in enumerate(sorted(wanted)):
-        where = (CODE_BLOB.c.namespace == namespace, CODE_BLOB.c.digest == digest)
-        data = connection.execute(select(CODE_BLOB.c.data).where(*where)).scalar()
+        data = queries.blob(connection, namespace, digest)
         if data is not None:
             yield f"{',' if number else ''}\n{_json(digest)}:{_json(base64.b64encode(data).decode())}"
     yield "},\n"
@@ -222,15 +229,17 @@ def _check_rows(archive: Archive) -> None:
                     raise ValueError(f"a row of table {name} does not belong to session {session_id}")
 
 
-def load(tx: Transaction, archive: Archive, *, resume: bool = False) -> bool:
+def load(tx: Transaction, archive: Archive, *, resume: bool = False, trust_code: bool = False) -> bool:
     """Take an archive in, all of it or nothing; False if it was taken in before.
 
     A session whose parent is not in the archive becomes the root of its tree.
 
     Args:
         resume: also with unfinished work, which then goes on here: whoever says so knows that the original does not.
+        trust_code: also with code, which then runs here: whoever says so trusts who made the archive.
 
     Raises:
+        UntrustedCode: it brings code, and `trust_code` is false; `details["code"]` says which, by session.
         SessionConflict: the store has another session of the same id.
         SessionActive: there is unfinished work, and `resume` is false.
         InvalidArchive: it lacks sub-agents that it waits for, or its rows don't fit together.
@@ -267,6 +276,8 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False) -> bool:
                 "again when its runs have ended."
             },
         )
+    if not trust_code:
+        _refuse_code(tx, archive)
     parents = [session["session"]["parent_id"] for session in archive.sessions]
     for session in archive.sessions:
         row = session["session"]
@@ -281,6 +292,20 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False) -> bool:
         first = violations[0]
         raise InvalidArchive(f"its rows don't fit together: {first.rule}: {first.text}", session_id=first.session_id)
     return True
+
+
+def _refuse_code(tx: Transaction, archive: Archive) -> None:
+    def definition(placement: str) -> bytes | None:
+        return archive.code.get(placement) or queries.blob(tx.connection, tx.namespace, placement)
+
+    try:
+        found = trust.brought((session["session"] for session in archive.sessions), archive.code, definition)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InvalidArchive(f"a specification has not its form: {type(error).__name__}: {error}") from None
+    if found:
+        told = [(f"session {name}: " if name else "") + ", ".join(items) for name, items in found.items()]
+        more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+        raise UntrustedCode(f"the archive brings {'; '.join(told[:SHOWN])}{more}", details={"code": found})
 
 
 def _remove_first(row: Row) -> dict[str, str]:

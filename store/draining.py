@@ -24,8 +24,8 @@ def begin(
     Raises:
         StaleGeneration: the supervisor of this journal no longer owns the store.
     """
+    found = drains(tx, lock=True)
     tx.require_generation()
-    found = drains(tx)
     known = found.get(node_id)
     gone = [row["node_id"] for row in found.values() if nodes and row["finished_at"] and row["node_id"] not in nodes]
     if gone:
@@ -67,9 +67,10 @@ def end_stops(tx: Transaction) -> None:
     )
 
 
-def drains(tx: Transaction) -> dict[str, Row]:
-    """The nodes that are drained, or were, and how that stands."""
-    found = tx.connection.execute(select(DRAIN).where(DRAIN.c.namespace == tx.namespace)).mappings()
+def drains(tx: Transaction, *, lock: bool = False) -> dict[str, Row]:
+    """The nodes that are drained, or were, and how that stands; locked for who writes what follows from it."""
+    statement = select(DRAIN).where(DRAIN.c.namespace == tx.namespace).order_by(DRAIN.c.node_id)
+    found = tx.connection.execute(tx.locking(statement) if lock else statement).mappings()
     return {row["node_id"]: dict(row) for row in found}
 
 

@@ -9,14 +9,14 @@ from sqlalchemy import select, update
 from understudy import events
 from understudy.identifiers import run_link
 from understudy.messages import storable
-from understudy.records import Finish
+from understudy.records import ActivationId, Finish
 
 from . import groups, wakeups
 from .beginnings import TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, start_again
 from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
 from .statements import RUN, SESSION
-from .transaction import Row, Transaction
+from .transaction import Cancelled, Row, Transaction
 from .upgrades import migrate
 
 TERMINAL = ("completed", "failed", "cancelled", "quarantined")
@@ -211,7 +211,7 @@ def request_cancel(
     where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row["session_id"], RUN.c.run_id == row["run_id"])
     # Nobody's answer is waited for any more.
     tx.read(update(RUN).where(*where).values(cancel_requested=reason, status="running"), row["session_id"])
-    tx.cancelled[row["session_id"]] = row
+    tx.cancelled[row["session_id"]] = Cancelled(row["run_id"], row["incarnation"], row["epoch"], reason)
     run_id = row["run_id"]
     for child_id in groups.drop_plan(tx, row):
         _deliver_late(tx, row, tx.session(child_id))
@@ -266,11 +266,17 @@ def shut_down(tx: Transaction, row: Row, run_id: str) -> None:
         end_by_force(tx, row)
 
 
-def out_of_time(tx: Transaction, row: Row, run_id: str, error: dict[str, Any]) -> None:
-    """A budget of seconds is used up: the run is told to end, with this error."""
-    if row["run_id"] == run_id:
-        ending = {"status": "budget_exceeded", "code": error["code"], "details": error["details"]}
-        request_cancel(tx, row, error["message"], ending=ending)
+def out_of_time(tx: Transaction, row: Row, run_id: str, due_at: int) -> None:
+    """A budget of seconds is used up: the run is told to end. Where it was raised since, the timer is set again."""
+    found = deadline(tx, row) if row["run_id"] == run_id else None
+    if found is None:
+        return
+    if found.due_at > due_at:
+        tx.set_timer(row, DEADLINE_TIMER, found.due_at, {"run_id": run_id})
+        return
+    error = found.refusal.error(row["session_id"])
+    ending = {"status": "budget_exceeded", "code": error["code"], "details": error["details"]}
+    request_cancel(tx, row, error["message"], ending=ending)
 
 
 def end_by_force(tx: Transaction, row: Row) -> None:
@@ -278,7 +284,7 @@ def end_by_force(tx: Transaction, row: Row) -> None:
     frame_id = row["frame_id"] if row["wait"] is None else None
     tx.append(row, events.ShutdownForced(waited=row["shutdown"] or 0, frame_id=frame_id or ""))
     if frame_id is not None:
-        tx.killed[frame_id] = row["session_id"]
+        tx.killed[frame_id] = ActivationId.of(row)
     row["epoch"] += 1
     row["batch_no"] = 0
     row["frame_id"] = row["actor_pid"] = None

@@ -70,7 +70,7 @@ class Database:
             self.schema = address.schema
             backend = "postgresql+psycopg://"
             self.writer = create_engine(backend, creator=address.connect_journal, pool_size=1, max_overflow=1)
-            options = {"pool_size": 2, "max_overflow": 1, "pool_pre_ping": True}
+            options = {"pool_size": 2, "max_overflow": 1, "pool_pre_ping": True, "isolation_level": "REPEATABLE READ"}
             self.reader = create_engine(backend, creator=address.connect_reader, **options)
 
         for engine in (self.writer, self.reader):
@@ -133,18 +133,15 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection for reading a consistent snapshot."""
+        """A connection that sees one state of the store throughout: that of its first statement."""
         with self.errors(), self.reader.connect() as connection, self._watched(connection):
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A connection that sees one state of the store throughout, for many reads that may take their time."""
-        with self.read() as connection:
-            if not self.is_sqlite:  # where a transaction is a snapshot anyway
-                connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            with self._unlimited(connection):
-                yield connection
+        """The same for many reads that may take their time."""
+        with self.read() as connection, self._unlimited(connection):
+            yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:

@@ -21,17 +21,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, func, select
-
-from understudy.errors import StoreBusy, StoreUnreachable, UnderstudyError
+from understudy.errors import StoreBusy, StoreError, StoreUnreachable, UnderstudyError
 from understudy.events import Event
 from understudy.ports import DecideEnd
+from understudy.records import ActivationId
 
 from .engine import Database, now
 from .failures import StoreRace
 from .groups import deliver_each
-from .statements import EVENT, EXPORT_CURSOR, METRIC_STATE
-from .transaction import Row, Transaction
+from .statements import SELECT_END_OF_LOG
+from .transaction import Cancelled, Row, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +48,9 @@ ended by PostgreSQL within 5 s, and a node that vanished is noticed within 11 s.
 CLOSING_SECONDS = 5.0
 """So long an operation whose turn comes while the journal is closed waits for others."""
 
+CLOCK_CORRECTION = 1_000_000
+"""A clock that goes back by less (microseconds) is waited for; by more, it is followed."""
+
 LONGEST_PAUSE = 0.01
 """On the event loop, commits take turns with everything else: the next one begins as long after the last as that took,
 so that under load more operations share it; but no later than this (seconds)."""
@@ -64,16 +66,17 @@ class Committed:
     Attributes:
         written: every session that was changed, as it is now, and its `seq` before.
         timers: when each timer that was set is due, by session and name.
-        killed: frames that must end, and the session of each whose run was ended by force.
+        cancelled: which run of each session was asked to end.
+        killed: frames that must end, with the activation whose run was ended by force.
         repeated: an earlier try may have been committed unnoticed; what it changed is not told again.
     """
 
     events: list[Event]
     woken: dict[str, Row]
-    cancelled: dict[str, Row]
+    cancelled: dict[str, Cancelled]
     written: dict[str, tuple[int, Row]]
     timers: dict[tuple[str, str], int]
-    killed: dict[str, str]
+    killed: dict[str, ActivationId]
     operations: int
     seconds: float
     repeated: bool = False
@@ -85,6 +88,7 @@ class _Submitted:
     touches: tuple[str, ...]
     future: asyncio.Future[list[Any]]
     results: list[Any] = field(default_factory=list)
+    tried: bool = False  # it may have been committed unnoticed
 
 
 class Journal:
@@ -97,6 +101,8 @@ class Journal:
     Attributes:
         unreachable_since: when the outage began (monotonic); None while the store works.
         busy_since: when others were first in the way of the next group (monotonic); None while nobody is.
+        failing_since: when operations first failed though the store answers (monotonic); None since a commit succeeded.
+        writer_seq: where this journal's log ends, as far as is known here.
 
     Args:
         decide_end: what becomes of a group of sub-agents when one of them ends.
@@ -121,12 +127,14 @@ class Journal:
         self.writer_seq = 0
         self.unreachable_since: float | None = None
         self.busy_since: float | None = None
+        self.failing_since: float | None = None
         self._on_commit = on_commit
         self._decide_end = decide_end
         self._patience = patience
         self._submitted: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._groups: deque[list[_Submitted]] = deque()
-        self._tries = 0  # that may have been committed unnoticed
+        self._end_known = False  # else a commit of this log may have happened, or may yet, that nobody has told here
+        self._tries = 0
         self._races = 0
         self._busy = 0
         self._told: set[str] = set()  # the kinds of failures, in this outage
@@ -143,7 +151,8 @@ class Journal:
         if self._loop is not None:
             return
         with self.database.read() as connection:
-            self.writer_seq = self._last_writer_seq(connection)
+            here = {"ns": self.namespace, "writer": self.writer}
+            self.writer_seq = connection.execute(SELECT_END_OF_LOG, here).scalar() or 0
         self._loop = asyncio.get_running_loop()
         if not self.database.is_sqlite:
             self._thread = threading.Thread(target=self._run, name="understudy-journal", daemon=True)
@@ -186,6 +195,19 @@ class Journal:
     def silence(self) -> float:
         """Seconds since the journal's thread was last seen at work; 0 on the event loop, whose own silence tells."""
         return time.monotonic() - self._last_beat if self._thread is not None else 0.0
+
+    def failing(self) -> float:
+        """Seconds since operations fail although the store answers; 0 while they don't."""
+        since = self.failing_since
+        return time.monotonic() - since if since is not None else 0.0
+
+    def outage(self) -> float:
+        """Seconds since nothing is committed, for whatever reason; others in the way are one only after a while."""
+        now, busy, away = time.monotonic(), self.busy_since, self.unreachable_since
+        waited = now - busy if busy is not None else 0.0
+        return max(
+            self.failing(), now - away if away is not None else 0.0, waited if waited > BUSY_WARNING_SECONDS else 0.0
+        )  # fmt: skip
 
     def _take_turn(self) -> None:
         """Commit what there is, on the event loop."""
@@ -237,27 +259,41 @@ class Journal:
                 self._answer(None, error)
             except StoreUnreachable as error:
                 # Whether the transaction was committed is unknown: every operation's key makes a repetition harmless.
+                self._doubt(group)
                 if not self._closing.is_set() and not self._out_of_patience():
                     return self._pause_for(error)
                 self._answer(None, error)
             except StoreRace as error:
+                self._doubt(group)
                 self._races += 1
-                if len(group) > 1:
-                    self._split(error)
-                elif self._races > RACE_TRIES:
-                    self._answer(None, error)
+                if self._races > RACE_TRIES:
+                    self._refuse(group, error)
             except Exception as error:
-                if len(group) > 1:
-                    self._split(error)
-                else:
-                    level = logging.INFO if isinstance(error, UnderstudyError) else logging.ERROR
-                    log.log(level, "an operation failed", exc_info=error)
-                    self._answer(None, error)
+                self._refuse(group, error)
             else:
                 committed.seconds = time.monotonic() - started
-                committed.repeated = self._tries + self._races > 0
+                committed.repeated = any(submitted.tried for submitted in group)
                 self._answer(committed, None)
         return 0.0
+
+    def _doubt(self, group: list[_Submitted]) -> None:
+        """Something may have been committed, or may yet be, that is not known here."""
+        self._end_known = False
+        for submitted in group:
+            submitted.tried = True
+
+    def _refuse(self, group: list[_Submitted], error: Exception) -> None:
+        """A group can't be committed: one operation of it is at fault, so each is tried on its own."""
+        if len(group) == 1:
+            ours = isinstance(error, UnderstudyError)
+            level = logging.WARNING if isinstance(error, StoreError) else logging.INFO if ours else logging.ERROR
+            log.log(level, "an operation failed", exc_info=error)
+            self._answer(None, error)
+            return
+        log.warning("a group of %d failed (%s): committing one by one", len(group), error)
+        self._races = 0
+        self._groups.popleft()
+        self._groups.extendleft([submitted] for submitted in reversed(group))
 
     def _answer(self, committed: Committed | None, error: Exception | None) -> None:
         """The first group is done with."""
@@ -266,6 +302,10 @@ class Journal:
                 log.warning("store reachable again after %.1f s", time.monotonic() - self.unreachable_since)
             self.unreachable_since = self.busy_since = None
             self._told.clear()
+        if committed is not None:
+            self.failing_since = None
+        elif isinstance(error, StoreError) or not isinstance(error, UnderstudyError):
+            self.failing_since = self.failing_since or time.monotonic()
         self._tries = self._races = self._busy = 0
         self._tell(self._groups.popleft(), committed, error)
 
@@ -295,25 +335,15 @@ class Journal:
     def _waited_enough(self, seconds: float) -> bool:
         return self.busy_since is not None and time.monotonic() - self.busy_since > seconds
 
-    def _split(self, error: Exception) -> None:
-        """One operation of a group is at fault: each on its own."""
-        group = self._groups.popleft()
-        log.warning("a group of %d failed (%s): committing one by one", len(group), error)
-        self._groups.extendleft([submitted] for submitted in reversed(group))
-
     def _transaction(self, group: list[_Submitted]) -> Committed:
-        # Strictly rising: two commits never share a time, whatever the clock does.
-        self._last_now = max(now(), self._last_now + 1)
         with self.database.write() as connection:
-            if self._tries:  # the last try may have been committed unnoticed
-                self.writer_seq = self._last_writer_seq(connection)
             tx = Transaction(
                 connection,
                 self.database.statements,
                 self.namespace,
-                now=self._last_now,
+                now=self._next_time(),
                 writer=self.writer,
-                writer_seq=self.writer_seq,
+                writer_seq=self.writer_seq if self._end_known else None,
                 generation=self.generation,
                 decide_end=self._decide_end,
             )
@@ -331,21 +361,22 @@ class Journal:
                             raise
                         submitted.results.append(error)
             tx.flush()
-        self.writer_seq = tx.writer_seq
+        if tx.writer_seq is not None:
+            self.writer_seq, self._end_known = tx.writer_seq, True
         return Committed(
             tx.committed_events, tx.woken, tx.cancelled, tx.written, tx.timers, tx.killed, count, 0.0
         )  # fmt: skip
 
-    def _last_writer_seq(self, connection: Connection) -> int:
-        """Where this journal's own log ends: its newest events may be gone by now, but not what was made of them."""
-        tables = (EVENT, METRIC_STATE, EXPORT_CURSOR)
-        ends = [
-            select(func.max(table.c.writer_seq)).where(
-                table.c.namespace == self.namespace, table.c.writer == self.writer
-            )
-            for table in tables
-        ]
-        return max(connection.execute(end).scalar() or 0 for end in ends)
+    def _next_time(self) -> int:
+        """A commit's time: the clock's, also when that was set back. Order is by `seq`, never by time.
+
+        No two commits in a row share one, though the clock may be coarse or be corrected a little: an incarnation is
+        a time, and whether a session was written since its process died is told by times (`ready_of`).
+        """
+        clock = now()
+        ahead = self._last_now - clock
+        self._last_now = self._last_now + 1 if 0 <= ahead < CLOCK_CORRECTION else clock
+        return self._last_now
 
     def _tell(self, group: list[_Submitted], committed: Committed | None, error: Exception | None) -> None:
         assert self._loop is not None

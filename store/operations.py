@@ -12,11 +12,11 @@ from typing import Any
 from sqlalchemy import bindparam, select
 
 from understudy import events
-from understudy.errors import Fenced
+from understudy.errors import BatchLost, Fenced
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
 from understudy.messages import Message, ToolCall, Usage, storable
 from understudy.prices import Price
-from understudy.records import Ack, Batch, CallState, ModelAnswer
+from understudy.records import Ack, ActivationId, Batch, CallState, ModelAnswer
 
 from . import charging, questions, waiting
 from .beginnings import spawn
@@ -27,7 +27,7 @@ from .transaction import Row, Transaction
 
 
 def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | None = None) -> CommitResult:
-    """Commit one batch of an activation. Key: (session, epoch, batch_no); a replay changes nothing.
+    """Commit one batch of an activation. Key: (activation, batch_no); a replay changes nothing.
 
     Args:
         holder: the node service that makes the model call, if the batch asks for one.
@@ -35,16 +35,20 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
 
     Raises:
         Fenced: a newer activation exists, or the run has ended without its agent.
+        BatchLost: one that came before it is missing.
     """
     row = tx.session(batch.session_id)
-    if row["epoch"] != batch.epoch or batch.batch_no < row["batch_no"]:
-        raise Fenced(
-            f"epoch {batch.epoch} batch {batch.batch_no} is fenced: the store has epoch {row['epoch']} "
-            f"batch {row['batch_no']}",
-            session_id=batch.session_id,
-        )
+    require_current(row, batch.activation)
+    if batch.batch_no < row["batch_no"]:
+        message = f"batch {batch.batch_no} is fenced: the store has batch {row['batch_no']} of epoch {row['epoch']}"
+        raise Fenced(message, session_id=batch.session_id)
     if batch.batch_no == row["batch_no"]:
         return _committed(tx, row, 0, replayed=True)
+    if batch.batch_no != row["batch_no"] + 1:
+        raise BatchLost(
+            f"batch {batch.batch_no} of epoch {batch.epoch} can't follow: the store has batch {row['batch_no']}",
+            session_id=batch.session_id,
+        )
     if row["run_id"] is None and batch.start_run is None and (batch.finish or batch.entries or batch.wait != "idle"):
         raise Fenced("the run has ended: it was told to, and only waited", session_id=batch.session_id)
     tx.changed(row)
@@ -79,6 +83,15 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
     return _committed(tx, row, first_seq)
 
 
+def require_current(row: Row, activation: ActivationId) -> None:
+    """Refuse what another activation says. Raises `Fenced`."""
+    if ActivationId.of(row) != activation:
+        message = f"epoch {activation.epoch} is fenced: the store has epoch {row['epoch']}"
+        if row["incarnation"] != activation.incarnation:
+            message = f"epoch {activation.epoch} is fenced: it was of another incarnation of this session"
+        raise Fenced(message, session_id=activation.session_id)
+
+
 def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str, price: Price | None) -> None:
     if batch.wait == "idle" and row["run_id"] is None and row["inbox_count"] == 0:
         row["wait"], row["active"] = "idle", 0
@@ -91,9 +104,16 @@ def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str, price: Price
         _wait_for_model(tx, row, batch, holder, price)
     elif batch.wait == "child" and row["children_open"]:
         row["wait"], row["wait_since"], row["status"] = "child", tx.now, "waiting_for_child"
-    elif batch.wait in ("input", "timer") and not any(item["kind"] != "input" for item in tx.inbox(row)):
+    elif batch.wait in ("input", "timer") and not _has_result(tx, row):
         # One wait, whoever answers the calls. The wait `timer` is a pause: nothing that arrives ends that.
         row["wait"], row["wait_since"], row["status"] = "input", tx.now, f"waiting_for_{batch.wait}"
+
+
+def _has_result(tx: Transaction, row: Row) -> bool:
+    """Whether a result has come in for a call that has none yet: the session takes it up instead of waiting."""
+    told = {item["key"] for item in tx.inbox(row) if item["kind"] != "input"}
+    calls = tx.calls(row["session_id"], row["run_id"], row["round"]) if told else ()
+    return any(call["call_id"] in told and call["state"] not in ("finished", "done") for call in calls)
 
 
 @dataclass(frozen=True)
@@ -139,8 +159,7 @@ def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
     charging.begin_run(tx, row)
     deadline = charging.deadline(tx, row)
     if deadline is not None:
-        payload = {"run_id": run_id, "error": deadline.refusal.error(row["session_id"])}
-        tx.set_timer(row, DEADLINE_TIMER, deadline.due_at, payload)
+        tx.set_timer(row, DEADLINE_TIMER, deadline.due_at, {"run_id": run_id})
     return True
 
 
@@ -200,19 +219,28 @@ class AnswerResult:
 
 
 def answer(
-    tx: Transaction, session_id: str, run_id: str, round_number: int, attempt: int, model: str, got: ModelAnswer
+    tx: Transaction, session_id: str, run_id: str, round_number: int, attempt: int, model: str, got: ModelAnswer, *,
+    incarnation: int,
 ) -> AnswerResult:  # fmt: skip
     """Commit a model's answer where it arrives. Key: the wait; the first answer wins, whatever its attempt.
 
-    A late answer, or one that nobody waits for, leaves only an event: its tokens are counted.
+    A late answer, or one that nobody waits for, leaves only an event: its tokens are counted. Of a session that was
+    removed since, whose id another one has now, nothing is left.
+
+    Args:
+        incarnation: the session's when it asked.
     """
     row = tx.session(session_id)
     key = f"{wait_key(session_id, run_id, round_number)}/{attempt}"
-    current = row["run_id"] == run_id and row["round"] == round_number
+    current = (row["incarnation"], row["run_id"], row["round"]) == (incarnation, run_id, round_number)
     if current and row["wait"] is None and row["wait_holder"] == f"answered {attempt}":
         return AnswerResult(True, repeated=True)
     if row["wait_holder"] == f"ended {key}":
         return AnswerResult(True, repeated=True, ended=True)
+    if (
+        incarnation != row["incarnation"] and incarnation < row["created_at"]
+    ):  # else the session is the same, but has another specification since
+        return AnswerResult(False)
     won = current and row["wait"] == "model"
     tokens = got.usage.total_tokens
     tx.changed(row)

@@ -219,7 +219,7 @@ def drains(connection: Connection, namespace: str) -> list[Row]:
 
 ACTIVE = (
     "session_id", "root_id", "placement", "epoch", "frame_id", "actor_pid", "wait", "wait_since", "wait_holder",
-    "node_id", "cancel_reason", "updated_at", "incarnation", "deaths", "round", "run_usage",
+    "node_id", "cancel_reason", "updated_at", "incarnation", "deaths", "round", "run_usage", "run_id",
 )  # fmt: skip
 """What a node service must know of a session that it takes up, or gives away."""
 
@@ -250,6 +250,14 @@ def active_sessions(
         where.append(or_(SESSION.c.wait.is_(None), SESSION.c.wait == "model", SESSION.c.cancel_reason.is_not(None)))
     statement = select(*(SESSION.c[name] for name in ACTIVE)).where(*where)
     return [dict(row) for row in connection.execute(statement.order_by(SESSION.c.updated_at)).mappings()]
+
+
+def activations(connection: Connection, namespace: str, session_ids: Iterable[str]) -> dict[str, Row]:
+    """Which activation and which run sessions have, by id; also of those without work."""
+    names = ("session_id", "incarnation", "epoch", "run_id", "updated_at")
+    where = (SESSION.c.namespace == namespace, SESSION.c.session_id.in_(list(session_ids)))
+    rows = connection.execute(select(*(SESSION.c[name] for name in names)).where(*where)).mappings()
+    return {row["session_id"]: dict(row) for row in rows}
 
 
 def timers(connection: Connection, namespace: str, node_id: str, until: int) -> list[Row]:

@@ -82,8 +82,10 @@ def sessions_with_events(connection: Connection, namespace: str, before: int) ->
 def drop_tree(tx: Transaction, root_id: str, before: int | None = None) -> Removed:
     """Remove a whole tree, if `tree_to_drop` says so; it says what is raised, too."""
     tree = select(SESSION.c.session_id).where(SESSION.c.namespace == tx.namespace, SESSION.c.root_id == root_id)
-    tx.load(tx.read(tree).scalars())  # locks them
-    tx.flush()
+    known: set[str] = set()
+    while known != (found := set(tx.read(tree).scalars())):  # some may have come before the others were locked
+        tx.load(found)
+        known = found
     removed = tree_to_drop(tx.connection, tx.namespace, root_id, before)
     if not removed.kept:
         tx.drop(removed.session_ids)

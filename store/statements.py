@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Text, bindparam, delete, func, select, update
+from sqlalchemy import Text, bindparam, delete, func, select, union_all, update
 
 from understudy.identifiers import call_identifier
 
@@ -44,6 +44,7 @@ def table_of(model: type) -> Any:
 
 DRAIN = table_of(tables.Drain)
 SERVICE = table_of(tables.Service)
+REQUEST = table_of(tables.Request)
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {
@@ -96,7 +97,7 @@ def _update_session(names: Iterable[str]) -> Any:
 
 
 ACCOUNT_KEY = ("namespace", "session_id", "scope", "resource")
-ACCOUNT_STATE = ("reserved", "spent", "beyond", "since")
+ACCOUNT_STATE = ("allowed", "reserved", "spent", "beyond", "since")
 UPDATE_ACCOUNT = (
     update(ACCOUNT)
     .where(*(ACCOUNT.c[name] == bindparam(f"b_{name}") for name in ACCOUNT_KEY))
@@ -161,6 +162,16 @@ SELECT_SPECIFICATION = select(SESSION.c.spec).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")
 )
 SELECT_OWNER = select(OWNER.c.generation).where(OWNER.c.namespace == bindparam("ns"))
+# Where a journal's own log ends: its newest events may be gone by now, but not what was made of them.
+_ENDS = union_all(
+    *(
+        select(func.max(table.c.writer_seq).label("seq")).where(
+            table.c.namespace == bindparam("ns"), table.c.writer == bindparam("writer")
+        )
+        for table in (EVENT, METRIC_STATE, EXPORT_CURSOR)
+    )
+).subquery()
+SELECT_END_OF_LOG = select(func.max(_ENDS.c.seq))
 DELETE_INBOX = delete(INBOX).where(
     INBOX.c.namespace == bindparam("b_namespace"),
     INBOX.c.session_id == bindparam("b_session_id"),

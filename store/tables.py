@@ -302,6 +302,21 @@ class Question(Table, table=True):
     answered_at: int = number_column()
 
 
+class Request(Table, table=True):
+    """A request that was done lately, and its result: whoever repeats it is told that again (`requests.py`).
+
+    Attributes:
+        session_id: whom it concerns; empty for the whole namespace.
+    """
+
+    __tablename__ = "request"
+    namespace: str = key_column()
+    session_id: str = key_column()
+    request_id: str = key_column()
+    result: Any = json_column()
+    created_at: int = number_column()
+
+
 class Inbox(Table, table=True):
     """What reaches a session, in order of arrival; the row goes when a batch has taken care of it."""
 

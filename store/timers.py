@@ -22,8 +22,8 @@ from .transaction import Row, Transaction
 
 def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
     """Do what was due at this time; nothing if the timer was dropped, or set again for another."""
+    row = tx.find(session_id)  # first: who sets or drops the timer has locked it
     found = _timer(tx, session_id, name)
-    row = tx.find(session_id)
     if found is None or row is None or found["due_at"] != due_at:
         return
     tx.drop_timer(row, name)
@@ -32,7 +32,7 @@ def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
     elif name == SHUTDOWN_TIMER:
         shut_down(tx, row, found["payload"]["run_id"])
     elif name == DEADLINE_TIMER:
-        out_of_time(tx, row, **found["payload"])
+        out_of_time(tx, row, found["payload"]["run_id"], due_at)
     elif name.startswith(waiting.CALL_TIMER):
         waiting.over(tx, row, **found["payload"])
     elif name.startswith(wakeups.WAKEUP_TIMER):

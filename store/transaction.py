@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, delete, update
 
@@ -12,6 +12,7 @@ from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, ERROR_CHARACTERS, Event
 from understudy.messages import WIRE_VERSION, Message
 from understudy.ports import DecideEnd
+from understudy.records import ActivationId
 from understudy.redaction import redacted
 
 from .accounts import Accounts
@@ -30,11 +31,13 @@ from .statements import (
     MUTABLE,
     NEW_SESSION,
     QUESTION,
+    REQUEST,
     RESERVATION,
     RUN,
     RUN_END,
     SELDOM,
     SELECT_CALLS,
+    SELECT_END_OF_LOG,
     SELECT_INBOX,
     SELECT_MESSAGES,
     SELECT_OWNER,
@@ -50,6 +53,17 @@ from .statements import (
     select_sessions,
 )
 
+OF_SESSION = (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, REQUEST)
+
+
+class Cancelled(NamedTuple):
+    """A run that was asked to end. The row of its session may be another run's by the time this is acted upon."""
+
+    run_id: str
+    incarnation: int
+    epoch: int
+    reason: str
+
 
 class Transaction:
     """One transaction that carries the operations of many sessions.
@@ -58,13 +72,14 @@ class Transaction:
 
     Attributes:
         now: the commit's time, microseconds UTC; every row written carries it.
+        writer_seq: place of the last event in this journal's own log; None while it is not known, and not needed.
         generation: the owner's generation that this journal acts for; 0 before there is one.
         writes: rises with every change, so that an operation which fails half-way is noticed.
         committed_events: the events in order, for the projection.
         woken: sessions whose wait ended here; they are ready for a frame.
-        cancelled: sessions whose current run was asked to end here.
+        cancelled: which run of each session was asked to end here.
         timers: when each timer that was set here is due, by session and name.
-        killed: the processes that hold sessions whose run was ended by force here, by frame: their sessions.
+        killed: activations whose run was ended by force here, by the frame whose process must go.
         decide_end: what becomes of a group of sub-agents when one of them ends.
         written: every session that was changed, as it is now, and its `seq` before.
         accounts: of the budgets; `charges` has those that concern a session.
@@ -78,7 +93,7 @@ class Transaction:
         *,
         now: int,
         writer: str,
-        writer_seq: int,
+        writer_seq: int | None,
         generation: int,
         decide_end: DecideEnd,
     ) -> None:
@@ -93,9 +108,9 @@ class Transaction:
         self.decide_end = decide_end
         self.committed_events: list[Event] = []
         self.woken: dict[str, Row] = {}
-        self.cancelled: dict[str, Row] = {}
+        self.cancelled: dict[str, Cancelled] = {}
         self.timers: dict[tuple[str, str], int] = {}
-        self.killed: dict[str, str] = {}
+        self.killed: dict[str, ActivationId] = {}
         self.written: dict[str, tuple[int, Row]] = {}
         self.accounts = Accounts(statements, self._cursor, namespace, lock=connection.dialect.name != "sqlite")
         self.writes = 0
@@ -130,6 +145,11 @@ class Transaction:
         for row in self._select(statement, ns=self.namespace, **ids):
             self._sessions[row["session_id"]] = row
             self._seldom[row["session_id"]] = tuple([row[name] for name in SELDOM])
+        self._owner = None  # see `require_generation`
+
+    def locking(self, statement: Any) -> Any:
+        """A SELECT whose rows nobody else may write until the commit; SQLite's transactions keep others out anyway."""
+        return statement if self.connection.dialect.name == "sqlite" else statement.with_for_update()
 
     def find(self, session_id: str) -> Row | None:
         """The session's row, or None."""
@@ -205,7 +225,7 @@ class Transaction:
         self.flush()
         for start in range(0, len(session_ids), LOADED_AT_ONCE):
             some = session_ids[start : start + LOADED_AT_ONCE]
-            for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, SESSION):
+            for table in (*OF_SESSION, SESSION):
                 self.writes += 1
                 where = (table.c.namespace == self.namespace, table.c.session_id.in_(some))
                 self.connection.execute(delete(table).where(*where))
@@ -236,7 +256,7 @@ class Transaction:
                  "round": entry.round, "role": entry.role, "body": stored, "created_at": self.now},
             )  # fmt: skip
             return seq
-        self.writer_seq += 1
+        self.writer_seq = self._end_of_log() + 1
         message: str = getattr(entry, "error_message", "")
         if message:
             entry = dataclasses.replace(entry, error_message=redacted(message)[:ERROR_CHARACTERS])  # type: ignore[call-arg]
@@ -255,6 +275,14 @@ class Transaction:
              "body": body},
         )  # fmt: skip
         return seq
+
+    def _end_of_log(self) -> int:
+        """The place of this journal's last event. Where it is not known it is read now, under the locks of what this
+        transaction changes: a commit of the log that is still under way either held them, and is seen, or has taken
+        the same place, and the insert waits for it and fails with `StoreRace`."""
+        if self.writer_seq is None:
+            self.writer_seq = int(self._scalar(SELECT_END_OF_LOG, writer=self.writer) or 0)
+        return self.writer_seq
 
     def update_call(self, session_id: str, call_id: str, **state: Any) -> None:
         """Set a tool call's state; every field of `CALL_STATE` but the time must be given.
@@ -381,7 +409,11 @@ class Transaction:
         self.woken[row["session_id"]] = row
 
     def require_generation(self) -> None:
-        """Check that the supervisor this journal acts for still owns the store.
+        """Check that the supervisor this journal acts for still owns the store. To be called after `load`.
+
+        A takeover may be committed right after this. That is as if what is done here had been done before it: the next
+        owner's services must wait for the locks of the sessions that were loaded before the owner was read, and then
+        find this as it is. So the owner is read anew whenever more were loaded, and never locked.
 
         Raises:
             StaleGeneration: another one does, or none ever did.

@@ -63,7 +63,8 @@ def migrate(tx: Transaction, row: Row) -> None:
     spec, placement = row["next_spec"]["spec"], row["next_spec"]["placement"]
     changed = changes(tx.specification(row["session_id"]), spec)
     tx.rewrite(
-        row, spec=spec, spec_hash=spec["hash"], placement=placement, agent=spec["name"], incarnation=tx.now,
+        row, spec=spec, spec_hash=spec["hash"], placement=placement, agent=spec["name"],
+        incarnation=max(tx.now, row["incarnation"] + 1),
         shutdown=shutdown_of(spec),
     )  # fmt: skip
     row.update(next_spec=None, epoch=row["epoch"] + 1, batch_no=0, frame_id=None, actor_pid=None)

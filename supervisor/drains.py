@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from understudy.errors import UnderstudyError
+from understudy.identifiers import new_identifier
 
 from .draining import check_drain, seconds_for
 
@@ -48,13 +49,13 @@ class Drains:
             check_drain(node_id, nodes, drained, stop=stop)
             drained.add(node_id)
         deadline = time.time_ns() // 1000 + int(seconds * 1e6)
-        await self._ask("request", "begin_drains", node_ids, deadline, reason, stop, nodes)
+        await self._ask("request", "begin_drains", node_ids, deadline, reason, stop, nodes, new_identifier())
         log.warning("drain of %s within %.0f s: %s", ", ".join(node_id[:8] for node_id in node_ids), seconds, reason)
         await self._tell()
 
     async def undo(self, node_id: str) -> bool:
         """Take a drain back; True if there was one. What moved stays where it is."""
-        undone = bool(await self._ask("request", "end_drains", [node_id]))
+        undone = bool(await self._ask("request", "end_drains", [node_id], new_identifier()))
         await self._tell()
         return undone
 

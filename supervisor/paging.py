@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.placement import is_isolated
-from understudy.records import CACHED_WINDOWS
+from understudy.records import CACHED_WINDOWS, ActivationId
 
 from .turns import Ready as Ready
 from .turns import Turns
@@ -60,6 +60,11 @@ class Slot:
     known: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
     reply: Any = None
     reply_echo: list[dict[str, Any]] | None = None
+
+    @property
+    def activation(self) -> ActivationId | None:
+        """The one that this frame holds."""
+        return ActivationId(self.session_id, self.incarnation, self.epoch) if self.session_id is not None else None
 
     def known_seq(self, session_id: str, incarnation: int) -> int | None:
         """Up to where the frame has the session's messages; None if it has nothing of it."""

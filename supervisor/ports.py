@@ -37,7 +37,8 @@ class NodeHandle(Protocol):
         """Raise when its process is gone."""
 
     async def probe(self) -> dict[str, float]:
-        """Seconds since its event loop and its journal turned: `{"silent", "journal"}`."""
+        """Seconds since its event loop and its journal turned, and since its operations fail though the store
+        answers: `{"silent", "journal", "failing"}`."""
 
 
 class Machinery(Protocol):

@@ -10,6 +10,10 @@ PROBE_DEADLINE = 4.0
 SILENCE_LIMIT = 10.0
 """A frame whose event loop stood still for so long is hung, unless one of its tools is within its deadline."""
 
+JOURNAL_LIMIT = 60.0
+"""A node service that could commit nothing for so long is replaced, unless the store is away: its successor looks anew
+at what the store has."""
+
 OVERDUE_LIMIT = 5.0
 """A tool that is past its deadline by so much hangs its frame."""
 
@@ -35,4 +39,6 @@ async def node_hangs(node: NodeHandle) -> str:
         return f"no answer within {PROBE_DEADLINE:g} s"
     if health["silent"] >= SILENCE_LIMIT:
         return "its event loop is blocked"
-    return "" if health["journal"] < 6 * SILENCE_LIMIT else "its journal is blocked"
+    if health["failing"] >= JOURNAL_LIMIT:
+        return "its operations fail though the store answers"
+    return "" if health["journal"] < JOURNAL_LIMIT else "its journal is blocked"

@@ -98,6 +98,11 @@ class Stock:
         keep = {name: self._standbys[name].keep(now) for name in demand}
         self.cap = cap(self._most, self._alive - len(self.starting), self._memory, self._bound, now)
         decided = plan(rows, arriving, standbys, self.cap, keep=keep, turns=self._turns)
+        used = demand.keys() | wanted.keys() | set(self.starting.values())
+        tables: list[dict[str, Any]] = [self._standbys, self._tried, self._turns, self.failures]
+        for known in tables:
+            for placement in known.keys() - used:
+                del known[placement]
         for placement in decided.create:
             self._turns[placement] = max(self._turns.values(), default=0) + 1
         return decided

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,12 @@ LOST_SECONDS = 10.0
 REPEAT_SECONDS = 0.5
 PROBE_SECONDS = 2.0
 DEMAND_SECONDS = 5.0
+WANTED_SECONDS = 3600.0
+"""A placement that no session used for so long has no standbys any more, until it is wanted again."""
+
+
+FENCE = "fence"
+"""The change of the generation after a loss."""
 
 
 @dataclass
@@ -83,12 +90,15 @@ class Supervisor:
         self.last_beat = time.monotonic()
         self.profiles: dict[str, Any] = {profile.name: profile for profile in profiles or []}
         self._wanted: dict[str, int] = {"": standby}
+        self._used: dict[str, float] = {}
         self._term = 0
         self._joining: set[str] = set()
         self._nodes: dict[str, _Node] = {}
         self._frames: dict[str, FrameHandle] = {}
         self._well: dict[str, float] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._under_way: dict[Any, asyncio.Task[Any]] = {}
+        self._failure: Exception | None = None
         self._ready = asyncio.Event()
         self._stopped = False
         self.drains = Drains(self._ask, self._tell_all, lambda: list(self._nodes))
@@ -150,6 +160,7 @@ class Supervisor:
 
     def want(self, placement: str) -> None:
         """Keep standbys for this placement from now on; the store has what they need."""
+        self._used[placement] = time.monotonic()
         if placement not in self._wanted:
             self._wanted[placement] = self.standby
             for node in self._nodes.values():
@@ -194,9 +205,13 @@ class Supervisor:
         owner = await first.call("request", "read", "owner", [], {})
         may_take = owner is None or self.machinery.holder_is_dead(owner["holder"])
         dead = owner["holder"] if owner is not None and may_take else ""
-        self.generation = await first.call("acquire", self.holder, int(LEASE_SECONDS * 1e6), dead)
+        wanted = (self.holder, int(LEASE_SECONDS * 1e6), dead, new_identifier())
+        self.generation = await first.call("acquire", *wanted)
         log.info("generation %d", self.generation)
         self._term += 1
+        for task in list(self._under_way.values()):
+            task.cancel()
+        self._under_way, self._failure = {}, None
         self._nodes, self._frames, self._well = {}, {}, {}
         await self._join(own)
         joined = [asyncio.wait_for(self._join(node_id), LOST_SECONDS) for node_id in others]
@@ -233,6 +248,8 @@ class Supervisor:
 
     async def _take_up(self, node: _Node) -> None:
         """Tell a node service whom it acts for, who is alive, and which credentials there are."""
+        if FENCE in self._under_way:  # all are told with the next generation
+            return
         await node.handle.meet()
         for profile in await node.handle.call("profiles"):
             self.profiles.setdefault(profile.name, profile)
@@ -249,25 +266,33 @@ class Supervisor:
         await asyncio.gather(*told, return_exceptions=True)
 
     async def _tending(self) -> None:
-        """Keep the lease, and notice which nodes come and go: in turn, since a loss changes the generation."""
+        """Keep the lease, and notice which nodes come and go. Nothing that may take long is waited for here."""
         renewed = time.monotonic()
         while not self._stopped:
             slept = time.monotonic()
             await asyncio.sleep(CENSUS_SECONDS)
             if self.state == "stopped":
                 return
+            if self._failure is not None:
+                raise self._failure
             if time.monotonic() - slept > LOST_SECONDS / 3:  # it stood still itself: what it did not hear tells nothing
                 for node in self._nodes.values():
                     node.heard = time.monotonic()
             if time.monotonic() - renewed >= RENEW_SECONDS:
                 renewed = time.monotonic()
-                try:
-                    await self._renew(LEASE_SECONDS)
-                except StaleGeneration:
-                    raise
-                except UnderstudyError as error:
-                    log.warning("the lease could not be renewed: %s", error)
+                self._alone("renew", self._keep)
             await self._census()
+
+    async def _keep(self) -> None:
+        """Renew the lease."""
+        generation = self.generation
+        try:
+            await self._renew(LEASE_SECONDS)
+        except StaleGeneration as error:
+            if generation == self.generation and FENCE not in self._under_way:  # else it was this supervisor's doing
+                self._failure = error
+        except UnderstudyError as error:
+            log.warning("the lease could not be renewed: %s", error)
 
     async def _renew(self, lease: float) -> None:
         await self._ask("request", "renew", self.generation, self.holder, int(lease * 1e6))
@@ -283,13 +308,13 @@ class Supervisor:
         for node in list(self._nodes.values()):
             gone = node.handle.node_id not in others
             if node.handle.node_id != own and (gone or time.monotonic() - node.heard > LOST_SECONDS):
-                await self._lose(node)
+                self._lose(node)
         for node_id in set(others) - self._nodes.keys() - self._joining:
             self._spawn(self._welcome(node_id))
         if notices:
             self._spawn(self.drains.heed(notices))
 
-    async def _lose(self, node: _Node) -> None:
+    def _lose(self, node: _Node) -> None:
         """A node is gone, or cut off: the others take up its sessions.
 
         If it is only cut off its processes may live on. That is harmless: under the next generation its service
@@ -304,7 +329,20 @@ class Supervisor:
             del self._frames[frame.frame_id]
             self._well.pop(frame.frame_id, None)
         self.machinery.abandon(node.handle, lost)
-        self.generation = await self._ask("acquire", self.holder, int(LEASE_SECONDS * 1e6), self.holder)
+        self._alone(FENCE, self._fence, self._term)
+
+    async def _fence(self, term: int) -> None:
+        """Take the next generation, and tell the nodes that are left. One that is lost meanwhile is not told of it."""
+        wanted = (self.holder, int(LEASE_SECONDS * 1e6), self.holder, new_identifier())
+        try:
+            generation = await self._ask("acquire", *wanted)
+        except Exception as error:
+            self._failure = error
+            return
+        if term != self._term:
+            return
+        self.generation = generation
+        del self._under_way[FENCE]
         for other in self._nodes.values():
             self._spawn(self._take_up(other))
 
@@ -379,7 +417,7 @@ class Supervisor:
                 if (served["pid"], served["generation"], set(served["nodes"])) != known:
                     await self._take_up(node)
                 for frame_id in served["condemned"]:
-                    await self._kill_frame(frame_id, "its run was ended by force")
+                    self._alone(f"kill {frame_id}", self._kill_frame, frame_id, "its run was ended by force")
                 if served.get("memory"):
                     node.stock.measured(served["memory"], time.monotonic())
                 if not served.get("draining"):
@@ -395,7 +433,10 @@ class Supervisor:
         for frame in self._frames.values():  # alive, but has not called in yet
             if frame.node_id == node.handle.node_id and frame.frame_id not in known:
                 arriving[frame.placement] += 1
+        self._forget_unused(demand, now)
         decided = stock.decide(demand, arriving, self._wanted, now)
+        for placement in node.turns.keys() - demand.keys() - self._wanted.keys() - set(stock.starting.values()):
+            del node.turns[placement]
         for placement, count in decided.create.items():
             for _ in range(count):
                 frame_id = new_identifier()[-12:]
@@ -404,6 +445,13 @@ class Supervisor:
         if decided.retire or node.leaving:
             node.leaving = decided.retire
             await node.handle.call("retire", decided.retire)
+
+    def _forget_unused(self, demand: dict[str, dict[str, Any]], now: float) -> None:
+        """What sessions of this node use is wanted; the rest was, until nobody has used it for long."""
+        used = [name for name, row in demand.items() if row["ready"] or row["acting"] or row["waiting"]]
+        self._used.update(dict.fromkeys(self._wanted.keys() & used, now))
+        for placement in [name for name, at in self._used.items() if name and now - at > WANTED_SECONDS]:
+            del self._used[placement], self._wanted[placement]
 
     async def _balance_now(self, node: _Node) -> None:
         served = await node.handle.call("demand", 0.0)
@@ -435,12 +483,16 @@ class Supervisor:
         """Find what hangs: a process that does not answer, or one that answers but does not progress."""
         while term == self._term:
             await asyncio.sleep(PROBE_SECONDS)
-            checks = [self._probe_frame(frame) for frame in list(self._frames.values())]
-            checks += [self._probe_node(node) for node in list(self._nodes.values())]
-            await asyncio.gather(*checks, return_exceptions=True)
+            for frame in self._frames.values():
+                self._alone(frame, self._probe_frame, frame)
+            for node in self._nodes.values():
+                self._alone(node.handle, self._probe_node, node)
 
     async def _probe_frame(self, frame: FrameHandle) -> None:
-        reason = await frame_hangs(frame)
+        try:
+            reason = await frame_hangs(frame)
+        except Exception:  # its watch tells of a death
+            return
         if reason:
             await self._kill_frame(frame.frame_id, reason)
         elif frame.frame_id in self._well:
@@ -453,7 +505,10 @@ class Supervisor:
             await self.machinery.kill(frame.node_id, frame.pid, frame)
 
     async def _probe_node(self, node: _Node) -> None:
-        reason = await node_hangs(node.handle)
+        try:
+            reason = await node_hangs(node.handle)
+        except Exception:  # the same
+            return
         if not reason:
             node.heard = time.monotonic()
             return
@@ -465,10 +520,17 @@ class Supervisor:
             self.last_beat = time.monotonic()
             await asyncio.sleep(0.5)
 
-    def _spawn(self, coroutine: Any) -> None:
+    def _alone(self, what: Any, begin: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        """Have something done that may take long, unless it is under way: nothing else may wait for it."""
+        if what not in self._under_way:
+            task = self._under_way[what] = self._spawn(begin(*arguments))
+            task.add_done_callback(lambda done: self._under_way.get(what) is done and self._under_way.pop(what))
+
+    def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -7,6 +7,7 @@ runs another line that matters, and a killed node service never commits again.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from understudy.cluster.node_service import NodeConfig, NodeService
 from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
 from understudy.errors import StaleGeneration, StoreUnreachable
+from understudy.identifiers import new_identifier
 from understudy.prices import Price
 from understudy.store import queries
 from understudy.store.check import check
@@ -322,9 +324,9 @@ class Kernel:
             await asyncio.wait(tasks, timeout=1.0)
         self.dead.clear()
 
-    async def _tell(self, node_id: str, session_ids: list[str]) -> None:
+    async def _tell(self, node_id: str, news: dict[str, Any]) -> None:
         if node_id in self.peers:
-            await self.peers[node_id].remote(lambda life: life.service.notice(session_ids))
+            await self.peers[node_id].remote(lambda life: life.service.notice(json.loads(json.dumps(news))))
 
     async def quiet(self) -> None:
         """Wait until deaths are dealt with."""
@@ -373,7 +375,10 @@ class Kernel:
                     raise
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """A client's request."""
+        """A client's request; one that needs an id, and is given none, gets a new one."""
+        wanted = inspect.signature(getattr(Requests, method)).parameters
+        if "request_id" in wanted and len(arguments) == len(wanted) - 2:
+            arguments = (*arguments, new_identifier())
         return await self.remote(lambda life: getattr(life.requests, method)(*arguments))
 
     async def spawn(self, session_id: str, compiled: dict[str, Any]) -> bool:

@@ -59,6 +59,7 @@ def test_toml_with_tools_and_sub_agents(tmp_path: Path, module: str) -> None:
         tools = ["files", "spawn_agent", "{module}:look"]
         workspace = "desk"
         budget = {{ tokens = 1000 }}
+        environment = ["DATABASE_URL"]
 
         [[agents]]
         name = "clerk"
@@ -69,6 +70,7 @@ def test_toml_with_tools_and_sub_agents(tmp_path: Path, module: str) -> None:
     look, ring = found.spec.tools[2], found.spec.agents[0].tools[0]
     assert (found.input, found.directory, found.spec.workspace) == ("go", tmp_path, str(tmp_path / "desk"))
     assert (found.spec.name, found.spec.budget) == ("lead", Budget(tokens=1000))
+    assert (found.spec.environment, found.spec.agents[0].environment) == (("DATABASE_URL",), ())
     assert found.spec.tools[:2] == ("files", "spawn_agent")
     assert (look("x"), ring()) == ("x", "rang")
 
@@ -76,14 +78,14 @@ def test_toml_with_tools_and_sub_agents(tmp_path: Path, module: str) -> None:
 def test_every_problem_is_told_at_once(tmp_path: Path, module: str) -> None:
     """Unknown fields and tools, functions that are none or can't be imported, at any depth: one error names them."""
     tools = [f"{module}:plain", f"{module}:missing", "no_such_tool", "no_such_module:tool", 3]
-    child = {"name": "child", "tools": ["nothing"], "max_rounds": 0, "workspace": "nowhere"}
+    child = {"name": "child", "tools": ["nothing"], "max_rounds": 0, "workspace": "nowhere", "environment": ["A=1"]}
     path = write(tmp_path, {"name": "a", "colour": "red", "tools": tools, "agents": [child], "input": ["go"]})
     with pytest.raises(InvalidSpec) as raised:
         read_agent(path)
     told = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
     assert set(told) == {
         "input", "tools.0", "tools.1", "tools.2", "tools.3", "tools", "colour", "agents.0.tools.0",
-        "agents.0.workspace", "agents.0.max_rounds",
+        "agents.0.workspace", "agents.0.max_rounds", "agents.0.environment.0",
     }  # fmt: skip
     assert "is no function decorated with @tool" in told["tools.0"]
     assert "AttributeError" in told["tools.1"]

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 
+from understudy import AgentSpec, HookContext, hook, tool
+from understudy.cluster.compiling import compile_spec, place
 from understudy.errors import (
     ArchiveVersion,
     InvalidArchive,
@@ -21,8 +23,10 @@ from understudy.errors import (
     StoreError,
     UnderstudyError,
     UnknownSession,
+    UntrustedCode,
 )
-from understudy.store import archive, budgets, queries, retention
+from understudy.placement import placement_key
+from understudy.store import archive, budgets, queries, retention, trust
 from understudy.store.check import check
 from understudy.store.engine import now
 from understudy.store.journal import Journal
@@ -91,13 +95,15 @@ def export(dsn: str, session_id: str, *, tree: bool = True) -> bytes:
         return "".join(archive.export(connection, "tests", session_id, tree=tree)).encode()
 
 
-async def load(dsn: str, data: bytes, *, resume: bool = False, namespace: str = "tests") -> bool:
+async def load(
+    dsn: str, data: bytes, *, resume: bool = False, trust_code: bool = False, namespace: str = "tests"
+) -> bool:
     with opened(dsn) as database:
         journal = Journal(database, namespace, "import", lambda committed: None)
         journal.start()
         try:
             read = archive.read(data, "file")
-            return await journal.submit(lambda tx: archive.load(tx, read, resume=resume))
+            return await journal.submit(lambda tx: archive.load(tx, read, resume=resume, trust_code=trust_code))
         finally:
             await journal.close()
 
@@ -282,6 +288,90 @@ async def test_unfinished_work_goes_on_only_where_somebody_says_so(
         assert len(k.notes(path)) == 1
 
 
+async def with_code(kernel: k.Kernel, session_id: str, path: Path, *replies: Any, **fields: Any) -> None:
+    """Create a session whose tool and hook travel by value; the tool leaves a mark in the file."""
+    marked = str(path)
+
+    @tool(on_crash="rerun")
+    def mark() -> str:
+        """Leave a mark."""
+        with open(marked, "a") as file:
+            file.write("ran\n")
+        return "marked"
+
+    @hook("before_tool")
+    def watch(context: HookContext) -> None:
+        """Look on."""
+
+    agents = [AgentSpec(name="helper", tools=[mark])]
+    spec = AgentSpec(
+        name="a", model="offline", tools=[mark, "spawn_agent"], hooks=[watch], agents=agents,
+        instructions=k.script(*replies), **fields,
+    )  # fmt: skip
+    compiled = compile_spec(spec, model="offline", profile=None)
+    placements = place(compiled.spec, {})
+    session = {"session_id": session_id, "placement": compiled.spec["placement"], "metadata": {}, "spec": compiled.spec}
+    await kernel.ask("spawn", session, {**compiled.blobs, **placements})
+
+
+async def test_code_comes_in_only_where_somebody_trusts_it(
+    store: str, beside: str, tmp_path: Path, server: OfflineServer
+) -> None:
+    """Given an archive that has code by value, then it is refused with the names of what would run, and nothing is
+    imported; for who trusts it, it is taken in and its tools run."""
+    path = tmp_path / "marks"
+    async with k.running(store, tmp_path, server=server) as kernel:
+        await with_code(kernel, "s", path, [("mark", {})], "done", [("mark", {})], "done")
+        await kernel.send("s")
+        assert (await kernel.end("s"))["status"] == "completed"
+    data, before = export(store, "s"), rows(beside)
+    with pytest.raises(UntrustedCode, match=r"session s: .*--trust-code") as caught:
+        await load(beside, data)
+    assert caught.value.details["code"] == {"s": ["the hook watch by value", "the tool mark by value"]}
+    assert rows(beside) == before
+    path.unlink()
+    assert await load(beside, data, trust_code=True) is True
+    assert await load(beside, data) is False
+    async with k.running(beside, tmp_path, server=server) as kernel:
+        await kernel.send("s", "again", "second")
+        assert (await kernel.end("s", "second"))["status"] == "completed"
+    assert path.read_text() == "ran\n"
+
+
+PLACEMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "resources": ({"resources": {"GPU": 1}, "labels": {"zone": "a"}, "isolation": "process"}, ""),
+    "no code of its own": ({"code_path": [], "runtime_env": {}}, ""),
+    "a directory": ({"code_path": ["/work/job"], "runtime_env": {}}, "code in /work/job"),
+    "packages": ({"runtime_env": {"pip": ["x"], "env_vars": {"A": "1"}}}, "a runtime environment (env_vars, pip)"),
+    "secrets": ({"environment": ["DB_PASS", "LEDGER"]}, "tools that see DB_PASS, LEDGER"),
+}
+
+
+@pytest.mark.parametrize("kind", PLACEMENTS)
+@pytest.mark.parametrize("whose", ["its own", "a sub-agent's", "the next", "the store's"])
+def test_where_a_session_would_run_is_a_matter_of_trust(kind: str, whose: str) -> None:
+    """What its processes need of machines is not; what they run, find code in, and see of the node's variables is: its
+    own, a sub-agent's, that of a specification that waits, or one that the store has already."""
+    definition, told = PLACEMENTS[kind]
+    key, data = placement_key(definition), json.dumps(definition).encode()
+    agent = {"agents": {}, "placement": key}
+    row = {"session_id": "s", "spec": {"agents": {"a": agent}} if whose == "a sub-agent's" else {"agents": {}},
+           "placement": key if whose in ("its own", "the store's") else "",
+           "next_spec": {"spec": agent, "placement": key} if whose == "the next" else None}  # fmt: skip
+    own = {} if whose == "the store's" else {key: data}
+    assert trust.brought([row], own, {key: data}.get) == ({"s": [told]} if told else {})
+
+
+def test_code_that_nobody_needs_is_not_taken_in() -> None:
+    """Nor a definition under the key of another, which the store's own sessions would then be placed by."""
+    row = {"session_id": "s", "spec": {"agents": {}}, "placement": "", "next_spec": None}
+    assert trust.brought([row], {"x": b"y"}, {}.get) == {"": ["code that no session needs (1)"]}
+    row["placement"] = "another"
+    assert trust.brought([row], {"another": b"{}"}, {"another": b"{}"}.get) == {
+        "s": ["a placement under the key of another"]
+    }
+
+
 async def test_a_question_can_be_answered_elsewhere(
     store: str, beside: str, tmp_path: Path, server: OfflineServer
 ) -> None:
@@ -446,8 +536,8 @@ async def test_a_namespace_of_its_own(tree: str, other: str) -> None:
 
 def test_errors_are_of_one_tree() -> None:
     """Scripts can rely on the codes."""
-    codes = [kind.code for kind in (InvalidArchive, ArchiveVersion, SessionActive)]
-    assert codes == ["invalid_archive", "archive_version", "session_active"]
+    codes = [kind.code for kind in (InvalidArchive, ArchiveVersion, SessionActive, UntrustedCode)]
+    assert codes == ["invalid_archive", "archive_version", "session_active", "untrusted_code"]
     assert issubclass(InvalidArchive, UnderstudyError)
 
 

@@ -406,6 +406,32 @@ async def test_more_sub_agents_than_allowed(kernel: k.Kernel) -> None:
     assert accounts(kernel) == {"tree children": (3, 0, 3, 0)}
 
 
+@tool(on_crash="rerun")
+async def fatal() -> str:
+    """Kill the process that runs it."""
+    worker = k.WORKER.get()
+    assert worker is not None
+    worker.kernel.kill(worker)
+    return await k.never()
+
+
+async def test_a_refusal_outlives_the_deaths_of_its_round(kernel: k.Kernel) -> None:
+    """Given a sub-agent that was refused and a tool that is given up beside it, the model is told the refusal's reason,
+    nothing of it is left, and the run's next wait costs no commits."""
+    asks = [("request_user_input", {"prompt": "Go on?"})]
+    replies = ([*spawns(1), ("fatal", {})], asks, "done")
+    tools = ["spawn_agent", "request_user_input", fatal]
+    agents = {"worker": k.spec(name="worker")}
+    await kernel.spawn("s", k.spec(k.script(*replies), tools, agents=agents, budget=[{"children": 0}]))
+    await kernel.send("s")
+    [question] = await kernel.paused("s")
+    refused, given_up = await results(kernel)
+    assert refused.startswith("no sub-agent was started: the budget of 0 children")
+    assert "died 3 times in a row" in given_up
+    await kernel.ask("answer", "s", question["call_id"], "ok", "yes", 1)
+    assert (await kernel.end("s"))["status"] == "completed"
+
+
 async def test_a_tree_grows_as_deep_as_allowed(kernel: k.Kernel) -> None:
     """Levels are counted from the session that has the budget."""
     leaf = k.spec(name="leaf")

@@ -33,6 +33,7 @@ from understudy.cluster.cli import app
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
+from .test_environment import PASSWORDS
 
 TOOLS = '''
 import itertools, os, time
@@ -110,6 +111,11 @@ def recall() -> str:
 def keys() -> str:
     """Which keys this process knows."""
     return ",".join(name for name in os.environ if name.startswith("OPENAI"))
+
+@tool(on_crash="rerun")
+def variables() -> str:
+    """What this process has in its environment."""
+    return " ".join(sorted(os.environ))
 
 @tool(on_crash="rerun")
 def slow(context: ToolContext) -> str:
@@ -389,7 +395,7 @@ def test_a_run_that_fails_undisturbed_is_no_certificate(tmp_path: Path) -> None:
 
 def test_only_the_recorded_run_asks_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a key, the endpoint is asked once for each round of the undisturbed run, and no process of a session has
-    the key in its environment."""
+    the key in its environment, nor the address."""
     agent = Agent(tmp_path, [("keys", {})], "done", tools=("keys",), model="m")
     with OfflineServer() as server:
         monkeypatch.setenv("OPENAI_API_KEY", "a-key-of-somebody")
@@ -397,7 +403,29 @@ def test_only_the_recorded_run_asks_the_endpoint(tmp_path: Path, monkeypatch: py
         found = agent.certified("--only", "keys", exit_code=0)
         assert (found["runs"], server.count) == (3, 2)
         (result,) = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "tool"]
-    assert result == "OPENAI_BASE_URL"
+    assert result == ""
+
+
+def test_tools_have_no_variable_that_nobody_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the shell's variables a session's process has what any program needs, and what its agent or a sub-agent names;
+    if that is not there, the command says so before it begins."""
+    for name in PASSWORDS:
+        monkeypatch.setenv(name, "hunter2-of-the-tests")
+    child = {"name": "child", "environment": ["LEDGER"]}
+    agent = Agent(
+        tmp_path, [("variables", {})], "done", tools=("variables", "spawn_agent"), model="m",
+        environment=["SMTP_PASS"], agents=[child],
+    )  # fmt: skip
+    with OfflineServer() as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "a-key-of-somebody")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        result = agent.certify()
+        assert (result.exit_code, "LEDGER" in result.stderr, server.count) == (2, True, 0), result.output
+        monkeypatch.setenv("LEDGER", "/ledger")
+        agent.certified("--only", "variables", exit_code=0)
+        (told,) = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "tool"]
+    assert {"PATH", "HOME", "SMTP_PASS", "LEDGER"} <= set(told.split())
+    assert {*PASSWORDS, "OPENAI_BASE_URL"} & set(told.split()) == {"SMTP_PASS"}
 
 
 def test_a_process_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +437,7 @@ def test_a_process_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pyte
 
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     """Interrupted in the middle of a tool, the command ends with 130, and so do its processes."""
-    agent = Agent(tmp_path, [("slow", {})], "done", tools=("slow",))
+    agent = Agent(tmp_path, [("slow", {})], "done", tools=("slow",), environment=["BEGUN"])
     agent.file.write_text(json.dumps(agent.data))
     begun = tmp_path / "begun"
     os.mkfifo(begun)

@@ -21,7 +21,7 @@ from understudy.events import ToolFinished, ToolStarted
 from understudy.identifiers import child_identifier
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
-from understudy.records import Ask, Batch, CallState, Finish, ModelAnswer, Spawn
+from understudy.records import ActivationId, Ask, Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.spec import Supervision
 from understudy.store import activation, beginnings, draining, endings, operations, prepared, questions, timers, wakeups
 from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
@@ -121,7 +121,7 @@ class Play:
         return found + ([lambda: db.do(endings.close, session_id, "enough")] if row["seq"] > 25 else [])
 
     def _deaths(self, row: dict[str, Any]) -> list[Move]:
-        db, session_id, epoch = self.db, row["session_id"], row["epoch"]
+        db, session_id, held = self.db, row["session_id"], ActivationId.of(row)
         if not row["active"]:
             return []
 
@@ -130,10 +130,10 @@ class Play:
                 possible = verdict.action != "abort" or (death.open_calls and not death.aborted)
                 return verdict if possible else Verdict("resume")
 
-            return lambda: db.do(activation.crash, session_id, epoch, decide, cause="died", pid=1, policy={})
+            return lambda: db.do(activation.crash, held, decide, cause="died", pid=1, policy={})
 
         async def reissue() -> None:
-            issued = await db.do(activation.reissue, session_id, epoch, "h", "m")
+            issued = await db.do(activation.reissue, held, "h", "m")
             if issued is not None:
                 self.calls.add((session_id, row["run_id"], row["round"], issued.attempt))
 
@@ -148,7 +148,7 @@ class Play:
             found += [crash(Verdict("quarantine", reason="hopeless"))] if row["seq"] > 20 else []
             found += [crash(Verdict("abort", reason="given up"))] if row["wait"] is None else []
         if row["wait"] == "model":
-            found += [reissue, lambda: db.do(activation.park, session_id, epoch)]
+            found += [reissue, lambda: db.do(activation.park, held)]
         return found
 
     def _answer(self, key: tuple[str, str, int, int], kind: int) -> Move:
@@ -159,7 +159,7 @@ class Play:
 
         async def answer() -> None:
             self.calls.discard(key)
-            await self.db.do(operations.answer, *key, "m", got)
+            await self.db.do(operations.answer, *key, "m", got, incarnation=self.db.held(key[0], 0).incarnation)
 
         return answer
 
@@ -235,7 +235,7 @@ class Play:
         return self._commit(row, entries=tuple(entries), calls=done, **fields)
 
     def _commit(self, row: dict[str, Any], **fields: Any) -> Move:
-        key = (row["session_id"], row["epoch"], row["batch_no"] + 1)
+        key = (*ActivationId.of(row), row["batch_no"] + 1)
         if fields.get("wait") == "model":
             fields.update(request_round=row["round"] + 1, request_model="m", request_tokens=40)
         batch = Batch(*key, **fields)
@@ -325,7 +325,7 @@ async def scene(db: Store) -> None:
         await db.accept(session_id)
     await db.activate("crashed")
     verdict = Verdict("resume", delay=MINUTE)
-    await db.do(activation.crash, "crashed", 1, lambda _: verdict, cause="died", pid=1, policy={})
+    await db.do(activation.crash, db.held("crashed", 1), lambda _: verdict, cause="died", pid=1, policy={})
     for session_id in ("asking", "told"):
         await db.asking(session_id)
         await db.answer(session_id, tool_calls=(("p", "t", "{}"),))
@@ -631,7 +631,7 @@ async def test_a_run_that_is_given_up_while_it_asks(store: str, answered: bool) 
             await db.do(questions.answer, "s", "r/1/0", "ok", "yes")
         assert not violations(db)
         hopeless = Verdict("quarantine", reason="hopeless")
-        await db.do(activation.crash, "s", 1, lambda _: hopeless, cause="died", pid=1, policy={})
+        await db.do(activation.crash, db.held("s", 1), lambda _: hopeless, cause="died", pid=1, policy={})
         assert not violations(db)
         await db.do(activation.resume, "s")
         await db.accept("s", "r2")

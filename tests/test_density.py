@@ -11,9 +11,13 @@ import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 from understudy.cluster import frames as frames_module
+from understudy.cluster import machinery as machinery_module
+from understudy.cluster import recovery as recovery_module
 from understudy.cluster import timers as timers_module
-from understudy.cluster.ray_edge import ServiceGone, settle
+from understudy.cluster.ray_edge import settle
 from understudy.cluster.recovery import CHUNK
+from understudy.config import Settings
+from understudy.errors import ServiceGone
 from understudy.store import beginnings, queries
 from understudy.store.transaction import Transaction
 from understudy.supervisor.capacity import Memory
@@ -119,7 +123,7 @@ async def test_a_notice_reads_the_sessions_it_names(tmp_path: Path) -> None:
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
         rows = AsyncMock(return_value=[])
         with patch.object(kernel.service.reading, "active", rows):
-            await kernel.service.notice(["a", "b"])
+            await kernel.service.notice({"sessions": ["a", "b"]})
         rows.assert_awaited_once_with(["node1"], session_ids=["a", "b"])
 
 
@@ -184,3 +188,42 @@ async def test_what_ray_says_of_a_death(error: Exception, cause: str | None) -> 
     with pytest.raises(ServiceGone) as found:
         await settle(call())
     assert found.value.details.get("cause") == cause
+
+
+async def test_the_dead_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given frames that died long ago, then they are forgotten, but not while a `take_up` that may count them among the
+    living is under way."""
+    monkeypatch.setattr(recovery_module, "BURIED_SECONDS", 0.0, raising=False)
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=0) as kernel:
+        found = kernel.service.recovery
+        await found.frame_died("f-old", "process_died")
+        await found.frame_died("f-other", "process_died")
+        assert len(found.buried) <= 1
+        going, adopted, adopt = asyncio.Event(), asyncio.Event(), found._adopt
+
+        async def held(home: str, nodes: list[str]) -> list[str]:
+            going.set()
+            await adopted.wait()
+            return await adopt(home, nodes)
+
+        monkeypatch.setattr(found, "_adopt", held)
+        told = asyncio.create_task(kernel.take_up(kernel.generation, kernel.nodes))
+        await going.wait()
+        await found.frame_died("f-new", "process_died")
+        await found.frame_died("f-newest", "process_died")
+        assert {"f-new", "f-newest"} <= set(found.buried)
+        adopted.set()
+        await told
+
+
+async def test_definitions_of_placements_are_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given many placements, then the definitions of those that were used last are kept."""
+    monkeypatch.setattr(machinery_module, "KNOWN_DEFINITIONS", 3, raising=False)
+    machinery = machinery_module.RayMachinery(Settings(store="sqlite:///unused", model="offline"), "", None, None)
+    node = AsyncMock()
+    node.call.return_value = b"{}"
+    for name in ("a", "b", "a", "c", "d", "a"):
+        assert await machinery._definition(node, name) == {}
+    assert await machinery._definition(node, "") == {}
+    assert [call.args[1] for call in node.call.await_args_list] == ["a", "b", "c", "d"]
+    assert list(machinery._definitions) == ["c", "d", "a"]

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from understudy.cluster.directory import NodeDirectory
-from understudy.cluster.ray_edge import ServiceGone
 from understudy.config import Settings
-from understudy.errors import StoreUnreachable
+from understudy.errors import ServiceGone, StoreUnreachable
 
 
 class Nodes(NodeDirectory):
@@ -31,7 +30,9 @@ class Nodes(NodeDirectory):
     async def update(self, directory: dict[str, Any]) -> None:
         self._handles = {node["node_id"]: None for node in directory["nodes"]}
 
-    async def call(self, node_id: str, method: str, *arguments: Any, timeout: float = 0.0) -> Any:
+    async def call(self, node_id: str, method: str, *arguments: Any, timeout: float | None = 0.0) -> Any:
+        if method == "repeated":
+            _, method, *arguments = arguments  # type: ignore[assignment]
         request = str(arguments[0])
         self.asked.append((node_id, request))
         if node_id in self.dead:

@@ -34,3 +34,24 @@ def test_every_test_that_holds_a_rule_exists() -> None:
     for kind, first, last in re.findall(r"\b([RGSL])(\d+)(?:–[RGSL](\d+))?", table):
         held |= {f"{kind}{number}" for number in range(int(first), int(last or first) + 1)}
     assert set(re.findall(r"^\| ([RGSL]\d+) \|", rules, re.M)) == held
+
+
+def operations() -> set[str]:
+    """The public functions of store/ that are given a transaction, and the methods of its accounts."""
+    found = set()
+    for path in (ROOT / "store").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            functions = node.body if isinstance(node, ast.ClassDef) and node.name == "Accounts" else [node]
+            for one in functions:
+                if not isinstance(one, ast.FunctionDef) or one.name.startswith("_"):
+                    continue
+                if node is not one or (one.args.args and one.args.args[0].arg == "tx"):
+                    found.add(f"{path.stem}.{one.name}")
+    return found
+
+
+def test_every_operation_says_what_makes_it_safe() -> None:
+    """The table of docs/isolation.md has each public operation of the store once, and no other."""
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "isolation.md").read_text(), re.M)
+    named = [name for row in rows for name in re.findall(r"`(\w+\.\w+)`", row)]
+    assert sorted(named) == sorted(operations())

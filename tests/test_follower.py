@@ -9,7 +9,7 @@ import pytest
 
 from understudy.cluster import follower as following
 from understudy.cluster.follower import Follower
-from understudy.cluster.ray_edge import ServiceGone
+from understudy.errors import ServiceGone
 from understudy.events import RunFinished
 
 PATIENCE = 20.0

@@ -4,8 +4,10 @@ endpoint."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -127,3 +129,58 @@ async def test_an_input_behind_a_run_that_was_ended_by_force(kernel: k.Kernel) -
     assert (await kernel.end("s"))["status"] == "cancelled"
     assert (await kernel.end("s", "r2"))["status"] == "completed"
     assert kernel.service.recovery.swept == 0
+
+
+class Gate:
+    """Where a tool that can't be interrupted is."""
+
+    begun, opened = asyncio.Event(), asyncio.Event()
+
+
+@tool(on_crash="rerun")
+async def stubborn() -> str:
+    """Go on until told, cancelled or not."""
+    Gate.begun.set()
+    while not Gate.opened.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await Gate.opened.wait()
+    return "at last"
+
+
+@pytest.mark.parametrize("way", ["sweep", "notice"])
+@pytest.mark.parametrize("at", ["call", "tool"])
+async def test_the_next_run_is_not_ended_for_the_one_before(kernel: k.Kernel, at: str, way: str) -> None:
+    """Given a row that says a run shall end, when it is acted upon after the next run of that activation has begun,
+    then neither the next one's model call nor its tool is ended."""
+    Gate.begun, Gate.opened = asyncio.Event(), asyncio.Event()
+    await kernel.spawn("s", k.spec(k.script([("stubborn", {})], "done"), [stubborn]))
+    await kernel.send("s")
+    await asyncio.wait_for(Gate.begun.wait(), k.STUCK_SECONDS)
+    await kernel.ask("cancel", "s", None, "enough")
+    rows = await kernel.service.reading.active(None, session_ids=["s"])
+    assert rows[0]["cancel_reason"] == "enough"
+    Gate.opened.set()
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    Gate.begun, Gate.opened = asyncio.Event(), asyncio.Event()
+    if at == "call":
+        kernel.server.hold()
+    await kernel.send("s", "again", "r2")
+    if at == "call":
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+    else:
+        await asyncio.wait_for(Gate.begun.wait(), k.STUCK_SECONDS)
+        while not kernel.service.interrupts:  # noqa: ASYNC110 - asked by a clock of the frame's
+            await asyncio.sleep(0.01)
+
+    async def read_before(*_nodes: object, **_only: object) -> list[dict[str, object]]:
+        return rows
+
+    with patch.object(kernel.service.reading, "active", read_before):
+        if way == "sweep":
+            await kernel.service.recovery.sweep_all(0)
+        else:
+            await kernel.service.notice({"sessions": ["s"]})
+    assert len(kernel.service.interrupts) == (1 if at == "tool" else 0)
+    Gate.opened.set()
+    kernel.server.release()
+    assert (await kernel.end("s", "r2"))["status"] == "completed"

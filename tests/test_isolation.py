@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from understudy.events import SessionCreated
 from understudy.testing.offline import OfflineServer
 
 from .faults import PATIENCE, Head, Stage, call, driver, kill, of, output, staged, wait_until
+from .test_environment import PASSWORDS
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -267,3 +270,72 @@ def test_where_sessions_run(ray_cluster: str, tmp_path: Path) -> None:
 def pids_in(answers: list[str]) -> list[int]:
     """Whose `where` answered `offline: PID FLAVOR`."""
     return [int(answer.split()[1]) for answer in answers]
+
+
+WHAT_TOOLS_SEE = """
+import json, os, time
+from understudy import AgentSpec, Cluster, tool
+
+@tool(on_crash="rerun")
+def variables() -> str:
+    "Names of the variables that this process has."
+    return " ".join(sorted(os.environ))
+
+@tool(on_crash="rerun")
+def value(name: str) -> str:
+    "What one of them says, and how long it is."
+    return f"{os.environ[name]} {len(os.environ[name])}"
+
+def ask(text, **fields):
+    spec = AgentSpec(name="a", tools=[variables, value, "bash"], allow_bash=True, workspace=".", **fields)
+    return cluster.spawn(spec).send(text)
+
+with Cluster.connect() as cluster:
+    named = {"environment": ["DB_PASS", "LEDGER"], "runtime_env": {"env_vars": {"FLAVOR": "mint"}}}
+    asks = ["call variables {}", 'call bash {"command": "env"}', 'call value {"name": "DB_PASS"}']
+    told = [ask(text, **fields).result(120, check=True).text for fields in ({}, named) for text in asks[:2]]
+    told.append(ask(asks[2], **named).result(120, check=True).text)
+    waits = ask(asks[0], environment=["NO_SUCH_THING"])
+    session = cluster.session(waits.session_id)
+    while not session.info().error:
+        time.sleep(0.05)
+    print(json.dumps([*told, session.info().error["message"]]))
+    waits.cancel()
+    cluster.shutdown()
+"""
+
+
+class PlainHead(Head):
+    """A Ray head as people start it: it has the whole environment of their shell."""
+
+    def start(self) -> None:
+        """Start it."""
+        command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--port=0"]
+        done = subprocess.run(
+            [*command, "--include-dashboard=false", "--disable-usage-stats"], env={**os.environ, **self.environment},
+            capture_output=True, text=True, cwd=self._state, check=True,
+        )  # fmt: skip
+        found = re.search(r"--address='([^']+)'", done.stdout)
+        assert found, done.stdout
+        self.address = found.group(1)
+
+
+def test_tools_see_what_was_named_of_a_nodes_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a Ray whose environment holds credentials, then neither a tool nor a command of `bash` has one of them, but
+    those that its agent names, whose values are hidden in results; who names what is not there is told so."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for name in PASSWORDS:
+        monkeypatch.setenv(name, f"hunter2-{name.lower()}")
+    monkeypatch.setenv("LEDGER", "/ledger")
+    head = PlainHead(tmp_path)
+    try:
+        head.start()
+        *told, value, missing = output(driver(tmp_path / "job", WHAT_TOOLS_SEE, environment=head.environment))
+    finally:
+        head.close()
+    for text, own in zip(told, [set(), set(), *[{"DB_PASS", "LEDGER", "FLAVOR"}] * 2], strict=True):
+        assert {name for name in (*PASSWORDS, "LEDGER", "FLAVOR") if name in text} == own
+        assert "PATH" in text
+        assert "hunter2" not in text
+    assert value == f"offline: *** {len('hunter2-db_pass')}"
+    assert "NO_SUCH_THING" in missing

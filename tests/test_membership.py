@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -25,6 +25,9 @@ class Node:
         self.node_id = node_id
         self.pid = self.process = 1
         self.silent = self.draining = False
+        self.probes = self.asked = 0
+        self.condemned: list[str] = []
+        self.hung: set[str] = set()
         self.generation = 0
         self.told: list[tuple[int, list[str], list[str]]] = []
         self.deaths: list[str] = []
@@ -41,7 +44,7 @@ class Node:
         return self.told[-1][2] if self.told else []
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        if self.silent:
+        if self.silent or (method == "request" and arguments[0] in self.hung):
             await asyncio.Event().wait()
         if method == "acquire":
             Machinery.generation += 1
@@ -63,9 +66,11 @@ class Node:
             self.unschedulable.append(arguments[0])
             self.changed.set()
         if method == "demand":
+            self.asked += 1
+            self.changed.set()
             await asyncio.sleep(0.05)
             told = {"pid": self.process, "generation": self.generation, "nodes": self.nodes, "demand": self.demand}
-            return {**told, "draining": self.draining, "condemned": []}
+            return {**told, "draining": self.draining, "condemned": self.condemned}
         if method == "register":
             self.profiles.append(arguments[0].name)
             self.changed.set()
@@ -81,7 +86,16 @@ class Node:
     async def probe(self) -> dict[str, float]:
         if self.silent:
             await asyncio.Event().wait()
-        return {"silent": 0.0, "journal": 0.0}
+        self.probes += 1
+        self.changed.set()
+        return {"silent": 0.0, "journal": 0.0, "failing": 0.0}
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that changes when this node is called."""
+        async with asyncio.timeout(PATIENCE):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
 
     async def until_told(self, nodes: list[str]) -> int:
         """Wait until it was told that these are the nodes; returns the generation it was told with."""
@@ -100,13 +114,14 @@ class Frame:
     def __init__(self) -> None:
         self.died = asyncio.Event()
         self.details: dict[str, str] = {}
+        self.overdue = 0.0
 
     async def watch(self) -> str:
         await self.died.wait()
         raise UnderstudyError("its process is gone", details=self.details)
 
     async def probe(self) -> dict[str, float]:
-        return {"overdue": 0.0, "silent": 0.0, "busy": 0.0}
+        return {"overdue": self.overdue, "silent": 0.0, "busy": 0.0}
 
 
 class Machinery:
@@ -122,6 +137,9 @@ class Machinery:
         self.drains: dict[str, dict[str, Any]] = {}
         self.asked = asyncio.Event()
         self.frame = Frame()
+        self.killing = asyncio.Event()
+        self.killed = asyncio.Event()
+        self.killed.set()
 
     async def node_ids(self) -> list[str]:
         return list(self.nodes)
@@ -158,7 +176,8 @@ class Machinery:
         await asyncio.Event().wait()
 
     async def kill(self, _node_id: str, _pid: int, _handle: Any) -> None:
-        return None
+        self.killing.set()
+        await self.killed.wait()
 
     def abandon(self, node: Any, _frames: Any) -> None:
         self.abandoned.append(node.node_id)
@@ -228,6 +247,55 @@ async def test_a_supervisor_that_stood_still_loses_no_node(machinery: Machinery)
     await machinery.nodes["a"].until_told(["a", "b", "c", "d"])
     assert machinery.generation == generation
     assert machinery.abandoned == []
+
+
+async def test_a_process_that_can_not_be_killed_ages_no_node(machinery: Machinery) -> None:
+    """Given a frame whose tool hangs, when its process outlives SIGKILL for longer than a node may be silent, then no
+    node is taken for lost."""
+    generation, node = machinery.generation, machinery.nodes["b"]
+    machinery.killed.clear()
+    machinery.frame.overdue = 60.0
+    await asyncio.wait_for(machinery.killing.wait(), PATIENCE)
+    began, probes = time.monotonic(), node.probes
+    await machinery.nodes["a"].until(lambda: bool(machinery.abandoned) or time.monotonic() - began > 2 * LOST)
+    assert machinery.abandoned == []
+    assert node.probes > probes + 2
+    assert machinery.generation == generation
+
+
+async def test_a_condemned_process_that_can_not_be_killed_holds_no_demand_up(machinery: Machinery) -> None:
+    """Given a frame whose run was ended by force, when its process outlives SIGKILL, then its node's demand is served
+    all the same, and the process is killed once."""
+    node = machinery.nodes["a"]
+    machinery.killed.clear()
+    node.condemned = ["f"]
+    await asyncio.wait_for(machinery.killing.wait(), PATIENCE)
+    asked = node.asked
+    machinery.killing.clear()
+    await node.until(lambda: node.asked > asked + 2)
+    assert not machinery.killing.is_set()
+
+
+async def test_a_lost_node_is_noticed_while_the_lease_is_not_renewed(
+    machinery: Machinery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given node services that don't answer whether the lease is renewed, when a node is silent, then it is lost."""
+    for node in machinery.nodes.values():
+        node.hung = {"renew"}
+    monkeypatch.setattr(supervising, "RENEW_SECONDS", 0.02)
+    supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
+    asked, told = supervisor._ask, asyncio.Event()
+
+    async def ask(method: str, *arguments: Any) -> Any:
+        if arguments[0] == "renew":
+            told.set()
+        return await asked(method, *arguments)
+
+    monkeypatch.setattr(supervisor, "_ask", ask)
+    await asyncio.wait_for(told.wait(), PATIENCE)
+    machinery.nodes["b"].silent = True
+    await machinery.nodes["a"].until_told(["a", "c"])
+    assert machinery.abandoned == ["b"]
 
 
 async def test_a_death_is_told_until_it_is_dealt_with(machinery: Machinery) -> None:
@@ -333,3 +401,20 @@ async def test_frames_are_not_created_on_a_drained_node(machinery: Machinery) ->
     await asyncio.wait_for(enough.wait(), PATIENCE)
     await asyncio.sleep(0.2)
     assert set(created) == {"c"}
+
+
+async def test_a_placement_that_nobody_uses_is_forgotten(machinery: Machinery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given placements that were wanted, when one is not used for long, then nothing stands by for it any more, and
+    nothing is remembered of it; one that is in use stays."""
+    monkeypatch.setattr(supervising, "WANTED_SECONDS", 0.2, raising=False)
+    supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
+    node = machinery.nodes["a"]
+    node.demand = {"used": {"ready": 0, "acting": 1, "waiting": 0, "standby": 0, "taken": 0, "frames": []}}
+    supervisor.want("used")
+    supervisor.want("unused")
+    began = time.monotonic()
+    await node.until(lambda: "unused" not in supervisor._wanted or time.monotonic() - began > PATIENCE / 4)
+    assert set(supervisor._wanted) == {"", "used"}
+    asked = node.asked
+    await node.until(lambda: node.asked > asked + 2)
+    assert set(supervisor._nodes["a"].stock._standbys) == {"", "used"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from understudy.actors.tools import tool
 from understudy.cluster import recovery
 from understudy.errors import StaleGeneration
 from understudy.store import activation, beginnings
@@ -104,6 +106,73 @@ async def test_a_lost_notice_is_swept(
         server.release()
 
 
+@tool(on_crash="rerun")
+async def stubborn() -> str:
+    """Go on, cancelled or not, until its process is killed."""
+    worker = k.WORKER.get()
+    assert worker is not None
+    await worker.kernel.point("tool begins", worker)
+    while not worker.dead:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.01)
+    return "killed"
+
+
+@pytest.mark.parametrize("way", ["notice", "sweep"])
+async def test_a_run_that_is_ended_by_force_elsewhere_is_ended_at_home(
+    postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Given a tool that runs at `a`, when `b` ends its run by force, then `a` has the tool's process killed, also where
+    the notice is lost."""
+    monkeypatch.setattr(recovery, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(recovery, "SWEEP_AGE", 0)
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        if way == "sweep":
+            b.peers = {}
+        begun = asyncio.Event()
+        a.on_point = lambda _number, label, _worker: begun.set() if label == "tool begins" else None
+        await a.spawn("s", k.spec(k.script([("stubborn", {})], "done"), [stubborn], shutdown=0))
+        await a.send("s")
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        worker = a.holder("s")
+        assert worker is not None
+        while not a.service.interrupts:  # noqa: ASYNC110 - asked by a clock of the frame's
+            await asyncio.sleep(0.01)
+        await a.ask("cancel_wakeup", "s", "none")  # behind what the frame asked the store
+        await b.ask("cancel", "s", None, "no more")
+        assert (await asyncio.wait_for(a.end("s"), PATIENCE))["status"] == "cancelled"
+        async with asyncio.timeout(PATIENCE):
+            while not a.service.frames.condemned:
+                await a.service.frames.demand(1.0)
+        assert a.service.frames.condemned == {worker.frame_id}
+        a.kill(worker)
+        await a.quiet()
+        await a.send("s", "again", "r2")
+        begun.clear()
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+
+
+@pytest.mark.parametrize("way", ["notice", "sweep"])
+async def test_a_call_of_a_run_that_is_ended_by_force_elsewhere_is_aborted(
+    postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Given a model call at `a`, when `b` ends its run by force, then `a` closes the connection, also where the notice
+    is lost."""
+    monkeypatch.setattr(recovery, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(recovery, "SWEEP_AGE", 0)
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        if way == "sweep":
+            b.peers = {}
+        server.hold()
+        await a.spawn("s", k.spec(shutdown=0))
+        await a.send("s")
+        await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
+        await b.ask("cancel", "s", None, "no more")
+        await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 0)
+        server.release()
+        assert (await a.end("s"))["status"] == "cancelled"
+
+
 async def test_sessions_of_a_lost_node_run_elsewhere(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given `b` dies with a call in flight and a tool running, then `a` re-issues its call, and no tool runs twice."""
     notes = tmp_path / "notes"
@@ -149,7 +218,7 @@ async def test_a_service_that_was_cut_off_activates_nothing(
         with pytest.raises(StaleGeneration):
             await b.take_up(generation, ["a"])
         await b.send("s", "three", "r3")
-        await a.service.notice(["s"])
+        await a.service.notice({"sessions": ["s"]})
         assert (await asyncio.wait_for(a.end("s", "r3"), PATIENCE))["status"] == "completed"
         places = [e["data"]["node_id"] for e in await a.events("s") if e["type"] == "session_activated"]
         assert places == sorted(places, reverse=True)

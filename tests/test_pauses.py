@@ -59,6 +59,9 @@ class Connection:
     async def request(self, method: str, session_id: str, *arguments: Any) -> Any:
         return await self._nodes.request(session_id, method, session_id, *arguments)
 
+    async def change(self, method: str, session_id: str, *arguments: Any) -> Any:
+        return await self.request(method, session_id, *arguments)
+
     async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
         return await self._nodes.request(None, "read", what, list(arguments), options)
 

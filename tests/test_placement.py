@@ -16,7 +16,7 @@ from understudy import AgentSpec, tool
 from understudy.cluster.compiling import compile_spec, place
 from understudy.cluster.doctor import placements
 from understudy.cluster.packages import LARGEST, fetch, package_key, refuse_temporary, within_job
-from understudy.cluster.placing import actor_options, obstacle
+from understudy.cluster.placing import actor_options, obstacle, variables
 from understudy.errors import InvalidConfiguration, InvalidSpec
 from understudy.manifest import changes
 from understudy.placement import ISOLATED, is_isolated, is_scarce, placement_key
@@ -46,7 +46,7 @@ def test_who_asks_for_nothing_has_the_default_placement() -> None:
     spec = compiled()
     assert place(spec, {}) == {}
     assert spec["placement"] == ""
-    assert not {"isolation", "resources", "labels", "runtime_env"} & spec.keys()
+    assert not {"isolation", "resources", "labels", "environment", "runtime_env"} & spec.keys()
 
 
 def test_wishes_make_a_placement_of_their_own() -> None:
@@ -57,6 +57,7 @@ def test_wishes_make_a_placement_of_their_own() -> None:
         {"resources": {"GPU": 1}},
         {"labels": {"zone": "a"}},
         {"runtime_env": {"pip": ["x"]}},
+        {"environment": ["DB_PASS"]},
     ):
         spec = compiled(**wish)
         stored = place(spec, DRIVER)
@@ -66,7 +67,7 @@ def test_wishes_make_a_placement_of_their_own() -> None:
         assert (is_isolated(key), is_scarce(key)) == ("isolation" in wish, "resources" in wish or "labels" in wish)
         hashes.add(spec["hash"])
         keys.add(key)
-    assert (len(hashes), len(keys)) == (5, 5)
+    assert (len(hashes), len(keys)) == (6, 6)
 
 
 def test_a_sub_agent_has_its_own_placement() -> None:
@@ -89,6 +90,20 @@ def test_a_runtime_environment_goes_over_the_drivers() -> None:
         place(compiled(runtime_env={"pip": ["https://user:secret@host/x"]}), {})
 
 
+def test_variables_are_had_by_those_who_name_them() -> None:
+    """Who names the same variables shares processes, in whatever order; who names others, or none, does not. The
+    processes have those and what the runtime environment sets, and no value is stored."""
+    agents = [AgentSpec(name="plain"), AgentSpec(name="same", environment=["B", "A", "B"])]
+    spec = compiled(tools=["spawn_agent"], environment=("A", "B"), agents=agents)
+    stored = place(spec, {})
+    assert list(stored) == [spec["placement"]] == [spec["agents"]["same"]["placement"]]
+    assert spec["agents"]["plain"]["placement"] == compiled().get("placement", "") == ""
+    assert variables(json.loads(stored[spec["placement"]])) == ["A", "B"]
+    [other] = place(compiled(environment=["A"], runtime_env={"env_vars": {"C": "1", "DB_PASS": "x"}}), {}).values()
+    assert variables(json.loads(other)) == ["A", "C"]
+    assert variables({}) == []
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -99,6 +114,10 @@ def test_a_runtime_environment_goes_over_the_drivers() -> None:
         {"resources": {"memory": float("inf")}},
         {"labels": {"a": 1}},
         {"runtime_env": {"x": object()}},
+        {"environment": ["A=1"]},
+        {"environment": ["1A"]},
+        {"environment": "HOME"},
+        {"environment": {"A": "1"}},
     ],
 )
 def test_wishes_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:

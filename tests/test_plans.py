@@ -20,6 +20,7 @@ import pytest
 from sqlalchemy import Connection, event, select, text
 
 from understudy.cluster.requests import READS
+from understudy.records import ActivationId
 from understudy.store import gauges, queries, schema
 from understudy.store.engine import Database
 from understudy.store.statements import SESSION
@@ -107,9 +108,9 @@ async def deaths(kernel: k.Kernel, directory: Path) -> None:
     await kernel.until("s-paused", "session_crashed", 2)
     kernel.on_point = None
     await kernel.quiet()
-    epoch = (await kernel.info("s-paused"))["epoch"]
+    [row] = await kernel.service.reading.active(None, session_ids=["s-paused"])
     slot = Slot("gone", 1, "node1", "")
-    await kernel.service.recovery.crashed(slot, "s-paused", epoch, "process_died", 0)  # told again
+    await kernel.service.recovery.crashed(slot, ActivationId.of(row), "process_died", 0)  # told again
     await kernel.spawn("s-slow", k.spec(k.script({"text": "late", "delay": 0.5})))
     await kernel.send("s-slow")
     await kernel.until("s-slow", "model_call_started")

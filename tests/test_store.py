@@ -34,7 +34,7 @@ from understudy.errors import (
 from understudy.events import ToolStarted
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
-from understudy.records import Batch, CallState, Finish, ModelAnswer, Spawn
+from understudy.records import ActivationId, Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.spec import Supervision
 from understudy.store import activation, beginnings, endings, operations, queries
 from understudy.store.activation import FrameRef
@@ -83,12 +83,17 @@ class Store:
     async def activate(self, session_id: str, frame: FrameRef = FRAME) -> dict[str, Any]:
         return await self.do(activation.activate, session_id, frame)
 
+    def held(self, session_id: str, epoch: int) -> ActivationId:
+        """The activation of a session that the store has now."""
+        return ActivationId(session_id, self.session(session_id)["incarnation"], epoch)
+
     async def commit(self, session_id: str, epoch: int, number: int, **fields: Any) -> operations.CommitResult:
-        return await self.do(operations.commit, Batch(session_id, epoch, number, **fields), holder="h")
+        return await self.do(operations.commit, Batch(*self.held(session_id, epoch), number, **fields), holder="h")
 
     async def answer(self, session_id: str, round_number: int = 1, attempt: int = 1, **fields: Any) -> Any:
         got = ModelAnswer(**{"content": "hi", "usage": Usage(10, 5), **fields})
-        return await self.do(operations.answer, session_id, "r", round_number, attempt, "m", got)
+        key = (session_id, "r", round_number, attempt, "m", got)
+        return await self.do(operations.answer, *key, incarnation=self.held(session_id, 0).incarnation)
 
     async def ask(self, session_id: str, epoch: int = 1, number: int = 1, round_number: int = 1, **fields: Any) -> Any:
         """The batch that ends in a model call."""
@@ -308,7 +313,8 @@ async def check_log(dsn: str, steps: list[tuple[Any, ...]]) -> None:
             if kind == "answer":
                 calls = tuple((f"p{index}", "t", "{}") for index in range(arguments[0]))
                 got = ModelAnswer("hi", calls, usage=Usage(1, 1))
-                return db.do(operations.answer, "s", row["run_id"] or "r0", row["round"], 1, "m", got)
+                key = ("s", row["run_id"] or "r0", row["round"], 1, "m", got)
+                return db.do(operations.answer, *key, incarnation=row["incarnation"])
             if kind == "finish":
                 return db.commit("s", epoch, number + 1, finish=Finish("completed", "x"), wait="idle")
             return db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "why"))
@@ -440,7 +446,7 @@ async def test_a_quarantined_child_leaves_its_parent_a_result(db: Store) -> None
     def decide(_death: Death) -> Verdict:
         return Verdict("quarantine", reason="hopeless")
 
-    await db.do(activation.crash, "kid", 1, decide, cause="process_died", pid=2, policy={})
+    await db.do(activation.crash, db.held("kid", 1), decide, cause="process_died", pid=2, policy={})
     work = await db.activate("s")
     [item] = work["inbox"]
     assert (item["payload"]["status"], item["payload"]["error"]["message"]) == ("quarantined", "hopeless")
@@ -502,7 +508,7 @@ async def test_an_activation_in_the_answers_transaction_has_its_tool_calls(db: S
     got = ModelAnswer(tool_calls=(("p", "t", "{}"),), usage=Usage(1, 1))
     _, work = await db.journal.submit_all(
         [
-            lambda tx: operations.answer(tx, "s", "r", 1, 1, "m", got),
+            lambda tx: operations.answer(tx, "s", "r", 1, 1, "m", got, incarnation=tx.session("s")["incarnation"]),
             lambda tx: activation.activate(tx, "s", FRAME),
         ]
     )
@@ -515,7 +521,7 @@ async def test_an_activation_after_a_commit_in_one_transaction_sees_its_results(
     await db.asking()
     await db.answer("s", tool_calls=(("p", "t", "{}"),))
     await db.commit("s", 1, 2, calls=(CallState("r/1/0", "started"),))
-    batch = Batch("s", 1, 3, calls=(CallState("r/1/0", "finished", executions=1, result={"content": "x"}),))
+    batch = Batch(*db.held("s", 1), 3, calls=(CallState("r/1/0", "finished", executions=1, result={"content": "x"}),))
     _, work = await db.journal.submit_all(
         [lambda tx: operations.commit(tx, batch), lambda tx: activation.activate(tx, "s", FRAME)]
     )
@@ -550,7 +556,8 @@ async def test_a_tree_shares_its_roots_budget(db: Store) -> None:
     assert db.accounts() == {"tree tokens": (100, 50, 15)}
     got = ModelAnswer("x", usage=Usage(20, 10))
     for attempt in (1, 2):
-        await db.do(operations.answer, "kid", "task", 1, attempt, "m", got)
+        incarnation = db.held("kid", 1).incarnation
+        await db.do(operations.answer, "kid", "task", 1, attempt, "m", got, incarnation=incarnation)
     assert db.accounts() == {"tree tokens": (100, 0, 15 + 30 + 30)}
 
 
@@ -606,7 +613,7 @@ async def test_a_death_that_is_told_twice_counts_once(db: Store) -> None:
     def decide(death: Death) -> Verdict:
         return Verdict("resume", delay=MINUTE, deaths=(*death.deaths, death.at))
 
-    crash = (activation.crash, "s", 1, decide)
+    crash = (activation.crash, db.held("s", 1), decide)
     first = await db.do(*crash, cause="process_died", pid=1, policy={})
     before = db.dump()
     again = await db.do(*crash, cause="process_died", pid=1, policy={})
@@ -783,7 +790,7 @@ async def test_a_death_right_after_the_input_was_cancelled(db: Store) -> None:
     assert await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "no", "first"))
     result = await db.commit("s", 1, 1, start_run="first", wait="model", request_round=1)
     assert (result.wait, result.ack.inbox) == (None, ())
-    await db.do(activation.crash, "s", 1, lambda _: Verdict("resume"), cause="process_died", pid=1, policy={})
+    await db.do(activation.crash, db.held("s", 1), lambda _: Verdict("resume"), cause="process_died", pid=1, policy={})
     await db.accept("s", "second")
     assert [item["key"] for item in (await db.activate("s"))["inbox"]] == ["second"]
 
@@ -823,7 +830,7 @@ async def test_a_tool_call_keeps_its_child(db: Store) -> None:
     await spawned(db)
     await db.commit("s", 2, 2, calls=(CallState("r/1/0", "finished", result={"content": "x"}),))
     assert (await db.activate("s"))["calls"][0]["child_id"] == "kid"
-    batch = Batch("s", 3, 1, calls=(CallState("r/1/0", "finished", result={"content": "y"}),))
+    batch = Batch(*db.held("s", 3), 1, calls=(CallState("r/1/0", "finished", result={"content": "y"}),))
     _, work = await db.journal.submit_all(
         [lambda tx: operations.commit(tx, batch), lambda tx: activation.activate(tx, "s", FRAME)]
     )
@@ -892,3 +899,14 @@ def test_a_connection_in_use_when_the_store_is_closed_is_closed_after_its_use(st
     with database.read() as connection:
         assert connection.execute(text("SELECT 1")).scalar() == 1
     database.close()
+
+
+async def test_what_is_read_together_is_of_one_state(db: Store) -> None:
+    """Given a reader between two statements, when something is committed, then its next one does not see it."""
+    await db.create("s")
+    with db.database.read() as connection:
+        before = queries.session_info(connection, db.namespace, "s")
+        await db.accept("s")
+        assert queries.session_info(connection, db.namespace, "s") == before
+        assert queries.runs(connection, db.namespace, "s") == []
+    assert db.read(queries.session_info, "s") != before

@@ -32,6 +32,7 @@ from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
 from .postgres import PostgresServer
+from .test_archive import with_code
 from .test_retention import export_all
 
 pytestmark = pytest.mark.conformance
@@ -314,6 +315,21 @@ def test_a_part_of_an_archive_that_is_there(worked: str, tmp_path: Path, server:
     told = refused(other, "import", str(tmp_path / "busy.json"), code="session_active")
     assert "--resume" in told
     assert "cancel them" not in told
+
+
+def test_import_of_code(store: str, tmp_path: Path, server: OfflineServer) -> None:
+    """An archive with code by value is refused, with the names of session and tool and the option for who trusts it."""
+
+    async def work() -> None:
+        async with k.running(store, tmp_path, server=server) as kernel:
+            await with_code(kernel, "s", tmp_path / "marks", "done")
+
+    asyncio.run(work())
+    target, other = str(tmp_path / "a.json"), f"sqlite:///{tmp_path}/other.db"
+    done(store, "export", "s", "-o", target)
+    told = refused(other, "import", target, code="untrusted_code")
+    assert all(text in told for text in ("session s", "the tool mark", "--trust-code"))
+    assert json.loads(done(other, "import", target, "--trust-code", "--json"))["imported"] is True
 
 
 def test_import_of_what_is_no_archive(store: str, tmp_path: Path) -> None:

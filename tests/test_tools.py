@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from understudy.actors import execution
-from understudy.actors.execution import MAX_RESULT_CHARACTERS, THREAD_PREFIX, Outcome, execute
+from understudy.actors.execution import MAX_RESULT_CHARACTERS, THREAD_PREFIX, Outcome, bind
 from understudy.actors.tools import BUILTIN_TOOLS, LoadedTool, ToolContext, ToolDefinition, describe, load, tool
 from understudy.errors import InvalidSpec, ToolError
 
@@ -75,6 +75,14 @@ def run(function: Any, arguments: str | dict[str, Any] = "{}", timeout: float = 
     """Execute one call of a decorated function as a frame does."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return execute(loaded(function), text, CONTEXT, timeout)
+
+
+async def execute(tool: LoadedTool, arguments: str, context: ToolContext, timeout: float) -> Outcome:
+    """Bind and execute one call, whatever time it is."""
+    bound = bind(tool, arguments, context)
+    outcome = bound if isinstance(bound, Outcome) else await execution.execute(tool, bound, timeout)
+    assert outcome is not None
+    return outcome
 
 
 def loaded(function: Any) -> LoadedTool:
@@ -341,7 +349,8 @@ import asyncio, sys
 from understudy.actors import execution, files, shell, tools
 context = tools.ToolContext(session_id="s", run_id="r", round=1, call_id="c", epoch=1, agent="a", workspace="/")
 loaded = tools.load({spec!r}, None, None)
-outcome = asyncio.run(execution.execute(loaded, '{{"path": "etc"}}', context, 10.0))
+keywords = execution.bind(loaded, '{{"path": "etc"}}', context)
+outcome = asyncio.run(execution.execute(loaded, keywords, 10.0))
 assert "directory" in outcome.content, outcome
 print([name for name in ("pydantic", "openai", "sqlmodel", "ray") if name in sys.modules])
 """
@@ -549,12 +558,12 @@ class TestTime:
         """A process ends although a tool of it never does."""
         code = """
 import asyncio, threading
-from understudy.actors.execution import execute
+from understudy.actors.execution import bind, execute
 from understudy.actors.tools import LoadedTool, ToolContext
 context = ToolContext(session_id="s", run_id="r", round=1, call_id="c", epoch=1, agent="a")
 schema = {"type": "object", "properties": {}}
 tool = LoadedTool("t", threading.Event().wait, False, "report", None, schema)
-print(asyncio.run(execute(tool, "{}", context, 0.05)).outcome)
+print(asyncio.run(execute(tool, bind(tool, "{}", context), 0.05)).outcome)
 """
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
         assert result.stdout.strip() == "timeout"

@@ -18,7 +18,7 @@ from understudy.errors import EventsPruned, UnknownRun, UnknownSession
 from understudy.events import Event
 from understudy.messages import Usage
 from understudy.observability.traces import TraceSpan, trace_of
-from understudy.records import ModelAnswer
+from understudy.records import ActivationId, ModelAnswer
 from understudy.store import activation, operations, progress, retention, traces
 from understudy.store.transaction import Transaction
 
@@ -311,11 +311,13 @@ async def test_a_late_answer_is_in_its_runs_trace(tmp_path: Path) -> None:
         run = {"run_id": "r", "content": "go", "trace_id": caller[0], "parent_span_id": caller[1]}
         await kernel.ask("send", "s", run)
         await kernel.until("s", "model_call_started")
-        epoch = (await kernel.info("s"))["epoch"]
-        await kernel.service.journal.submit(lambda tx: activation.reissue(tx, "s", epoch, "elsewhere", "offline"))
+        [row] = await kernel.service.reading.active(None, session_ids=["s"])
+        held = ActivationId.of(row)
+        await kernel.service.journal.submit(lambda tx: activation.reissue(tx, held, "elsewhere", "offline"))
         await kernel.end("s")
         late = ModelAnswer(content="late", usage=Usage(1, 1))
-        await kernel.service.journal.submit(lambda tx: operations.answer(tx, "s", "r", 1, 2, "offline", late))
+        answered = {"model": "offline", "got": late, "incarnation": held.incarnation}
+        await kernel.service.journal.submit(lambda tx: operations.answer(tx, "s", "r", 1, 2, **answered))
         spans = await trace(kernel, "s")
     calls = [span for span in spans if span.operation == "chat"]
     assert len({span.span_id for span in calls}) == len(calls) == 3

@@ -154,6 +154,20 @@ async def test_a_cancelled_run_goes_over_too(store: str, tmp_path: Path) -> None
         assert kernel.service.recovery.swept == 0
 
 
+async def test_a_raised_limit_counts_from_the_next_run_on(store: str, tmp_path: Path) -> None:
+    """Given a session that has used its budget up, when it is given more, then its next run has what is left of it."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        tools = [("look", {"path": str(tmp_path / "notes"), "text": "x"})]
+        replies = k.script(tools, "done")
+        ended = await kernel.run("s", other(replies, [k.look], budget=[{"rounds": 1}]))
+        assert ended["status"] == "budget_exceeded"
+        await kernel.spawn("s", other(replies, [k.look], budget=[{"rounds": 3}], hash="raised"))
+        await kernel.send("s", "again", "r2")
+        assert (await kernel.end("s", "r2"))["status"] == "completed"
+        [account] = await kernel.ask("read", "budgets", ["s"], {})
+        assert (account["allowed"], account["spent"]) == (3, 3)
+
+
 async def test_refuse_is_a_conflict_that_says_what_changed(store: str, tmp_path: Path) -> None:
     """Given a session, when another specification says refuse, nothing changes and the error names what differs."""
     async with k.running(store, tmp_path, frames=1) as kernel:

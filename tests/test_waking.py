@@ -247,6 +247,45 @@ async def test_a_wait_is_ended_without_a_process(kernel: k.Kernel, how: str) -> 
     kernel.check()
 
 
+async def test_a_raised_limit_of_seconds_counts_for_what_goes_on_below(kernel: k.Kernel) -> None:
+    """Given a sub-agent that outlives its parent's run, when the parent's time is raised, then the sub-agent has it
+    too: it is not told to end at the old time, and has a timer for the new one."""
+    child = k.spec(k.script([LONG], "dug"), TOOLS, name="worker", hash="worker", on_parent_end="abandon")
+    spawn = ("spawn_agent", {"agent": "worker", "task": "dig"})
+    lead = {"tools": ["spawn_agent"], "agents": {"worker": child}, "on_change": "migrate"}
+    await begin(kernel, [spawn], "done", budget={"seconds": 3_000_000_000}, **lead)
+    await kernel.until("s", "child_spawned")
+    [below] = [row["session_id"] for row in await kernel.ask("read", "tree", ["s"], {}) if row["parent_id"]]
+    await waits(kernel, below)
+    await kernel.ask("cancel", "s", None, "enough")
+    await kernel.end("s")
+    before = (await due(kernel))[below, "deadline"]
+    raised = k.spec(k.script([spawn], "done"), [*TOOLS, "spawn_agent"], agents=lead["agents"], on_change="migrate")
+    await kernel.spawn("s", {**raised, "hash": "raised", "budget": {"seconds": 4_000_000_000}})
+    await fire(kernel, "deadline", below)
+    assert (await kernel.info(below))["status"] == "waiting_for_timer"
+    assert (await due(kernel))[below, "deadline"] == before + 1_000_000_000
+    await fire(kernel, "deadline", below)
+    ended = await kernel.ask("read", "run", [below, "task"], {})
+    assert (ended["status"], ended["error"]["details"]["limit"]) == ("budget_exceeded", "4000")
+
+
+async def test_whose_time_counts_from_when(kernel: k.Kernel) -> None:
+    """A queued run has all of its time when it begins; the session's time goes on from its first run, also while it is
+    idle or its runs wait."""
+    budget = [{"scope": "run", "seconds": 2_000_000_000}, {"scope": "session", "seconds": 3_000_000_000}]
+    await begin(kernel, [LONG], [LONG], "done", budget=budget)
+    await waits(kernel)
+    await kernel.send("s", "next", "r2")
+    first = await kernel.ask("read", "run", ["s", "r"], {})
+    await kernel.ask("cancel", "s", "r", "enough")
+    await kernel.until("s", "run_started", 2)
+    second = await kernel.ask("read", "run", ["s", "r2"], {})
+    assert (await due(kernel))["s", "deadline"] == second["started_at"] + 2_000_000_000
+    since = {row["scope"]: row["since"] for row in await kernel.ask("read", "budgets", ["s"], {})}
+    assert since == {"run": second["started_at"], "session": first["started_at"]}
+
+
 async def test_a_parents_end_reaches_a_child_that_waits(kernel: k.Kernel) -> None:
     """It is cancelled with its parent, and leaves no timer."""
     child = k.spec(k.script([LONG], "dug"), TOOLS, name="worker", hash="worker")

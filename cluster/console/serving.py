@@ -13,11 +13,11 @@ import uvicorn
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
-from understudy.errors import ClusterError, Conflict, InvalidConfiguration
+from understudy.errors import ClusterError, Conflict, InvalidConfiguration, ServiceGone
 
 from ..cluster_source import ClusterSource
 from ..connection import Connection
-from ..ray_edge import RAY_NAMESPACE, ServiceGone, find_actor, settle, submitted
+from ..ray_edge import RAY_NAMESPACE, find_actor, settle, submitted
 from .access import Binding
 from .application import application
 

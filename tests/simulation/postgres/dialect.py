@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
-from sqlalchemy import Column
+from sqlalchemy import Column, LargeBinary
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDialect
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import UnaryExpression
@@ -35,9 +35,17 @@ class Compiler(SQLiteCompiler):
         return " FOR SHARE" if asked.read else " FOR UPDATE"
 
 
+class Bytes(LargeBinary):
+    """Bytes as they are."""
+
+    def bind_processor(self, dialect: Any) -> None:
+        return None
+
+
 class Dialect(SQLiteDialect):
     """What SQLAlchemy must know of the simulated server."""
 
+    colspecs: ClassVar[Any] = {**SQLiteDialect.colspecs, LargeBinary: Bytes}
     name = "simulated"
     driver = "simulated"
     default_paramstyle = "named"

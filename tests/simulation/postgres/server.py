@@ -78,6 +78,10 @@ class Server:
             self.backend.end_late(session)
             self.backend.end(session)
 
+    def accept(self) -> None:
+        """It is up again, if it was starting."""
+        self._refuses_until = 0
+
     # What invariants and tests look at.
 
     @contextmanager

@@ -1,0 +1,97 @@
+"""The endpoint: the offline model behind a transport that the seed makes slow, silent or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+
+from understudy.identifiers import digest
+from understudy.testing.policies import Refusal, default_policy
+from understudy.testing.protocol import Completion, check_body, error_body
+
+
+class Endpoint(httpx2.AsyncBaseTransport):
+    """Answers chat completions, streamed, in virtual time.
+
+    Attributes:
+        calls: how often each model call was made, by its wait key: one that is made again is paid again.
+        refused: what was not acceptable to a real endpoint; must stay empty.
+    """
+
+    def __init__(self, chosen: random.Random, note: Callable[[str], None], trouble: float) -> None:
+        self._chosen = chosen
+        self._note = note
+        self.trouble = trouble
+        self.calls: Counter[str] = Counter()
+        self.refused: list[str] = []
+
+    def count(self, wait_key: str) -> None:
+        """A model call is made."""
+        self.calls[wait_key] += 1
+        if self.calls[wait_key] > 1:
+            self._note(f"model call {wait_key} is made again")
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        body = json.loads(request.content)
+        key = digest(json.dumps(body["messages"], sort_keys=True))
+        fault = self._chosen.random() < self.trouble
+        kind = self._chosen.choice(("500", "429", "connect", "cut", "slow")) if fault else ""
+        try:
+            reply = default_policy(body)
+            messages = check_body(body)
+        except Refusal as error:
+            self.refused.append(error.message)
+            return httpx2.Response(error.status, content=error_body(error.status, error.message), headers=JSON)
+        await asyncio.sleep(reply.delay + 0.005 + self._chosen.random() * 0.05)
+        if kind == "connect":
+            raise httpx2.ConnectError("connection refused")
+        if kind in ("500", "429"):
+            self._note(f"the endpoint answers {kind}")
+            return httpx2.Response(int(kind), content=error_body(int(kind), "trouble"), headers=JSON)
+        if kind == "slow":
+            await asyncio.sleep(self._chosen.uniform(5.0, 40.0))
+        characters = sum(len(json.dumps(message)) for message in messages)
+        completion = Completion.of(reply, body, f"chatcmpl-{key[:12]}", characters)
+        stream = Stream(completion.events(include_usage=True), self._chosen, cut=kind == "cut")
+        return httpx2.Response(200, stream=stream, headers={"content-type": "text/event-stream"})
+
+    async def aclose(self) -> None:
+        pass
+
+
+JSON = {"content-type": "application/json"}
+
+
+class Stream(httpx2.AsyncByteStream):
+    """A streamed answer, in two pieces with a pause between them."""
+
+    def __init__(self, events: list[bytes], chosen: random.Random, *, cut: bool) -> None:
+        half = len(events) // 2
+        self._pieces = [b"".join(events[:half]), b"".join(events[half:])]
+        self._pause = chosen.random() * 0.02
+        self._cut = cut
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for number, piece in enumerate(self._pieces):
+            if number and self._cut:
+                raise httpx2.ReadError("connection lost")
+            yield piece
+            await asyncio.sleep(self._pause)
+
+    async def aclose(self) -> None:
+        pass
+
+
+def client_of(endpoint: Endpoint) -> Callable[..., Any]:
+    """What `openai.DefaultAioHttpClient` is in the simulation."""
+
+    def make(**_options: Any) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(transport=endpoint)
+
+    return make

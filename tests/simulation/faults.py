@@ -1,0 +1,210 @@
+"""What goes wrong in a simulation, as its plan says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .cluster import Actor, Machine
+from .scheduler import Process
+
+if TYPE_CHECKING:
+    from .plan import Fault
+    from .world import World
+
+
+class Faults:
+    """Lets a plan's faults happen, each as a method of its name, and heals everything at the end."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._paused: list[Process] = []
+        self._over = False
+
+    def start(self) -> None:
+        """Each at its time."""
+        for fault in self._world.plan.faults:
+            self._world.cluster.after(fault.at, self._happen, fault)
+
+    def _happen(self, fault: Fault) -> None:
+        if not self._over:
+            self._world.note(f"fault: {fault}")
+            if not fault.kind.endswith(("_frame", "slow_kill", "endpoint", "clock_step")):
+                for machine in self._world.cluster.machines.values():
+                    machine.disturbed_until = max(machine.disturbed_until, fault.at + fault.seconds)
+            self._world.counts[f"fault {fault.kind}"] += 1
+            getattr(self, f"_{fault.kind}")(fault)
+
+    def heal(self) -> None:
+        """From now on nothing goes wrong any more."""
+        world, self._over = self._world, True
+        for process in self._paused:
+            process.resume()
+        self._paused.clear()
+        for machine in world.cluster.machines.values():
+            if machine.alive:
+                world.cluster.heal(machine)
+        world.cluster.trouble = (0.0, 0.0, 0.0)
+        world.endpoint.trouble = 0.0
+        world.notices.clear()
+        if hasattr(world.store, "heal"):
+            world.store.heal()
+        world.note("everything is healed")
+
+    # Choosing.
+
+    def _actors(self, prefix: str) -> list[Actor]:
+        return [actor for name, actor in self._world.cluster.actors.items() if name.startswith(prefix) and actor.alive]
+
+    def _pick(self, prefix: str, fault: Fault) -> Actor | None:
+        found = self._actors(prefix)
+        return found[int(fault.pick * len(found))] if found else None
+
+    def _machine(self, fault: Fault, *, spare_head: bool) -> Machine | None:
+        machines = [machine for machine in self._world.cluster.machines.values() if machine.alive]
+        machines = machines[1:] if spare_head else machines
+        return machines[int(fault.pick * len(machines))] if machines else None
+
+    # The faults.
+
+    def _kill(self, prefix: str, fault: Fault) -> None:
+        actor = self._pick(prefix, fault)
+        if actor is not None:
+            actor.kill()
+
+    def _kill_frame(self, fault: Fault) -> None:
+        self._kill("frame/", fault)
+
+    def _kill_node(self, fault: Fault) -> None:
+        self._kill("node/", fault)
+
+    def _kill_supervisor(self, fault: Fault) -> None:
+        self._kill("supervisor", fault)
+
+    def _pause(self, prefix: str, fault: Fault) -> None:
+        actor = self._pick(prefix, fault)
+        if actor is None or actor.process is None:
+            return
+        process = actor.process
+        process.pause()
+        self._paused.append(process)
+        self._world.cluster.after(fault.seconds, self._resume, process)
+
+    def _resume(self, process: Process) -> None:
+        if process in self._paused:
+            self._paused.remove(process)
+            process.resume()
+            self._world.note(f"{process.name} goes on")
+
+    def _pause_frame(self, fault: Fault) -> None:
+        self._pause("frame/", fault)
+
+    def _pause_node(self, fault: Fault) -> None:
+        self._pause("node/", fault)
+
+    def _pause_supervisor(self, fault: Fault) -> None:
+        self._pause("supervisor", fault)
+
+    def _slow_kill(self, fault: Fault) -> None:
+        """A frame hangs, and outlives SIGKILL for a while, as one that waits for a disk of the network."""
+        actor = self._pick("frame/", fault)
+        if actor is not None and actor.process is not None:
+            self._world.slow_kills[actor.pid] = min(fault.seconds, 25.0)
+            actor.process.pause()
+
+    def _trouble(self, fault: Fault) -> None:
+        """For a while answers and calls get lost, and some come twice."""
+        self._world.cluster.trouble = (0.05, 0.03, 0.05)
+
+        def end() -> None:
+            self._world.cluster.trouble = (0.0, 0.0, 0.0)
+
+        self._world.cluster.after(fault.seconds, end)
+
+    def _endpoint(self, fault: Fault) -> None:
+        endpoint = self._world.endpoint
+        before, endpoint.trouble = endpoint.trouble, 0.4
+
+        def end() -> None:
+            endpoint.trouble = 0.0 if self._over else before
+
+        self._world.cluster.after(fault.seconds, end)
+
+    def _clock_step(self, fault: Fault) -> None:
+        """A machine's clock is set, forward or back."""
+        machine = self._machine(fault, spare_head=False)
+        if machine is None:
+            return
+        machine.clock_offset += round(fault.seconds * 1e9) * (1 if fault.pick * 7 % 1 < 0.5 else -1)
+        for actor in self._world.cluster.actors.values():
+            if actor.machine is machine and actor.process is not None:
+                actor.process.clock_offset = machine.clock_offset
+
+    def _cut_off(self, fault: Fault) -> None:
+        machine = self._machine(fault, spare_head=True)
+        if machine is not None:
+            machine.cut_off, machine.store_cut_off = True, fault.pick * 5 % 1 < 0.5
+            self._world.cluster.after(fault.seconds, self._world.cluster.heal, machine)
+
+    def _lose_machine(self, fault: Fault) -> None:
+        machine = self._machine(fault, spare_head=True)
+        if machine is not None:
+            self._world.cluster.lose(machine)
+
+    def _second_supervisor(self, fault: Fault) -> None:
+        """The supervisor is only cut off, and Ray starts another one."""
+        old = self._world.cluster.actors.pop("supervisor", None)
+        if old is not None:
+            old.removed = True
+            self._world.start_supervisor()
+            self._world.cluster.after(fault.seconds, old.kill)
+
+    def _drain(self, fault: Fault) -> None:
+        """A node is drained for a while."""
+        machine = self._machine(fault, spare_head=False)
+        supervisor = self._world.cluster.actors.get("supervisor")
+        if machine is None or supervisor is None:
+            return
+        node_id, world = machine.node_id, self._world
+
+        async def drain() -> None:
+            from understudy.errors import UnderstudyError
+
+            try:
+                await world.call(supervisor, "drain", [node_id], fault.seconds, "the plan says so", False, here=None)
+            except UnderstudyError as error:
+                world.note(f"no drain: {error}")
+
+        async def undo() -> None:
+            import asyncio
+
+            from understudy.errors import UnderstudyError
+
+            for _ in range(20):
+                actor = world.cluster.actors.get("supervisor")
+                try:
+                    if actor is not None:
+                        await world.call(actor, "undrain", node_id, here=None)
+                        return
+                except UnderstudyError:
+                    pass
+                await asyncio.sleep(1.0)
+
+        world.scheduler.world.spawn(drain())
+        world.cluster.after(fault.seconds + 5.0, lambda: world.scheduler.world.spawn(undo()) and None)
+
+    # The store's.
+
+    def _store_down(self, fault: Fault) -> None:
+        self._world.store.crash(min(fault.seconds, 20.0))
+
+    def _lose_connection(self, fault: Fault) -> None:
+        self._world.store.trouble("lost_before", fault)
+
+    def _lose_commit(self, fault: Fault) -> None:
+        self._world.store.trouble("lost_after", fault)
+
+    def _hang_commit(self, fault: Fault) -> None:
+        self._world.store.trouble("hang", fault)
+
+    def _slow_store(self, fault: Fault) -> None:
+        self._world.store.slow(fault)

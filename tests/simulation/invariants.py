@@ -1,0 +1,285 @@
+"""What must hold in every simulation, checked at each effect, now and then on what is committed, and at the end."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from understudy.store import queries
+from understudy.store.check import check
+from understudy.store.journal import Committed
+from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TOOL_CALL
+
+from .tools import POLICY_OF
+
+if TYPE_CHECKING:
+    from .cluster import Machine
+    from .world import Effect, World
+
+CHECKED_SHARE = 0.04
+"""Share of the commits after which the whole store is checked."""
+
+ABANDON_SECONDS = 30.0
+"""So long after something had happened to a machine it may be given up for it."""
+
+QUIET_SECONDS, QUIET_COMMITS = 10.0, 150
+"""So many commits, within so many seconds without a single event, are done for nothing."""
+
+
+SHOWN = (
+    "status", "wait", "epoch", "frame_id", "node_id", "run_id", "round", "cancel_reason", "inbox_count", "calls_open",
+    "children_open", "held",
+)  # fmt: skip
+
+
+class Invariants:
+    """Judges a world.
+
+    Attributes:
+        violations: what was wrong.
+        permitted: how often a person let a call run again.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.violations: list[str] = []
+        self.permitted: Counter[str] = Counter()
+        self._random = random.Random(f"{world.plan.seed}/checks")
+        self._quiet: dict[str, list[float]] = {}
+        self._generation = 0
+        world.cluster.violated = self.violated
+
+    def violated(self, text: str) -> None:
+        """Something is wrong."""
+        self.violations.append(f"{self._world.scheduler.time():.4f} s: {text}")
+        self._world.note(f"VIOLATION {text}")
+
+    # While it runs.
+
+    def committed(self, process: str, committed: Committed) -> None:
+        """A journal has committed: nobody works for nothing, and the books balance."""
+        counts = self._world.counts
+        counts["commits"] += 1
+        counts["events"] += len(committed.events)
+        now = self._world.scheduler.time()
+        quiet = self._quiet.setdefault(process, [])
+        if committed.events:
+            quiet.clear()
+        quiet.append(now)
+        while quiet[0] < now - QUIET_SECONDS:
+            quiet.pop(0)
+        if len(quiet) == QUIET_COMMITS:
+            self.violated(f"{QUIET_COMMITS} commits of {process} within {now - quiet[0]:.1f} s and not one event")
+        for (generation,) in self._world.committed("SELECT generation FROM owner"):
+            if generation < self._generation:
+                self.violated(f"the ownership goes back from generation {self._generation} to {generation}")
+            self._generation = generation
+        if self._random.random() < CHECKED_SHARE:
+            self._check_store()
+
+    def check_abandoned(self, machine: Machine) -> None:
+        """A machine on which nothing went wrong is not given up."""
+        now = self._world.scheduler.time()
+        if machine.alive and not machine.cut_off and now > machine.disturbed_until + ABANDON_SECONDS:
+            self.violated(f"machine {machine.node_id} was given up, and nothing had happened to it")
+
+    def _check_store(self) -> None:
+        with self._world.store.committed() as connection:
+            for violation in check(connection, self._world.namespace):
+                self.violated(f"check: {violation}")
+
+    def check_effect(self, effect: Effect) -> None:
+        """No effect after its fence, and none that its policy does not allow."""
+        session_id, _, call_id = effect.call_key.partition("/")
+        with self._world.store.committed() as connection:
+            where = (SESSION.c.session_id == session_id, TOOL_CALL.c.session_id == session_id)
+            row = connection.execute(
+                select(SESSION.c.epoch, TOOL_CALL.c.state, TOOL_CALL.c.tool)
+                .where(*where, TOOL_CALL.c.call_id == call_id)
+            ).first()  # fmt: skip
+        if row is None:
+            return self.violated(f"effect of {effect.call_key}, which no model asked for")
+        policy = POLICY_OF[row.tool]
+        if policy == "rerun":
+            return None
+        if row.epoch != effect.epoch and self._activated(session_id) > effect.epoch:
+            self.violated(f"effect of {effect.call_key} under epoch {effect.epoch}, which epoch {row.epoch} had fenced")
+        if row.state != "started" and row.epoch == effect.epoch:
+            self.violated(f"effect of {effect.call_key}, which is {row.state}")
+        allowed = 1 + self.permitted[effect.call_key] + (8 if policy == "ask" else 0)
+        if self._world.effects_of(effect.call_key) > allowed:
+            self.violated(f"{effect.call_key} acted {self._world.effects_of(effect.call_key)} times, {allowed} allowed")
+        return None
+
+    def _activated(self, session_id: str) -> int:
+        """The epoch of a session's last activation. A run that is ended by force raises the epoch, and its process is
+        killed only then: what that process begins meanwhile, under its lease, nobody else does as well."""
+        statement = select(EVENT).where(EVENT.c.session_id == session_id, EVENT.c.type == "session_activated")
+        with self._world.store.committed() as connection:
+            rows = connection.execute(statement.order_by(EVENT.c.seq)).mappings()
+            return max((queries.event_from_row(row).epoch for row in rows), default=0)
+
+    # At the end.
+
+    def unfinished(self) -> list[str]:
+        """Sessions with work that nobody but the services can end."""
+        with self._world.store.committed() as connection:
+            statement = select(SESSION.c.session_id).where(SESSION.c.active == 1)
+            return list(connection.execute(statement).scalars())
+
+    def check_end(self) -> None:
+        """Everything that must hold when all work is done."""
+        self._check_store()
+        with self._world.store.committed() as connection:
+            self._runs(connection)
+            self._cancels(connection)
+            self._interruptions(connection)
+            self._results(connection)
+            self._tokens(connection)
+            self._leftovers(connection)
+        self._services()
+        for context in self._world.scheduler.errors:
+            self.violated(f"an error reached an event loop: {context.get('message')} {context.get('exception')!r}")
+        for refused in self._world.endpoint.refused:
+            self.violated(f"the endpoint was sent what it refuses: {refused}")
+
+    def _runs(self, connection: Any) -> None:
+        """Every accepted input is answered once, in the order in which they were accepted."""
+        rows = connection.execute(select(RUN).order_by(RUN.c.accepted_at)).mappings().all()
+        by_key = {(row["session_id"], row["run_id"]): row for row in rows}
+        for client in self._world.clients:
+            for run_id in client.accepted:
+                row = by_key.get((client.session_id, run_id))
+                if row is None or not row["finished_at"]:
+                    self.violated(f"run {run_id} of {client.session_id} was accepted and has no end")
+        events = connection.execute(
+            select(EVENT.c.session_id, EVENT.c.run_id, EVENT.c.type)
+            .where(EVENT.c.type.in_(["run_started", "run_finished"]))
+            .order_by(EVENT.c.session_id, EVENT.c.seq)
+        ).all()
+        ends = Counter((event.session_id, event.run_id) for event in events if event.type == "run_finished")
+        for key in by_key:
+            if ends[key] != 1:
+                self.violated(f"run {key[1]} of {key[0]} ended {ends[key]} times")
+        started: dict[str, list[str]] = {}
+        for event in events:
+            if event.type == "run_started":
+                started.setdefault(event.session_id, []).append(event.run_id)
+        for client in self._world.clients:
+            order = [run_id for run_id in started.get(client.session_id, []) if run_id in client.accepted]
+            if order != [run_id for run_id in client.accepted if run_id in order]:
+                self.violated(f"runs of {client.session_id} began in another order: {order}")
+        self._world.counts["runs"] += len(rows)
+
+    def _cancels(self, connection: Any) -> None:
+        """A request to cancel, however often it is sent, ends one run at most."""
+        roots = {client.session_id for client in self._world.clients}
+        ended = Counter(
+            (row.session_id, row.error["message"])
+            for row in connection.execute(select(RUN.c.session_id, RUN.c.error).where(RUN.c.status == "cancelled"))
+            if row.session_id in roots and row.error["message"].startswith("cancel ")
+        )
+        for (session_id, request), count in ended.items():
+            if count > 1:
+                self.violated(f"the request {request!r} cancelled {count} runs of {session_id}")
+
+    def _interruptions(self, connection: Any) -> None:
+        """Tools and model calls are cancelled only in runs that were asked to end."""
+        kinds = ("cancel_requested", "tool_finished", "model_call_failed", "shutdown_forced", "session_quarantined")
+        statement = select(EVENT).where(EVENT.c.type.in_(kinds)).order_by(EVENT.c.session_id, EVENT.c.seq)
+        asked: set[tuple[str, str | None]] = set()
+        for row in connection.execute(statement).mappings():
+            event, run = queries.event_from_row(row), (row["session_id"], row["run_id"])
+            if row["type"] in ("cancel_requested", "shutdown_forced", "session_quarantined"):
+                asked.add(run)
+            elif run not in asked and getattr(event, "outcome", "") == "cancelled":
+                self.violated(f"call {event.call_id} of {run} was cancelled, and its run was not")  # type: ignore[attr-defined]
+            elif run not in asked and getattr(event, "error_code", "") == "aborted":
+                self.violated(f"a model call of {run} was aborted, and its run was not cancelled")
+
+    def _results(self, connection: Any) -> None:
+        """What the model was told of its calls is what happened."""
+        effects = Counter(effect.call_key for effect in self._world.effects)
+        statement = select(MESSAGE.c.session_id, MESSAGE.c.body).where(MESSAGE.c.role == "tool")
+        calls = {
+            (row.session_id, row.call_id): row
+            for row in connection.execute(select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id, TOOL_CALL.c.tool))
+        }
+        for session_id, body in connection.execute(statement):
+            call_id, text = body["tool_call_id"], body["content"]
+            call = calls.get((session_id, call_id))
+            if call is None or call.tool not in POLICY_OF:
+                continue
+            count = effects[f"{session_id}/{call_id}"]
+            if text.startswith("did ") and count == 0:
+                self.violated(f"{session_id}/{call_id} is said to have acted, and has not")
+            if "ToolError" in text and count == 0:
+                self.violated(f"{session_id}/{call_id} is said to have failed, and never ran")
+        self._world.counts["effects"] += len(self._world.effects)
+
+    def _tokens(self, connection: Any) -> None:
+        """No model call is made again unless its service or its machine died, or the endpoint failed."""
+        endpoint, counts = self._world.endpoint, self._world.counts
+        rebilled = sum(count - 1 for count in endpoint.calls.values())
+        counts["model calls"] += endpoint.calls.total()
+        counts["model calls again"] += rebilled
+        deaths = sum(actor_deaths(self._world))
+        if rebilled and not deaths:
+            self.violated(f"{rebilled} model calls were made again, and no node service had died")
+
+    def _leftovers(self, connection: Any) -> None:
+        """Nothing waits for a session that has nothing to do."""
+        idle = {
+            row.session_id: row
+            for row in connection.execute(
+                select(SESSION.c.session_id, SESSION.c.active, SESSION.c.inbox_count, SESSION.c.wait, SESSION.c.closed)
+            )
+        }
+        for row in connection.execute(select(INBOX.c.session_id, INBOX.c.kind, INBOX.c.key)):
+            if not idle[row.session_id].active:
+                self.violated(f"{row.session_id}: {row.kind} {row.key} is left in the inbox of an idle session")
+
+    def leftovers(self) -> list[str]:
+        """What the services still hold when nothing is to do: their memory is as small as what they do."""
+        found = []
+        for name, actor in self._world.cluster.actors.items():
+            if not name.startswith("node/") or actor.target is None:
+                continue
+            service = actor.target.service
+            sizes = {
+                "calls": len(service.calls), "ready": len(service.frames.paging.ready), "own": len(service.own),
+                "placing": len(service.frames.placing), "interrupts": len(service.interrupts),
+                "operations": max(0, service.journal._submitted.qsize() + len(service.journal._groups) - 2),
+                "expected": len(service.frames.expected), "condemned": len(service.frames.condemned),
+            }  # fmt: skip
+            found += [f"{name} still has {size} {what} when nothing is to do" for what, size in sizes.items() if size]
+            events = service.projection.metrics.writer_seq
+            if actor.target._started and events != service.journal.writer_seq:
+                found.append(f"{name}: metrics have {events} events of {service.journal.writer_seq}")
+        return found
+
+    def _services(self) -> None:
+        for left in self.leftovers():
+            self.violated(left)
+        for name, actor in self._world.cluster.actors.items():
+            if name.startswith("node/") and actor.target is not None:
+                self._world.counts["swept"] += actor.target.service.recovery.swept
+
+    def situation(self) -> str:
+        """Why nothing happens: what sessions with work wait for."""
+        lines = []
+        with self._world.store.committed() as connection:
+            for row in connection.execute(select(SESSION).where(SESSION.c.active == 1)).mappings():
+                lines.append(f"  {row['session_id']}: " + ", ".join(f"{name}={row[name]!r}" for name in SHOWN))
+            lines += [f"  inbox of {row.session_id}: {row.kind} {row.key}" for row in connection.execute(select(INBOX))]
+        alive = [name for name, actor in self._world.cluster.actors.items() if actor.alive]
+        return "\n".join([*lines, f"  processes: {alive}"])
+
+
+def actor_deaths(world: World) -> list[int]:
+    """How often each node service died, or was lost."""
+    names = [line for line in world.lines if line.endswith(" dies") and "  node/" in line]
+    return [len(names)]

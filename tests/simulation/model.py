@@ -1,0 +1,28 @@
+"""What the simulated model answers: the task in the last input says it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from understudy.testing.policies import Reply, content_text, register_policy
+
+
+def policy(body: dict[str, Any]) -> Reply:
+    """The next round of the task, or the results of all its calls."""
+    messages = body["messages"]
+    start = max(index for index, message in enumerate(messages) if message["role"] == "user")
+    following = messages[start + 1 :]
+    try:
+        task = json.loads(content_text(messages[start]))
+    except ValueError:
+        return Reply(text="no task")
+    done = sum(message["role"] == "assistant" for message in following)
+    if done < len(task["rounds"]):
+        calls = tuple((tool, arguments) for tool, arguments in task["rounds"][done])
+        return Reply(tool_calls=calls, delay=task["thinking"][done])
+    results = [content_text(message) for message in following if message["role"] == "tool"]
+    return Reply(text=f"{task['name']}: {' | '.join(results)}"[:2000], delay=task["thinking"][-1])
+
+
+register_policy("simulation", policy)

@@ -1,0 +1,267 @@
+"""What a simulation does: the work, the faults and their times, all drawn from one seed before anything runs.
+
+A plan is data: a failing one is made shorter by leaving parts of it out, and what is left runs as it did before.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .tools import BY_POLICY, TOOLS
+
+SPAWN = "spawn_agent"
+FAULT_SECONDS = 40.0
+"""Faults happen within this time; after it everything is healed, and all work must end."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One input: in each round so many tool calls after so much thinking, at last an answer."""
+
+    name: str
+    rounds: tuple[tuple[tuple[str, dict[str, Any]], ...], ...]
+    thinking: tuple[float, ...]
+
+    def text(self) -> str:
+        """As the model reads it."""
+        return json.dumps({"name": self.name, "rounds": self.rounds, "thinking": self.thinking})
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something that a client does at a time: `send`, `cancel`, `close`, `answer`, `abort`, `schedule`, …"""
+
+    at: float
+    kind: str
+    what: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A root session and what its client does with it."""
+
+    session_id: str
+    spec: dict[str, Any]
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong at a time.
+
+    Attributes:
+        pick: chooses among the processes that are there then, 0 to 1.
+        seconds: how long it lasts, where it lasts.
+    """
+
+    at: float
+    kind: str
+    pick: float = 0.0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        lasts = f" for {self.seconds:.3f} s" if self.seconds else ""
+        return f"{self.at:8.3f} s  {self.kind}{lasts} (pick {self.pick:.3f})"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole simulation."""
+
+    seed: int
+    backend: str
+    machines: int
+    standby: int
+    max_actors: int
+    work: tuple[Work, ...]
+    faults: tuple[Fault, ...]
+    endpoint_trouble: float = 0.0
+    calm: bool = False
+
+    def to_json(self) -> str:
+        """All of it, as a regression keeps it."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The same plan again."""
+        data = json.loads(text)
+        work = tuple(
+            Work(item["session_id"], item["spec"], tuple(Action(**action) for action in item["actions"]))
+            for item in data.pop("work")
+        )
+        return cls(**{**data, "work": work, "faults": tuple(Fault(**fault) for fault in data["faults"])})
+
+    def describe(self) -> Iterator[str]:
+        """Lines for people."""
+        yield (
+            f"seed {self.seed}: {self.backend}, {self.machines} machines, {self.standby} standbys, "
+            f"at most {self.max_actors} frames each, {len(self.work)} root sessions"
+        )
+        for work in self.work:
+            kinds = ", ".join(f"{action.kind} at {action.at:.2f}" for action in work.actions)
+            yield f"  {work.session_id}: {kinds}"
+        for fault in self.faults:
+            yield f"  {fault}"
+
+
+def task(chosen: random.Random, name: str, policies: list[str], *, spawns: bool) -> Task:
+    """A task for an agent that has the tools of these policies."""
+    rounds = []
+    for number in range(chosen.choice((0, 1, 1, 2, 2, 3))):
+        calls: list[tuple[str, dict[str, Any]]] = []
+        for index in range(chosen.choice((1, 1, 1, 2, 3))):
+            calls.append(call(chosen, f"{name}.{number}.{index}", policies, spawns=spawns))
+        rounds.append(tuple(calls))
+    thinking = tuple(round(chosen.choice((0.02, 0.2, 1.0, 3.0)) * chosen.random(), 3) for _ in range(len(rounds) + 1))
+    return Task(name, tuple(rounds), thinking)
+
+
+def call(chosen: random.Random, name: str, policies: list[str], *, spawns: bool) -> tuple[str, dict[str, Any]]:
+    """One tool call."""
+    draw = chosen.random()
+    if spawns and draw < 0.25:
+        inner = task(chosen, f"{name}.sub", policies, spawns=False)
+        return SPAWN, {"agent": chosen.choice(("helper", "watcher")), "task": inner.text()}
+    if draw < 0.30:
+        return "request_user_input", {"prompt": f"which {name}?"}
+    if draw < 0.36:
+        return "wait", {"seconds": round(chosen.choice((0.2, 2.0, 9.0)), 3)}
+    policy = chosen.choice(policies)
+    seconds = round(chosen.choice((0.0, 0.0, 0.1, 1.0, 6.0, 15.0)) * chosen.random(), 3)
+    kills = chosen.choice((1, 1, 3, 4)) if chosen.random() < 0.05 else 0
+    return chosen.choice(BY_POLICY[policy]), {
+        "name": name,
+        "seconds": seconds,
+        "fails": chosen.random() < 0.05,
+        "kills": kills,
+    }
+
+
+def child_spec(chosen: random.Random, name: str, policies: list[str]) -> dict[str, Any]:
+    """What a sub-agent is."""
+    return agent(
+        name, policies, restart_type=chosen.choice(("temporary", "transient", "permanent")),
+        on_parent_end=chosen.choice(("cancel", "abandon", "wait")),
+        lifecycle=chosen.choice(("ephemeral", "linked", "detached")),
+        shutdown=chosen.choice((None, 0.0, 2.0, 10.0)),
+        max_rounds=chosen.choice((2, 20, 20)),
+    )  # fmt: skip
+
+
+def agent(name: str, policies: list[str], **more: Any) -> dict[str, Any]:
+    """A compiled specification."""
+    tools = [TOOLS[tool] for policy in policies for tool in BY_POLICY[policy]]
+    fields: dict[str, Any] = dict(
+        name=name, hash=f"hash-{name}", instructions="offline-policy: simulation", model="offline", profile="offline",
+        tools=[*tools, TOOLS["request_user_input"], TOOLS["wait"]], agents={}, workspace=None, max_rounds=20,
+        max_continuations=2, tool_timeout=12.0, parallel_tools=4, max_depth=3, deadline=60.0, parameters={},
+        budget=None, metadata={}, repeat_limit=4,
+        restart={"max_restarts": 20, "period": 60, "stuck_after": 3, "backoff": 0.1, "backoff_max": 10.0},
+    )  # fmt: skip
+    return {**fields, **more}
+
+
+SUPERVISION = {"period": 3600.0, "backoff": 1.0, "backoff_max": 60.0, "jitter": 0.2, "reset_after": 600.0}
+
+
+def session(chosen: random.Random, number: int, busy: float) -> Work:
+    """A root session with its client."""
+    session_id = f"s{number}"
+    policies = chosen.sample(sorted(BY_POLICY), chosen.randint(1, 4))
+    spawns = chosen.random() < 0.5
+    more: dict[str, Any] = {"shutdown": chosen.choice((None, 0.0, 2.0, 10.0))}
+    if spawns:
+        more["agents"] = {name: child_spec(chosen, name, policies) for name in ("helper", "watcher")}
+        more["supervision"] = {
+            **SUPERVISION, "strategy": chosen.choice(("one_for_one", "one_for_all", "rest_for_one")),
+            "max_restarts": chosen.choice((0, 2)), "exceeded": chosen.choice(("escalate", "report")),
+        }  # fmt: skip
+    if chosen.random() < 0.35:
+        more["budget"] = [budget(chosen)]
+    spec = agent(f"agent{number % 3}", policies, **more)
+    if spawns:
+        spec["tools"] = [*spec["tools"], TOOLS[SPAWN]]
+    actions = [Action(0.0, "spawn")]
+    at = chosen.random() * 3.0
+    for run in range(chosen.choice((1, 1, 2, 3))):
+        content = task(chosen, f"{session_id}.r{run}", policies, spawns=spawns).text()
+        actions.append(Action(at, "send", {"run_id": f"r{run}", "content": content}))
+        at += chosen.random() * busy / 3
+        if chosen.random() < 0.25:
+            actions.append(Action(at, "cancel", {"run_id": chosen.choice((None, f"r{run}"))}))
+        if chosen.random() < 0.08:
+            actions.append(Action(at, "abort"))
+        if chosen.random() < 0.12:
+            wakeup = {"name": f"w{run}", "prompt": task(chosen, f"{session_id}.w{run}", policies, spawns=False).text(),
+                      "seconds": round(chosen.uniform(0.5, 20.0), 3), "every": None}  # fmt: skip
+            actions.append(Action(at, "schedule", wakeup))
+    draw = chosen.random()
+    if draw < 0.15:
+        actions.append(Action(at + chosen.random() * busy, "close"))
+    elif draw < 0.30:
+        content = task(chosen, f"{session_id}.again", policies, spawns=spawns).text()
+        actions.append(Action(at + chosen.random() * busy, "replace", {"run_id": "r0", "content": content}))
+    return Work(session_id, spec, tuple(sorted(actions, key=lambda action: action.at)))
+
+
+def budget(chosen: random.Random) -> dict[str, Any]:
+    """A limit that may or may not be reached."""
+    return chosen.choice(
+        (
+            {"scope": "tree", "tokens": chosen.choice((600, 3_000, 100_000))},
+            {"scope": "run", "tokens": chosen.choice((600, 3_000, 100_000))},
+            {"scope": "tree", "children": chosen.choice((0, 1, 3))},
+            {"scope": "session", "rounds": chosen.choice((1, 3, 9))},
+            {"scope": "run", "seconds": chosen.choice((2_000_000, 20_000_000))},
+        )
+    )
+
+
+KINDS = {
+    "kill_frame": 8, "kill_node": 4, "kill_supervisor": 3, "pause_frame": 5, "pause_node": 3, "pause_supervisor": 2,
+    "slow_kill": 3, "trouble": 4, "clock_step": 1, "endpoint": 2, "drain": 1,
+}  # fmt: skip
+STORE_KINDS = {"store_down": 2, "lose_connection": 4, "lose_commit": 5, "hang_commit": 3, "slow_store": 2}
+MACHINE_KINDS = {"cut_off": 2, "lose_machine": 1, "second_supervisor": 1}
+LASTING = ("pause", "slow", "trouble", "cut", "endpoint", "store", "hang", "drain", "second", "clock", "lose_c")
+
+
+def faults(chosen: random.Random, backend: str, machines: int) -> tuple[Fault, ...]:
+    """What goes wrong, and when."""
+    kinds = dict(KINDS)
+    if backend == "postgresql":
+        kinds.update(STORE_KINDS)
+    if machines > 1:
+        kinds.update(MACHINE_KINDS)
+    else:
+        del kinds["drain"]
+    names, weights = list(kinds), list(kinds.values())
+    found = []
+    for _ in range(chosen.choice((0, 2, 4, 8, 12, 18))):
+        kind = chosen.choices(names, weights)[0]
+        seconds = 0.0
+        if kind.startswith(LASTING):
+            seconds = round(chosen.choice((0.05, 0.5, 3.0, 8.0, 15.0, 40.0)) * (0.5 + chosen.random()), 3)
+        found.append(Fault(round(chosen.random() * FAULT_SECONDS, 3), kind, round(chosen.random(), 3), seconds))
+    return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def draw(seed: int, backend: str | None = None) -> Plan:
+    """The plan of a seed. Its parts are drawn from streams of their own, so that one does not move another."""
+    shape = random.Random(f"{seed}/shape")
+    drawn = shape.choice(("sqlite", "postgresql", "postgresql"))
+    machines = shape.choice((1, 2, 3))
+    backend = backend or drawn
+    machines = 1 if backend == "sqlite" else machines
+    count = shape.choice((1, 2, 4, 6))
+    work = tuple(session(random.Random(f"{seed}/work/{number}"), number, 20.0) for number in range(count))
+    return Plan(
+        seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
+        faults(random.Random(f"{seed}/faults"), backend, machines),
+        shape.choice((0.0, 0.0, 0.05)), calm=shape.random() < 0.3,
+    )  # fmt: skip

@@ -1,0 +1,421 @@
+"""The kernel's processes on the simulated cluster: what `understudy.cluster` makes of the plain classes on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from understudy.actors.frame import Frame
+from understudy.actors.gateway import Gateway
+from understudy.cluster.node_service import NodeConfig, NodeService
+from understudy.cluster.repeating import FRAME_PATIENCE, SUPERVISOR_PATIENCE, Answering, Repeating
+from understudy.cluster.requests import Requests
+from understudy.config import ModelProfile
+from understudy.errors import ServiceGone, UnderstudyError
+from understudy.records import ModelAnswer, ModelRequest
+from understudy.supervisor.supervisor import Supervisor
+
+from .cluster import Actor, Machine
+
+if TYPE_CHECKING:
+    from .world import World
+
+SUPERVISOR_SILENCE = 12.0
+ORPHAN_SECONDS = 300.0
+KILL_SECONDS = 6.0
+CREATE_SECONDS = 120.0
+
+
+class CountedGateway(Gateway):
+    """The gateway; each model call that it is asked for is counted, for it is paid."""
+
+    count: Callable[[str], None]
+
+    async def call(self, request: ModelRequest, *arguments: Any) -> ModelAnswer:
+        """See `Gateway.call`."""
+        self.count(request.wait_key)
+        return await super().call(request, *arguments)
+
+
+class NodeProcess:
+    """A node service's process (`understudy.cluster.services.NodeActor` and `hosting.NodeHost`)."""
+
+    def __init__(self, world: World, actor: Actor) -> None:
+        self._world = world
+        self._actor = actor
+        machine = actor.machine
+        self._gateway = CountedGateway(prices=world.prices)
+        self._gateway.count = world.endpoint.count
+        config = NodeConfig(
+            world.store.dsn, world.namespace, machine.node_id, f"node-{machine.node_id}",
+            span_directory=world.span_directory,
+        )  # fmt: skip
+        self.service = NodeService(config, self._gateway, self._prepare, self._tell)
+        self._requests = Requests(self.service)
+        self._starting = asyncio.Lock()
+        self._started = False
+        self._beat = self._heard = time.monotonic()
+        self._supervisor: tuple[int, str] = (0, "")
+        self._guard: asyncio.Task[None] | None = None
+        self._answering = Answering()
+
+    async def _prepare(self, _profile: str) -> None:
+        if not self._gateway.knows("offline"):
+            self._gateway.register(ModelProfile("offline", "key", "http://endpoint/v1"))
+
+    async def _tell(self, node_id: str, news: dict[str, Any]) -> None:
+        try:
+            actor = self._world.cluster.actors.get(f"node/{node_id}")
+            if actor is not None:
+                await asyncio.wait_for(self._world.call(actor, "notice", news, here=self._actor.machine), 10.0)
+        except (TimeoutError, UnderstudyError):
+            pass
+
+    async def _node(self) -> NodeService:
+        if self._guard is None:
+            self._guard = asyncio.get_running_loop().create_task(self._guarding())
+        if not self._started:
+            async with self._starting:
+                if not self._started:
+                    await self._prepare("offline")
+                    await self.service.start()
+                    asyncio.get_running_loop().create_task(self._beating())
+                    self._started = True
+        return self.service
+
+    async def _beating(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(0.5)
+
+    async def _guarding(self) -> None:
+        ticked = time.monotonic()
+        while True:
+            await asyncio.sleep(1.0)
+            ticked, before = time.monotonic(), ticked
+            if ticked - before > 3.0:
+                self._heard = ticked
+            silent = ticked - self._heard
+            pid, node_id = self._supervisor
+            if silent > SUPERVISOR_SILENCE and pid and node_id == self._actor.machine.node_id:
+                self._supervisor = (0, "")
+                self._world.kill_pid(pid, f"the supervisor is silent for {silent:.0f} s")
+
+    async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
+        return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
+
+    # What frames call.
+
+    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
+        return await (await self._node()).step(call)
+
+    async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
+        return await (await self._node()).commit(call)
+
+    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
+        return await (await self._node()).reload(session_id, incarnation, epoch)
+
+    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
+        return await (await self._node()).interrupted(session_id, incarnation, epoch, run_id)
+
+    async def specification(self, session_id: str) -> dict[str, Any]:
+        return await (await self._node()).specification(session_id)
+
+    async def blob(self, digest: str) -> bytes:
+        return await (await self._node()).blob(digest)
+
+    # What clients and the supervisor call.
+
+    async def request(self, method: str, *arguments: Any) -> Any:
+        await self._node()
+        return await getattr(self._requests, method)(*arguments)
+
+    async def acquire(self, holder: str, lease: int, dead_holder: str, request_id: str) -> int:
+        await self._node()
+        return await self._requests.acquire(holder, lease, dead_holder, request_id)
+
+    async def take_up(self, generation: int, frames: list[str], nodes: list[str]) -> dict[str, Any]:
+        return await (await self._node()).recovery.take_up(generation, frames, nodes)
+
+    async def notice(self, news: dict[str, Any]) -> None:
+        await (await self._node()).notice(news)
+
+    async def frame_died(self, frame_id: str, cause: str, silence: float) -> None:
+        await (await self._node()).recovery.frame_died(frame_id, cause, silence)
+
+    async def unschedulable(self, failures: dict[str, str]) -> None:
+        (await self._node()).frames.unschedulable = failures
+
+    async def retire(self, leaving: dict[str, int]) -> None:
+        await (await self._node()).frames.retire(leaving)
+
+    async def register(self, profile: Any) -> None:
+        (await self._node()).register(profile)
+
+    async def profiles(self) -> list[Any]:
+        return []
+
+    async def demand(self, timeout: float, cap: int = 0) -> dict[str, Any]:
+        node = await self._node()
+        node.frames.cap = cap or node.frames.cap
+        demand = await node.frames.demand(timeout)
+        return {
+            "pid": self._actor.pid, "generation": node.generation, "nodes": node.nodes, "draining": node.draining.on,
+            "demand": demand, "condemned": list(node.frames.condemned), "memory": node.frames.memory(),
+        }  # fmt: skip
+
+    async def watched_by(self, pid: int, node_id: str) -> None:
+        self._supervisor = (pid, node_id)
+        self._heard = time.monotonic()
+
+    async def kill_process(self, pid: int) -> bool:
+        return await self._world.kill_and_wait(pid)
+
+    async def pid(self) -> int:
+        return self._actor.pid
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
+
+    async def probe(self) -> dict[str, float]:
+        now = time.monotonic()
+        self._heard = now
+        if not self._started:
+            return {"silent": 0.0, "journal": 0.0, "failing": 0.0}
+        self.service.supervisor_heard = now
+        journal = self.service.journal
+        return {"silent": now - self._beat, "journal": journal.silence(), "failing": journal.failing()}
+
+
+class NodeLink:
+    """A frame's way to its node service (`services.RemoteNode`)."""
+
+    def __init__(self, world: World, actor: Actor, node: Actor) -> None:
+        self._world = world
+        self._actor = actor
+        self._node = node
+        self._repeating = Repeating(FRAME_PATIENCE)
+
+    def __getattr__(self, method: str) -> Any:
+        async def call(*arguments: Any) -> Any:
+            def attempt(call_id: str) -> Any:
+                return self._world.call(self._node, "repeated", call_id, method, *arguments, here=self._actor.machine)
+
+            try:
+                return await self._repeating.call(attempt)
+            except ServiceGone:
+                self._world.scheduler.world.soon(self._actor.kill)
+                await asyncio.Event().wait()
+
+        return call
+
+
+class FrameProcess:
+    """A session actor's process (`services.FrameActor`)."""
+
+    def __init__(self, world: World, actor: Actor, node: Actor, frame_id: str, node_id: str, placement: str) -> None:
+        self._world = world
+        self.frame = Frame(NodeLink(world, actor, node), frame_id, node_id, placement)
+        self.frame.identity["pid"] = actor.pid
+        self._actor = actor
+        self._run: asyncio.Task[None] | None = None
+        self._probed = time.monotonic()
+
+    async def start(self) -> int:
+        if self._run is None:
+            self._run = asyncio.get_running_loop().create_task(self.frame.run())
+            self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
+        return self._actor.pid
+
+    async def watch(self) -> str:
+        assert self._run is not None
+        await asyncio.shield(self._run)
+        return "exit"
+
+    async def _exit_alone(self) -> None:
+        while True:
+            await asyncio.sleep(5.0)
+            if time.monotonic() - self._probed > ORPHAN_SECONDS:
+                self._actor.kill()
+
+    async def probe(self) -> dict[str, float]:
+        self._probed = time.monotonic()
+        return {**self.frame.health(), "pid": self._actor.pid}
+
+
+class SupervisorProcess:
+    """The supervisor's process (`services.SupervisorActor`)."""
+
+    def __init__(self, world: World, actor: Actor) -> None:
+        holder = f"cluster/instance/{actor.machine.node_id}:{actor.pid}:0"
+        self.supervisor = Supervisor(
+            SimulatedMachinery(world, actor), holder, standby=world.standby, max_actors=world.max_actors
+        )
+        self._run = asyncio.get_running_loop().create_task(self.supervisor.run())
+
+    async def ready(self, timeout: float) -> dict[str, Any]:
+        return await self.supervisor.ready(timeout)
+
+    async def want(self, placement: str) -> None:
+        await self.supervisor.ready(30.0)
+        self.supervisor.want(placement)
+
+    async def drain(self, node_ids: list[str], seconds: float, reason: str, stop: bool) -> None:
+        await self.supervisor.ready(30.0)
+        await self.supervisor.drains.begin(node_ids, seconds, reason=reason, stop=stop)
+
+    async def undrain(self, node_id: str) -> bool:
+        await self.supervisor.ready(30.0)
+        return await self.supervisor.drains.undo(node_id)
+
+
+class NodeHandle:
+    """A node service, as the supervisor reaches it (`machinery.RayNode`)."""
+
+    def __init__(self, world: World, supervisor: Actor, actor: Actor) -> None:
+        self._world = world
+        self._supervisor = supervisor
+        self.actor = actor
+        self.node_id = actor.machine.node_id
+        self.pid = 0
+
+    def _once(self, method: str, *arguments: Any) -> Any:
+        return self._world.call(self.actor, method, *arguments, here=self._supervisor.machine)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        call_id = f"{method}{arguments!r}"
+        return await Repeating(SUPERVISOR_PATIENCE).call(
+            lambda call_id: self._once("repeated", call_id, method, *arguments), call_id=call_id
+        )
+
+    async def meet(self) -> None:
+        self.pid = await self.call("pid")
+        await self.call("watched_by", self._supervisor.pid, self._supervisor.machine.node_id)
+
+    async def watch(self) -> None:
+        await self._once("watch")
+
+    async def probe(self) -> dict[str, float]:
+        found: dict[str, float] = await self._once("probe")
+        return found
+
+
+class FrameHandle:
+    """A frame, as the supervisor sees it (`machinery.RayFrame`)."""
+
+    def __init__(self, world: World, supervisor: Actor, actor: Actor, frame_id: str, placement: str) -> None:
+        self._world = world
+        self._supervisor = supervisor
+        self.actor = actor
+        self.frame_id = frame_id
+        self.node_id = actor.machine.node_id
+        self.placement = placement
+        self.pid = actor.pid
+
+    def _once(self, method: str) -> Any:
+        return self._world.call(self.actor, method, here=self._supervisor.machine)
+
+    async def begin(self) -> None:
+        self.pid = await self._once("start")
+
+    async def watch(self) -> str:
+        return str(await self._once("watch"))
+
+    async def probe(self) -> dict[str, float]:
+        found: dict[str, float] = await self._once("probe")
+        return found
+
+
+class SimulatedMachinery:
+    """The supervisor's hands (`understudy.supervisor.ports.Machinery`)."""
+
+    def __init__(self, world: World, supervisor: Actor) -> None:
+        self._world = world
+        self._supervisor = supervisor
+        self._nodes: dict[str, NodeHandle] = {}
+
+    @property
+    def _machine(self) -> Machine:
+        return self._supervisor.machine
+
+    async def node_ids(self) -> list[str]:
+        own = self._machine.node_id
+        others = [m.node_id for m in self._world.cluster.machines.values() if m.node_id != own and not m.noticed]
+        await asyncio.sleep(0.002)
+        return [own, *sorted(others)]
+
+    async def notices(self) -> dict[str, float | None]:
+        await asyncio.sleep(0.001)
+        return dict(self._world.notices)
+
+    async def node_service(self, node_id: str) -> NodeHandle:
+        world = self._world
+        machine = world.cluster.machines[node_id]
+        actor = world.cluster.start_actor(
+            f"node/{node_id}", machine, lambda actor: NodeProcess(world, actor), restarts=True
+        )
+        node = NodeHandle(world, self._supervisor, actor)
+        await node.meet()
+        self._nodes[node_id] = node
+        return node
+
+    async def frames(self, node_id: str) -> Sequence[FrameHandle]:
+        prefix = f"frame/{node_id}/"
+        actors = [actor for name, actor in self._world.cluster.actors.items() if name.startswith(prefix)]
+        found = await asyncio.gather(*(self._adopt(actor) for actor in actors))
+        return [frame for frame in found if frame is not None]
+
+    async def _adopt(self, actor: Actor) -> FrameHandle | None:
+        _, _, frame_id, placement = actor.name.split("/")
+        frame = FrameHandle(self._world, self._supervisor, actor, frame_id, "" if placement == "-" else placement)
+        try:
+            await asyncio.wait_for(frame.begin(), 10.0)
+            return frame
+        except TimeoutError:
+            actor.remove()
+        except ServiceGone:
+            pass
+        return None
+
+    async def create_frame(self, node: Any, frame_id: str, placement: str) -> FrameHandle:
+        world = self._world
+        await asyncio.sleep(world.cluster.network.uniform(0.3, 1.5))
+        machine = node.actor.machine
+        actor = world.cluster.start_actor(
+            f"frame/{node.node_id}/{frame_id}/{placement or '-'}",
+            machine,
+            lambda actor: FrameProcess(world, actor, node.actor, frame_id, node.node_id, placement),
+        )
+        actor.ended.append(lambda: world.cluster.actors.pop(actor.name, None))
+        frame = FrameHandle(world, self._supervisor, actor, frame_id, placement)
+        await asyncio.wait_for(frame.begin(), CREATE_SECONDS)
+        return frame
+
+    async def kill(self, node_id: str, pid: int, handle: Any) -> None:
+        if node_id == self._machine.node_id:
+            await self._world.kill_and_wait(handle.pid)
+            return
+        if isinstance(handle, NodeHandle):
+            self._world.ray_kill(handle.actor, restart=True)
+            return
+        node = self._nodes.get(node_id)
+        try:
+            if node is not None and await asyncio.wait_for(node.call("kill_process", pid), KILL_SECONDS):
+                return
+        except (TimeoutError, UnderstudyError):
+            pass
+        self._world.ray_kill(handle.actor, restart=False)
+
+    def abandon(self, node: Any, frames: Sequence[Any]) -> None:
+        self._world.invariants.check_abandoned(node.actor.machine)
+        self._nodes.pop(node.node_id, None)
+        for handle in (node, *frames):
+            self._world.ray_kill(handle.actor, restart=False)
+
+    def cpus(self, node_id: str) -> float:
+        return 2.0
+
+    def holder_is_dead(self, holder: str) -> bool:
+        return True  # a former supervisor of this cluster: its generation is fenced

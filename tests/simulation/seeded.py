@@ -1,0 +1,142 @@
+"""Seeded faults: small wrong changes of the product that the simulator must notice, each within so many seeds.
+
+    python -m tests.simulation.seeded              all of them, in two processes
+    python -m tests.simulation.seeded NAME …       some
+
+`seeded.toml` lists them. A change is made while its module is loaded, in a process of its own; no file is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import logging
+import multiprocessing
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+LIST = Path(__file__).with_name("seeded.toml")
+LIBRARIES = ("openai", "aiohttp", "sqlmodel", "httpx2", "opentelemetry.sdk.trace", "prometheus_client", "jsonschema")
+SEEDS = 150
+"""A fault that survives so many seeds survives."""
+
+
+@dataclass(frozen=True)
+class SeededFault:
+    """One wrong change.
+
+    Attributes:
+        module: which is changed.
+        old, new: what is replaced, once, and by what.
+        breaks: the promise that does not hold any more.
+        backend: where it can be seen, if only there.
+        first: a seed that has found it; those after it are tried as well.
+    """
+
+    name: str
+    module: str
+    old: str
+    new: str
+    breaks: str
+    backend: str = ""
+    first: int = 0
+
+
+def read() -> dict[str, SeededFault]:
+    """All of the list, by name."""
+    return {entry["name"]: SeededFault(**entry) for entry in tomllib.loads(LIST.read_text())["fault"]}
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads a module with the change made."""
+
+    fault: SeededFault
+
+    def get_code(self, fullname: str) -> Any:
+        text = Path(self.path).read_text()
+        if text.count(self.fault.old) != 1:
+            raise AssertionError(f"seeded fault {self.fault.name}: {text.count(self.fault.old)} places match, not one")
+        return compile(text.replace(self.fault.old, self.fault.new), self.path, "exec")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the module of a seeded fault before anybody else does."""
+
+    def __init__(self, fault: SeededFault) -> None:
+        self._fault = fault
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        if fullname != self._fault.module:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            sys.meta_path.insert(0, self)
+        assert spec is not None and spec.origin is not None
+        loader = _Loader(fullname, spec.origin)
+        loader.fault = self._fault
+        return importlib.util.spec_from_file_location(fullname, spec.origin, loader=loader)
+
+
+def install(name: str) -> None:
+    """Make the change in this process; must come before anything of the product is imported."""
+    fault = read()[name]
+    assert fault.module not in sys.modules, f"{fault.module} is loaded already"
+    sys.meta_path.insert(0, _Finder(fault))
+
+
+def hunt(name: str, seeds: int) -> tuple[int | None, str]:
+    """How many seeds it took to notice a fault (None: it survived), and what was noticed. Only once in a process."""
+    install(name)
+    from .plan import draw
+    from .world import World
+
+    fault = read()[name]
+    for seed in range(fault.first, fault.first + seeds):
+        violations = World(draw(seed, fault.backend or None), log_level=logging.CRITICAL).run().violations
+        if violations:
+            return seed - fault.first + 1, f"{violations[0].splitlines()[0]} (seed {seed})"
+    return None, ""
+
+
+def main() -> int:
+    """Hunt faults; 1 if one survives."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.seeded")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # see `tests.simulation.__main__`
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.seeded", *sys.argv[1:]])
+    for library in LIBRARIES:  # once, for all processes
+        importlib.import_module(library)
+    names, survived, began = options.names or list(read()), 0, time.perf_counter()
+    with multiprocessing.get_context("fork").Pool(options.processes, maxtasksperchild=1) as pool:
+        for name, seeds, what in pool.imap(partial(_hunted, seeds=options.seeds), names, chunksize=1):
+            survived += seeds is None
+            told = f"killed after {seeds:3} seeds: {what[:130]}" if seeds is not None else f"SURVIVED {what}"
+            print(f"{name:36} {told}", flush=True)
+    print(f"{len(names) - survived} of {len(names)} killed, {survived} survived, {time.perf_counter() - began:.0f} s")
+    return 1 if survived else 0
+
+
+def _hunted(name: str, seeds: int) -> tuple[str, int | None, str]:
+    try:
+        return (name, *hunt(name, seeds))
+    except Exception as error:
+        return name, None, f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The operating system of the simulation: clocks, threads, queues and randomness, as the kernel's modules know them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from understudy.actors import execution
+from understudy.store import journal
+
+from .scheduler import EPOCH, Scheduler, Signal, Thread
+
+
+class Threads:
+    """What `threading` and `queue` are to a module of the kernel."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        outer = self
+        self._scheduler = scheduler
+
+        class SimulatedThread:
+            """`threading.Thread`."""
+
+            def __init__(
+                self, target: Callable[..., Any], name: str = "", args: tuple[Any, ...] = (), daemon: bool = True
+            ) -> None:
+                self._work = lambda: target(*args)
+                self.name = name
+                self._thread: Thread | None = None
+
+            def start(self) -> None:
+                self._thread = scheduler.current.start_thread(self._work, self.name)
+
+            def is_alive(self) -> bool:
+                return self._thread is not None and self._thread.alive
+
+            def join(self, timeout: float | None = None) -> None:
+                if self._thread is not None and self._thread.alive:
+                    signal = Signal()
+                    self._thread.joined.append(signal)
+                    scheduler.wait(signal, timeout)
+
+        class SimulatedEvent:
+            """`threading.Event`."""
+
+            def __init__(self) -> None:
+                self._signal = Signal()
+
+            def set(self) -> None:
+                self._signal.set()
+
+            def is_set(self) -> bool:
+                return self._signal.is_set
+
+            def wait(self, timeout: float | None = None) -> bool:
+                return scheduler.wait(self._signal, timeout)
+
+        class SimulatedQueue:
+            """`queue.SimpleQueue`."""
+
+            def __init__(self) -> None:
+                self._items: deque[Any] = deque()
+                self._news: Signal | None = None
+
+            def put(self, item: Any) -> None:
+                self._items.append(item)
+                if self._news is not None:
+                    self._news.set()
+
+            def get(self, timeout: float | None = None) -> Any:
+                if not self._items:
+                    self._news = Signal()
+                    scheduler.wait(self._news, timeout)
+                    self._news = None
+                return self.get_nowait()
+
+            def get_nowait(self) -> Any:
+                if not self._items:
+                    raise queue.Empty
+                return self._items.popleft()
+
+            def empty(self) -> bool:
+                return not self._items
+
+            def qsize(self) -> int:
+                return len(self._items)
+
+        def enumerate_threads() -> list[Any]:
+            return [
+                SimpleNamespace(name=thread.lane.name, is_alive=lambda thread=thread: thread.alive)
+                for thread in outer._scheduler.current.threads
+            ]
+
+        self.threading = SimpleNamespace(
+            Thread=SimulatedThread, Event=SimulatedEvent, Lock=threading.Lock, enumerate=enumerate_threads
+        )
+        self.queue = SimpleNamespace(SimpleQueue=SimulatedQueue, Empty=queue.Empty)
+
+
+class Log(logging.Handler):
+    """Keeps what the kernel logs, with the virtual time and the process."""
+
+    def __init__(self, scheduler: Scheduler, note: Callable[[str], None], level: int) -> None:
+        super().__init__(level)
+        self._scheduler = scheduler
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += f" [{type(record.exc_info[1]).__name__}: {record.exc_info[1]}]"
+        self._note(f"{record.levelname.lower()} {record.name.removeprefix('understudy.')}: {text}")
+
+
+@contextlib.contextmanager
+def installed(scheduler: Scheduler, seed: int, note: Callable[[str], None], level: int) -> Iterator[None]:
+    """Run the kernel's modules on the simulated system within this context."""
+    system = Threads(scheduler)
+    source = random.Random(f"{seed}/entropy")
+    from understudy.actors import frame
+
+    def wall() -> int:
+        return EPOCH + round(scheduler.time() * 1e9) + scheduler.current.clock_offset
+
+    def monotonic() -> float:
+        return scheduler.time() + 1000.0
+
+    changes: list[Any] = [
+        patch.object(time, "time_ns", wall),
+        patch.object(time, "time", lambda: wall() / 1e9),
+        patch.object(time, "monotonic", monotonic),
+        patch.object(time, "monotonic_ns", lambda: round(monotonic() * 1e9)),
+        patch.object(os, "urandom", source.randbytes),
+        patch.object(journal, "threading", system.threading),
+        patch.object(journal, "queue", system.queue),
+        patch.object(execution, "threading", system.threading),
+        patch.object(frame, "threading", system.threading),
+    ]
+    logger = logging.getLogger("understudy")
+    handler = Log(scheduler, note, level)
+    state, before = random.getstate(), (logger.level, logger.propagate)
+    random.seed(seed)
+    with contextlib.ExitStack() as stack:
+        for change in changes:
+            stack.enter_context(change)
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = False
+        asyncio.set_event_loop(scheduler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.level, logger.propagate = before
+            asyncio.set_event_loop(None)
+            random.setstate(state)

@@ -1,0 +1,130 @@
+"""The tools of simulated agents: each has an effect on the simulated world, which remembers who had it and when."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from understudy.actors.tools import ToolContext, describe, tool
+from understudy.errors import ToolError
+
+if TYPE_CHECKING:
+    from .world import World
+
+WORLD: list[World] = []
+"""The one that runs."""
+
+
+def _world() -> World:
+    return WORLD[-1]
+
+
+async def _perform(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+    _world().effect(name, context)
+    if _world().effects_of(context.call_key) <= kills:
+        await _world().die()
+    if seconds:
+        await asyncio.sleep(seconds)
+    if fails:
+        raise ToolError(f"{name} failed")
+    return f"did {name}"
+
+
+def _perform_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+    world = _world()
+    world.effect(name, context)
+    if world.effects_of(context.call_key) <= kills:
+        world.die_in_thread()
+    if seconds:
+        world.sleep_in_thread(seconds)
+    if fails:
+        raise ToolError(f"{name} failed")
+    return f"did {name}"
+
+
+@tool
+async def act(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+    """Act on the world, once."""
+    return await _perform(name, seconds, fails, kills, context)
+
+
+@tool
+def act_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+    """The same without await."""
+    return _perform_in_thread(name, seconds, fails, kills, context)
+
+
+@tool(on_crash="rerun")
+async def look(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+    """Look at the world."""
+    return await _perform(name, seconds, fails, kills, context)
+
+
+@tool(on_crash="rerun")
+def look_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+    """The same without await."""
+    return _perform_in_thread(name, seconds, fails, kills, context)
+
+
+@tool(on_crash="ask")
+async def doubt(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+    """Act on the world; a person decides what becomes of it after a crash."""
+    return await _perform(name, seconds, fails, kills, context)
+
+
+async def _find_out(context: ToolContext) -> str:
+    return f"found {_world().effects_of(context.call_key)}"
+
+
+def _find_out_in_thread(context: ToolContext) -> str:
+    return f"found {_world().effects_of(context.call_key)}"
+
+
+@tool(on_crash=_find_out)
+async def careful(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+    """Act on the world, with a way to find out."""
+    return await _perform(name, seconds, fails, kills, context)
+
+
+@tool(on_crash=_find_out_in_thread)
+def careful_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+    """The same without await."""
+    return _perform_in_thread(name, seconds, fails, kills, context)
+
+
+BY_VALUE = ("act_by_value", "look_by_value")
+"""Tools whose code a process must ask its node service for before it can run them."""
+
+BY_POLICY: dict[str, tuple[str, ...]] = {
+    "report": ("act", "act_in_thread", "act_by_value"),
+    "rerun": ("look", "look_in_thread", "look_by_value"),
+    "ask": ("doubt",),
+    "reconcile": ("careful", "careful_in_thread"),
+}
+
+POLICY_OF = {name: policy for policy, names in BY_POLICY.items() for name in names}
+
+_FUNCTIONS: tuple[Any, ...] = (act, act_in_thread, look, look_in_thread, doubt, careful, careful_in_thread)
+
+TOOLS: dict[str, dict[str, Any]] = {
+    entry["name"]: entry
+    for item in (*_FUNCTIONS, "request_user_input", "wait", "spawn_agent")
+    for entry in describe(item, pickle=None)[0]
+}
+"""Their compiled descriptions, by name."""
+
+BLOBS: dict[str, bytes] = {}
+"""The code that travels by value, by its digest."""
+
+_OF_VALUE: dict[str, Any] = {"act_by_value": act, "look_by_value": look}
+
+for _name in BY_VALUE:
+    _digest = hashlib.sha256(_name.encode()).hexdigest()
+    TOOLS[_name] = {**TOOLS[_name.removesuffix("_by_value")], "name": _name, "source": {"blob": _digest}}
+    BLOBS[_digest] = _name.encode()
+
+
+def unpickle(data: bytes) -> Any:
+    """The function behind a blob, and which of its parameters are converted."""
+    return _OF_VALUE[data.decode()], {}

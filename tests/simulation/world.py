@@ -1,0 +1,285 @@
+"""A simulated cluster with its store, its endpoint, its clients and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import Counter
+from collections.abc import Awaitable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from understudy.actors.tools import ToolContext
+from understudy.store.journal import Committed, Journal
+from understudy.supervisor.capacity import Memory
+
+from . import model, stores, system, tools
+from .client import Client
+from .cluster import Actor, Cluster, Machine
+from .endpoint import Endpoint, client_of
+from .faults import Faults
+from .invariants import Invariants
+from .plan import FAULT_SECONDS, Plan
+from .processes import SupervisorProcess
+from .scheduler import Exhausted, Process, Scheduler, Signal
+
+assert model
+
+SUPERVISOR = "supervisor"
+SETTLE_SECONDS = 900.0
+"""After the last fault all work must end within this time."""
+
+QUIET_SECONDS = 120.0
+"""Then nothing may be left in the services; a commit that hangs may last for most of it."""
+
+STEP_LIMIT = 1_500_000
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A tool acted on the world."""
+
+    at: float
+    call_key: str
+    name: str
+    epoch: int
+    process: str
+
+
+@dataclass
+class Result:
+    """What a simulation found."""
+
+    plan: Plan
+    violations: list[str]
+    lines: list[str]
+    seconds: float
+    steps: int
+    trace: int
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class World:
+    """Everything that is simulated.
+
+    Attributes:
+        effects: of all tools, in order.
+        lines: the record of the run.
+    """
+
+    namespace = "simulation"
+
+    def __init__(self, plan: Plan, *, log_level: int = logging.WARNING) -> None:
+        self.plan = plan
+        self._log_level = log_level
+        self.scheduler = Scheduler(random.Random(f"{plan.seed}/order"), calm=plan.calm)
+        self.scheduler.step_limit = STEP_LIMIT
+        self.cluster = Cluster(self.scheduler, random.Random(f"{plan.seed}/network"), self.note)
+        self.endpoint = Endpoint(random.Random(f"{plan.seed}/endpoint"), self.note, plan.endpoint_trouble)
+        self.lines: list[str] = []
+        self.effects: list[Effect] = []
+        self.counts: Counter[str] = Counter()
+        self.standby = plan.standby
+        self.max_actors = plan.max_actors
+        self.prices = None
+        self.span_directory = ""
+        self.notices: dict[str, float | None] = {}
+        self.slow_kills: dict[int, float] = {}
+        self.clients: list[Client] = []
+        self.store: Any = None
+        self.invariants = Invariants(self)
+        self.faults = Faults(self)
+
+    def note(self, text: str) -> None:
+        """Write a line into the record."""
+        self.lines.append(f"{self.scheduler.time():10.4f} {self.scheduler.current.name:>14}  {text}")
+
+    # What processes ask of the world.
+
+    def call(self, actor: Actor, method: str, *arguments: Any, here: Machine | None) -> Awaitable[Any]:
+        """Call an actor."""
+        return self.cluster.call(actor, method, *arguments, here=here)
+
+    def effect(self, name: str, context: ToolContext) -> None:
+        """A tool acts."""
+        process = self.scheduler.current
+        effect = Effect(self.scheduler.time(), context.call_key, name, context.epoch, process.name)
+        self.effects.append(effect)
+        self.note(f"effect {context.call_key} epoch {context.epoch}")
+        self.invariants.check_effect(effect)
+
+    def committed(self, sql: str) -> list[Any]:
+        """Rows of what is committed now."""
+        with self.store.committed() as connection:
+            return [tuple(row) for row in connection.exec_driver_sql(sql)]
+
+    async def die(self) -> None:
+        """A tool brings its process down."""
+        self.scheduler.world.soon(self.scheduler.current.kill)
+        await asyncio.Event().wait()
+
+    def die_in_thread(self) -> None:
+        """The same in a thread."""
+        self.scheduler.world.soon(self.scheduler.current.kill)
+        self.scheduler.wait(Signal())
+
+    def effects_of(self, call_key: str) -> int:
+        """How often a call acted."""
+        return sum(effect.call_key == call_key for effect in self.effects)
+
+    def forget(self, session_ids: list[str]) -> None:
+        """Sessions were removed: others may have their ids."""
+        gone = {f"{session_id}/" for session_id in session_ids}
+        self.effects = [one for one in self.effects if one.call_key[: one.call_key.index("/") + 1] not in gone]
+        for key in [key for key in self.endpoint.calls if key[: key.index("/") + 1] in gone]:
+            del self.endpoint.calls[key]
+
+    def sleep_in_thread(self, seconds: float) -> None:
+        """`time.sleep`."""
+        self.scheduler.wait(Signal(), seconds)
+
+    def machine_of(self, process: Process | None) -> Machine | None:
+        """The machine that a process of the services is on; None for others."""
+        for actor in self.cluster.actors.values():
+            if actor.process is process and process is not None:
+                return actor.machine
+        return None
+
+    def process_of(self, pid: int) -> Process | None:
+        """The process that has a pid."""
+        for actor in self.cluster.actors.values():
+            if actor.pid == pid and actor.alive:
+                return actor.process
+        return None
+
+    def kill_pid(self, pid: int, why: str) -> float:
+        """SIGKILL; returns the seconds until the process is gone: some take long to die."""
+        process = self.process_of(pid)
+        if process is None:
+            return 0.0
+        slow = self.slow_kills.pop(pid, 0.0)
+        self.note(f"SIGKILL to {process.name}: {why}" + (f"; it takes {slow:.1f} s" if slow else ""))
+        if not slow:
+            process.kill()
+        else:
+            process.pause()  # it runs nothing of its own any more, but its pid is there
+            self.cluster.after(slow, process.kill)
+        return slow
+
+    async def kill_and_wait(self, pid: int) -> bool:
+        """Make sure that a process is gone, as `kill_process` does: with a bound for one attempt."""
+        self.kill_pid(pid, "told to")
+        for _ in range(600):
+            if self.process_of(pid) is None:
+                return True
+            await asyncio.sleep(0.05)
+        return False
+
+    def ray_kill(self, actor: Actor, *, restart: bool) -> None:
+        """`ray.kill`: takes effect if and when the machine is reached."""
+
+        def arrive() -> None:
+            if not restart:
+                actor.removed = True
+                self.cluster.actors.pop(actor.name, None)
+            if actor.alive:
+                self.kill_pid(actor.pid, "ray.kill")
+                actor.kill()
+
+        self.cluster._send(None, actor.machine, arrive)
+
+    # Running.
+
+    def start_supervisor(self) -> Actor:
+        """The supervisor, on the first machine."""
+        head = next(iter(self.cluster.machines.values()))
+        return self.cluster.start_actor(SUPERVISOR, head, lambda actor: SupervisorProcess(self, actor), restarts=True)
+
+    def run(self) -> Result:
+        """Simulate, from the start of the cluster to the end of all work."""
+        with self._installed():
+            try:
+                self.scheduler.run_until_complete(self._run())
+            except Exhausted as error:
+                self.invariants.violated(f"liveness: {error}\n{self.invariants.situation()}")
+            except Exception as error:
+                self.invariants.violated(f"the simulation failed: {type(error).__name__}: {error}")
+                logging.getLogger("simulation").debug("", exc_info=True)
+            finally:
+                seconds = self.scheduler.time()
+                self.scheduler.end()
+                self.store.close()
+        return Result(
+            self.plan, self.invariants.violations, self.lines, seconds, self.scheduler.steps, self.scheduler.trace,
+            self.counts,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _installed(self) -> Iterator[None]:
+        node = "understudy.cluster.node_service"
+        with (
+            system.installed(self.scheduler, self.plan.seed, self.note, self._log_level),
+            patch(f"{node}.Database", lambda _dsn: self.store.open(self.scheduler.current.name)),
+            patch("understudy.cluster.projection.serve_metrics", lambda *_args, **_options: (0, None)),
+            patch("understudy.cluster.frames.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
+            patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
+            patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
+            patch("understudy.actors.frame._unpickle", tools.unpickle),
+            patch("understudy.cluster.projection.span_exporter", lambda *_args: Nowhere()),
+        ):
+            tools.WORLD.append(self)
+            self.store = stores.store_of(self, self.plan.backend)
+            try:
+                yield
+            finally:
+                tools.WORLD.pop()
+
+    def _transaction(self, original: Any) -> Any:
+        """A journal's transaction, which the invariants watch."""
+
+        def transaction(journal: Journal, group: Any) -> Committed:
+            committed: Committed = original(journal, group)
+            self.invariants.committed(self.scheduler.current.name, committed)
+            return committed
+
+        return transaction
+
+    async def _run(self) -> None:
+        for number in range(self.plan.machines):
+            self.cluster.add_machine(f"n{number}")
+        self.start_supervisor()
+        self.clients = [Client(self, work) for work in self.plan.work]
+        begun = [client.start() for client in self.clients]
+        self.faults.start()
+        await asyncio.sleep(FAULT_SECONDS)
+        self.faults.heal()
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await asyncio.gather(*begun)
+                while self.invariants.unfinished():
+                    await asyncio.sleep(1.0)
+        except TimeoutError:
+            self.invariants.violated(f"liveness: work does not end\n{self.invariants.situation()}")
+        quiet = self.scheduler.time() + QUIET_SECONDS
+        await asyncio.sleep(8.0)
+        while self.invariants.leftovers() and self.scheduler.time() < quiet:
+            await asyncio.sleep(2.0)
+        self.invariants.check_end()
+
+
+class Nowhere:
+    """Where spans go that nobody reads."""
+
+    def export(self, _spans: Any) -> Any:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        pass
+
+    def force_flush(self, _timeout: int = 0) -> bool:
+        return True

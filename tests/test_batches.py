@@ -1,0 +1,73 @@
+"""A batch of an activation is committed in its turn or not at all, whatever becomes of the task that sent it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.errors import BatchLost
+from understudy.events import ToolFinished, ToolStarted
+from understudy.records import Ask, CallState
+
+from . import kernel as k
+from .test_store import Store, opened
+
+
+@pytest.fixture
+async def db(tmp_path: Path) -> AsyncIterator[Store]:
+    async with opened(f"sqlite:///{tmp_path}/rows.db") as made:
+        yield made
+
+
+@pytest.mark.parametrize("arrived", [False, True], ids=["on the way", "committed"])
+async def test_a_batch_outlives_the_task_that_sent_it(tmp_path: Path, arrived: bool) -> None:
+    """Given a cancel that comes while a tool waits for the commit of its start, whether that has arrived or not, then
+    the start is committed once, before what follows, and the tool does not run."""
+    sent, path = asyncio.Event(), tmp_path / "notes"
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path) as kernel:
+        committing = kernel.service.commit
+
+        async def commit(call: dict[str, Any]) -> dict[str, Any]:
+            first = not sent.is_set()
+            ack = await committing(call) if arrived or not first else {}
+            sent.set()
+            return await k.never() if first else ack
+
+        kernel.service.commit = commit  # type: ignore[method-assign]
+        tools = [("note", {"path": str(path), "text": "x"})]
+        await kernel.spawn("s", k.spec(k.script(tools, "done"), [k.note]))
+        await kernel.send("s")
+        await sent.wait()
+        await kernel.ask("cancel", "s", "r", "enough")
+        assert (await kernel.end("s"))["status"] == "cancelled"
+        found = [event for event in await kernel.types("s") if event.startswith("tool_")]
+        assert (found, k.notes(path)) == (["tool_started", "tool_finished"], [])
+
+
+async def test_a_batch_behind_a_lost_one_is_refused(db: Store) -> None:
+    """The store takes the next batch of an activation or one that it has, never one behind a gap; nothing is changed,
+    and the error says which is missing."""
+    await db.asking()
+    await db.answer("s", content="on it", tool_calls=(("p", "t", "{}"),))
+    before = db.dump()
+    with pytest.raises(BatchLost, match=r"batch 3 .* batch 1"):
+        await db.commit("s", 1, 3, entries=(ToolStarted(call_id="r/1/0", tool="t"),))
+    assert db.dump() == before
+    assert (await db.commit("s", 1, 2, entries=(ToolStarted(call_id="r/1/0", tool="t"),))).ack.first_seq
+
+
+async def test_an_inbox_row_that_nobody_takes_voids_no_wait(db: Store) -> None:
+    """Given a row whose call has its result already, when the session waits for a person, then it waits."""
+    await db.asking()
+    await db.answer("s", content="", tool_calls=(("p", "t", "{}"), ("q", "request_user_input", "{}")))
+    await db.journal.submit(lambda tx: tx.put_inbox(tx.session("s"), "child_result", "r/1/0", {}))
+    result = {"outcome": "ok", "content": "", "duration": 0, "started_at": 0}
+    finished = CallState("r/1/0", "finished", executions=1, result=result)
+    asks = (Ask("r/1/1", "question", "Go on?"),)
+    entries = (ToolFinished(call_id="r/1/0", tool="t"),)
+    committed = await db.commit("s", 1, 2, entries=entries, calls=(finished,), asks=asks, wait="input")
+    assert (committed.wait, db.session()["status"]) == ("input", "waiting_for_input")

@@ -1,0 +1,210 @@
+"""A client's request that is repeated, at whatever time, is the same request: it has one effect, and one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+
+from understudy.cluster.connection import Connection
+from understudy.config import Settings
+from understudy.store import activation, requests
+from understudy.store.statements import REQUEST
+
+from . import kernel as k
+from .test_store import Store, opened
+
+QUESTION = ("request_user_input", {"prompt": "Which colour?"})
+
+
+@pytest.fixture
+async def kernel(tmp_path: Path) -> AsyncIterator[k.Kernel]:
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path) as made:
+        yield made
+
+
+async def test_a_repeated_cancel_of_whatever_runs_spares_the_next_run(kernel: k.Kernel) -> None:
+    """The request is about the run that was current when it came first."""
+    kernel.server.hold()
+    await kernel.spawn("s", k.spec())
+    await kernel.send("s", "one", "r1")
+    await kernel.until("s", "model_call_started")
+    assert await kernel.ask("cancel", "s", None, "enough", "first")
+    assert (await kernel.end("s", "r1"))["status"] == "cancelled"
+    await kernel.send("s", "two", "r2")
+    await kernel.until("s", "model_call_started", 2)
+    assert await kernel.ask("cancel", "s", None, "enough", "first")
+    kernel.server.release()
+    assert (await kernel.end("s", "r2"))["status"] == "completed"
+
+
+async def test_a_repeated_cancel_that_found_no_run_finds_none_later(kernel: k.Kernel) -> None:
+    """What a request did not find it is not about."""
+    kernel.server.hold()
+    await kernel.spawn("s", k.spec())
+    assert not await kernel.ask("cancel", "s", None, "enough", "early")
+    await kernel.send("s")
+    assert not await kernel.ask("cancel", "s", None, "enough", "early")
+    kernel.server.release()
+    assert (await kernel.end("s"))["status"] == "completed"
+
+
+async def test_a_repeated_abort_spares_the_next_question(kernel: k.Kernel) -> None:
+    """It says again which calls it gave up."""
+    await kernel.spawn("s", k.spec(k.script([QUESTION], [QUESTION], "done"), ["request_user_input"]))
+    await kernel.send("s")
+    await kernel.paused("s")
+    assert await kernel.ask("abort_pending", "s", None, "first") == ["r/1/0"]
+    await kernel.until("s", "input_requested", 2)
+    assert await kernel.ask("abort_pending", "s", None, "first") == ["r/1/0"]
+    assert [item["call_id"] for item in await kernel.paused("s")] == ["r/2/0"]
+
+
+async def test_a_repeated_schedule_sets_nothing_anew(kernel: k.Kernel) -> None:
+    """Also not after its wakeup has fired for the last time: what it brought is one input."""
+    await kernel.spawn("s", k.spec())
+    wakeup = {"name": "w", "prompt": "go", "seconds": 0.02, "every": None}
+    done = await kernel.ask("schedule", "s", wakeup, "first")
+    await kernel.until("s", "run_finished")
+    assert await kernel.ask("schedule", "s", wakeup, "first") == done
+    assert await kernel.ask("read", "wakeups", ["s"], {}) == []
+
+
+async def test_a_repeated_cancel_of_a_wakeup_spares_the_next_of_its_name(kernel: k.Kernel) -> None:
+    """The request is about the wakeup that had the name when it came first."""
+    await kernel.spawn("s", k.spec())
+    wakeup = {"name": "w", "prompt": "go", "seconds": 3600, "every": None}
+    await kernel.ask("schedule", "s", wakeup, "first")
+    assert await kernel.ask("cancel_wakeup", "s", "w", "second")
+    await kernel.ask("schedule", "s", wakeup, "third")
+    assert await kernel.ask("cancel_wakeup", "s", "w", "second")
+    assert [row["name"] for row in await kernel.ask("read", "wakeups", ["s"], {})] == ["w"]
+
+
+async def test_a_repeated_resume_does_not_undo_a_second_quarantine(kernel: k.Kernel) -> None:
+    """The second one is for a person to see."""
+    await kernel.spawn("s", k.spec())
+    for _ in range(2):
+        await kernel.service.journal.submit(lambda tx: activation.quarantine(tx, tx.session("s"), "no_progress", "why"))
+        assert await kernel.ask("resume", "s", "first")
+    assert (await kernel.info("s"))["status"] == "quarantined"
+
+
+async def test_a_repeated_close_and_answer_say_the_same_again(kernel: k.Kernel) -> None:
+    """Who repeats a request hears what it did, not what another one would do now."""
+    await kernel.spawn("s", k.spec(k.script([QUESTION], "done"), ["request_user_input"]))
+    await kernel.send("s")
+    await kernel.paused("s")
+    for _ in range(2):
+        assert await kernel.ask("answer", "s", "r/1/0", "ok", "red", 1, "first") is True
+    await kernel.end("s")
+    for _ in range(2):
+        assert await kernel.ask("close", "s", "enough", "second") is True
+
+
+async def test_repeated_requests_of_drains(kernel: k.Kernel) -> None:
+    """A repeated drain does not undo that it was taken back, nor a repeated undrain the next drain."""
+    begin = (["elsewhere"], 1 << 60, "why", False, ["elsewhere", "node1"])
+    await kernel.ask("begin_drains", *begin, "first")
+    assert await kernel.ask("end_drains", ["elsewhere"], "second") == 1
+    await kernel.ask("begin_drains", *begin, "first")
+    assert await kernel.ask("read", "drains", [], {}) == []
+    await kernel.ask("begin_drains", *begin, "third")
+    assert await kernel.ask("end_drains", ["elsewhere"], "second") == 1
+    assert [row["node_id"] for row in await kernel.ask("read", "drains", [], {})] == ["elsewhere"]
+
+
+async def test_a_repeated_acquire_takes_no_further_generation(kernel: k.Kernel) -> None:
+    """A supervisor whose request arrives twice keeps the generation that it was given."""
+    taken = await kernel.ask("acquire", "tests", k.LEASE, "tests", "first")
+    assert await kernel.ask("acquire", "tests", k.LEASE, "tests", "first") == taken
+    assert await kernel.ask("acquire", "tests", k.LEASE, "tests", "second") == taken + 1
+
+
+async def test_each_call_of_a_client_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All attempts of a call carry one id, and two calls carry two."""
+    connection = Connection(Settings("sqlite:///s.db", "tests"), "")
+    sent: list[tuple[Any, ...]] = []
+
+    async def call(*request: Any, timeout: float) -> bool:
+        sent.append(request)
+        if len(sent) == 1:
+            raise TimeoutError
+        return True
+
+    async def learn() -> None:
+        """Nobody has come or gone."""
+
+    monkeypatch.setattr(connection.nodes, "_handles", {"node1": None})
+    monkeypatch.setattr(connection.nodes, "call", call)
+    monkeypatch.setattr(connection.nodes, "learn", learn)
+    for _ in range(2):
+        assert await connection.change("cancel", "s", None, "enough")
+    first, again, other = sent
+    assert first == again
+    assert first[:-1] == other[:-1] == ("node1", "request", "cancel", "s", None, "enough")
+    assert first[-1] != other[-1]
+
+
+# The store's side.
+
+
+@pytest.mark.conformance
+async def test_two_services_have_the_same_request_at_once(store: str) -> None:
+    """One of them does it, and both say the same."""
+    done: list[int] = []
+
+    def operation(_tx: Any) -> int:
+        done.append(len(done))
+        return len(done)
+
+    async with opened(store) as db, opened(store, namespace=db.namespace, writer="other") as other:
+        await db.own()
+        await db.create("s")
+        for session_id in ("s", ""):
+            done.clear()
+            found = [one.do(requests.once, session_id, "first", operation) for one in (db, other) * 3]
+            assert await asyncio.gather(*found) == [1] * 6
+
+
+async def test_requests_are_remembered_for_an_hour(tmp_path: Path) -> None:
+    """The next one of the session removes those that are older, so there are never many."""
+
+    def age(tx: Any) -> None:
+        tx.read(update(REQUEST).values(created_at=REQUEST.c.created_at - requests.KEPT))
+
+    def count(tx: Any) -> int:
+        return int(tx.read(select(func.count()).select_from(REQUEST)).scalar())
+
+    async with opened(f"sqlite:///{tmp_path}/rows.db") as db:
+        await db.own()
+        await db.create("s")
+        for number in range(3):
+            await db.do(requests.once, "s", f"request {number}", lambda _tx: True)
+        assert await db.do(count) == 3
+        await db.do(age)
+        await db.do(requests.once, "s", "the next", lambda _tx: True)
+        assert await db.do(count) == 1
+
+
+async def test_a_refused_request_leaves_nothing(db: Store) -> None:
+    """An operation that is refused is not remembered: it has changed nothing."""
+    with pytest.raises(ValueError, match="refused"):
+        await db.do(requests.once, "s", "first", _refuse)
+    assert await db.do(requests.once, "s", "first", lambda _tx: "done") == "done"
+
+
+def _refuse(_tx: Any) -> None:
+    raise ValueError("refused")
+
+
+@pytest.fixture
+async def db(tmp_path: Path) -> AsyncIterator[Store]:
+    async with opened(f"sqlite:///{tmp_path}/rows.db") as made:
+        await made.own()
+        await made.create("s")
+        yield made

@@ -1,0 +1,178 @@
+"""The simulator: deterministic, able to notice what is wrong, and run here over fresh seeds and over kept plans."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .simulation.scheduler import Exhausted, Scheduler, Signal
+from .simulation.seeded import read
+
+ROOT = Path(__file__).parents[1]
+REGRESSIONS = sorted((ROOT / "tests" / "simulation" / "regressions").glob("*.json"))
+SEEDS = int(os.environ.get("UNDERSTUDY_SIMULATION_SEEDS", "30"))
+"""Fresh seeds, of each backend."""
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The simulator's command line, in a process of its own: there the order of sets does not change."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments], cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONHASHSEED": "0"}, timeout=800,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_the_same_seed_is_the_same_run(backend: str) -> None:
+    """Given a seed, when it is simulated twice, then both records are the same to the letter."""
+    first, second = (simulate("--seed", "4", "--backend", backend, "--verbose") for _ in range(2))
+    assert "simulated" in first.stdout, first.stderr
+    assert first.stdout == second.stdout
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_fresh_seeds(backend: str) -> None:
+    """Given seeds that nobody has tried before, then no invariant is violated; the output says which they were."""
+    first = time.time_ns() // 1_000_000 % 1_000_000_000
+    done = simulate("--first", str(first), "--seeds", str(SEEDS), "--backend", backend)
+    print(f"python -m tests.simulation --first {first} --seeds {SEEDS} --backend {backend}\n{done.stdout}")
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("plan", REGRESSIONS, ids=[path.stem for path in REGRESSIONS])
+def test_regressions(plan: Path) -> None:
+    """Given a plan that failed once, then it fails no more."""
+    done = simulate("--plan", str(plan))
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("name", ["call-in-doubt-runs-again", "accepted-input-wakes-nobody", "replay-applied-again"])
+def test_a_seeded_fault_is_noticed(name: str) -> None:
+    """Given a wrong change of the product, then some seed shows it. (All of them: `python -m tests.simulation.seeded`)"""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation.seeded", name], cwd=ROOT, capture_output=True, text=True, check=False,
+        timeout=800,
+    )  # fmt: skip
+    assert "1 of 1 killed" in done.stdout, f"{done.stdout}\n{done.stderr[-3000:]}"
+
+
+def test_a_failing_plan_is_made_shorter(tmp_path: Path) -> None:
+    """Given a seed that fails, then what is printed and kept is a shorter plan that fails in the same way."""
+    fault = ("--fault", "accepted-input-wakes-nobody")
+    found = simulate(*fault, "--seeds", "20", "--stop", "--backend", "sqlite")
+    seed = re.search(r"^seed (\d+):", found.stdout, re.MULTILINE)
+    assert seed, f"{found.stdout}\n{found.stderr[-3000:]}"
+    kept = tmp_path / "plan.json"
+    options = ("--backend", "sqlite", "--shrink", "20", "--save", str(kept))
+    shorter = simulate(*fault, "--seed", seed[1], *options)
+    assert shorter.returncode == 1
+    again = simulate(*fault, "--plan", str(kept))
+    assert again.returncode == 1
+    assert "1 root sessions" in again.stdout
+    assert simulate("--plan", str(kept)).returncode == 0
+
+
+def test_each_seeded_fault_has_its_place() -> None:
+    """Given the list of seeded faults, then what each replaces stands in its module exactly once, and names differ."""
+    faults = read()
+    assert len(faults) >= 60
+    for fault in faults.values():
+        path = ROOT.joinpath(*fault.module.removeprefix("understudy.").split(".")).with_suffix(".py")
+        assert path.read_text().count(fault.old) == 1, fault.name
+
+
+# The scheduler.
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    """A scheduler that lets nobody lose the CPU by chance."""
+    return Scheduler(random.Random(1), calm=True)
+
+
+def test_time_moves_only_when_nothing_can_run(scheduler: Scheduler) -> None:
+    """Given processes with work, then timers fire after it, at their exact times, however long they are."""
+    seen: list[tuple[str, float]] = []
+
+    async def sleep(name: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        seen.append((name, scheduler.time()))
+
+    async def work() -> None:
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        seen.append(("work", scheduler.time()))
+
+    async def main() -> None:
+        tasks = [scheduler.process(name).spawn(sleep(name, seconds)) for name, seconds in (("b", 3600.0), ("a", 1.5))]
+        await asyncio.gather(*tasks, scheduler.process("c").spawn(work()))
+
+    scheduler.run_until_complete(main())
+    assert seen == [("work", 0.0), ("a", 1.5), ("b", 3600.0)]
+    scheduler.end()
+
+
+def test_a_paused_process_runs_nothing_and_a_dead_one_never(scheduler: Scheduler) -> None:
+    """Given a process that counts seconds, then it stands still while it is paused, goes on after it, and ends for good
+    when it is killed."""
+    process, seen = scheduler.process("counting"), list[float]()
+
+    async def count() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            seen.append(scheduler.time())
+
+    async def main() -> None:
+        process.spawn(count())
+        await asyncio.sleep(2.5)
+        process.pause()
+        await asyncio.sleep(3.0)
+        process.resume()
+        await asyncio.sleep(2.0)
+        process.kill()
+        await asyncio.sleep(5.0)
+
+    scheduler.run_until_complete(main())
+    assert seen == [1.0, 2.0, 5.5, 6.5]
+    scheduler.end()
+
+
+def test_a_thread_waits_while_its_process_goes_on(scheduler: Scheduler) -> None:
+    """Given a thread that waits for a signal, then the event loop goes on; it sees the signal, or the time-out."""
+    process, signal, seen = scheduler.process("threads"), Signal(), list[tuple[str, float]]()
+
+    def thread() -> None:
+        seen.append((f"first {scheduler.wait(signal, 10.0)}", scheduler.time()))
+        seen.append((f"second {scheduler.wait(Signal(), 2.0)}", scheduler.time()))
+
+    async def main() -> None:
+        waiting = process.spawn(asyncio.to_thread(thread))
+        await asyncio.sleep(4.0)
+        seen.append(("loop", scheduler.time()))
+        signal.set()
+        await waiting
+
+    scheduler.run_until_complete(main())
+    assert seen == [("loop", 4.0), ("first True", 4.0), ("second False", 6.0)]
+    scheduler.end()
+
+
+def test_nothing_left_to_do_is_an_error(scheduler: Scheduler) -> None:
+    """Given a wait that nothing can end, then the simulation says so instead of hanging."""
+
+    async def main() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Exhausted, match="nothing is left to do"):
+        scheduler.run_until_complete(main())
+    scheduler.end()
