@@ -229,12 +229,12 @@ def test_what_postgresql_refuses_is_refused(stage: Stage) -> None:
 
 
 def test_a_snapshot_stays_as_it_was(stage: Stage) -> None:
-    """A snapshot sees what was committed before its first statement, whatever is changed, removed or added then; other
-    readers see each commit."""
+    """Readers see what was committed before their first statement, whatever is changed, removed or added then; writers
+    see each commit."""
     seen: list[Any] = []
 
     def look() -> None:
-        with stage.database("one").snapshot() as still, stage.database("one").read() as moving:
+        with stage.database("one").snapshot() as still, stage.database("one").write() as moving:
             for _ in range(3):
                 for connection in (still, moving):
                     found = connection.execute(

@@ -57,8 +57,8 @@ class Dialect(SQLiteDialect):
     postfetch_lastrowid = False
     default_isolation_level = "READ COMMITTED"
 
-    def __init__(self) -> None:
-        super().__init__(paramstyle="named")
+    def __init__(self, isolation_level: str | None = None) -> None:
+        super().__init__(paramstyle="named", isolation_level=isolation_level)
         self.dbapi = psycopg
         self.loaded_dbapi = psycopg
 

@@ -23,14 +23,14 @@ class Connection:
         isolation_level: of the transactions that begin from now on.
     """
 
-    def __init__(self, backend: Backend, session: Session) -> None:
+    def __init__(self, backend: Backend, session: Session, isolation_level: str) -> None:
         self._backend = backend
         self._session = session
         self._in_transaction = False
         self._pipeline: list[Callable[[], Result]] | None = None
         self.closed = False
         self.silence_limit: float | None = None
-        self.isolation_level = "READ COMMITTED"
+        self.isolation_level = isolation_level
 
     def cursor(self) -> Cursor:
         return Cursor(self)

@@ -38,7 +38,7 @@ class Server:
         pool = StaticPool(lambda: Observer(self.backend.storage), dialect=DIALECT)  # type: ignore[arg-type,return-value]
         self._observer = Engine(pool, DIALECT, URL)
 
-    def connect(self, client: str, **settings: int) -> Connection:
+    def connect(self, client: str, *, isolation_level: str = "READ COMMITTED", **settings: int) -> Connection:
         """A new connection.
 
         Args:
@@ -56,7 +56,7 @@ class Server:
             raise psycopg.OperationalError(REFUSED + "FATAL:  the database system is starting up")
         if len(self.backend.sessions) >= self._max_connections:
             raise psycopg.OperationalError(REFUSED + "FATAL:  sorry, too many clients already")
-        return Connection(self.backend, self.backend.open(client, settings))
+        return Connection(self.backend, self.backend.open(client, settings), isolation_level)
 
     # Faults.
 
