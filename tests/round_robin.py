@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 
 from .simulation.postgres.host import Signal
 
@@ -85,6 +85,7 @@ class RoundRobin:
         task = self._current
         assert task is not None, "only tasks may wait"
         assert isinstance(signal, Flag)
+        self._require_alive()
         if signal.is_set:
             return True
         signal._waiters.append(task)
@@ -97,12 +98,17 @@ class RoundRobin:
         heapq.heappush(self._timers, (self._now + max(0, int(seconds * 1e6)), next(self._count), callback))
 
     def round_trip(self, client: str, what: str) -> str:
+        self._require_alive()
         self.messages.append((client, what))
         faults = self.faults.get((client, what))
         return faults.pop(0) if faults else ""
 
     def hanging(self, client: str) -> tuple[float, bool]:
         return self.hangs
+
+    def _require_alive(self) -> None:
+        if self._current is not None and self._current.killed:
+            raise GreenletExit
 
     # What tests ask for.
 
@@ -141,8 +147,11 @@ class RoundRobin:
         self.wait(self.signal(), seconds)
 
     def kill(self, task: Task) -> None:
-        """The task never does anything again."""
+        """End a task where it waits: it unwinds, and may not wait any more."""
         task.killed = True
+        self._current = task
+        task.greenlet.throw()
+        self._current = None
 
     def wake(self, task: Task, value: bool) -> None:
         if task.is_waiting:

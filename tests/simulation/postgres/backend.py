@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import psycopg
@@ -45,11 +45,11 @@ class Transaction(Owner):
         began: how many commits there were before its statement.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, is_snapshot: bool) -> None:
         super().__init__()
         self.session = session
         self.view = View()
-        self.is_snapshot = session.isolation != "READ COMMITTED"
+        self.is_snapshot = is_snapshot
         self.sees_snapshot = False
         self.keys: list[Key] = []
         self.failed = False
@@ -62,7 +62,8 @@ class Session:
     Attributes:
         settings: limits in milliseconds, 0 for none; `local` has those of the transaction.
         ended: why there is no such session any more.
-        left: its client is gone, and the server has not noticed yet, since it waits for a lock.
+        vanished: nothing that its client sends arrives.
+        left: its client is gone, and the server has not noticed yet, since it waits for a lock or for its commit.
         committing: set when its commit, which hangs, has ended.
     """
 
@@ -72,8 +73,8 @@ class Session:
         self.settings = settings
         self.local: dict[str, int] = {}
         self.transaction: Transaction | None = None
-        self.isolation = "READ COMMITTED"
         self.ended: psycopg.Error | None = None
+        self.vanished = False
         self.left = False
         self.committing: Signal | None = None
         self.takes_effect = False
@@ -89,8 +90,9 @@ class Session:
 class Backend:
     """The server without its connections."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, on_commit: Callable[[], None]) -> None:
         self.host = host
+        self._on_commit = on_commit
         self.storage = Storage()
         self.sessions: dict[int, Session] = {}
         self.locks = Locks(host.now, self._woken)
@@ -126,21 +128,29 @@ class Backend:
         if session.committing is not None:
             session.committing.set()
 
+    def close(self, session: Session) -> None:
+        """The client closes its connection."""
+        if not session.vanished:
+            self.leave(session)
+
     def leave(self, session: Session) -> None:
-        """The client has closed its connection: the server notices when it does nothing else."""
+        """The client is gone: the server notices when it does nothing else."""
         transaction = session.transaction
-        if session.ended is not None or session.committing is not None:
+        is_waiting = transaction is not None and transaction.waiting is not None
+        if session.ended is not None:
             return
-        if transaction is None or transaction.waiting is None:
+        if not is_waiting and session.committing is None:
             self.end(session)
             return
         session.left = True
-        if limit := session.limit("lock_timeout"):
+        limit = session.limit("lock_timeout")
+        if transaction is not None and transaction.waiting is not None and limit:
             since = transaction.waiting.since
             self.host.call_later((since + limit - self.host.now()) / 1e6, lambda: self.end(session))
 
     def vanish(self, session: Session) -> None:
         """The server hears nothing of a client any more, not even that it is gone."""
+        session.vanished = True
         self.host.call_later(KEEPALIVE_SECONDS, lambda: self.leave(session))
 
     def rest(self, session: Session) -> None:
@@ -166,24 +176,28 @@ class Backend:
 
     # Transactions.
 
-    def begin(self, session: Session) -> None:
-        session.transaction = Transaction(session)
+    def begin(self, session: Session, isolation: str) -> None:
+        session.transaction = Transaction(session, is_snapshot=isolation != "READ COMMITTED")
 
     def commit(self, session: Session) -> None:
         """Commit; of a transaction that has failed nothing is left."""
         transaction = session.transaction
+        changed = False
         if transaction is not None and not transaction.failed:
-            if transaction.view.written:
-                self.commits += 1
-                self._versions.update(dict.fromkeys(transaction.view.written, self.commits))
+            changed = bool(transaction.view.written)
+            self.commits += changed
+            self._versions.update(dict.fromkeys(transaction.view.written, self.commits))
             self.storage.commit(transaction.view)
             self._finish(transaction)
         self._forget(session)
+        if changed:
+            self._on_commit()
 
     def commit_late(self, session: Session, seconds: float, takes_effect: bool) -> Signal:
         """A commit that ends after a while, or when the server crashes; whoever waits for it waits for the signal."""
         session.takes_effect = takes_effect
         session.committing = signal = self.host.signal()
+        session.idle_since = None
         self.host.call_later(seconds, lambda: self.end_late(session))
         return signal
 
@@ -195,7 +209,7 @@ class Backend:
         session.committing = None
         if session.takes_effect:
             self.commit(session)
-        else:
+        if session.left or not session.takes_effect:
             self.end(session)
         signal.set()
 
@@ -275,10 +289,11 @@ class Backend:
         description, found = cursor.description[:-1], cursor.fetchall()
         rows: list[Sequence[Any]] = []
         waited = False
-        for *columns, row in found:
+        for columns in found:
+            row = columns[-1]
             waited |= self._take(transaction, row, statement.mode)
             if not waited:
-                rows.append(columns)
+                rows.append(columns[:-1])
             elif self._is_there(transaction, table, row):  # as others have left it; perhaps it does not match any more
                 rows += self.storage.read(view, one, {**values, ROWID: row}).fetchall()
         return Result(rows, len(rows), description)
@@ -365,12 +380,11 @@ class Backend:
     def _keys_of(self, transaction: Transaction, statement: Insert, values: Values) -> list[Key]:
         """The key of a new row in each unique index; without those that have a NULL."""
         keys = []
-        for index, columns in self._tables[statement.table].unique.items():
-            parts = [statement.values.get(name, "NULL") for name in columns]
-            if all(part.startswith(":") for part in parts):
-                key = tuple([values[part[1:]] for part in parts])
+        for index, columns in statement.keys:
+            if isinstance(columns, str):
+                key = self.storage.read(transaction.view, columns, values).fetchone()
             else:
-                key = self.storage.read(transaction.view, f"SELECT {', '.join(parts)}", values).fetchone()
+                key = tuple([values[name] for name in columns])
             if None not in key:
                 keys.append((index, key))
         return keys

@@ -9,23 +9,30 @@ import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import Pool
+from sqlalchemy.util import LRUCache
 
 from understudy.store.engine import Database, _close_what_comes_late
 from understudy.store.postgresql import JOURNAL_SECONDS, READER_SECONDS, SILENCE_MARGIN, TAKEOVER_LIMITS
 from understudy.store.prepared import statements_of
 
+from .dialect import Dialect
 from .driver import Connection
 from .host import Host, Signal
 from .server import DIALECT, URL, Server
 
 POOL_SECONDS = 30.0
 
+READER = Dialect("REPEATABLE READ")
+
+COMPILED: Any = LRUCache(2000)
+"""The SQL of SQLAlchemy's statements, for all engines."""
+
 
 class HostPool(Pool):
     """SQLAlchemy's QueuePool, but who waits for a connection waits in the simulation."""
 
     def __init__(self, creator: Any, *, host: Host, size: int, most: int, **options: Any) -> None:
-        super().__init__(creator, dialect=DIALECT, **options)
+        super().__init__(creator, **options)
         self._host = host
         self._size = size
         self._most = most
@@ -77,7 +84,7 @@ class HostPool(Pool):
     def recreate(self) -> HostPool:
         return HostPool(
             self._creator, host=self._host, size=self._size, most=self._most, pre_ping=self._pre_ping,
-            reset_on_return=self._reset_on_return, _dispatch=self.dispatch,
+            dialect=self._dialect, _dispatch=self.dispatch,
         )  # fmt: skip
 
 
@@ -96,20 +103,30 @@ class SimulatedDatabase(Database):
         self._server = server
         self._client = client
         self._unlimited_statements = unlimited
-        self.writer = self._engine(lambda: self._connect(JOURNAL_SECONDS, TAKEOVER_LIMITS), size=1, most=2)
-        self.reader = self._engine(lambda: self._connect(READER_SECONDS, {}), size=2, most=3, pre_ping=True)
+        self.writer = self._engine(self._connect_journal, DIALECT, size=1, most=2)
+        self.reader = self._engine(self._connect_reader, READER, size=2, most=3, pre_ping=True)
         self.statements = statements_of(DIALECT)
         self._driver = psycopg
 
-    def _connect(self, statement_seconds: float, limits: dict[str, int]) -> Connection:
-        milliseconds = 0 if self._unlimited_statements else int(statement_seconds * 1000)
-        connection = self._server.connect(self._client, statement_timeout=milliseconds, **limits)
-        if not self._unlimited_statements:
-            connection.silence_limit = statement_seconds + SILENCE_MARGIN
+    def _connect_journal(self) -> Connection:
+        return self._connect(JOURNAL_SECONDS, "READ COMMITTED", TAKEOVER_LIMITS)
+
+    def _connect_reader(self) -> Connection:
+        return self._connect(READER_SECONDS, "REPEATABLE READ", {})
+
+    def _connect(self, seconds: float, isolation_level: str, limits: dict[str, int]) -> Connection:
+        if self._unlimited_statements:
+            seconds = 0
+        settings = {"statement_timeout": int(seconds * 1000), **limits}
+        connection = self._server.connect(self._client, isolation_level=isolation_level, **settings)
+        if seconds:
+            connection.silence_limit = seconds + SILENCE_MARGIN
         return connection
 
-    def _engine(self, creator: Callable[[], Any], **options: Any) -> Engine:
-        engine = Engine(HostPool(creator, host=self._server.host, **options), DIALECT, URL)
+    def _engine(self, creator: Callable[[], Any], dialect: Dialect, **options: Any) -> Engine:
+        pool = HostPool(creator, host=self._server.host, dialect=dialect, **options)
+        engine = Engine(pool, dialect, URL)
+        engine._compiled_cache = COMPILED
         _close_what_comes_late(engine)
         return engine
 

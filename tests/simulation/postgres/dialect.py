@@ -57,8 +57,8 @@ class Dialect(SQLiteDialect):
     postfetch_lastrowid = False
     default_isolation_level = "READ COMMITTED"
 
-    def __init__(self) -> None:
-        super().__init__(paramstyle="named")
+    def __init__(self, isolation_level: str | None = None) -> None:
+        super().__init__(paramstyle="named", isolation_level=isolation_level)
         self.dbapi = psycopg
         self.loaded_dbapi = psycopg
 
@@ -73,7 +73,7 @@ class Dialect(SQLiteDialect):
         return isinstance(e, psycopg.Error) and connection is not None and connection.closed
 
     def get_isolation_level_values(self, dbapi_connection: Any) -> list[str]:
-        return ["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
+        return ["READ COMMITTED", "REPEATABLE READ"]
 
     def get_isolation_level(self, dbapi_connection: Any) -> str:
         level: str = dbapi_connection.isolation_level
@@ -83,5 +83,4 @@ class Dialect(SQLiteDialect):
         return "READ COMMITTED"
 
     def set_isolation_level(self, dbapi_connection: Any, level: str) -> None:
-        dbapi_connection.autocommit = level == "AUTOCOMMIT"
-        dbapi_connection.isolation_level = "READ COMMITTED" if level == "AUTOCOMMIT" else level
+        dbapi_connection.isolation_level = level

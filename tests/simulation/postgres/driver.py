@@ -8,13 +8,11 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from .backend import GONE, KEEPALIVE_SECONDS, Backend, Result, Session, again
+from .backend import KEEPALIVE_SECONDS, Backend, Result, Session, again
 from .host import Host
 
 T = TypeVar("T")
-
-Error = psycopg.Error
-Rows = Sequence[Mapping[str, Any]]
+Values = Mapping[str, Any]
 
 
 class Connection:
@@ -22,75 +20,65 @@ class Connection:
 
     Attributes:
         silence_limit: seconds after which a silent server is given up; None for no limit but the network's.
+        isolation_level: of the transactions that begin from now on.
     """
 
-    def __init__(self, backend: Backend, session: Session) -> None:
+    def __init__(self, backend: Backend, session: Session, isolation_level: str) -> None:
         self._backend = backend
         self._session = session
-        self._pipeline: list[Callable[[], Any]] | None = None
+        self._in_transaction = False
+        self._pipeline: list[Callable[[], Result]] | None = None
         self.closed = False
         self.silence_limit: float | None = None
-        self.autocommit = False
-
-    @property
-    def broken(self) -> bool:
-        """Whether it was closed by somebody else."""
-        return self.closed
-
-    @property
-    def isolation_level(self) -> str:
-        return self._session.isolation
-
-    @isolation_level.setter
-    def isolation_level(self, level: str) -> None:
-        self._session.isolation = level
+        self.isolation_level = isolation_level
 
     def cursor(self) -> Cursor:
         return Cursor(self)
 
-    def execute(self, sql: str, values: Mapping[str, Any]) -> Result:
+    def execute(self, sql: str, values: Values) -> Result:
         """Execute one statement."""
-        return self._send("execute", lambda: self._run(sql, values))
+        return self._send(lambda: self._run(sql, values))
 
-    def executemany(self, sql: str, rows: Rows) -> Result:
+    def executemany(self, sql: str, rows: Sequence[Values]) -> Result:
         """Execute one statement several times, without waiting for each."""
-        return self._send("execute", lambda: Result(count=sum(self._run(sql, values).count for values in rows)))
+        return self._send(lambda: Result(count=sum(self._run(sql, values).count for values in rows)))
 
-    def _run(self, sql: str, values: Mapping[str, Any]) -> Result:
-        if any(type(value) is str and "\0" in value for value in values.values()):
-            raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+    def _run(self, sql: str, values: Values) -> Result:
+        for value in values.values():
+            if type(value) is str and "\0" in value:
+                raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
         return self._backend.execute(self._session, sql, values)
 
-    def _send(self, what: str, work: Callable[[], Result]) -> Result:
-        if self._session.transaction is None:
-            self._exchange("begin", lambda: self._backend.begin(self._session))
-        if self._pipeline is not None:
-            self._pipeline.append(work)
-            return Result()
-        result = self._exchange(what, work)
-        if self.autocommit:
-            self.commit()
-        return result
+    def _send(self, work: Callable[[], Result]) -> Result:
+        if not self._in_transaction:
+            self._exchange("begin", lambda: self._backend.begin(self._session, self.isolation_level))
+            self._in_transaction = True
+        if self._pipeline is None:
+            return self._exchange("execute", work)
+        self._pipeline.append(work)
+        return Result()
 
     @contextmanager
     def pipeline(self) -> Iterator[None]:
         """What is executed inside is sent at once at the end; the first error is raised there."""
-        self._pipeline = []
+        works = self._pipeline = []
         try:
             yield
-            works, self._pipeline = self._pipeline, None
-            if works:
-                self._exchange("execute", lambda: [work() for work in works])
         finally:
             self._pipeline = None
+        if works:
+            self._exchange("execute", lambda: [work() for work in works])
 
     def commit(self) -> None:
-        if self._session.transaction is not None or self.closed:
-            self._exchange("commit", lambda: self._backend.commit(self._session))
+        self._end("commit", self._backend.commit)
 
     def rollback(self) -> None:
-        if self._session.transaction is not None or self.closed:
-            self._exchange("rollback", lambda: self._backend.rollback(self._session))
+        self._end("rollback", self._backend.rollback)
+
+    def _end(self, what: str, work: Callable[[Session], None]) -> None:
+        if self._in_transaction:
+            self._in_transaction = False
+            self._exchange(what, lambda: work(self._session))
 
     def ping(self) -> None:
         """Ask whether the server is there, outside of any transaction."""
@@ -99,7 +87,7 @@ class Connection:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self._backend.leave(self._session)
+            self._backend.close(self._session)
 
     # Round trips.
 
@@ -170,7 +158,7 @@ class Cursor:
         self._take(self.connection.execute(sql, values or {}))
         return self
 
-    def executemany(self, sql: str, rows: Rows) -> Cursor:
+    def executemany(self, sql: str, rows: Sequence[Values]) -> Cursor:
         self._take(self.connection.executemany(sql, rows))
         return self
 
@@ -188,8 +176,3 @@ class Cursor:
 
     def close(self) -> None:
         self._rows = iter(())
-
-
-def lost(what: str = GONE) -> psycopg.OperationalError:
-    """The error of a connection that broke."""
-    return psycopg.OperationalError(what)

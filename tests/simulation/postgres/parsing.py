@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from .locks import EXCLUSIVE, SHARE
+from .storage import tables
 
 ROWID = "_rowid"
 """The parameter that names a row in rewritten statements."""
@@ -17,7 +19,6 @@ TOKEN = re.compile(
     re.IGNORECASE,
 )
 TABLE = re.compile(r'\s*"?(\w+)"?(?:\s+(?:AS\s+)?"?(\w+)"?)?\s*', re.IGNORECASE)
-PARAMETER = re.compile(r":(\w+)")
 ADVISORY = re.compile(r"\bpg_(try_)?advisory_xact_lock(_shared)?\s*\(", re.IGNORECASE)
 SETTING = re.compile(r"\s*SET\s+(LOCAL\s+)?(\w+)\s*(?:=|\bTO\b)\s*(\S+)\s*", re.IGNORECASE)
 
@@ -66,13 +67,13 @@ class Insert:
     """One row of an INSERT.
 
     Attributes:
-        values: each column's SQL expression.
+        keys: the unique indexes, each with the parameters that fill it, or a SELECT of what does.
         target: the columns of ON CONFLICT; None without it.
     """
 
     table: str
     sql: str
-    values: dict[str, str]
+    keys: tuple[tuple[str, tuple[str, ...] | str], ...]
     target: tuple[str, ...] | None
     does_nothing: bool
 
@@ -221,8 +222,18 @@ def _inserts(sql: str, places: dict[str, int]) -> list[Insert]:
         values = _split(row.strip()[1:-1])
         text = f'INSERT INTO "{table}" (rowid, {listed}) VALUES (:{ROWID}, {", ".join(values)}){conflict}'
         does_nothing = conflict.upper().endswith("DO NOTHING")
-        inserts.append(Insert(table, text, dict(zip(names, values, strict=True)), target, does_nothing))
+        keys = tuple(_keys(table, dict(zip(names, values, strict=True))))
+        inserts.append(Insert(table, text, keys, target, does_nothing))
     return inserts
+
+
+def _keys(table: str, values: dict[str, str]) -> Iterator[tuple[str, tuple[str, ...] | str]]:
+    for index, columns in tables()[table].unique.items():
+        parts = [values.get(name, "NULL") for name in columns]
+        if all(part.startswith(":") for part in parts):
+            yield index, tuple(part[1:] for part in parts)
+        else:
+            yield index, f"SELECT {', '.join(parts)}"
 
 
 def _split(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,17 +24,21 @@ REFUSED = 'connection failed: connection to server at "simulated", port 5432 fai
 
 
 class Server:
-    """One PostgreSQL server."""
+    """One PostgreSQL server.
 
-    def __init__(self, host: Host, *, max_connections: int = 100) -> None:
+    Args:
+        on_commit: called after each transaction that has changed something, where nobody is suspended.
+    """
+
+    def __init__(self, host: Host, *, max_connections: int = 100, on_commit: Callable[[], None] = lambda: None) -> None:
         self.host = host
-        self.backend = Backend(host)
+        self.backend = Backend(host, on_commit)
         self._max_connections = max_connections
         self._refuses_until = 0
         pool = StaticPool(lambda: Observer(self.backend.storage), dialect=DIALECT)  # type: ignore[arg-type,return-value]
         self._observer = Engine(pool, DIALECT, URL)
 
-    def connect(self, client: str, **settings: int) -> Connection:
+    def connect(self, client: str, *, isolation_level: str = "READ COMMITTED", **settings: int) -> Connection:
         """A new connection.
 
         Args:
@@ -52,12 +56,15 @@ class Server:
             raise psycopg.OperationalError(REFUSED + "FATAL:  the database system is starting up")
         if len(self.backend.sessions) >= self._max_connections:
             raise psycopg.OperationalError(REFUSED + "FATAL:  sorry, too many clients already")
-        return Connection(self.backend, self.backend.open(client, settings))
+        return Connection(self.backend, self.backend.open(client, settings), isolation_level)
 
     # Faults.
 
     def client_died(self, client: str, *, silently: bool = False) -> None:
-        """A client's process was killed; silently: its whole host is gone, and nobody tells the server."""
+        """A client's process was killed; silently: its whole host is gone, and nobody tells the server.
+
+        To be called before its greenlets unwind, or they would close their connections.
+        """
         for session in [session for session in self.backend.sessions.values() if session.client == client]:
             if silently:
                 self.backend.vanish(session)
