@@ -55,10 +55,10 @@ class Dialect(SQLiteDialect):
     supports_sane_multi_rowcount = False
     insert_returning = update_returning = delete_returning = False
     postfetch_lastrowid = False
-    default_isolation_level = "READ COMMITTED"
 
     def __init__(self, isolation_level: str | None = None) -> None:
         super().__init__(paramstyle="named", isolation_level=isolation_level)
+        self.default_isolation_level = isolation_level or "READ COMMITTED"
         self.dbapi = psycopg
         self.loaded_dbapi = psycopg
 
