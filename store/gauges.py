@@ -50,8 +50,6 @@ def at_work(connection: Connection, namespace: str, home: str, others: Collectio
         home: the node whose sessions are counted.
         others: None, or all other nodes: then sessions are counted too that are at home at no node that there is.
     """
-    if connection.dialect.name != "sqlite":  # where a run that begins meanwhile could be counted twice, or not at all
-        connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     mine = (SESSION.c.namespace == namespace, SESSION.c.active == 1, _at_home(home, others))
     idle_since_death = and_(SESSION.c.stuck > 0, SESSION.c.progress == SESSION.c.progress_at_death)
     stuck = func.sum(case((idle_since_death, 1), else_=0))

@@ -169,28 +169,33 @@ async def timers(kernel: k.Kernel) -> None:
     await kernel.ask("close", "s-woken", "enough")
 
 
-async def reads(kernel: k.Kernel) -> None:
-    """Every function of `store/queries.py`, with each of its switches; those of clients by a client's request too."""
-    values = {
-        "session_id": "s-lead", "run_id": "r", "session_ids": ["s-lead", "s-tools"], "writer": "writer-node1",
-        "after": 0, "limit": 100, "nodes": ["node1"], "digest": "digest", "sink": "spans",
-        "node_id": "node1", "until": 1 << 60,
-        "frame_id": "f0",
-    }  # fmt: skip
+VALUES = {
+    "session_id": "s-lead", "run_id": "r", "session_ids": ["s-lead", "s-tools"], "writer": "writer-node1",
+    "after": 0, "limit": 100, "nodes": ["node1"], "digest": "digest", "sink": "spans", "node_id": "node1",
+    "until": 1 << 60, "frame_id": "f0",
+}  # fmt: skip
+
+
+def every_read() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Every function of `store/queries.py`, with each of its switches."""
     found = [function for function in vars(queries).values() if inspect.isfunction(function)]
-    functions = [function for function in found if "connection" in inspect.signature(function).parameters]
-    for function in functions:
-        if function.__name__.startswith("_"):
-            continue
+    for function in found:
         parameters = inspect.signature(function).parameters
+        if "connection" not in parameters or function.__name__.startswith("_"):
+            continue
         switches = [name for name, parameter in parameters.items() if parameter.annotation == "bool"]
-        given = {name: values[name] for name in parameters if name not in ("connection", "namespace", *switches)}
+        given = {name: VALUES[name] for name in parameters if name not in ("connection", "namespace", *switches)}
         for state in product((False, True), repeat=len(switches)):
-            options = {**given, **dict(zip(switches, state, strict=True))}
-            await kernel.service.reading.query(function, **options)
-            if function in READS.values():
-                name = next(name for name, read in READS.items() if read is function)
-                await kernel.ask("read", name, [], options)
+            yield function, {**given, **dict(zip(switches, state, strict=True))}
+
+
+async def reads(kernel: k.Kernel) -> None:
+    """What is read; by a client's request too, where clients may."""
+    for function, options in every_read():
+        await kernel.service.reading.query(function, **options)
+        if function in READS.values():
+            name = next(name for name, read in READS.items() if read is function)
+            await kernel.ask("read", name, [], options)
     await kernel.service.reading.query(queries.active_sessions, None)
     await kernel.events("s-lead")
 
