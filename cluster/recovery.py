@@ -172,7 +172,9 @@ class Recovery:
         acting = [slot for slot in self._paging.slots.values() if slot.session_id is not None and not slot.resting]
         held = [(slot, slot.activation) for slot in acting if slot.activation is not None]
         runs = self._node.calls.runs()
-        watched = {known: run_id for known, (run_id, _) in self._node.interrupts.items()}
+        acting_now = {known for _, known in held}  # these are condemned below
+        watches = self._node.interrupts.items()
+        watched = {known: run_id for known, (run_id, _) in watches if known not in acting_now}
         wanted = {*(known.session_id for _, known in held), *runs, *(known.session_id for known in watched)}
         if not wanted:
             return
