@@ -94,6 +94,9 @@ class Recovery:
         # Before anything is awaited: a frame that calls in meanwhile is younger than what was said of those that live.
         for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
             self._frames.fail_reply(self._paging.slots.pop(frame_id))
+        for frame_id in self._frames.expected.keys() - live:
+            del self._frames.expected[frame_id]
+        self._frames.condemned &= live
         adopted = await self._adopt(home, nodes)
         rows = await self._node.reading.active([home])
         resumed = 0

@@ -314,12 +314,19 @@ def _end_queued_run(tx: Transaction, row: Row, item: dict[str, Any], status: str
         ),
     )  # fmt: skip
     if row["run_id"] is None and row["inbox_count"] == 0 and row["status"] in ("running", "waiting_for_timer"):
-        row["status"], row["active"], row["wait"] = "idle", 0, "idle"
+        row["status"] = "idle"
+        _rest(row)
     if row["task_open"] == TASK_AT_WORK and item["key"] == TASK:
         _end_task(tx, row, status)
         if row["closed"]:
-            row["active"], row["wait"] = 0, "idle"
+            _rest(row)
         _task_ended(tx, row, status, Finish(status), error)
+
+
+def _rest(row: Row) -> None:
+    """The session has nothing to do; wherever a drained node gave it to, it is not expected there."""
+    row["active"] = row["moved"] = 0
+    row["wait"] = "idle"
 
 
 def close(tx: Transaction, session_id: str, reason: str) -> bool:
@@ -335,7 +342,8 @@ def close(tx: Transaction, session_id: str, reason: str) -> bool:
     end_queued(tx, row, "cancelled", reason)
     request_cancel(tx, row, reason)
     if row["run_id"] is None:
-        row["status"], row["active"], row["wait"] = "completed", 0, "idle"
+        row["status"] = "completed"
+        _rest(row)
     linked = select(SESSION.c.session_id).where(
         SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == session_id, SESSION.c.task_open == TASK_LINKED
     )  # fmt: skip

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.errors import StaleGeneration, StoreOwned, UnderstudyError
+from understudy.errors import InvalidConfiguration, StaleGeneration, StoreOwned, UnderstudyError, Unschedulable
 from understudy.identifiers import new_identifier
 from understudy.waiting import is_set_within
 
@@ -499,11 +499,25 @@ class Supervisor:
             log.warning("a frame of placement %s could not be created: %s", placement or "(default)", error)
             node.stock.failed(placement, str(error), time.monotonic())
             self._spawn(node.handle.call("unschedulable", dict(node.stock.failures)))
+            if not isinstance(error, Unschedulable | InvalidConfiguration):
+                self._spawn(self._disown(node, frame_id, term))
             return
         finally:
             del node.stock.starting[frame_id]
         self._frames[frame.frame_id] = frame
         self._spawn(self._watch_frame(frame, self._term))
+
+    async def _disown(self, node: _Node, frame_id: str, term: int) -> None:
+        """A frame was not seen to start. It may have called in nevertheless, and been counted among those that live:
+        what it held goes on elsewhere, as after the loss of its node."""
+        self._lost[frame_id] = time.monotonic()
+        while self._serves(node, term) and FENCE not in self._under_way:  # else all are told with what follows
+            try:
+                await self._take_up(node)
+                return
+            except Exception as error:
+                log.warning("node %s is told again: %s", node.handle.node_id[:8], error)
+                await asyncio.sleep(REPEAT_SECONDS)
 
     async def _probing(self, term: int) -> None:
         """Find what hangs: a process that does not answer, or one that answers but does not progress."""

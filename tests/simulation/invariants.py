@@ -15,7 +15,7 @@ from understudy.records import LEASE_SECONDS
 from understudy.store import queries
 from understudy.store.check import check
 from understudy.store.journal import Committed
-from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TOOL_CALL
+from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 
 from .tools import POLICY_OF
 
@@ -140,10 +140,10 @@ class Invariants:
     # At the end.
 
     def unfinished(self) -> list[str]:
-        """Sessions with work that nobody but the services can end."""
+        """Sessions with work that nobody but the services can end, now or at a time that they have noted."""
         with self._world.store.committed() as connection:
-            statement = select(SESSION.c.session_id).where(SESSION.c.active == 1)
-            return list(connection.execute(statement).scalars())
+            active = select(SESSION.c.session_id).where(SESSION.c.active == 1)
+            return [*connection.execute(active).scalars(), *connection.execute(select(TIMER.c.session_id)).scalars()]
 
     def check_end(self) -> None:
         """Everything that must hold when all work is done."""
@@ -236,13 +236,13 @@ class Invariants:
         self._world.counts["effects"] += len(self._world.effects)
 
     def _tokens(self, connection: Any) -> None:
-        """No model call is made again unless its service or its machine died, or the endpoint failed."""
+        """No model call is made again unless its service or its machine died, the endpoint failed, or a drain moved it."""
         endpoint, counts = self._world.endpoint, self._world.counts
         rebilled = sum(count - 1 for count in endpoint.calls.values())
         counts["model calls"] += endpoint.calls.total()
         counts["model calls again"] += rebilled
-        deaths = sum(actor_deaths(self._world))
-        if rebilled and not deaths:
+        lost = sum(actor_deaths(self._world)) + counts["fault drain"] + counts["fault lose_machine"]
+        if rebilled and not lost:
             self.violated(f"{rebilled} model calls were made again, and no node service had died")
 
     def _leftovers(self, connection: Any) -> None:

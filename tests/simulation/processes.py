@@ -13,7 +13,7 @@ from understudy.cluster.node_service import NodeConfig, NodeService
 from understudy.cluster.repeating import FRAME_PATIENCE, SUPERVISOR_PATIENCE, Answering, Repeating
 from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
-from understudy.errors import ServiceGone, UnderstudyError
+from understudy.errors import ClusterError, ServiceGone, UnderstudyError
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.supervisor.supervisor import Supervisor
 
@@ -397,7 +397,11 @@ class SimulatedMachinery:
         )
         actor.ended.append(lambda: world.cluster.actors.pop(actor.name, None))
         frame = FrameHandle(world, self._supervisor, actor, frame_id, placement)
-        await asyncio.wait_for(frame.begin(), CREATE_SECONDS)
+        try:
+            await asyncio.wait_for(frame.begin(), CREATE_SECONDS)
+        except TimeoutError:
+            world.ray_kill(actor, restart=False)
+            raise ClusterError(f"a frame was not ready after {CREATE_SECONDS:.0f} s") from None
         return frame
 
     async def kill(self, node_id: str, pid: int, handle: Any) -> None:
