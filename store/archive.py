@@ -331,7 +331,8 @@ def _insert(tx: Transaction, archive: Archive) -> None:
             "moved": 0,
             "root_id": top["session_id"],
         }
-        row["incarnation"] = row["updated_at"] = tx.now  # retention counts from here
+        row["updated_at"] = tx.now  # retention counts from here
+        row["incarnation"] = row["first_incarnation"] = tx.next_incarnation()
         row["depth"] -= top["depth"]
         if row["session_id"] == top["session_id"]:
             row.update(parent_id=None, call_id=None, parent_run_id=None)

@@ -237,9 +237,7 @@ def answer(
         return AnswerResult(True, repeated=True)
     if row["wait_holder"] == f"ended {key}":
         return AnswerResult(True, repeated=True, ended=True)
-    if (
-        incarnation != row["incarnation"] and incarnation < row["created_at"]
-    ):  # else the session is the same, but has another specification since
+    if incarnation < row["first_incarnation"]:  # between that and the present one it had another specification
         return AnswerResult(False)
     won = current and row["wait"] == "model"
     tokens = got.usage.total_tokens

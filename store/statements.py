@@ -45,11 +45,12 @@ def table_of(model: type) -> Any:
 DRAIN = table_of(tables.Drain)
 SERVICE = table_of(tables.Service)
 REQUEST = table_of(tables.Request)
+REMOVAL = table_of(tables.Removal)
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {
     "namespace", "session_id", "parent_id", "root_id", "depth", "call_id", "parent_run_id", "agent", "kind", "spec",
-    "spec_hash", "placement", "metadata_json", "created_at", "incarnation", "pruned_seq", "accounts", "restart_type",
+    "spec_hash", "placement", "metadata_json", "created_at", "incarnation", "first_incarnation", "pruned_seq", "accounts", "restart_type",
     "on_parent_end", "lifecycle", "shutdown", "start_order", "restart_number",
 }  # fmt: skip
 MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED]
@@ -161,6 +162,7 @@ SELECT_CALLS = select(TOOL_CALL).where(
 SELECT_SPECIFICATION = select(SESSION.c.spec).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")
 )
+SELECT_REMOVAL = select(REMOVAL.c.incarnation).where(REMOVAL.c.namespace == bindparam("ns"))
 SELECT_OWNER = select(OWNER.c.generation).where(OWNER.c.namespace == bindparam("ns"))
 # Where a journal's own log ends: its newest events may be gone by now, but not what was made of them.
 _ENDS = union_all(

@@ -58,6 +58,18 @@ class Owner(Table, table=True):
     lease_until: int = number_column()
 
 
+class Removal(Table, table=True):
+    """What is known of sessions that were removed.
+
+    Attributes:
+        incarnation: the latest of any of them; a new session's is later.
+    """
+
+    __tablename__ = "removal"
+    namespace: str = key_column()
+    incarnation: int = number_column()
+
+
 class Drain(Table, table=True):
     """A node whose sessions move away, and that gets no new ones; the row goes when that is taken back.
 
@@ -97,7 +109,9 @@ class Session(Table, table=True):
     other row.
 
     Attributes:
-        incarnation: when it came into this store; another one of the same id, or the same imported again, has another.
+        incarnation: when it came into this store, or took another specification on; another one of the same id, or the
+            same imported again, has a later one.
+        first_incarnation: what that was at first; 0 for those of versions that did not note it.
         aborted: 1 once open calls of the current run were given up, because its process died again and again.
         pruned_seq: events up to this `seq` may have been removed by retention; messages never are.
         start_order: among its siblings; the parent's `seq` at its spawn.
@@ -194,6 +208,7 @@ class Session(Table, table=True):
     tokens_used: int = number_column()
     tokens_redone: int = number_column()
     incarnation: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
+    first_incarnation: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     pruned_seq: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     aborted: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     accounts: str | None = text_column()

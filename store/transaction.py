@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, delete, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, ERROR_CHARACTERS, Event
@@ -31,6 +31,7 @@ from .statements import (
     MUTABLE,
     NEW_SESSION,
     QUESTION,
+    REMOVAL,
     REQUEST,
     RESERVATION,
     RUN,
@@ -41,6 +42,7 @@ from .statements import (
     SELECT_INBOX,
     SELECT_MESSAGES,
     SELECT_OWNER,
+    SELECT_REMOVAL,
     SELECT_SPECIFICATION,
     SESSION,
     TIMER,
@@ -213,8 +215,9 @@ class Transaction:
     def create(self, row: Row) -> Row:
         """Add a new session."""
         self.writes += 1
-        times = dict.fromkeys(("created_at", "updated_at", "incarnation"), self.now)
-        full = {**NEW_SESSION, **row, "namespace": self.namespace, **times}
+        times = dict.fromkeys(("created_at", "updated_at"), self.now)
+        incarnations = dict.fromkeys(("incarnation", "first_incarnation"), self.next_incarnation())
+        full = {**NEW_SESSION, **row, "namespace": self.namespace, **times, **incarnations}
         self._sessions[row["session_id"]] = full
         self._created.append(full)
         self._dirty[row["session_id"]] = full
@@ -222,11 +225,20 @@ class Transaction:
         self._unwritten.add(row["session_id"])
         return full
 
+    def next_incarnation(self) -> int:
+        """For a session whose id is not in use: later than any removed one's, though their clocks may have been ahead.
+
+        Read anew each time: who removed a session of this id has committed, since it was not found.
+        """
+        return max(self.now, (self._scalar(SELECT_REMOVAL) or 0) + 1)
+
     def drop(self, session_ids: Sequence[str]) -> None:
         """Remove sessions with all that belongs to them; nobody else may be changing them in this transaction."""
         self.flush()
         for start in range(0, len(session_ids), LOADED_AT_ONCE):
             some = session_ids[start : start + LOADED_AT_ONCE]
+            mine = (SESSION.c.namespace == self.namespace, SESSION.c.session_id.in_(some))
+            self._note_removal(max(self.connection.execute(select(SESSION.c.incarnation).where(*mine)).scalars()))
             for table in (*OF_SESSION, SESSION):
                 self.writes += 1
                 where = (table.c.namespace == self.namespace, table.c.session_id.in_(some))
@@ -236,6 +248,15 @@ class Transaction:
             self._sessions[session_id] = None
             self._dirty.pop(session_id, None)
             self.written.pop(session_id, None)
+
+    def _note_removal(self, incarnation: int) -> None:
+        mine = REMOVAL.c.namespace == self.namespace
+        known = self.connection.execute(self.locking(select(REMOVAL.c.incarnation).where(mine))).scalar()
+        values = {"incarnation": max(incarnation, known or 0)}
+        if known is None:
+            self.connection.execute(insert(REMOVAL).values(namespace=self.namespace, **values))
+        else:
+            self.connection.execute(update(REMOVAL).where(mine).values(**values))
 
     def insert(self, table: Any, row: Row) -> None:
         """Add a row to any other table."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from understudy.cluster.repeating import CLIENT_PATIENCE, Repeating
+from understudy.cluster.directory import REPEAT_SECONDS, NodeDirectory
+from understudy.cluster.follower import Follower
+from understudy.config import Settings
 from understudy.errors import (
     AnswerConflict,
+    ClusterUnreachable,
     NotAsked,
     ServiceGone,
     SessionClosed,
@@ -21,14 +26,53 @@ from understudy.errors import (
 from understudy.identifiers import new_identifier
 
 from . import operator
+from .plan import Trigger
 from .tools import BLOBS
 
 if TYPE_CHECKING:
-    from .cluster import Actor
+    from understudy.events import Event
+
     from .plan import Action, Work
     from .world import World
 
 LOOK_SECONDS = 0.7
+
+
+class Directory(NodeDirectory):
+    """The product's directory, with a simulated way to the actors."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(Settings(world.store.dsn, "offline"), self._ask)
+        self._turn = len(world.clients)
+        self._learned -= 2.0  # nothing is known yet
+        self._world = world
+        self._here = next(iter(world.cluster.machines.values()))
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a node to ask."""
+        return bool(self._handles)
+
+    async def _ask(self) -> dict[str, Any]:
+        supervisor = self._world.cluster.actors.get("supervisor")
+        if supervisor is None:
+            raise ServiceGone("there is no supervisor")
+        found: dict[str, Any] = await self._world.call(supervisor, "directory", here=self._here)
+        return found
+
+    async def update(self, directory: dict[str, Any]) -> None:
+        """See `NodeDirectory.update`."""
+        names = {node["node_id"]: f"node/{node['node_id']}" for node in directory["nodes"]}
+        actors = self._world.cluster.actors
+        found = {node_id: actors[name] for node_id, name in names.items() if name in actors}
+        self._handles = found or self._handles
+
+    async def call(self, node_id: str, method: str, *arguments: Any, timeout: float | None = REPEAT_SECONDS) -> Any:
+        """See `NodeDirectory.call`."""
+        handle = self._handles.get(node_id)
+        if handle is None:
+            raise ServiceGone(f"node {node_id} has no service any more")
+        return await asyncio.wait_for(self._world.call(handle, method, *arguments, here=self._here), timeout)
 
 
 class Client:
@@ -36,14 +80,20 @@ class Client:
 
     Attributes:
         accepted: the runs that were acknowledged, in order.
-        cancelled: runs whose cancel was acknowledged; None where the request named none.
-        answered: runs whose end was seen, with what they ended as.
+        followed: the `seq` of every event that it was told.
+        finished: it has seen the end of all that it has begun.
     """
 
     def __init__(self, world: World, work: Work) -> None:
         self.world = world
         self.work = work
         self.session_id = work.session_id
+        self.followed: list[int] = []
+        self.finished = False
+        self._waiting = [action for action in work.actions if action.on is not None]
+        self._seen: Counter[str] = Counter()
+        self._specification = 0
+        self._recurring = ""
         self.accepted: list[str] = []
         self.refused: list[str] = []
         self.closed = False
@@ -54,45 +104,85 @@ class Client:
         """Begin, in a process of its own."""
         return self.process.spawn(self._run())
 
-    async def request(self, method: str, *arguments: Any) -> Any:
-        """A request, repeated at any node until it is answered (`directory.NodeDirectory.request`)."""
-        actor: Actor | None = None
-        home = next(iter(self.world.cluster.machines.values()))
+    def committed(self, event: Event) -> None:
+        """An event was committed: what shall be done then is."""
+        if (event.root_id or event.session_id) != self.session_id:
+            return
+        self._seen[event.type] += 1
+        for action in [item for item in self._waiting if item.on == Trigger(event.type, self._seen[event.type])]:
+            self._waiting.remove(action)
+            self.world.cluster.after(action.at, self._act_now, action)
 
-        async def choose(_number: int) -> None:
-            nonlocal actor
-            while True:
-                actors = [actor for name, actor in self.world.cluster.actors.items() if name.startswith("node/")]
-                if actors:
-                    actor = self._random.choice(actors)
-                    return
-                await asyncio.sleep(0.1)
+    def _act_now(self, action: Action) -> None:
+        self.world.note(f"{self.session_id}: {action.kind} now")
+        self.process.spawn(self._act(action))
 
-        def attempt(call_id: str) -> Any:
-            assert actor is not None
-            return self.world.call(actor, "repeated", call_id, "request", method, *arguments, here=home)
+    async def request(self, method: str, *arguments: Any, session_id: str | None = None) -> Any:
+        """A request, repeated until it is answered."""
+        return await self._patiently(lambda: self.directory.request(session_id, method, *arguments))
 
+    async def _patiently(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """However long nobody can be reached."""
         while True:
             try:
-                return await Repeating(CLIENT_PATIENCE).call(attempt, choose=choose)
-            except (ServiceGone, StoreUnreachable):
+                return await ask()
+            except (ClusterUnreachable, StoreUnreachable) as error:
+                self.world.note(f"nobody answers: {error.code}")
                 await asyncio.sleep(0.5)
 
     async def _run(self) -> None:
         began = time.monotonic()
-        self._attending = asyncio.get_running_loop().create_task(self._attend())  # as long as the world lasts
+        loop = asyncio.get_running_loop()
+        self.directory = Directory(self.world)
+        while not self.directory.known:
+            await asyncio.sleep(0.2)
+            await self.directory.learn()
+        self.follower = Follower(self.directory)
+        self._attending = loop.create_task(self._attend())  # as long as the world lasts
         for action in self.work.actions:
-            await asyncio.sleep(max(0.0, began + action.at - time.monotonic()))
-            await getattr(self, f"_{action.kind}")(action)
+            if action.on is None:
+                await asyncio.sleep(max(0.0, began + action.at - time.monotonic()))
+                await self._act(action)
         await self._until_all_ended()
+        self.finished = True
+
+    async def _act(self, action: Action) -> None:
+        await getattr(self, f"_{action.kind}")(action)
 
     async def _spawn(self, _action: Action) -> None:
-        session = {"session_id": self.session_id, "spec": self.work.spec, "placement": "", "metadata": {}}
-        await self.request("spawn", session, BLOBS)
+        await self._found(self.work.spec)
+        self._following = asyncio.get_running_loop().create_task(self._follow())
+
+    async def _found(self, spec: dict[str, Any]) -> None:
+        session = {"session_id": self.session_id, "spec": spec, "placement": "", "metadata": {}}
+        await self._patiently(lambda: self.directory.spawn(session, BLOBS))
+
+    async def _upgrade(self, _action: Action) -> None:
+        """The session shall go on under another specification, from its next run on."""
+        self._specification += 1
+        name = f"{self.work.spec['hash']}.{self._specification}"
+        spec = {**self.work.spec, "max_rounds": 20 + self._specification, "hash": name, "on_change": "migrate"}
+        try:
+            await self._found(spec)
+            self.world.counts["upgraded"] += 1
+        except UnderstudyError as error:
+            self.world.note(f"no upgrade: {error}")
+
+    async def _follow(self) -> None:
+        """Follow the session from its beginning: every event comes, once, in order."""
+        self.followed.clear()
+        async with self.follower.follow(self.session_id) as subscription:
+            while True:
+                kind, *found = await subscription.queue.get()
+                if kind == "event":
+                    self.followed.append(found[0].seq)
+                elif kind == "error":
+                    self.world.note(f"following ended: {found[0]}")
+                    return
 
     async def _send(self, action: Action) -> None:
         try:
-            await self.request("send", self.session_id, action.what)
+            await self.request("send", self.session_id, action.what, session_id=self.session_id)
         except SessionClosed:
             self.refused.append(action.what["run_id"])
         else:
@@ -100,17 +190,41 @@ class Client:
             self.world.counts["sent"] += 1
 
     async def _cancel(self, action: Action) -> None:
-        await self.request("cancel", self.session_id, action.what["run_id"], f"cancel {action.at}", new_identifier())
+        await self._change("cancel", self.session_id, action.what["run_id"], f"cancel {action.at} {action.on or ''}")
         self.world.counts["cancelled"] += 1
 
+    def _child(self) -> str | None:
+        """A sub-agent that is at work."""
+        at_work = f"SELECT session_id FROM session WHERE root_id = '{self.session_id}' AND active = 1"
+        found = sorted(row[0] for row in self.world.committed(at_work) if row[0] != self.session_id)
+        return self._random.choice(found) if found else None
+
+    async def _cancel_child(self, _action: Action) -> None:
+        if (child := self._child()) is not None:
+            await self._change("cancel", child, None, "a client cancels a sub-agent")
+            self.world.counts["sub-agents cancelled"] += 1
+
+    async def _close_child(self, _action: Action) -> None:
+        if (child := self._child()) is not None:
+            await self._change("close", child, "a client closes a sub-agent")
+            self.world.counts["sub-agents closed"] += 1
+
+    async def _change(self, method: str, session_id: str, *arguments: Any) -> Any:
+        """A request that a client may repeat."""
+        try:
+            return await self.request(method, session_id, *arguments, new_identifier(), session_id=session_id)
+        except (UnknownSession, SessionClosed) as error:
+            self.world.note(f"no {method}: {error}")
+
     async def _close(self, _action: Action) -> None:
-        await self.request("close", self.session_id, "the plan says so", new_identifier())
+        await self._change("close", self.session_id, "the plan says so")
         self.closed = True
 
     async def _replace(self, action: Action) -> None:
         """When all has ended, retention removes the session, and another one is made under its id."""
         await self._close(action)
         await self._until_all_ended()
+        self._following.cancel()
         if await operator.prune(self.world, self.session_id):
             self.closed = False
             self.accepted.clear()
@@ -119,13 +233,20 @@ class Client:
             await self._send(action)
 
     async def _abort(self, _action: Action) -> None:
-        await self.request("abort_pending", self.session_id, None, new_identifier())
+        await self._change("abort_pending", self.session_id, None)
 
     async def _schedule(self, action: Action) -> None:
         try:
-            await self.request("schedule", self.session_id, action.what, new_identifier())
+            await self._change("schedule", self.session_id, action.what)
         except UnderstudyError as error:
             self.world.note(f"no wakeup: {error}")
+        if action.what["every"] is not None:
+            self._recurring = action.what["name"]
+
+    async def _no_wakeup(self) -> None:
+        """A wakeup that recurs would go on for ever."""
+        if self._recurring:
+            await self._change("cancel_wakeup", self.session_id, self._recurring)
 
     async def _attend(self) -> None:
         """Answer what sessions of the tree ask."""
@@ -134,7 +255,7 @@ class Client:
             if not self.world.committed("SELECT 1 FROM question WHERE answered_at = 0"):
                 continue  # a person would be told; asking all the time takes the simulation's time
             try:
-                tree = await self.request("read", "tree", [self.session_id], {})
+                tree = await self.request("read", "tree", [self.session_id], {}, session_id=self.session_id)
             except UnknownSession:
                 continue
             for row in tree:
@@ -147,7 +268,7 @@ class Client:
         try:
             await self.request(
                 "answer", session_id, question["call_id"], decision, "" if decision == "rerun" else "said so",
-                question["asked"], new_identifier(),
+                question["asked"], new_identifier(), session_id=session_id,
             )  # fmt: skip
             if decision == "rerun":
                 self.world.invariants.permitted[f"{session_id}/{question['call_id']}"] += 1
@@ -163,10 +284,11 @@ class Client:
                     await asyncio.sleep(LOOK_SECONDS)
                     continue
                 try:
-                    row = await self.request("read", "run", [self.session_id, run_id], {})
+                    row = await self.request("read", "run", [self.session_id, run_id], {}, session_id=self.session_id)
                 except UnknownRun:
                     self.world.invariants.violated(f"{self.session_id}: the accepted run {run_id} is unknown")
                     return
                 if row["finished_at"]:
                     self.world.counts[f"run {row['status']}"] += 1
                     break
+        await self._no_wakeup()

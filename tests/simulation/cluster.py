@@ -129,6 +129,7 @@ class Cluster:
 
     Attributes:
         trouble: share of the calls whose answer is lost, of those that are lost, of those that come twice.
+        slow: seconds by which calls of a method are late, or, where negative, its answers.
     """
 
     def __init__(self, scheduler: Scheduler, network: random.Random, note: Callable[[str], None]) -> None:
@@ -139,6 +140,7 @@ class Cluster:
         self.actors: dict[str, Actor] = {}
         self.pids = itertools.count(1001)
         self.trouble = (0.0, 0.0, 0.0)
+        self.slow: dict[str, float] = {}
         self.violated: Callable[[str], None] = note
         self._calls = itertools.count(1)
 
@@ -169,13 +171,15 @@ class Cluster:
             return base + self.network.choice((0.01, 0.1, 1.0))
         return base * (0.5 + draw)
 
-    def _send(self, here: Machine | None, there: Machine | None, function: Callable[[], None]) -> None:
+    def _send(
+        self, here: Machine | None, there: Machine | None, function: Callable[[], None], late: float = 0.0
+    ) -> None:  # fmt: skip
         """Deliver a message, unless and until a machine is cut off."""
         for machine in (here, there):
             if here is not there and machine is not None and machine.cut_off:
                 machine.held.append(lambda: self._send(here, there, function))
                 return
-        self.after(self.latency(here, there), function)
+        self.after(self.latency(here, there) + late, function)
 
     def heal(self, machine: Machine) -> None:
         """It is reached again; what was on its way arrives, as TCP would have it."""
@@ -207,6 +211,8 @@ class Cluster:
         """
         scheduler = self.scheduler
         data = pickle.dumps((method, arguments))
+        called = _called(method, arguments)
+        late = self.slow.get(called, 0.0)
         caller = scheduler.current
         future = scheduler.create_future()
         number = next(self._calls)
@@ -238,7 +244,6 @@ class Cluster:
         async def work(target: Any) -> None:
             name, values = pickle.loads(data)
             running = actor.running
-            called = values[1] if name == "repeated" else name
             key = f"{called} for {caller.name}"
             running[key] += 1
             if running[key] == CALLS_AT_ONCE and called in REPLACED:
@@ -256,7 +261,7 @@ class Cluster:
                 actor.pending.pop(number, None)
                 return
             scheduler.call_soon(
-                lambda: self._send(actor.machine, here, lambda: caller.soon(settle, result, error)),
+                lambda: self._send(actor.machine, here, lambda: caller.soon(settle, result, error), max(0.0, -late)),
                 context=scheduler.world.context.copy(),
             )
 
@@ -265,8 +270,13 @@ class Cluster:
             self.note(f"a call of {method} at {actor.name} is lost")
             actor.pending.pop(number)
             return future
-        self._send(here, actor.machine, arrive)
+        self._send(here, actor.machine, arrive, max(0.0, late))
         if twice and self.network.random() < twice:
             self.note(f"a call of {method} at {actor.name} comes twice")
             self._send(here, actor.machine, arrive)
         return future
+
+
+def _called(method: str, arguments: tuple[Any, ...]) -> str:
+    """What a call is for, below the layers that repeat it."""
+    return str(arguments[1]) if method == "repeated" else method

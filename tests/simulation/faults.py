@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from understudy.errors import UnderstudyError
 
 from .cluster import Actor, Machine
+from .plan import Fault, Trigger
 from .scheduler import Process
 
 if TYPE_CHECKING:
-    from .plan import Fault
+    from understudy.events import Event
+
     from .world import World
+
+SLOW_METHODS = (
+    "step", "commit", "blob", "specification", "reload", "interrupted", "request", "frame_died", "take_up", "demand",
+    "notice", "watched_by", "retire", "acquire", "start", "kill_process", "blob",
+)  # fmt: skip
+SLOW_SECONDS = 6.0
 
 
 class Faults:
@@ -22,18 +31,31 @@ class Faults:
         self._world = world
         self._paused: list[Process] = []
         self._over = False
+        self._waiting = [fault for fault in world.plan.faults if fault.on is not None]
+        self._seen: Counter[str] = Counter()
+        self._hit = ""
 
     def start(self) -> None:
         """Each at its time."""
         for fault in self._world.plan.faults:
-            self._world.cluster.after(fault.at, self._happen, fault)
+            if fault.on is None:
+                self._world.cluster.after(fault.at, self._happen, fault)
 
-    def _happen(self, fault: Fault) -> None:
+    def committed(self, event: Event) -> None:
+        """An event was committed: what shall happen then does."""
+        self._seen[event.type] += 1
+        for fault in [fault for fault in self._waiting if fault.on == Trigger(event.type, self._seen[event.type])]:
+            self._waiting.remove(fault)
+            self._world.cluster.after(fault.at, self._happen, fault, event.session_id)
+
+    def _happen(self, fault: Fault, session_id: str = "") -> None:
         if not self._over:
+            self._hit = session_id
             self._world.note(f"fault: {fault}")
-            if not fault.kind.endswith(("_frame", "slow_kill", "endpoint", "clock_step")):
+            if not fault.kind.endswith(("_frame", "slow_kill", "endpoint", "clock_step", "exporter")):
+                until = self._world.scheduler.time() + fault.seconds
                 for machine in self._world.cluster.machines.values():
-                    machine.disturbed_until = max(machine.disturbed_until, fault.at + fault.seconds)
+                    machine.disturbed_until = max(machine.disturbed_until, until)
             self._world.counts[f"fault {fault.kind}"] += 1
             getattr(self, f"_{fault.kind}")(fault)
 
@@ -47,7 +69,9 @@ class Faults:
             if machine.alive:
                 world.cluster.heal(machine)
         world.cluster.trouble = (0.0, 0.0, 0.0)
+        world.cluster.slow.clear()
         world.endpoint.trouble = 0.0
+        world.spans.failing = False
         world.notices.clear()
         if hasattr(world.store, "heal"):
             world.store.heal()
@@ -60,6 +84,11 @@ class Faults:
 
     def _pick(self, prefix: str, fault: Fault) -> Actor | None:
         found = self._actors(prefix)
+        if self._hit:  # the session's own process, if there is one
+            rows = self._world.committed(f"SELECT node_id, frame_id FROM session WHERE session_id = '{self._hit}'")
+            for node_id, frame_id in rows:
+                name = {"frame/": f"frame/{node_id}/{frame_id}/", "node/": f"node/{node_id}"}.get(prefix, "none")
+                found = [actor for actor in found if actor.name.startswith(name)] or found
         return found[min(int(fault.pick * len(found)), len(found) - 1)] if found else None
 
     def _machine(self, fault: Fault, *, spare_head: bool) -> Machine | None:
@@ -123,6 +152,19 @@ class Faults:
             self._world.cluster.trouble = (0.0, 0.0, 0.0)
 
         self._world.cluster.after(fault.seconds, end)
+
+    def _slow_calls(self, fault: Fault) -> None:
+        """For a while calls of one method are late, or its answers."""
+        method = SLOW_METHODS[int(fault.pick * len(SLOW_METHODS))]
+        slow = self._world.cluster.slow
+        slow[method] = min(fault.seconds, 20.0) * (1 if fault.pick * 97 % 1 < 0.5 else -1)
+        self._world.note(f"calls of {method} are late by {slow[method]:.3f} s")
+        self._world.cluster.after(SLOW_SECONDS + fault.seconds, lambda: slow.pop(method, None))
+
+    def _exporter(self, fault: Fault) -> None:
+        """For a while nobody takes spans."""
+        self._world.spans.failing = True
+        self._world.cluster.after(fault.seconds, self._world.spans.recover)
 
     def _endpoint(self, fault: Fault) -> None:
         endpoint = self._world.endpoint

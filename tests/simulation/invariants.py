@@ -9,14 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from understudy.events import ToolStarted
+from understudy.events import (
+    Event,
+    ModelCallCompleted,
+    RunFinished,
+    SessionActivated,
+    SessionCrashed,
+    SessionQuarantined,
+    ShutdownForced,
+    ToolStarted,
+)
 from understudy.observability.metrics import Metrics
+from understudy.observability.spans import spans_of
 from understudy.records import LEASE_SECONDS
 from understudy.store import queries
 from understudy.store.check import check
 from understudy.store.journal import Committed
 from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 
+from .spans import key_of, text_of
 from .tools import POLICY_OF
 
 if TYPE_CHECKING:
@@ -56,7 +67,11 @@ class Invariants:
         self._random = random.Random(f"{world.plan.seed}/checks")
         self._quiet: dict[str, list[float]] = {}
         self._generation = 0
+        self._generation_since = 0.0
         self._started: dict[tuple[str, str], float] = {}
+        self._answered: set[str] = set()
+        self._crashed: set[tuple[str, int]] = set()
+        self._forced: set[tuple[str, str | None]] = set()
         world.cluster.violated = self.violated
 
     def violated(self, text: str) -> None:
@@ -66,15 +81,28 @@ class Invariants:
 
     # While it runs.
 
-    def committed(self, process: str, committed: Committed) -> None:
-        """A journal has committed: nobody works for nothing, and the books balance."""
+    def forget(self, session_ids: list[str]) -> None:
+        """Sessions were removed: others may have their ids."""
+        gone = set(session_ids)
+        self._answered = {key for key in self._answered if key.partition("/")[0] not in gone}
+        self._crashed = {known for known in self._crashed if known[0] not in gone}
+        self._started = {known: at for known, at in self._started.items() if known[0] not in gone}
+
+    def committed(self, process: str, generation: int, began: float, committed: Committed) -> None:
+        """A journal has committed: nobody works for nothing, and the books balance.
+
+        Args:
+            generation: for which it acts.
+            began: when its transaction began.
+        """
         counts = self._world.counts
         counts["commits"] += 1
         counts["events"] += len(committed.events)
         now = self._world.scheduler.time()
         for event in committed.events:
-            if isinstance(event, ToolStarted):
-                self._started[event.session_id, event.call_id] = now
+            self._event(event, now)
+            if isinstance(event, SessionActivated) and generation < self._generation and began > self._generation_since:
+                self.violated(f"{process} activated {event.session_id} for generation {generation}, which is over")
         quiet = self._quiet.setdefault(process, [])
         if committed.events:
             quiet.clear()
@@ -83,12 +111,38 @@ class Invariants:
             quiet.pop(0)
         if len(quiet) == QUIET_COMMITS:
             self.violated(f"{QUIET_COMMITS} commits of {process} within {now - quiet[0]:.1f} s and not one event")
-        for (generation,) in self._world.committed("SELECT generation FROM owner"):
-            if generation < self._generation:
-                self.violated(f"the ownership goes back from generation {self._generation} to {generation}")
-            self._generation = generation
+        for (owner,) in self._world.committed("SELECT generation FROM owner"):
+            if owner < self._generation:
+                self.violated(f"the ownership goes back from generation {self._generation} to {owner}")
+            if owner != self._generation:
+                self._generation, self._generation_since = owner, now
         if self._random.random() < CHECKED_SHARE:
             self._check_store()
+
+    def _event(self, event: Event, now: float) -> None:
+        run = (event.session_id, event.run_id)
+        if isinstance(event, ToolStarted):
+            self._started[event.session_id, event.call_id] = now
+        elif isinstance(event, ModelCallCompleted) and not event.late:
+            self._answered.add(event.request_key.rpartition("/")[0])
+        elif isinstance(event, SessionCrashed):
+            if (event.session_id, event.epoch) in self._crashed:
+                self.violated(f"the death of activation {event.epoch} of {event.session_id} was counted twice")
+            self._crashed.add((event.session_id, event.epoch))
+        elif isinstance(event, ShutdownForced | SessionQuarantined):
+            self._forced.add(run)
+        elif isinstance(event, RunFinished) and run not in self._forced:
+            at_work = (
+                f"SELECT session_id FROM session WHERE parent_id = '{run[0]}' AND parent_run_id = '{run[1]}'"
+                " AND task_open = 1 AND abandoned = 0 AND active = 1"
+            )
+            for (child,) in self._world.committed(at_work):
+                self.violated(f"run {run[1]} of {run[0]} ended ({event.status}) before its sub-agent {child}")
+
+    def check_model_call(self, wait_key: str) -> None:
+        """A model is asked: nobody has its answer yet."""
+        if wait_key in self._answered:
+            self.violated(f"the model call {wait_key} is made again, and its answer was committed")
 
     def check_abandoned(self, machine: Machine) -> None:
         """A machine on which nothing went wrong is not given up."""
@@ -276,6 +330,9 @@ class Invariants:
             measured = service.projection.metrics.writer_seq
             if actor.target._started and measured < (last or 0):
                 found.append(f"{name}: metrics have {measured} events of {last}")
+            for sink, export in service.projection.exports.items():
+                if export.cursor < (last or 0):
+                    found.append(f"{name}: {sink} have {export.cursor} events of {last}")
         return found
 
     def _services(self) -> None:
@@ -285,6 +342,8 @@ class Invariants:
             if name.startswith("node/") and actor.target is not None:
                 self._world.counts["swept"] += actor.target.service.recovery.swept
                 self._metrics(name, actor.target.service)
+        self._spans()
+        self._followed()
 
     def _metrics(self, name: str, service: NodeService) -> None:
         """What a service has measured, over all its lives, is what its whole log says when it is measured anew."""
@@ -297,6 +356,34 @@ class Invariants:
         for metric, totals in counted["totals"].items():
             if measured["totals"].get(metric) != totals:
                 self.violated(f"{name}: {metric} is {measured['totals'].get(metric)}, its log says {totals}")
+
+    def _spans(self) -> None:
+        """The collector has every span of the log, and no other."""
+        taken, expected = self._world.spans.spans, {}
+        with self._world.store.committed() as connection:
+            for row in connection.execute(select(EVENT)).mappings():
+                for span in spans_of(queries.event_from_row(row)):
+                    expected[key_of(span)] = text_of(span)
+        for problem in self._world.spans.problems:
+            self.violated(problem)
+        alive = {actor.machine.node_id for actor in self._world.cluster.actors.values()}
+        lost = len(alive) < len(self._world.cluster.machines)  # what it had not exported is exported later, by another
+        for key in expected.keys() - taken.keys() if not lost else ():
+            self.violated(f"a span is missing: {expected[key]}")
+        for key in expected.keys() & taken.keys():
+            if expected[key] != taken[key]:
+                self.violated(f"a span was exported as {taken[key]}, and is {expected[key]}")
+        if not self._world.counts["replaced"]:
+            for key in taken.keys() - expected.keys():
+                self.violated(f"a span is of no event: {taken[key]}")
+
+    def _followed(self) -> None:
+        """Whoever followed a session from its beginning was told every event, once, in order."""
+        for client in self._world.clients:
+            rows = self._world.committed(f"SELECT seq FROM event WHERE session_id = '{client.session_id}' ORDER BY seq")
+            wanted = [row[0] for row in rows]
+            if client.finished and client.followed != wanted[: len(client.followed)]:
+                self.violated(f"the follower of {client.session_id} was told {client.followed}, there is {wanted}")
 
     def situation(self) -> str:
         """Why nothing happens: what sessions with work wait for."""

@@ -32,12 +32,25 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Trigger:
+    """A moment that is known only while it runs: so many events of a type were committed."""
+
+    event: str
+    count: int
+
+
+@dataclass(frozen=True)
 class Action:
-    """Something that a client does at a time: `send`, `cancel`, `close`, `answer`, `abort`, `schedule`, …"""
+    """Something that a client does at a time: `send`, `cancel`, `close`, `answer`, `abort`, `schedule`, …
+
+    Attributes:
+        on: then `at` is counted from this moment of the client's tree.
+    """
 
     at: float
     kind: str
     what: dict[str, Any] = field(default_factory=dict)
+    on: Trigger | None = None
 
 
 @dataclass(frozen=True)
@@ -56,16 +69,19 @@ class Fault:
     Attributes:
         pick: chooses among the processes that are there then, 0 to 1.
         seconds: how long it lasts, where it lasts.
+        on: then `at` is counted from this moment, and it hits the processes of the session whose event it is.
     """
 
     at: float
     kind: str
     pick: float = 0.0
     seconds: float = 0.0
+    on: Trigger | None = None
 
     def __str__(self) -> str:
         lasts = f" for {self.seconds:.3f} s" if self.seconds else ""
-        return f"{self.at:8.3f} s  {self.kind}{lasts} (pick {self.pick:.3f})"
+        after = f" after {self.on.event} {self.on.count}" if self.on else ""
+        return f"{self.at:8.3f} s{after}  {self.kind}{lasts} (pick {self.pick:.3f})"
 
 
 @dataclass(frozen=True)
@@ -97,10 +113,10 @@ class Plan:
         """The same plan again."""
         data = json.loads(text)
         work = tuple(
-            Work(item["session_id"], item["spec"], tuple(Action(**action) for action in item["actions"]))
+            Work(item["session_id"], item["spec"], tuple(Action(**_triggered(action)) for action in item["actions"]))
             for item in data.pop("work")
         )
-        return cls(**{**data, "work": work, "faults": tuple(Fault(**fault) for fault in data["faults"])})
+        return cls(**{**data, "work": work, "faults": tuple(Fault(**_triggered(fault)) for fault in data["faults"])})
 
     def describe(self) -> Iterator[str]:
         """Lines for people."""
@@ -109,10 +125,17 @@ class Plan:
             f"at most {self.max_actors} frames each, {len(self.work)} root sessions, faults within {self.seconds:.0f} s"
         )
         for work in self.work:
-            kinds = ", ".join(f"{action.kind} at {action.at:.2f}" for action in work.actions)
+            kinds = ", ".join(
+                f"{action.kind} at {action.at:.2f}" + (f" after {action.on.event} {action.on.count}" if action.on else "")
+                for action in work.actions
+            )
             yield f"  {work.session_id}: {kinds}"
         for fault in self.faults:
             yield f"  {fault}"
+
+
+def _triggered(item: dict[str, Any]) -> dict[str, Any]:
+    return {**item, "on": Trigger(**item["on"]) if item.get("on") else None}
 
 
 def task(chosen: random.Random, name: str, policies: list[str], *, spawns: bool) -> Task:
@@ -126,7 +149,8 @@ def task(chosen: random.Random, name: str, policies: list[str], *, spawns: bool)
         for index in range(chosen.choice((1, 1, 2, 2, 3))):
             calls.append(call(chosen, f"{name}.{number}.{index}", policies, spawns=spawns))
         rounds.append(tuple(calls))
-    thinking = tuple(round(chosen.choice((0.02, 0.2, 1.0, 3.0)) * chosen.random(), 3) for _ in range(len(rounds) + 1))
+    times = (0.02, 0.02, 0.2, 0.2, 1.0, 1.0, 3.0, 3.0, 25.0)
+    thinking = tuple(round(chosen.choice(times) * chosen.random(), 3) for _ in range(len(rounds) + 1))
     return Task(name, tuple(rounds), thinking)
 
 
@@ -209,16 +233,39 @@ def session(chosen: random.Random, number: int, busy: float) -> Work:
         if chosen.random() < 0.08:
             actions.append(Action(at, "abort"))
         if chosen.random() < 0.12:
-            wakeup = {"name": f"w{run}", "prompt": task(chosen, f"{session_id}.w{run}", policies, spawns=False).text(),
-                      "seconds": round(chosen.uniform(0.5, 20.0), 3), "every": None}  # fmt: skip
-            actions.append(Action(at, "schedule", wakeup))
+            actions.append(Action(at, "schedule", wakeup(chosen, f"{session_id}.w{run}", f"w{run}", policies)))
     draw = chosen.random()
     if draw < 0.15:
         actions.append(Action(at + chosen.random() * busy, "close"))
     elif draw < 0.30:
         content = task(chosen, f"{session_id}.again", policies, spawns=spawns).text()
         actions.append(Action(at + chosen.random() * busy, "replace", {"run_id": "r0", "content": content}))
-    return Work(session_id, spec, tuple(sorted(actions, key=lambda action: action.at)))
+    for _ in range(chosen.choice((0, 0, 1, 2))):
+        kind = chosen.choice(("cancel", "cancel", "cancel_child", "cancel_child", "close_child", "abort", "upgrade"))
+        moment = Trigger(chosen.choice(MOMENTS), chosen.choice((1, 1, 2, 3, 5)))
+        actions.append(Action(soon(chosen), kind, {"run_id": None}, moment))
+    return Work(session_id, spec, tuple(sorted(actions, key=lambda action: (action.on is not None, action.at))))
+
+
+def wakeup(chosen: random.Random, task_name: str, name: str, policies: list[str]) -> dict[str, Any]:
+    """A wakeup, once or again and again."""
+    every = round(chosen.uniform(1.0, 9.0), 3) if chosen.random() < 0.3 else None
+    prompt = task(chosen, task_name, policies, spawns=False).text()
+    return {"name": name, "prompt": prompt, "seconds": round(chosen.uniform(0.5, 20.0), 3), "every": every}
+
+
+MOMENTS = (
+    "run_accepted", "run_started", "model_call_started", "model_call_completed", "model_call_completed",
+    "model_call_reissued", "tool_started", "tool_started", "tool_finished", "child_spawned", "child_finished",
+    "cancel_requested", "session_activated", "session_crashed", "session_moved", "input_requested", "timer_set",
+    "timer_fired", "run_finished",
+)  # fmt: skip
+"""Events at which something else happens, soon after their commit."""
+
+
+def soon(chosen: random.Random) -> float:
+    """So long after a moment: mostly before whoever is concerned has heard of it, or just then."""
+    return round(chosen.choice((0.0, 0.001, 0.003, 0.01, 0.1, 1.0)) * chosen.random(), 4)
 
 
 def budget(chosen: random.Random) -> dict[str, Any]:
@@ -237,11 +284,11 @@ def budget(chosen: random.Random) -> dict[str, Any]:
 
 KINDS = {
     "kill_frame": 8, "kill_node": 4, "kill_supervisor": 3, "pause_frame": 5, "pause_node": 3, "pause_supervisor": 2,
-    "slow_kill": 3, "trouble": 4, "clock_step": 1, "endpoint": 2, "drain": 1,
+    "slow_kill": 3, "trouble": 4, "clock_step": 1, "endpoint": 2, "drain": 2, "slow_calls": 5, "exporter": 1,
 }  # fmt: skip
 STORE_KINDS = {"store_down": 2, "lose_connection": 4, "lose_commit": 5, "hang_commit": 3, "slow_store": 2}
 MACHINE_KINDS = {"cut_off": 2, "lose_machine": 1, "second_supervisor": 1}
-LASTING = ("pause", "slow", "trouble", "cut", "endpoint", "store", "hang", "drain", "second", "clock", "lose_c")
+LASTING = ("pause", "slow", "trouble", "cut", "endpoint", "store", "hang", "drain", "second", "clock", "lose_c", "exp")
 
 
 def faults(chosen: random.Random, backend: str, machines: int, window: float) -> tuple[Fault, ...]:
@@ -264,8 +311,11 @@ def faults(chosen: random.Random, backend: str, machines: int, window: float) ->
         seconds = 0.0
         if kind.startswith(LASTING):
             seconds = round(chosen.choice((0.05, 0.5, 3.0, 8.0, 15.0, 40.0)) * (0.5 + chosen.random()), 3)
-        found.append(Fault(round(chosen.random() * window, 3), kind, round(chosen.random(), 3), seconds))
-    return tuple(sorted(found, key=lambda fault: fault.at))
+        at, moment = round(chosen.random() * window, 3), None
+        if chosen.random() < 0.5:
+            at, moment = soon(chosen), Trigger(chosen.choice(MOMENTS), chosen.choice((1, 2, 3, 5, 8, 13)))
+        found.append(Fault(at, kind, round(chosen.random(), 3), seconds, moment))
+    return tuple(sorted(found, key=lambda fault: (fault.on is not None, fault.at)))
 
 
 def draw(seed: int, backend: str | None = None) -> Plan:

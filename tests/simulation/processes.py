@@ -47,7 +47,7 @@ class NodeProcess:
         self._actor = actor
         machine = actor.machine
         self._gateway = CountedGateway(prices=world.prices)
-        self._gateway.count = world.endpoint.count
+        self._gateway.count = world.model_call
         config = NodeConfig(
             world.store.dsn, world.namespace, machine.node_id, f"node-{machine.node_id}",
             span_directory=world.span_directory,
@@ -264,6 +264,9 @@ class SupervisorProcess:
 
     async def ready(self, timeout: float) -> dict[str, Any]:
         return await self.supervisor.ready(timeout)
+
+    async def directory(self) -> dict[str, Any]:
+        return self.supervisor.directory()
 
     async def want(self, placement: str) -> None:
         await self.supervisor.ready(30.0)

@@ -25,6 +25,7 @@ from .invariants import Invariants
 from .plan import Plan
 from .processes import SupervisorProcess
 from .scheduler import Exhausted, Process, Scheduler, Signal
+from .spans import Collector
 
 assert model
 
@@ -89,6 +90,7 @@ class World:
         self.notices: dict[str, float | None] = {}
         self.slow_kills: dict[int, float] = {}
         self.clients: list[Client] = []
+        self.spans = Collector()
         self.store: Any = None
         self.invariants = Invariants(self)
         self.faults = Faults(self)
@@ -111,6 +113,11 @@ class World:
         self.note(f"effect {context.call_key} epoch {context.epoch}")
         self.invariants.check_effect(effect)
 
+    def model_call(self, wait_key: str) -> None:
+        """A node service asks a model, which costs."""
+        self.endpoint.count(wait_key)
+        self.invariants.check_model_call(wait_key)
+
     def committed(self, sql: str) -> list[Any]:
         """Rows of what is committed now."""
         found: list[Any] = self.store.rows(sql)
@@ -132,6 +139,8 @@ class World:
 
     def forget(self, session_ids: list[str]) -> None:
         """Sessions were removed: others may have their ids."""
+        self.invariants.forget(session_ids)
+        self.spans.forget(session_ids)
         gone = {f"{session_id}/" for session_id in session_ids}
         self.effects = [one for one in self.effects if one.call_key[: one.call_key.index("/") + 1] not in gone]
         for key in [key for key in self.endpoint.calls if key[: key.index("/") + 1] in gone]:
@@ -228,7 +237,7 @@ class World:
             patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
             patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
             patch("understudy.actors.frame._unpickle", tools.unpickle),
-            patch("understudy.cluster.projection.span_exporter", lambda *_args: Nowhere()),
+            patch("understudy.cluster.projection.span_exporter", lambda *_args: self.spans),
         ):
             tools.WORLD.append(self)
             self.store = stores.store_of(self, self.plan.backend)
@@ -241,8 +250,13 @@ class World:
         """A journal's transaction, which the invariants watch."""
 
         def transaction(journal: Journal, group: Any) -> Committed:
+            generation, began = journal.generation, self.scheduler.time()
             committed: Committed = original(journal, group)
-            self.invariants.committed(self.scheduler.current.name, committed)
+            self.invariants.committed(self.scheduler.current.name, generation, began, committed)
+            for event in committed.events:
+                self.faults.committed(event)
+                for client in self.clients:
+                    client.committed(event)
             return committed
 
         return transaction
@@ -284,18 +298,3 @@ class World:
         except TimeoutError:
             pass  # it is told below
         self.invariants.check_end()
-
-
-class Nowhere:
-    """Where spans go that nobody reads."""
-
-    def export(self, _spans: Any) -> Any:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        pass
-
-    def force_flush(self, _timeout: int = 0) -> bool:
-        return True
