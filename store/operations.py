@@ -22,8 +22,11 @@ from . import charging, questions, waiting
 from .beginnings import spawn
 from .budgets import Ask
 from .endings import DEADLINE_TIMER, end_without_agent, finish_run
-from .statements import RUN, TOOL_CALL
+from .statements import EVENT, RUN, TOOL_CALL
 from .transaction import Row, Transaction
+
+OUTCOMES = (events.ModelCallCompleted.type, events.ModelCallFailed.type)
+"""What a model call can become; each attempt's is told once."""
 
 
 def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | None = None) -> CommitResult:
@@ -240,6 +243,8 @@ def answer(
     if incarnation < row["first_incarnation"]:  # between that and the present one it had another specification
         return AnswerResult(False)
     won = current and row["wait"] == "model"
+    if not won and _is_known(tx, session_id, run_id, key):
+        return AnswerResult(False, repeated=True)
     tokens = got.usage.total_tokens
     tx.changed(row)
     row["tokens_used"] += tokens
@@ -286,6 +291,13 @@ def answer(
         return AnswerResult(True, message, ended=True)
     tx.wake(row)
     return AnswerResult(True, message, calls=calls)
+
+
+def _is_known(tx: Transaction, session_id: str, run_id: str, request_key: str) -> bool:
+    """Whether the log has this call's outcome: a commit that is tried again may have taken effect the first time."""
+    mine = (EVENT.c.namespace == tx.namespace, EVENT.c.session_id == session_id, EVENT.c.run_id == run_id)
+    told = select(EVENT.c.body).where(*mine, EVENT.c.type.in_(OUTCOMES))
+    return any(body["request_key"] == request_key for body in tx.read(told, session_id).scalars())
 
 
 def _trace_of(tx: Transaction, session_id: str, run_id: str) -> str:

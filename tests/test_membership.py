@@ -138,6 +138,8 @@ class Machinery:
 
     def __init__(self, *node_ids: str) -> None:
         self.nodes = {node_id: Node(node_id) for node_id in node_ids}
+        self.tried: list[str] = []
+        self.failure: Exception | None = None
         self.abandoned: list[str] = []
         self.obstacle = ""
         self.noticed: dict[str, float | None] = {}
@@ -177,7 +179,10 @@ class Machinery:
     async def frames(self, node_id: str) -> list[Any]:
         return [self.frame] if node_id == self.frame.node_id else []
 
-    async def create_frame(self, _node: Any, _frame_id: str, _placement: str) -> Any:
+    async def create_frame(self, _node: Any, frame_id: str, _placement: str) -> Any:
+        self.tried.append(frame_id)
+        if self.failure is not None:
+            raise self.failure
         if self.obstacle:
             raise Unschedulable(self.obstacle)
         await asyncio.Event().wait()
@@ -449,3 +454,15 @@ async def test_a_death_whose_watch_was_lost_is_told(machinery: Machinery) -> Non
     node = machinery.nodes["a"]
     await node.until(lambda: node.deaths == [frame.frame_id])
     assert frame.watched == 2
+
+
+async def test_what_a_frame_held_that_was_not_seen_to_start_goes_on(machinery: Machinery) -> None:
+    """Given a frame whose creation failed after its process had begun, when that is noticed, then its node's service
+    hears that the frame is not among those that live, but may."""
+    node, supervisor = machinery.nodes["b"], machinery.supervisor  # type: ignore[attr-defined]
+    machinery.failure = ServiceGone("it died while it started")
+    node.demand = {"": {"ready": 1, "acting": 0, "waiting": 0, "standby": 0, "taken": 0, "frames": []}}
+    told = len(node.told)
+    await node.until(lambda: bool(machinery.tried) and any(machinery.tried[0] in lost for *_, lost in node.told[told:]))
+    assert all(machinery.tried[0] not in alive for _, alive, _, lost in node.told[told:] if machinery.tried[0] in lost)
+    assert machinery.tried[0] not in supervisor._frames

@@ -36,8 +36,9 @@ from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import ActivationId, Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.spec import Supervision
-from understudy.store import activation, beginnings, endings, operations, queries
+from understudy.store import activation, beginnings, draining, endings, operations, queries
 from understudy.store.activation import FrameRef
+from understudy.store.check import check
 from understudy.store.engine import Database
 from understudy.store.failures import StoreRace
 from understudy.store.journal import Journal
@@ -453,6 +454,24 @@ async def test_a_quarantined_child_leaves_its_parent_a_result(db: Store) -> None
     assert db.session("kid")["status"] == "quarantined"
 
 
+@pytest.mark.parametrize("end", ["close", "cancel"])
+async def test_what_moved_and_has_nothing_to_do_any_more_is_not_expected(db: Store, end: str) -> None:
+    """Given a session that a drained node gave away between two runs, when its queue is ended, then it rests, and the
+    books balance."""
+    await db.own()
+    await db.create("s")
+    await db.accept("s")
+    await db.do(lambda tx: draining.leave(tx, tx.session("s"), "node-1", ["node-2"]))
+    assert db.session()["moved"] == 1
+    if end == "close":
+        await db.do(endings.close, "s", "enough")
+    else:
+        await db.do(lambda tx: endings.request_cancel(tx, tx.session("s"), "enough", "r"))
+    assert (db.session()["moved"], db.session()["active"]) == (0, 0)
+    with db.database.read() as connection:
+        assert check(connection, db.namespace) == []
+
+
 # Answers.
 
 
@@ -465,6 +484,19 @@ async def test_the_first_answer_wins(db: Store) -> None:
     row = db.session()
     assert (row["tokens_used"], row["tokens_redone"]) == (30, 15)
     assert [kind for _, kind in db.log()].count("model_call_completed") == 2
+
+
+async def test_a_late_answer_that_is_committed_again_is_counted_once(db: Store) -> None:
+    """Given a commit whose outcome was not known, and other answers since, when it is tried again, then nothing is
+    added."""
+    await db.asking()
+    await db.answer("s", content="one")
+    await db.answer("s", attempt=2, content="two")
+    await db.answer("s", attempt=3, content="three")
+    before = db.dump()
+    again = await db.answer("s", attempt=2, content="two")
+    assert (again.won, again.repeated) == (False, True)
+    assert db.dump() == before
 
 
 async def test_two_answers_in_one_group(db: Store) -> None:

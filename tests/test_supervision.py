@@ -285,6 +285,14 @@ async def test_a_run_that_does_not_end_is_ended_by_force(kernel: k.Kernel) -> No
     assert kernel.service.recovery.swept == 0
 
 
+async def test_a_condemned_frame_that_is_gone_is_forgotten(kernel: k.Kernel) -> None:
+    """Given a frame whose process shall be killed, when a supervisor tells that others live, then nobody is asked to
+    kill it any more."""
+    kernel.service.frames.condemned.add("of a process that died unnoticed")
+    await kernel.take_up(kernel.generation, [kernel.node_id], list(kernel.workers))
+    assert kernel.service.frames.condemned == set()
+
+
 @pytest.mark.parametrize("moment", ["in a tool", "in a model call", "waiting for a child"])
 async def test_a_run_past_its_time_is_ended(kernel: k.Kernel, moment: str) -> None:
     """Given a run with a budget of 0.3 s, wherever it is then, it is told to end, with everything below it."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from understudy.records import ActivationId
 from understudy.store import journal, queries
 
 from .test_store import MINUTE, Store, opened
@@ -57,3 +58,16 @@ async def test_commits_of_a_journal_never_share_a_time(db: Store, clock: Clock) 
     clock.at -= 1_000
     await db.accept("s", "second")
     assert times(db) == [clock.at + 1_000, clock.at + 1_001, clock.at + 1_002]
+
+
+async def test_an_id_that_is_used_again_is_a_later_incarnation(db: Store, clock: Clock) -> None:
+    """Given a session that was removed, and a clock that is set back, when another one is made under its id, then
+    whatever is left of the first is older than the second."""
+    await db.asking()
+    removed = db.held("s", 1)
+    clock.at -= HOUR
+    await db.journal.submit(lambda tx: tx.drop(["s"]))
+    await db.create("s")
+    row = db.session()
+    assert ActivationId.of(row) > removed
+    assert row["created_at"] == clock.at + 1

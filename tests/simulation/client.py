@@ -93,7 +93,7 @@ class Client:
         self._waiting = [action for action in work.actions if action.on is not None]
         self._seen: Counter[str] = Counter()
         self._specification = 0
-        self._recurring = ""
+        self._recurring: list[str] = []
         self.accepted: list[str] = []
         self.refused: list[str] = []
         self.closed = False
@@ -241,12 +241,12 @@ class Client:
         except UnderstudyError as error:
             self.world.note(f"no wakeup: {error}")
         if action.what["every"] is not None:
-            self._recurring = action.what["name"]
+            self._recurring.append(action.what["name"])
 
     async def _no_wakeup(self) -> None:
-        """A wakeup that recurs would go on for ever."""
-        if self._recurring:
-            await self._change("cancel_wakeup", self.session_id, self._recurring)
+        """Wakeups that recur would go on for ever."""
+        while self._recurring:
+            await self._change("cancel_wakeup", self.session_id, self._recurring.pop())
 
     async def _attend(self) -> None:
         """Answer what sessions of the tree ask."""
