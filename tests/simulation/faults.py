@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .world import World
 
 SLOW_METHODS = (
-    "step", "commit", "blob", "specification", "reload", "interrupted", "request", "frame_died", "take_up", "demand",
-    "notice", "watched_by", "retire", "acquire", "start", "kill_process", "blob",
+    "step", "step", "commit", "commit", "blob", "blob", "specification", "reload", "interrupted", "request",
+    "frame_died", "take_up", "demand", "notice", "watched_by", "retire", "acquire", "start", "kill_process",
 )  # fmt: skip
 SLOW_SECONDS = 6.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections import Counter
@@ -21,11 +22,12 @@ from understudy.events import (
 )
 from understudy.observability.metrics import Metrics
 from understudy.observability.spans import spans_of
-from understudy.records import LEASE_SECONDS
+from understudy.records import LEASE_SECONDS, ModelRequest
 from understudy.store import queries
 from understudy.store.check import check
 from understudy.store.journal import Committed
 from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
+from understudy.testing.policies import content_text
 
 from .spans import key_of, text_of
 from .tools import POLICY_OF
@@ -41,6 +43,9 @@ CHECKED_SHARE = 0.02
 
 ABANDON_SECONDS = 30.0
 """So long after something had happened to a machine it may be given up for it."""
+
+HARMLESS = ("kill_frame", "pause_frame", "endpoint", "exporter", "clock_step")
+"""Faults of which node services hear at once, or not at all."""
 
 QUIET_SECONDS, QUIET_COMMITS = 10.0, 150
 """So many commits, within so many seconds without a single event, are done for nothing."""
@@ -139,10 +144,19 @@ class Invariants:
             for (child,) in self._world.committed(at_work):
                 self.violated(f"run {run[1]} of {run[0]} ended ({event.status}) before its sub-agent {child}")
 
-    def check_model_call(self, wait_key: str) -> None:
-        """A model is asked: nobody has its answer yet."""
+    def check_model_call(self, request: ModelRequest) -> None:
+        """A model is asked: nobody has its answer yet, and it is sent what was committed."""
+        wait_key = request.wait_key
         if wait_key in self._answered:
             self.violated(f"the model call {wait_key} is made again, and its answer was committed")
+        sent = [_said(message) for message in request.messages if message["role"] != "system"]
+        session_id = wait_key.partition("/")[0]
+        with self._world.store.committed() as connection:
+            where = MESSAGE.c.session_id == session_id
+            rows = connection.execute(select(MESSAGE.c.role, MESSAGE.c.body).where(where).order_by(MESSAGE.c.seq))
+            stored = [_said({"role": row.role, **row.body}) for row in rows]
+        if sent != stored:
+            self.violated(f"the model call {wait_key} was sent {sent}, and the store has {stored}")
 
     def check_abandoned(self, machine: Machine) -> None:
         """A machine on which nothing went wrong is not given up."""
@@ -212,6 +226,8 @@ class Invariants:
         self._services()
         for context in self._world.scheduler.errors:
             self.violated(f"an error reached an event loop: {context.get('message')} {context.get('exception')!r}")
+        for text in getattr(self._world.store, "deadlocks", ()):
+            self.violated(f"a deadlock: {text}")
         for refused in self._world.endpoint.refused:
             self.violated(f"the endpoint was sent what it refuses: {refused}")
 
@@ -257,20 +273,36 @@ class Invariants:
 
     def _interruptions(self, connection: Any) -> None:
         """Tools and model calls are cancelled only in runs that were asked to end."""
-        kinds = ("cancel_requested", "tool_finished", "model_call_failed", "shutdown_forced", "session_quarantined")
+        kinds = (
+            "cancel_requested", "tool_finished", "model_call_failed", "shutdown_forced", "session_quarantined",
+            "child_spawned", "run_finished",
+        )  # fmt: skip
         statement = select(EVENT).where(EVENT.c.type.in_(kinds)).order_by(EVENT.c.session_id, EVENT.c.seq)
         asked: set[tuple[str, str | None]] = set()
         for row in connection.execute(statement).mappings():
             event, run = queries.event_from_row(row), (row["session_id"], row["run_id"])
             if row["type"] in ("cancel_requested", "shutdown_forced", "session_quarantined"):
                 asked.add(run)
+            elif row["type"] == "child_spawned":
+                if run in asked:
+                    self.violated(f"a sub-agent of {run} was spawned behind its cancel")
+            elif isinstance(event, RunFinished):
+                if run not in asked and event.error_code == "aborted":
+                    self.violated(f"{run} failed, since a model call was aborted, and it was not cancelled")
             elif run not in asked and getattr(event, "outcome", "") == "cancelled":
                 self.violated(f"call {event.call_id} of {run} was cancelled, and its run was not")  # type: ignore[attr-defined]
             elif run not in asked and getattr(event, "error_code", "") == "aborted":
                 self.violated(f"a model call of {run} was aborted, and its run was not cancelled")
 
     def _results(self, connection: Any) -> None:
-        """What the model was told of its calls is what happened."""
+        """What the model was told of its calls is what happened, and each input has its own answer."""
+        statement = select(MESSAGE.c.session_id, MESSAGE.c.run_id, MESSAGE.c.body).where(MESSAGE.c.role == "user")
+        inputs = {(row.session_id, row.run_id): row.body["content"] for row in connection.execute(statement)}
+        ended = select(RUN.c.session_id, RUN.c.run_id, RUN.c.text).where(RUN.c.status == "completed")
+        for row in connection.execute(ended):
+            task = json.loads(inputs[row.session_id, row.run_id])["name"]
+            if not row.text.startswith(f"{task}: "):
+                self.violated(f"{row.session_id}/{row.run_id} was asked {task}, and answered {row.text[:60]!r}")
         effects = Counter(effect.call_key for effect in self._world.effects)
         statement = select(MESSAGE.c.session_id, MESSAGE.c.body).where(MESSAGE.c.role == "tool")
         calls = {
@@ -341,6 +373,8 @@ class Invariants:
         for name, actor in self._world.cluster.actors.items():
             if name.startswith("node/") and actor.target is not None:
                 self._world.counts["swept"] += actor.target.service.recovery.swept
+                if actor.target.service.recovery.swept and not self._may_lose_a_wake_up():
+                    self.violated(f"{name}: the sweep found a session that nobody had woken, and nothing was lost")
                 self._metrics(name, actor.target.service)
         self._spans()
         self._followed()
@@ -356,6 +390,10 @@ class Invariants:
         for metric, totals in counted["totals"].items():
             if measured["totals"].get(metric) != totals:
                 self.violated(f"{name}: {metric} is {measured['totals'].get(metric)}, its log says {totals}")
+
+    def _may_lose_a_wake_up(self) -> bool:
+        """Whether something went wrong that may keep a service from hearing what was committed."""
+        return any(fault.kind not in HARMLESS for fault in self._world.plan.faults)
 
     def _spans(self) -> None:
         """The collector has every span of the log, and no other."""
@@ -394,6 +432,11 @@ class Invariants:
             lines += [f"  inbox of {row.session_id}: {row.kind} {row.key}" for row in connection.execute(select(INBOX))]
         alive = [name for name, actor in self._world.cluster.actors.items() if actor.alive]
         return "\n".join([*lines, f"  processes: {alive}"])
+
+
+def _said(message: dict[str, Any]) -> tuple[str, str, int]:
+    """What a message says, without the ids that each side has of its own."""
+    return message["role"], content_text(message), len(message.get("tool_calls") or ())
 
 
 def actor_deaths(world: World) -> list[int]:

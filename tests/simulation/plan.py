@@ -310,7 +310,7 @@ def faults(chosen: random.Random, backend: str, machines: int, window: float) ->
         kind = chosen.choices(names, weights)[0]
         seconds = 0.0
         if kind.startswith(LASTING):
-            seconds = round(chosen.choice((0.05, 0.5, 3.0, 8.0, 15.0, 40.0)) * (0.5 + chosen.random()), 3)
+            seconds = round(chosen.choice((0.05, 0.5, 3.0, 5.0, 8.0, 15.0, 40.0)) * (0.5 + chosen.random()), 3)
         at, moment = round(chosen.random() * window, 3), None
         if chosen.random() < 0.5:
             at, moment = soon(chosen), Trigger(chosen.choice(MOMENTS), chosen.choice((1, 2, 3, 5, 8, 13)))

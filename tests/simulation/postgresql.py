@@ -58,6 +58,11 @@ class PostgresqlStore:
         found: Any = self.server.backend.storage.read(None, sql, {})
         return list(found.fetchall())
 
+    @property
+    def deadlocks(self) -> list[str]:
+        """Clients whose transaction was ended for a deadlock."""
+        return self.server.backend.deadlocks
+
     def close(self) -> None:
         """Nothing is left of it."""
 

@@ -31,11 +31,11 @@ CREATE_SECONDS = 120.0
 class CountedGateway(Gateway):
     """The gateway; each model call that it is asked for is counted, for it is paid."""
 
-    count: Callable[[str], None]
+    count: Callable[[ModelRequest], None]
 
     async def call(self, request: ModelRequest, *arguments: Any) -> ModelAnswer:
         """See `Gateway.call`."""
-        self.count(request.wait_key)
+        self.count(request)
         return await super().call(request, *arguments)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from understudy.actors.tools import ToolContext
+from understudy.records import ModelRequest
 from understudy.store.journal import Committed, Journal
 from understudy.supervisor.capacity import Memory
 
@@ -113,10 +114,10 @@ class World:
         self.note(f"effect {context.call_key} epoch {context.epoch}")
         self.invariants.check_effect(effect)
 
-    def model_call(self, wait_key: str) -> None:
+    def model_call(self, request: ModelRequest) -> None:
         """A node service asks a model, which costs."""
-        self.endpoint.count(wait_key)
-        self.invariants.check_model_call(wait_key)
+        self.endpoint.count(request.wait_key)
+        self.invariants.check_model_call(request)
 
     def committed(self, sql: str) -> list[Any]:
         """Rows of what is committed now."""

@@ -97,6 +97,7 @@ class Backend:
         self.sessions: dict[int, Session] = {}
         self.locks = Locks(host.now, self._woken)
         self.commits = 0
+        self.deadlocks: list[str] = []
         self._numbers = 0
         self._keys: dict[Key, Transaction] = {}
         self._writers: dict[Hashable, Transaction] = {}
@@ -428,6 +429,7 @@ class Backend:
                 wait.searched = True
                 if error is None and self.locks.is_in_deadlock(wait):
                     error = errors.DeadlockDetected("deadlock detected")
+                    self.deadlocks.append(session.client)
                 if error is not None:
                     self.locks.give_up(wait)
                     raise error
