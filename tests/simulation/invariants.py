@@ -29,10 +29,12 @@ from understudy.store.journal import Committed
 from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 from understudy.testing.policies import content_text
 
+from .hooks import refused
 from .spans import key_of, text_of
 from .tools import POLICY_OF
 
 if TYPE_CHECKING:
+    from understudy.actors.hooks import HookContext
     from understudy.cluster.node_service import NodeService
 
     from .cluster import Machine
@@ -77,6 +79,8 @@ class Invariants:
         self._answered: set[str] = set()
         self._crashed: set[tuple[str, int]] = set()
         self._forced: set[tuple[str, str | None]] = set()
+        self._hooked: Counter[tuple[str, str]] = Counter()
+        self._with_hooks = {work.session_id for work in world.plan.work if work.spec.get("hooks")}
         world.cluster.violated = self.violated
 
     def violated(self, text: str) -> None:
@@ -92,6 +96,8 @@ class Invariants:
         self._answered = {key for key in self._answered if key.partition("/")[0] not in gone}
         self._crashed = {known for known in self._crashed if known[0] not in gone}
         self._started = {known: at for known, at in self._started.items() if known[0] not in gone}
+        kept = {known: count for known, count in self._hooked.items() if known[1].partition("/")[0] not in gone}
+        self._hooked = Counter(kept)
 
     def committed(self, process: str, generation: int, began: float, committed: Committed) -> None:
         """A journal has committed: nobody works for nothing, and the books balance.
@@ -158,6 +164,13 @@ class Invariants:
         if sent != stored:
             self.violated(f"the model call {wait_key} was sent {sent}, and the store has {stored}")
 
+    def check_hook(self, context: HookContext) -> None:
+        """A hook is told whether it may have been called before."""
+        known = (context.point, context.call_key)
+        if self._hooked[known] and not context.redone:
+            self.violated(f"the hook {context.point} was called again for {context.call_key}, and not told")
+        self._hooked[known] += 1
+
     def check_abandoned(self, machine: Machine) -> None:
         """A machine on which nothing went wrong is not given up."""
         now = self._world.scheduler.time()
@@ -180,6 +193,11 @@ class Invariants:
             ).first()  # fmt: skip
         if row is None:
             return self.violated(f"effect of {effect.call_key}, which no model asked for")
+        if session_id in self._with_hooks:
+            if not self._hooked["before_tool", effect.call_key]:
+                self.violated(f"effect of {effect.call_key}, and no hook was asked")
+            if refused(effect.call_key):
+                self.violated(f"effect of {effect.call_key}, which a hook refused")
         policy = POLICY_OF[row.tool]
         if policy == "rerun":
             return None
@@ -314,6 +332,9 @@ class Invariants:
             call = calls.get((session_id, call_id))
             if call is None or call.tool not in POLICY_OF:
                 continue
+            key = f"{session_id}/{call_id}"
+            if session_id in self._with_hooks and text.startswith("did ") and not self._hooked["after_tool", key]:
+                self.violated(f"{key} has a result that no hook has seen")
             count = effects[f"{session_id}/{call_id}"]
             if text.startswith("did ") and count == 0:
                 self.violated(f"{session_id}/{call_id} is said to have acted, and has not")

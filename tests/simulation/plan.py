@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from .hooks import HOOKS
 from .tools import BY_POLICY, TOOLS
 
 SPAWN = "spawn_agent"
@@ -328,6 +329,8 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     count = shape.choice((2, 4, 8))
     window = shape.choice(WINDOWS)
     work = tuple(session(random.Random(f"{seed}/work/{number}"), number, window / 2) for number in range(count))
+    hooked = random.Random(f"{seed}/hooks")
+    work = tuple(replace(item, spec={**item.spec, "hooks": HOOKS}) if hooked.random() < 0.25 else item for item in work)
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
         faults(random.Random(f"{seed}/faults"), backend, machines, window), window,

@@ -11,6 +11,7 @@ import contextvars
 import heapq
 import itertools
 import random
+import warnings
 import zlib
 from asyncio import base_events, events
 from collections import deque
@@ -421,9 +422,11 @@ class Scheduler(base_events.BaseEventLoop):
             process.dead = True
             for lane in process._lanes:
                 lane.ready.clear()
-        for _ in range(10):  # what is taken apart may begin something else, which is taken apart in its turn
-            for process in everybody:
-                self._take_apart(process)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that nobody runs any more
+            for _ in range(10):  # what is taken apart may begin something else, which is taken apart in its turn
+                for process in everybody:
+                    self._take_apart(process)
         self._timers.clear()
         self._ready.clear()
         self.close()

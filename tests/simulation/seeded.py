@@ -133,7 +133,7 @@ def main() -> int:
         importlib.import_module(library)
     names, survived, began = options.names or list(read()), 0, time.perf_counter()
     with multiprocessing.get_context("fork").Pool(options.processes, maxtasksperchild=1) as pool:
-        for name, seeds, what in pool.imap(partial(_hunted, seeds=options.seeds), names, chunksize=1):
+        for name, seeds, what in pool.imap_unordered(partial(_hunted, seeds=options.seeds), names, chunksize=1):
             survived += seeds is None
             told = f"killed after {seeds:3} seeds: {what[:130]}" if seeds is not None else f"SURVIVED {what}"
             print(f"{name:36} {told}", flush=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from understudy.actors.hooks import HookContext
 from understudy.actors.tools import ToolContext
 from understudy.records import ModelRequest
 from understudy.store.journal import Committed, Journal
@@ -118,6 +119,11 @@ class World:
         """A node service asks a model, which costs."""
         self.endpoint.count(request.wait_key)
         self.invariants.check_model_call(request)
+
+    def hooked(self, context: HookContext) -> None:
+        """A hook is called."""
+        self.note(f"hook {context.point} {context.call_key}{' again' if context.redone else ''}")
+        self.invariants.check_hook(context)
 
     def committed(self, sql: str) -> list[Any]:
         """Rows of what is committed now."""
