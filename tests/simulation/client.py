@@ -225,11 +225,21 @@ class Client:
         await self._close(action)
         await self._until_all_ended()
         self._following.cancel()
-        if await operator.prune(self.world, self.session_id):
+        if gone := await operator.prune(self.world, self.session_id):
+            self.world.forget(gone)
             self.closed = False
             self.accepted.clear()
             self.world.counts["replaced"] += 1
             await self._spawn(action)
+            await self._send(action)
+
+    async def _put_away(self, action: Action) -> None:
+        """When all has ended, the session is exported, removed and imported, and goes on."""
+        await self._until_all_ended()
+        if self._child() is None and await operator.put_away(self.world, self.session_id):
+            self.world.counts["replaced"] += 1  # metrics are of another log now
+            self.world.counts["put away"] += 1
+            self.directory.settle(self.session_id, "")
             await self._send(action)
 
     async def _abort(self, _action: Action) -> None:

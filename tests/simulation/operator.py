@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from understudy.errors import UnderstudyError
-from understudy.store import retention
+from understudy.store import archive, retention
 from understudy.store.journal import Journal
 
 if TYPE_CHECKING:
@@ -15,26 +16,53 @@ if TYPE_CHECKING:
 TRIES = 40
 
 
-async def prune(world: World, root_id: str) -> bool:
-    """`understudy store prune`: remove a tree that has ended; False if it is kept."""
+async def prune(world: World, root_id: str) -> list[str]:
+    """`understudy store prune`: remove a tree that has ended; the sessions that are gone, none if it is kept."""
     tree: list[str] = []
     for _ in range(TRIES):
-        database = world.store.open(world.scheduler.current.name)
-        journal = Journal(database, world.namespace, "operator", lambda _committed: None, patience=20.0)
-        try:
-            journal.start()
-            found = [row[0] for row in world.committed(f"SELECT session_id FROM session WHERE root_id = '{root_id}'")]
-            tree = found or tree
-            removed = await journal.submit(lambda tx: retention.drop_tree(tx, root_id))
-            if removed.kept:
-                world.note(f"{root_id} is kept: {removed.kept}")
-        except UnderstudyError as error:
-            world.note(f"prune failed: {error}")
-        finally:
-            await journal.close()
+        found = [row[0] for row in world.committed(f"SELECT session_id FROM session WHERE root_id = '{root_id}'")]
+        tree = found or tree
+        removed = await _do(world, lambda tx: retention.drop_tree(tx, root_id))
+        if removed is not None and removed.kept:
+            world.note(f"{root_id} is kept: {removed.kept}")
         if tree and not world.committed(f"SELECT 1 FROM session WHERE session_id = '{root_id}'"):
-            world.forget(tree)
             world.note(f"{root_id} is removed: {tree}")
+            return tree
+        await asyncio.sleep(1.0)
+    return []
+
+
+async def put_away(world: World, root_id: str) -> bool:
+    """`understudy store export`, `prune` and `import`: a tree that has nothing to do, now or later, goes and comes back."""
+    if world.committed(
+        "SELECT 1 FROM session, timer WHERE session.session_id = timer.session_id"
+        f" AND session.root_id = '{root_id}' UNION SELECT 1 FROM session WHERE root_id = '{root_id}' AND active = 1"
+    ):
+        return False
+    with world.store.committed() as connection:
+        data = "".join(archive.export(connection, world.namespace, root_id, tree=True)).encode()
+    if not await prune(world, root_id):
+        return False
+    found = archive.read(data, "archive")
+    for _ in range(TRIES):
+        if await _do(world, lambda tx: archive.load(tx, found, trust_code=True)) is not None:
+            world.note(f"{root_id} is back")
             return True
         await asyncio.sleep(1.0)
+    world.invariants.violated(f"{root_id} was removed and can't be imported")
     return False
+
+
+async def _do(world: World, operation: Callable[[Any], Any]) -> Any:
+    """An operation in a journal of its own; None if it failed."""
+    journal = Journal(
+        world.store.open(world.scheduler.current.name), world.namespace, "operator", lambda _committed: None, patience=20.0
+    )  # fmt: skip
+    try:
+        journal.start()
+        return await journal.submit(operation)
+    except UnderstudyError as error:
+        world.note(f"an operator's command failed: {error}")
+        return None
+    finally:
+        await journal.close()

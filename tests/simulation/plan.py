@@ -248,6 +248,16 @@ def session(chosen: random.Random, number: int, busy: float) -> Work:
     return Work(session_id, spec, tuple(sorted(actions, key=lambda action: (action.on is not None, action.at))))
 
 
+def put_away(chosen: random.Random, work: Work, window: float) -> Work:
+    """The same work, and at its end the session is exported, removed and imported."""
+    if any(action.kind in ("close", "replace") for action in work.actions):
+        return work
+    content = task(chosen, f"{work.session_id}.back", sorted(BY_POLICY), spawns=False).text()
+    at = max(action.at for action in work.actions if action.on is None) + chosen.random() * window / 2
+    action = Action(at, "put_away", {"run_id": "back", "content": content})
+    return replace(work, actions=(*work.actions, action))
+
+
 def wakeup(chosen: random.Random, task_name: str, name: str, policies: list[str]) -> dict[str, Any]:
     """A wakeup, once or again and again."""
     every = round(chosen.uniform(1.0, 9.0), 3) if chosen.random() < 0.3 else None
@@ -331,6 +341,8 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     work = tuple(session(random.Random(f"{seed}/work/{number}"), number, window / 2) for number in range(count))
     hooked = random.Random(f"{seed}/hooks")
     work = tuple(replace(item, spec={**item.spec, "hooks": HOOKS}) if hooked.random() < 0.25 else item for item in work)
+    archived = random.Random(f"{seed}/archives")
+    work = tuple(put_away(archived, item, window) if archived.random() < 0.08 else item for item in work)
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
         faults(random.Random(f"{seed}/faults"), backend, machines, window), window,
