@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import random
+import signal
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from understudy.store import journal
 
 from .scheduler import EPOCH, Scheduler, Signal, Thread
 
+ENDLESS_SECONDS = 10.0
 
 class SimulatedThread:
     """`threading.Thread`."""
@@ -130,6 +132,30 @@ class Log(logging.Handler):
         if record.exc_info and record.exc_info[1] is not None:
             text += f" [{type(record.exc_info[1]).__name__}: {record.exc_info[1]}]"
         self._note(f"{record.levelname.lower()} {record.name.removeprefix('understudy.')}: {text}")
+
+
+class Endless(KeyboardInterrupt):
+    """A process computes without end; a kind of interrupt, since event loops let nothing else through."""
+
+
+@contextlib.contextmanager
+def watched(scheduler: Scheduler) -> Iterator[None]:
+    """Within this context raise `Endless` in a step that takes `ENDLESS_SECONDS` of the CPU's time."""
+    seen = -1
+
+    def look(_number: int, _frame: Any) -> None:
+        nonlocal seen
+        if seen == scheduler.steps:
+            raise Endless(f"{scheduler.current.name} computes without end")
+        seen = scheduler.steps
+
+    before = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, ENDLESS_SECONDS, ENDLESS_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @contextlib.contextmanager

@@ -218,8 +218,9 @@ class World:
         """Simulate, from the start of the cluster to the end of all work."""
         with self._installed():
             try:
-                self.scheduler.run_until_complete(self._run())
-            except Exhausted as error:
+                with system.watched(self.scheduler):
+                    self.scheduler.run_until_complete(self._run())
+            except (Exhausted, system.Endless) as error:
                 self.invariants.violated(f"liveness: {error}\n{self.invariants.situation()}")
             except Exception as error:
                 self.invariants.violated(f"the simulation failed: {type(error).__name__}: {error}")
