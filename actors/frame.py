@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from understudy.errors import Fenced, UnderstudyError, UnknownSession
@@ -125,7 +126,8 @@ class Frame:
             blobs: dict[str, bytes] = {}
             digest = spec["source"].get("blob")
             if digest:
-                blobs[digest] = await self.node.blob(digest)
+                with self.activation.waiting() if self.activation else nullcontext():
+                    blobs[digest] = await self.node.blob(digest)
             self._forget_older(spec["source"].get("import", ""), spec.get("code", ""))
             self._functions[key] = load(spec, blobs.__getitem__, _unpickle)
         found: Loaded = self._functions[key]
@@ -162,7 +164,7 @@ class Frame:
         deadline = activation.tool_deadline if activation is not None else None
         return {
             "silent": now - self.last_beat,
-            "overdue": max(0.0, now - deadline) if deadline else 0.0,
+            "overdue": activation.overdue(now) if activation is not None else 0.0,
             "busy": 1.0 if deadline and now < deadline else 0.0,
         }
 

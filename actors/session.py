@@ -7,9 +7,10 @@ finish) and returns the next step for the node service. A restored session goes 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +70,7 @@ class Activation:
         self.window = window
         self.leave = False
         self.tool_deadline: float | None = None
+        self._waiting = 0
         self._node = node
         self._load = load
         self._frame_id = frame_id
@@ -171,8 +173,7 @@ class Activation:
         for call in self.window.calls:  # a run must not end with calls that have no result
             outcome = self._results.get(call.call_id) or await self._known(call)
             if outcome is None:
-                outcome = Outcome("cancelled", "cancelled", 0, _now())
-                outcome = await self._conclude(call, outcome, executions=call.executions)
+                outcome = await self._conclude(call, _without_result(call), executions=call.executions)
             self._draft.settle(self.window, call, outcome)
         if status == "round_limit":
             error = {"code": "round_limit", "message": f"no answer after {self.window.round} rounds"}
@@ -210,7 +211,21 @@ class Activation:
 
     async def _commit(self, batch: Batch) -> Ack:
         call = {"frame": {"frame_id": self._frame_id}, "batch": batch.to_wire()}
-        return Ack.from_wire(await self._node.commit(call))
+        with self.waiting():
+            return Ack.from_wire(await self._node.commit(call))
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within this context something here waits for the node service: the store may be away, however long."""
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def overdue(self, now: float) -> float:
+        """Seconds by which code of the user's is past its deadline; 0 while something here waits for the store."""
+        return max(0.0, now - self.tool_deadline) if self.tool_deadline and not self._waiting else 0.0
 
     async def _run_tools(self, repeated: set[str]) -> str | None:
         """Bring every call of the round to its result; what is waited for where children or people are not ready.
@@ -410,8 +425,7 @@ class Activation:
         self._draft.entries.append(told)
         if policy == "rerun":
             return None
-        since = call.updated_at or _now()
-        return Outcome("interrupted", INTERRUPTED, max(0, _now() - since), since)
+        return _without_result(call)
 
     async def _reconcile(self, call: CallState, spec: dict[str, Any], told: Event) -> Outcome:
         """What the tool's own function finds out about a call; it is code of the user's, and begins as a tool does."""
@@ -469,6 +483,16 @@ class Activation:
             outcome = Outcome(status, child_text(payload), max(0, _now() - started), started)
             found.append(self._conclude(call, outcome, executions=1, item=item))
         await asyncio.gather(*found)
+
+
+def _without_result(call: CallState) -> Outcome:
+    """What is said of a call whose run ends first. One that a process had begun which died is in doubt, not cancelled:
+    nobody knows what became of it."""
+    asked_in_doubt = call.state == "asked" and call.tool != REQUEST_USER_INPUT
+    if (call.state == "started" and call.child_id is None) or asked_in_doubt:
+        since = call.updated_at or _now()
+        return Outcome("interrupted", INTERRUPTED, max(0, _now() - since), since)
+    return Outcome("cancelled", "cancelled", 0, _now())
 
 
 def _answered(call: CallState, answer: dict[str, Any]) -> Outcome | None:

@@ -15,7 +15,7 @@ import pytest
 from understudy.actors import execution, session
 from understudy.actors.frame import Frame
 from understudy.actors.tools import ToolContext, tool
-from understudy.records import LEASE_SECONDS
+from understudy.records import LEASE_SECONDS, Batch
 
 from . import kernel as k
 
@@ -65,6 +65,25 @@ async def careful(context: ToolContext) -> str:
     worker = k.WORKER.get()
     assert worker is not None
     BEGAN.append(("acted", context.epoch))
+    worker.kernel.kill(worker)
+    return await k.never()
+
+
+@tool
+async def cancelled_and_gone() -> str:
+    """Have the run cancelled, and die."""
+    worker = k.WORKER.get()
+    assert worker is not None
+    await worker.kernel.ask("cancel", "s", None, "enough")
+    worker.kernel.kill(worker)
+    return await k.never()
+
+
+@tool(on_crash="ask")
+async def doubtful() -> str:
+    """Die."""
+    worker = k.WORKER.get()
+    assert worker is not None
     worker.kernel.kill(worker)
     return await k.never()
 
@@ -247,3 +266,43 @@ async def test_a_lease_that_is_over_when_a_function_is_to_find_out(kernel: k.Ker
 
 def _with(module: Any, **changed: Any) -> Any:
     return SimpleNamespace(**{**vars(module), **changed})
+
+
+async def test_a_call_in_doubt_is_not_said_to_be_cancelled(kernel: k.Kernel) -> None:
+    """Given a run that was cancelled, and whose process died in a tool before it heard of that, when another process
+    ends the run, then the next one is told that nobody knows what became of the call."""
+    await kernel.spawn("s", k.spec(k.script([("cancelled_and_gone", {})], "done"), [cancelled_and_gone]))
+    await kernel.send("s")
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    [told] = [m["content"] for m in await kernel.messages("s") if m["role"] == "tool"]
+    assert told.startswith("interrupted")
+
+
+async def test_a_call_that_a_person_is_asked_about_is_not_said_to_be_cancelled(kernel: k.Kernel) -> None:
+    """The same where a person has been asked what became of the call, when the run is cancelled."""
+    await kernel.spawn("s", k.spec(k.script([("doubtful", {})], "done"), [doubtful]))
+    await kernel.send("s")
+    await kernel.until("s", "input_requested")
+    await kernel.ask("cancel", "s", None, "enough")
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    [told] = [m["content"] for m in await kernel.messages("s") if m["role"] == "tool"]
+    assert told.startswith("interrupted")
+
+
+async def test_nothing_is_late_while_the_store_is_waited_for() -> None:
+    """Given a call that waits for the commit of its start, however long the store is away, then its process is not
+    past any deadline, though it is when the commit is told and code of the user's goes on running."""
+    late: list[float] = []
+
+    class Away:
+        async def commit(self, _call: dict[str, Any]) -> dict[str, Any]:
+            late.append(activation.overdue(time.monotonic()))
+            raise ConnectionError
+
+    window: Any = SimpleNamespace(spec={})
+    activation = session.Activation(window, Away(), None, None, "f")  # type: ignore[arg-type]
+    activation.tool_deadline = time.monotonic() - 30.0
+    with pytest.raises(ConnectionError):
+        await activation._commit(Batch("s", 0, 1, 1))
+    assert late == [0.0]
+    assert activation.overdue(time.monotonic()) >= 30.0

@@ -18,6 +18,7 @@ from understudy.events import (
     SessionCrashed,
     SessionQuarantined,
     ShutdownForced,
+    ToolFinished,
     ToolStarted,
 )
 from understudy.observability.metrics import Metrics
@@ -76,6 +77,8 @@ class Invariants:
         self._generation = 0
         self._generation_since = 0.0
         self._started: dict[tuple[str, str], float] = {}
+        self._begun: set[tuple[str, str]] = set()
+        self._left_behind: set[str] = set()
         self._answered: set[str] = set()
         self._crashed: set[tuple[str, int]] = set()
         self._forced: set[tuple[str, str | None]] = set()
@@ -93,6 +96,8 @@ class Invariants:
     def forget(self, session_ids: list[str]) -> None:
         """Sessions were removed: others may have their ids."""
         gone = set(session_ids)
+        self._begun = {known for known in self._begun if known[0] not in gone}
+        self._left_behind = {key for key in self._left_behind if key.partition("/")[0] not in gone}
         self._answered = {key for key in self._answered if key.partition("/")[0] not in gone}
         self._crashed = {known for known in self._crashed if known[0] not in gone}
         self._started = {known: at for known, at in self._started.items() if known[0] not in gone}
@@ -134,8 +139,14 @@ class Invariants:
         run = (event.session_id, event.run_id)
         if isinstance(event, ToolStarted):
             self._started[event.session_id, event.call_id] = now
+            self._begun.add((event.session_id, event.call_id))
+            self._left_behind.discard(f"{event.session_id}/{event.call_id}")
         elif isinstance(event, ModelCallCompleted) and not event.late:
             self._answered.add(event.request_key.rpartition("/")[0])
+        elif isinstance(event, SessionActivated):
+            self._left_behind |= {f"{session}/{call}" for session, call in self._begun if session == event.session_id}
+        elif isinstance(event, ToolFinished):
+            self._begun.discard((event.session_id, event.call_id))
         elif isinstance(event, SessionCrashed):
             if (event.session_id, event.epoch) in self._crashed:
                 self.violated(f"the death of activation {event.epoch} of {event.session_id} was counted twice")
@@ -336,6 +347,8 @@ class Invariants:
             if session_id in self._with_hooks and text.startswith("did ") and not self._hooked["after_tool", key]:
                 self.violated(f"{key} has a result that no hook has seen")
             count = effects[f"{session_id}/{call_id}"]
+            if text == "cancelled" and key in self._left_behind:
+                self.violated(f"{key} had begun in a process that died, and is said to have been cancelled")
             if text.startswith("did ") and count == 0:
                 self.violated(f"{session_id}/{call_id} is said to have acted, and has not")
             if "ToolError" in text and count == 0:
