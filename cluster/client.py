@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from understudy.events import Event, ModelCallCompleted, RunFinished, StreamRest
 from understudy.identifiers import check_identifier, new_identifier, read_traceparent
 from understudy.messages import Message
 from understudy.prices import price_table
-from understudy.records import RUN_STATUSES
+from understudy.records import PAGE, RUN_STATUSES
 from understudy.spec import AgentSpec
 from understudy.wakeups import name_problem, wakeup_problem
 
@@ -311,12 +311,13 @@ class Session:
 
     def messages(self, after: int = 0) -> list[Message]:
         """Its messages in order."""
-        return [Message.from_wire(wire) for wire in self._cluster._read("messages", self.id, after)]
+        pages = _pages(lambda after: self._cluster._read("messages", self.id, after), after)
+        return [Message.from_wire(wire) for wire in pages]
 
     def events(self, after: int = 0) -> list[Event]:
         """Its events in order."""
-        wires = background.wait(self._connection.request("events", self.id, after))
-        return [Event.from_wire(wire) for wire in wires]
+        pages = _pages(lambda after: background.wait(self._connection.request("events", self.id, after)), after)
+        return [Event.from_wire(wire) for wire in pages]
 
     def trace(self, run_id: str | None = None) -> list[TraceSpan]:
         """The trace of a run (default: the last one) by start, from committed events: sub-agents' spans, crashes and
@@ -346,6 +347,16 @@ class Session:
 
     def __repr__(self) -> str:
         return f"Session({self.id!r})"
+
+
+def _pages(read: Callable[[int], list[dict[str, Any]]], after: int) -> Iterator[dict[str, Any]]:
+    """All that follows `after`; the services tell so much at a time."""
+    while True:
+        page = read(after)
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1]["seq"]
 
 
 class Run:

@@ -226,7 +226,7 @@ class Connection:
         nodes = await self._node_ids(None if stop else node_id)
         if node_id is None and not stop:
             raise CannotDrain("which node?", details={"nodes": nodes})
-        await self._supervise("drain", nodes, timeout, DRAIN_REASON, stop)
+        await self._supervise("drain", nodes, timeout, DRAIN_REASON, stop, new_identifier())
         while True:
             rows = await self.read("drains")
             found = [DrainInfo.from_row(row) for row in rows if row["node_id"] in nodes]
@@ -243,7 +243,7 @@ class Connection:
         """See `Cluster.undrain`."""
         rows = await self.read("drains")
         known = [row["node_id"] for row in rows if row["node_id"].startswith(node_id)]
-        return len(known) == 1 and bool(await self._supervise("undrain", known[0]))
+        return len(known) == 1 and bool(await self._supervise("undrain", known[0], new_identifier()))
 
     async def _node_ids(self, beginning: str | None) -> list[str]:
         """The nodes that have a service, or the one whose id begins like this."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import os
@@ -24,7 +23,7 @@ from understudy.telemetry import FOR_FRAMES
 from . import packages
 from .placing import actor_options, obstacle, variables
 from .ray_edge import RAY_NAMESPACE, kill_process, process_identity, settle, submitted
-from .repeating import SUPERVISOR_PATIENCE, Repeating
+from .repeating import SUPERVISOR_PATIENCE, Joining
 from .services import frame_name, node_name
 
 log = logging.getLogger(__name__)
@@ -43,19 +42,16 @@ class RayNode:
         self.handle = handle
         self.node_id = node_id
         self.pid = 0
+        self._calls = Joining(SUPERVISOR_PATIENCE)
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method, repeating it while the service restarts.
-
-        The same request, made anew after the supervisor gave it up, is the same call: it may still be under way there.
-        """
+        """Call a method, repeating it while the service restarts."""
 
         def attempt(call_id: str) -> Any:
             return settle(submitted(lambda: self.handle.repeated.remote(call_id, method, *arguments)))
 
-        call_id = hashlib.sha256(repr((method, arguments)).encode()).hexdigest()
         try:
-            return await Repeating(SUPERVISOR_PATIENCE).call(attempt, call_id=call_id)
+            return await self._calls.call(attempt, method, arguments)
         except ServiceGone as error:
             raise ServiceGone(f"{method}: {error.message}") from None
 

@@ -166,7 +166,7 @@ class NodeService:
             if isinstance(error, Fenced):
                 self.projection.metrics.count_fenced()
             raise
-        self.disown(batch.session_id, batch.epoch)
+        self.disown(batch.session_id, batch.activation)
         ack: Ack = result.ack
         return ack.to_wire()
 
@@ -242,14 +242,14 @@ class NodeService:
         """A commit of our own for a session begins; `disown` ends it."""
         self.own[session_id] += 1
 
-    def disown(self, session_id: str, epoch: int | None = None) -> Row | None:
+    def disown(self, session_id: str, activation: ActivationId | None = None) -> Row | None:
         """End a commit of our own for a session; its row if it was woken within it.
 
         Where several are under way each is told: none may let the session wait.
 
         Args:
-            epoch: of the activation that committed. What was woken under another one is none of its business, and is
-                told as if nobody had committed.
+            activation: which committed. What was woken under another one is none of its business, and is told as if
+                nobody had committed.
         """
         self.own[session_id] -= 1
         if self.own[session_id] > 0:
@@ -258,7 +258,7 @@ class NodeService:
             del self.own[session_id]
             self.cancelled.pop(session_id, None)
             row = self._missed.pop(session_id, None)
-        if row is None or epoch is None or row["epoch"] == epoch:
+        if row is None or activation is None or ActivationId.of(row) == activation:
             return row
         if not self.elsewhere(row):
             self.frames.wake(row)

@@ -186,8 +186,7 @@ class Recovery:
             row = rows.get(known.session_id)
             if row is None or (ActivationId.of(row), row["run_id"]) != (known, run_id):
                 self._node.end_activation(known, "the run is over")
-        old = now() - age
-        told = {name: row for name, row in rows.items() if row["updated_at"] <= old and not self._is_placed(name)}
+        told = {name: row for name, row in rows.items() if not (_is_fresh(row, age) or self._is_placed(name))}
         for slot, known in held:
             row = told.get(known.session_id)
             if row is not None and ActivationId.of(row) > known == slot.activation:
@@ -200,7 +199,7 @@ class Recovery:
 
     def _sweep(self, row: Row, age: int) -> None:
         session_id = row["session_id"]
-        if not self._node.is_ready(row) or self._is_placed(session_id) or row["updated_at"] > now() - age:
+        if not self._node.is_ready(row) or self._is_placed(session_id) or _is_fresh(row, age):
             return
         holder = self._frames.holder(row)
         if holder is None and row["frame_id"] not in self._frames.expected:
@@ -307,6 +306,12 @@ class Recovery:
         row = await self._node.reading.session(ready.session_id)
         if row["active"] and self._node.is_ready(row):
             self._paging.add(ready)
+
+
+def _is_fresh(row: Row, age: int) -> bool:
+    """Whether the session was written less than `age` microseconds ago: what follows from that may be under way. A time
+    in the future is another clock's, or of before ours was set back."""
+    return 0 <= now() - row["updated_at"] < age
 
 
 async def in_chunks(rows: list[Row]) -> AsyncIterator[Row]:

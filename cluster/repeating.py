@@ -1,13 +1,16 @@
-"""Calls of a service that may die, hang or be cut off: the caller repeats them, the service does each once. No Ray.
+"""Calls of a service that may die, hang or be cut off, which the caller repeats. No Ray.
 
-Every call is idempotent. The attempts of a call share an id, so that a service which is still busy with one attempt
-does not begin again with the next.
+Every call is idempotent: one that is repeated after it ended is done again, and finds it done. The attempts of a call
+share an id, so that a service which is still busy with one attempt does not begin again with the next.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import pickle
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -52,7 +55,7 @@ reported for minutes, and repeating is free. A service that was restarted while 
 it."""
 
 SUPERVISOR_PATIENCE = Patience(attempt=8.0, growth=2.0, whole=60.0)
-"""More than `demand` takes."""
+"""An attempt is given more than `demand` takes."""
 
 CLIENT_PATIENCE = Patience(attempt=5.0, growth=2.0, longest=120.0, gone=60.0)
 """A service without an answer may be cut off; but a request that takes long must not be repeated for ever."""
@@ -121,11 +124,42 @@ class Repeating:
             pause = min(LONGEST_PAUSE, pause + wait)
 
 
+class Joining:
+    """The side of a caller that may ask for the same thing twice at a time: equal calls under way are one call.
+
+    One that was given up, and is made anew, has the same id: it may still be under way at the service.
+    """
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._caller = new_identifier()  # another process's equal call is another call: each would end the other's
+        self._under_way: dict[str, asyncio.Task[Any]] = {}
+        self._waiting: Counter[str] = Counter()
+
+    async def call(self, attempt: Attempt[Result], method: str, arguments: tuple[Any, ...]) -> Result:
+        """Make a call, or wait for the equal one that is under way. Raises what `Repeating.call` raises."""
+        asked = hashlib.sha256(pickle.dumps((method, arguments))).hexdigest()
+        work = self._under_way.get(asked)
+        if work is None or work.done():
+            call = Repeating(self._patience).call(attempt, call_id=f"{self._caller}/{asked}")
+            work = self._under_way[asked] = asyncio.get_running_loop().create_task(call)
+        self._waiting[asked] += 1
+        try:
+            return await asyncio.shield(work)  # type: ignore[no-any-return]
+        finally:
+            self._waiting[asked] -= 1
+            if not self._waiting[asked]:
+                work.cancel()  # nobody waits any more, if it has not ended
+                del self._waiting[asked]
+                if self._under_way.get(asked) is work:
+                    del self._under_way[asked]
+
+
 class Answering:
     """The service's side: a repetition takes the place of the attempt that it repeats.
 
-    What a call asks for is begun once. Whoever repeats it waits for that, and the attempt before ends. So an outage
-    leaves one call of each caller, with one operation in the journal, however long it lasts.
+    What a call asks for is not begun a second time while it is under way. Whoever repeats it waits for that, and the
+    attempt before ends. So an outage leaves one call of each caller, with one operation in the journal.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PASSIVE_WAITS = ("input", "child")
 """Waits that may be long: a session leaves its frame with the commit that begins one, whether others want it or not."""
 
-FENCED = -1
+FENCED = ActivationId("", 0, 0)
 """The epoch of an activation that is over: no session has it."""
 
 
@@ -60,7 +60,7 @@ class Rounds:
         except BaseException:
             node.disown(batch.session_id, FENCED)
             raise
-        woken = node.disown(batch.session_id, batch.epoch if result is not None else FENCED)
+        woken = node.disown(batch.session_id, batch.activation if result is not None else FENCED)
         if result is None:  # fenced, but the frame has other work
             assert work is not None
             return work
@@ -149,7 +149,7 @@ class Rounds:
         finally:
             if following is not None:
                 self._node.frames.placing.discard(following.session_id)
-        work = rest[0] if rest else None
+        work, root_id = rest[0] if rest else None, slot.root_id
         if isinstance(work, StaleGeneration):
             self._node.stale(work)
             if following is not None:
@@ -159,7 +159,11 @@ class Rounds:
             if work is None:
                 self._node.frames.release(slot)
                 raise result
-            self._node.projection.metrics.count_fenced()
+            if isinstance(result, Fenced):
+                self._node.projection.metrics.count_fenced()
+            else:  # the frame has other work, and what it could not commit is lost: it is done again, elsewhere
+                self._node.frames.paging.add(Ready(batch.session_id, slot.placement, root_id, "takeover"))
+                self._node.frames.dispatch()
             return None, work
         return result, work
 
@@ -230,7 +234,7 @@ class Rounds:
                 return result, None, None
             if not result.won:
                 return result, None, None
-            if resident is not None and resident.epoch == row["epoch"]:
+            if resident is not None and resident.activation == ActivationId.of(row):
                 return result, {**activation.current(tx, row), "seq": row["seq"], "batch_no": row["batch_no"]}, None
             if spare is not None and row["frame_id"] is None:  # else its crash, committed just before, placed it
                 try:

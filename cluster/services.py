@@ -318,17 +318,17 @@ class SupervisorActor:
         await self.supervisor.ready(30.0)
         await self.supervisor.register(profile)
 
-    async def drain(self, node_ids: list[str], seconds: float, reason: str, stop: bool) -> None:
+    async def drain(self, node_ids: list[str], seconds: float, reason: str, stop: bool, request_id: str) -> None:
         """See `Drains.begin`."""
         await self.start()
         await self.supervisor.ready(30.0)
-        await self.supervisor.drains.begin(node_ids, seconds, reason=reason, stop=stop)
+        await self.supervisor.drains.begin(node_ids, seconds, request_id, reason=reason, stop=stop)
 
-    async def undrain(self, node_id: str) -> bool:
+    async def undrain(self, node_id: str, request_id: str) -> bool:
         """See `Drains.undo`."""
         await self.start()
         await self.supervisor.ready(30.0)
-        return await self.supervisor.drains.undo(node_id)
+        return await self.supervisor.drains.undo(node_id, request_id)
 
     async def stop(self) -> None:
         """Give the store up, then end frames and node services."""

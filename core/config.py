@@ -25,7 +25,7 @@ SECRET_NAME = re.compile(
 )
 """Environment variables whose values must never reach results, logs, events or the store."""
 
-CREDENTIALS_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+CREDENTIALS_IN_URL = re.compile(r"(?:://|^)[^/\s:@]*:[^/\s@]+@")
 
 SCHEMA_NAME = r"[a-z_][a-z0-9_]{0,62}"
 SCHEMA_POLICIES = ("auto", "verify")

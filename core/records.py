@@ -16,6 +16,9 @@ from .messages import WIRE_VERSION, Message, ToolCall, Usage
 CACHED_WINDOWS = 64
 """Windows that a frame keeps of sessions that left it; the node service counts them in the same way."""
 
+PAGE = 10_000
+"""So many messages or events of a session are told at a time."""
+
 LEASE_SECONDS = 4.0
 """How long after sending a commit an activation may start a tool on the strength of its Ack."""
 

@@ -192,7 +192,7 @@ def crash(
     """Note that an activation's process is gone and decide what follows; None if the session had moved on.
 
     On `resume` without delay the session is ready (or still waits, in no frame); with one it waits for a timer; on
-    `abort` it is ready, and its open calls have a result; on `quarantine` its run is over and its parent has a result.
+    `abort` its open calls have a result as well; on `quarantine` its run is over and its parent has a result.
 
     Args:
         may_live: nobody knows whether the process is gone: its node is lost (`outlast`).
@@ -215,7 +215,7 @@ def crash(
         session_id=row["session_id"], number=row["restarts"],
     )  # fmt: skip
     verdict = decide(death)
-    if may_live and verdict.action == "resume" and _may_begin(tx, row):
+    if may_live and verdict.action in ("resume", "abort") and _may_begin(tx, row):
         verdict = replace(verdict, delay=max(verdict.delay, LEASE))
     tx.changed(row)
     row.update(

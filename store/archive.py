@@ -301,7 +301,7 @@ def _refuse_code(tx: Transaction, archive: Archive) -> None:
     try:
         found = trust.brought((session["session"] for session in archive.sessions), archive.code, definition)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise InvalidArchive(f"a specification has not its form: {type(error).__name__}: {error}") from None
+        raise InvalidArchive(f"the specification of a session is malformed: {type(error).__name__}: {error}") from None
     if found:
         told = [(f"session {name}: " if name else "") + ", ".join(items) for name, items in found.items()]
         more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""

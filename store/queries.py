@@ -9,6 +9,7 @@ from sqlalchemy import Connection, and_, bindparam, func, or_, select
 
 from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import ENVELOPE, Event
+from understudy.records import PAGE
 
 from . import tables
 from .statements import (
@@ -30,6 +31,9 @@ from .transaction import Row
 from .wakeups import WAKEUP_TIMER
 
 OWNER = table_of(tables.Owner)
+
+AT_ONCE = 500
+"""Sessions that one statement names."""
 
 INFO = (
     "session_id", "agent", "kind", "status", "parent_id", "root_id", "depth", "call_id", "epoch", "seq", "actor_pid",
@@ -146,7 +150,7 @@ def _open_tools(connection: Connection, namespace: str, row: Row) -> list[str]:
     return [call["tool"] for call in calls if call["state"] in ("requested", "started")]
 
 
-def messages(connection: Connection, namespace: str, session_id: str, after: int = 0, limit: int = 10_000) -> list[Row]:
+def messages(connection: Connection, namespace: str, session_id: str, after: int = 0, limit: int = PAGE) -> list[Row]:
     """Messages of a session in order, in wire form."""
     session_info(connection, namespace, session_id)
     statement = (
@@ -159,7 +163,7 @@ def messages(connection: Connection, namespace: str, session_id: str, after: int
 
 
 def session_events(
-    connection: Connection, namespace: str, session_id: str, after: int = 0, limit: int = 10_000
+    connection: Connection, namespace: str, session_id: str, after: int = 0, limit: int = PAGE
 ) -> list[Event]:
     """Events of a session in order."""
     statement = (
@@ -255,9 +259,12 @@ def active_sessions(
 def activations(connection: Connection, namespace: str, session_ids: Iterable[str]) -> dict[str, Row]:
     """Which activation and which run sessions have, by id; also of those without work."""
     names = ("session_id", "incarnation", "epoch", "run_id", "updated_at")
-    where = (SESSION.c.namespace == namespace, SESSION.c.session_id.in_(list(session_ids)))
-    rows = connection.execute(select(*(SESSION.c[name] for name in names)).where(*where)).mappings()
-    return {row["session_id"]: dict(row) for row in rows}
+    found, wanted = {}, list(session_ids)
+    for start in range(0, len(wanted), AT_ONCE):  # an IN has as many parameters as a statement may have
+        where = (SESSION.c.namespace == namespace, SESSION.c.session_id.in_(wanted[start : start + AT_ONCE]))
+        rows = connection.execute(select(*(SESSION.c[name] for name in names)).where(*where)).mappings()
+        found |= {row["session_id"]: dict(row) for row in rows}
+    return found
 
 
 def timers(connection: Connection, namespace: str, node_id: str, until: int) -> list[Row]:

@@ -29,8 +29,8 @@ def once(tx: Transaction, session_id: str, request_id: str, operation: Callable[
     """
     if session_id:
         tx.load([session_id])
-    elif tx.connection.dialect.name != "sqlite":
-        tx.connection.execute(select(OWNER.c.holder).where(OWNER.c.namespace == tx.namespace).with_for_update())
+    else:
+        tx.connection.execute(tx.locking(select(OWNER.c.holder).where(OWNER.c.namespace == tx.namespace)))
     # Behind that lock: of services that have the same request at once, the second finds what the first did.
     mine = (REQUEST.c.namespace == tx.namespace, REQUEST.c.session_id == session_id)
     done = tx.read(select(REQUEST.c.result).where(*mine, REQUEST.c.request_id == request_id), session_id).first()

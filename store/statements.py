@@ -50,8 +50,8 @@ REMOVAL = table_of(tables.Removal)
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {
     "namespace", "session_id", "parent_id", "root_id", "depth", "call_id", "parent_run_id", "agent", "kind", "spec",
-    "spec_hash", "placement", "metadata_json", "created_at", "incarnation", "first_incarnation", "pruned_seq", "accounts", "restart_type",
-    "on_parent_end", "lifecycle", "shutdown", "start_order", "restart_number",
+    "spec_hash", "placement", "metadata_json", "created_at", "incarnation", "first_incarnation", "pruned_seq",
+    "accounts", "restart_type", "on_parent_end", "lifecycle", "shutdown", "start_order", "restart_number",
 }  # fmt: skip
 MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED]
 # The specification is large and fixed: it is read once, not in every round.

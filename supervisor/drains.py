@@ -37,8 +37,13 @@ class Drains:
         self._nodes = nodes
         self._heeded: set[str] = set()
 
-    async def begin(self, node_ids: list[str], seconds: float, *, reason: str, stop: bool = False) -> None:
+    async def begin(
+        self, node_ids: list[str], seconds: float, request_id: str, *, reason: str, stop: bool = False
+    ) -> None:  # fmt: skip
         """Drain nodes; they have so many seconds before what is left moves the hard way.
+
+        Args:
+            request_id: the same when it is asked again: what was done and taken back is not done a second time.
 
         Raises:
             CannotDrain: a node has no service, or nobody would be left.
@@ -49,13 +54,13 @@ class Drains:
             check_drain(node_id, nodes, drained, stop=stop)
             drained.add(node_id)
         deadline = time.time_ns() // 1000 + int(seconds * 1e6)
-        await self._ask("request", "begin_drains", node_ids, deadline, reason, stop, nodes, new_identifier())
+        await self._ask("request", "begin_drains", node_ids, deadline, reason, stop, nodes, request_id)
         log.warning("drain of %s within %.0f s: %s", ", ".join(node_id[:8] for node_id in node_ids), seconds, reason)
         await self._tell()
 
-    async def undo(self, node_id: str) -> bool:
+    async def undo(self, node_id: str, request_id: str) -> bool:
         """Take a drain back; True if there was one. What moved stays where it is."""
-        undone = bool(await self._ask("request", "end_drains", [node_id], new_identifier()))
+        undone = bool(await self._ask("request", "end_drains", [node_id], request_id))
         await self._tell()
         return undone
 
@@ -68,6 +73,7 @@ class Drains:
         for node_id in notices.keys() & set(self._nodes()) - self._heeded:
             self._heeded.add(node_id)
             try:
-                await self.begin([node_id], seconds_for(notices[node_id]), reason="the cluster will end the node")
+                seconds, reason = seconds_for(notices[node_id]), "the cluster will end the node"
+                await self.begin([node_id], seconds, new_identifier(), reason=reason)
             except (UnderstudyError, TimeoutError) as error:
                 log.warning("node %s will end and is not drained: %s", node_id[:8], error)

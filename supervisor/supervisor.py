@@ -335,7 +335,8 @@ class Supervisor:
         for frame in lost:
             del self._frames[frame.frame_id]
             self._well.pop(frame.frame_id, None)
-            self._lost[frame.frame_id] = time.monotonic()
+        # Those that are being started may have called in there already.
+        self._lost.update(dict.fromkeys((*(frame.frame_id for frame in lost), *node.stock.starting), time.monotonic()))
         self.machinery.abandon(node.handle, lost)
         self._alone(FENCE, self._fence, self._term)
 
@@ -500,24 +501,27 @@ class Supervisor:
             node.stock.failed(placement, str(error), time.monotonic())
             self._spawn(node.handle.call("unschedulable", dict(node.stock.failures)))
             if not isinstance(error, Unschedulable | InvalidConfiguration):
-                self._spawn(self._disown(node, frame_id, term))
+                self._lost[frame_id] = time.monotonic()
+                self._alone(("unstarted", node.handle.node_id), self._tell_of_unstarted, node, term)
             return
         finally:
             del node.stock.starting[frame_id]
         self._frames[frame.frame_id] = frame
         self._spawn(self._watch_frame(frame, self._term))
 
-    async def _disown(self, node: _Node, frame_id: str, term: int) -> None:
-        """A frame was not seen to start. It may have called in nevertheless, and been counted among those that live:
-        what it held goes on elsewhere, as after the loss of its node."""
-        self._lost[frame_id] = time.monotonic()
+    async def _tell_of_unstarted(self, node: _Node, term: int) -> None:
+        """Frames were not seen to start. They may have called in nevertheless, and been counted among those that live:
+        what they held goes on elsewhere, as after the loss of their node."""
         while self._serves(node, term) and FENCE not in self._under_way:  # else all are told with what follows
+            told = set(self._lost)
             try:
                 await self._take_up(node)
-                return
             except Exception as error:
                 log.warning("node %s is told again: %s", node.handle.node_id[:8], error)
                 await asyncio.sleep(REPEAT_SECONDS)
+            else:
+                if self._lost.keys() <= told:
+                    return
 
     async def _probing(self, term: int) -> None:
         """Find what hangs: a process that does not answer, or one that answers but does not progress."""
@@ -549,7 +553,7 @@ class Supervisor:
     async def _probe_node(self, node: _Node) -> None:
         try:
             reason = await node_hangs(node.handle)
-        except Exception:  # the same
+        except Exception:  # its watch tells of a death; one that is silent for long is lost
             return
         if not reason:
             node.heard = time.monotonic()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from understudy.cluster import client
 from understudy.cluster import follower as following
 from understudy.cluster.follower import Follower
 from understudy.errors import ServiceGone
@@ -48,3 +49,17 @@ async def test_an_end_is_told_while_homes_are_not(monkeypatch: pytest.MonkeyPatc
         kind, event, row = await subscription.queue.get()
     await follower.close()
     assert (kind, event.run_id, row) == ("event", "r", {"status": "completed"})
+
+
+def test_all_pages_of_a_long_log_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given more than the services tell at a time, then nothing is missing, and nothing comes twice."""
+    log = [{"seq": number} for number in range(3, 24)]
+    asked: list[int] = []
+
+    def read(after: int) -> list[dict[str, Any]]:
+        asked.append(after)
+        return [row for row in log if row["seq"] > after][:10]
+
+    monkeypatch.setattr(client, "PAGE", 10)
+    assert list(client._pages(read, 0)) == log
+    assert asked == [0, 12, 22]

@@ -376,7 +376,7 @@ async def test_a_notice_of_the_cluster_begins_a_drain(machinery: Machinery) -> N
                 node.changed.clear()
                 await node.changed.wait()
     supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
-    assert await supervisor.drains.undo("b")
+    assert await supervisor.drains.undo("b", "undo")
     machinery.asked.clear()
     await supervisor._census()
     await asyncio.sleep(0.1)  # that nothing happens can't be awaited
@@ -386,12 +386,12 @@ async def test_a_notice_of_the_cluster_begins_a_drain(machinery: Machinery) -> N
 async def test_the_last_node_is_not_drained(machinery: Machinery) -> None:
     """Given three nodes of which two are drained, the third is refused, by hand and by a notice, unless all stop."""
     supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
-    await supervisor.drains.begin(["b", "c"], 60, reason="test")
+    await supervisor.drains.begin(["b", "c"], 60, "one", reason="test")
     with pytest.raises(CannotDrain):
-        await supervisor.drains.begin(["a"], 60, reason="test")
+        await supervisor.drains.begin(["a"], 60, "two", reason="test")
     await supervisor.drains.heed({"a": 5.0})
     assert set(machinery.drains) == {"b", "c"}
-    await supervisor.drains.begin(["a", "b", "c"], 60, reason="test", stop=True)
+    await supervisor.drains.begin(["a", "b", "c"], 60, "three", reason="test", stop=True)
     assert set(machinery.drains) == {"a", "b", "c"}
 
 

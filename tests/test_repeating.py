@@ -12,7 +12,7 @@ import pytest
 
 from understudy.actors.tools import tool
 from understudy.cluster import services
-from understudy.cluster.repeating import Answering, Patience, Repeating
+from understudy.cluster.repeating import Answering, Joining, Patience, Repeating
 from understudy.cluster.services import RemoteNode
 from understudy.errors import ServiceGone, StoreUnreachable
 
@@ -220,3 +220,59 @@ async def test_a_model_call_that_is_started_twice_is_made_once(store: str, tmp_p
         await kernel.service.calls.close()
         assert kernel.server.count == 1
         assert (await kernel.types("s")).count("model_call_completed") == 1
+
+
+async def test_equal_calls_of_one_caller_are_one_call() -> None:
+    """Given two who ask for the same thing at the same time, then one call is made, both have its result, and neither
+    ends the other's; what is asked after that is another call."""
+    begun: list[str] = []
+    arrived, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def attempt(call_id: str) -> int:
+        begun.append(call_id)
+        arrived.release()
+        await go_on.wait()
+        return len(begun)
+
+    calls = Joining(Patience(attempt=None))
+    both = [asyncio.create_task(calls.call(attempt, "take_up", (1, ["f"]))) for _ in range(2)]
+    other = asyncio.create_task(calls.call(attempt, "take_up", (2, ["f"])))
+    for _ in range(2):
+        await arrived.acquire()
+    go_on.set()
+    assert await asyncio.gather(*both, other) == [2, 2, 2]
+    assert await calls.call(attempt, "take_up", (1, ["f"])) == 3
+    assert begun[0] == begun[2] != begun[1]
+
+
+async def test_a_call_that_nobody_waits_for_any_more_ends() -> None:
+    """Given a call that two wait for, when one gives up, then it goes on for the other; when both have, it ends."""
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def attempt(_call_id: str) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    calls = Joining(Patience(attempt=None))
+    first, second = (asyncio.create_task(calls.call(attempt, "demand", ())) for _ in range(2))
+    await began.wait()
+    first.cancel()
+    await asyncio.wait({first})
+    assert not ended.is_set()
+    second.cancel()
+    await asyncio.wait_for(ended.wait(), 10)
+
+
+async def test_callers_do_not_share_calls() -> None:
+    """Another process's equal call has another id: at the service each would end the other's."""
+    ids: list[str] = []
+
+    async def attempt(call_id: str) -> None:
+        ids.append(call_id)
+
+    for _ in range(2):
+        await Joining(Patience(attempt=None)).call(attempt, "take_up", (1,))
+    assert ids[0] != ids[1]

@@ -219,7 +219,9 @@ async def test_a_session_of_the_last_version_goes_on(store: str, tmp_path: Path)
         await kernel.send("s")
         database = Database(store)
         with database.writer.begin() as connection:
-            connection.exec_driver_sql("UPDATE session SET next_spec = NULL, moved = 0, incarnation = 0, first_incarnation = 0")
+            connection.exec_driver_sql(
+                "UPDATE session SET next_spec = NULL, moved = 0, incarnation = 0, first_incarnation = 0"
+            )
         database.close()
         kernel.add_frame()
         assert (await kernel.end("s"))["text"] == "done"

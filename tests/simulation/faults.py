@@ -214,7 +214,8 @@ class Faults:
 
         async def drain() -> None:
             try:
-                await world.call(supervisor, "drain", [node_id], fault.seconds, "the plan says so", False, here=None)
+                wanted = ([node_id], fault.seconds, "the plan says so", False, f"drain {fault.at}")
+                await world.call(supervisor, "drain", *wanted, here=None)
             except UnderstudyError as error:
                 world.note(f"no drain: {error}")
             await asyncio.sleep(fault.seconds + 5.0)
@@ -222,7 +223,7 @@ class Faults:
                 actor = world.cluster.actors.get("supervisor")
                 try:
                     if actor is not None:
-                        await world.call(actor, "undrain", node_id, here=None)
+                        await world.call(actor, "undrain", node_id, f"undrain {fault.at}", here=None)
                         return
                 except UnderstudyError as error:
                     world.note(f"no end of the drain: {error}")

@@ -257,8 +257,8 @@ class Invariants:
             self.violated(f"an error reached an event loop: {context.get('message')} {context.get('exception')!r}")
         for text in getattr(self._world.store, "deadlocks", ()):
             self.violated(f"a deadlock: {text}")
-        for refused in self._world.endpoint.refused:
-            self.violated(f"the endpoint was sent what it refuses: {refused}")
+        for text in self._world.endpoint.refused:
+            self.violated(f"the endpoint was sent what it refuses: {text}")
 
     def _runs(self, connection: Any) -> None:
         """Every accepted input is answered once, in the order in which they were accepted."""
@@ -356,7 +356,7 @@ class Invariants:
         self._world.counts["effects"] += len(self._world.effects)
 
     def _tokens(self, connection: Any) -> None:
-        """No model call is made again unless its service or its machine died, the endpoint failed, or a drain moved it."""
+        """No model call is made again unless its service or its machine died, or a drain moved it."""
         endpoint, counts = self._world.endpoint, self._world.counts
         rebilled = sum(count - 1 for count in endpoint.calls.values())
         counts["model calls"] += endpoint.calls.total()

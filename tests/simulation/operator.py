@@ -33,7 +33,7 @@ async def prune(world: World, root_id: str) -> list[str]:
 
 
 async def put_away(world: World, root_id: str) -> bool:
-    """`understudy store export`, `prune` and `import`: a tree that has nothing to do, now or later, goes and comes back."""
+    """`understudy store export`, `prune`, `import`: a tree that has nothing to do, now or later, goes, and is back."""
     if world.committed(
         "SELECT 1 FROM session, timer WHERE session.session_id = timer.session_id"
         f" AND session.root_id = '{root_id}' UNION SELECT 1 FROM session WHERE root_id = '{root_id}' AND active = 1"
@@ -55,9 +55,8 @@ async def put_away(world: World, root_id: str) -> bool:
 
 async def _do(world: World, operation: Callable[[Any], Any]) -> Any:
     """An operation in a journal of its own; None if it failed."""
-    journal = Journal(
-        world.store.open(world.scheduler.current.name), world.namespace, "operator", lambda _committed: None, patience=20.0
-    )  # fmt: skip
+    database = world.store.open(world.scheduler.current.name)
+    journal = Journal(database, world.namespace, "operator", lambda _committed: None, patience=20.0)
     try:
         journal.start()
         return await journal.submit(operation)

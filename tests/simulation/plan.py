@@ -53,6 +53,9 @@ class Action:
     what: dict[str, Any] = field(default_factory=dict)
     on: Trigger | None = None
 
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.at:.2f}" + (f" after {self.on.event} {self.on.count}" if self.on else "")
+
 
 @dataclass(frozen=True)
 class Work:
@@ -126,11 +129,7 @@ class Plan:
             f"at most {self.max_actors} frames each, {len(self.work)} root sessions, faults within {self.seconds:.0f} s"
         )
         for work in self.work:
-            kinds = ", ".join(
-                f"{action.kind} at {action.at:.2f}" + (f" after {action.on.event} {action.on.count}" if action.on else "")
-                for action in work.actions
-            )
-            yield f"  {work.session_id}: {kinds}"
+            yield f"  {work.session_id}: {', '.join(map(str, work.actions))}"
         for fault in self.faults:
             yield f"  {fault}"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.actors.frame import Frame
 from understudy.actors.gateway import Gateway
 from understudy.cluster.node_service import NodeConfig, NodeService
-from understudy.cluster.repeating import FRAME_PATIENCE, SUPERVISOR_PATIENCE, Answering, Repeating
+from understudy.cluster.repeating import FRAME_PATIENCE, SUPERVISOR_PATIENCE, Answering, Joining, Repeating
 from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
 from understudy.errors import ClusterError, ServiceGone, UnderstudyError
@@ -272,13 +272,13 @@ class SupervisorProcess:
         await self.supervisor.ready(30.0)
         self.supervisor.want(placement)
 
-    async def drain(self, node_ids: list[str], seconds: float, reason: str, stop: bool) -> None:
+    async def drain(self, node_ids: list[str], seconds: float, reason: str, stop: bool, request_id: str) -> None:
         await self.supervisor.ready(30.0)
-        await self.supervisor.drains.begin(node_ids, seconds, reason=reason, stop=stop)
+        await self.supervisor.drains.begin(node_ids, seconds, request_id, reason=reason, stop=stop)
 
-    async def undrain(self, node_id: str) -> bool:
+    async def undrain(self, node_id: str, request_id: str) -> bool:
         await self.supervisor.ready(30.0)
-        return await self.supervisor.drains.undo(node_id)
+        return await self.supervisor.drains.undo(node_id, request_id)
 
 
 class NodeHandle:
@@ -290,14 +290,14 @@ class NodeHandle:
         self.actor = actor
         self.node_id = actor.machine.node_id
         self.pid = 0
+        self._calls = Joining(SUPERVISOR_PATIENCE)
 
     def _once(self, method: str, *arguments: Any) -> Any:
         return self._world.call(self.actor, method, *arguments, here=self._supervisor.machine)
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        call_id = f"{method}{arguments!r}"
-        return await Repeating(SUPERVISOR_PATIENCE).call(
-            lambda call_id: self._once("repeated", call_id, method, *arguments), call_id=call_id
+        return await self._calls.call(
+            lambda call_id: self._once("repeated", call_id, method, *arguments), method, arguments
         )
 
     async def meet(self) -> None:

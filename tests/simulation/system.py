@@ -24,6 +24,7 @@ from .scheduler import EPOCH, Scheduler, Signal, Thread
 
 ENDLESS_SECONDS = 10.0
 
+
 class SimulatedThread:
     """`threading.Thread`."""
 
