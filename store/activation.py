@@ -114,7 +114,7 @@ def activate(
     if parked is not None:
         park(tx, parked)
     tx.changed(row)
-    if row["moved"] and cause != "resume":
+    if row["moved"] == 1 and cause != "resume":
         cause = "moved"
     idle_since_death = row["restarts"] > 0 and row["progress"] == row["progress_at_death"]
     redone = idle_since_death or bool(row["moved"]) or row["frame_id"] is not None

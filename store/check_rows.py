@@ -373,9 +373,9 @@ def status(scope: Scope) -> Iterator[Wrong]:
 
 @selected
 def moved(scope: Scope) -> Iterator[Wrong]:
-    """A session that a drained node gave away is in no frame, and has something to do, until its next activation."""
+    """A session that was taken from its frame is in no frame, and has something to do, until its next activation."""
     columns = SESSION.c
-    wrong = and_(columns.moved == 1, or_(columns.frame_id.is_not(None), columns.active == 0))
+    wrong = and_(columns.moved > 0, or_(columns.frame_id.is_not(None), columns.active == 0))
     statement = select(columns.session_id, columns.frame_id, columns.status).where(scope.of(SESSION), wrong)
     yield statement, lambda row: f"it was given away, is {row['status']}, and in frame {row['frame_id']}"
 

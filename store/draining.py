@@ -12,6 +12,7 @@ from understudy.identifiers import home_of
 
 from .statements import DRAIN
 from .transaction import Row, Transaction
+from .upgrades import CUT_OFF
 
 
 def begin(
@@ -98,4 +99,6 @@ def leave(tx: Transaction, row: Row, here: str, homes: Collection[str], *, force
         target = home_of(row["root_id"], homes)
         tx.append(row, events.SessionMoved(from_node=here, to_node=target, forced=forced))
         row["node_id"], row["moved"] = target, 1
+    elif forced:
+        row["moved"] = CUT_OFF
     return True

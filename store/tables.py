@@ -127,7 +127,8 @@ class Session(Table, table=True):
         accounts: what it is charged to: the sessions that have the accounts and how many levels above they are,
             nearest first (`c-1:0,root:2`); None if there is no budget, so that it costs nothing then.
         cost_used: of all answers, in millionths of the price table's currency.
-        moved: 1 since a drained node gave it away, until its next activation.
+        moved: 1 since a drained node gave it away, 2 (`upgrades.CUT_OFF`) since it was taken from its frame here; until
+            its next activation.
         next_spec: `{"spec", "placement"}` that it goes on with as soon as its current run has ended.
         last_span: `TRACE-SPAN` of the run that its next one goes on from: its last one, or that of the sub-agent whose
             task is started again in it; empty before there is one.

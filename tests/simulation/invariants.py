@@ -47,7 +47,7 @@ CHECKED_SHARE = 0.02
 ABANDON_SECONDS = 30.0
 """So long after something had happened to a machine it may be given up for it."""
 
-HARMLESS = ("kill_frame", "pause_frame", "endpoint", "exporter", "clock_step")
+HARMLESS = ("kill_frame", "pause_frame", "endpoint", "exporter")
 """Faults of which node services hear at once, or not at all."""
 
 QUIET_SECONDS, QUIET_COMMITS = 10.0, 150
