@@ -55,6 +55,7 @@ class Frame:
         self._functions: dict[str, Any] = {}
         self._home = (os.getcwd(), dict(os.environ))
         self._soiled = False
+        self._stuck = False  # a tool that was cancelled goes on: this process must not serve another session
         self._code: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -70,7 +71,7 @@ class Frame:
                     call = await self._work(work)
                 except (Fenced, UnknownSession) as over:  # by another activation, or retention has removed the session
                     log.info("left a session: %s", over)
-                    if is_isolated(self.identity["placement"]):
+                    if is_isolated(self.identity["placement"]) or self._stuck or _has_stuck_tool():
                         return
                     call = {"frame": self.identity}
         finally:
@@ -97,6 +98,7 @@ class Frame:
             with about(session_id=session_id, run_id=window.run_id or "", trace_id=window.trace_id):
                 step = await self.activation.advance()
         finally:
+            self._stuck = self._stuck or self.activation.stuck
             self.activation = None
         cancelled = window.cancel is not None
         return {
@@ -108,7 +110,7 @@ class Frame:
             "root_id": work["root_id"],
             "batch": step.batch.to_wire() if step.batch else None,
             "request": step.request.to_wire() if step.request else None,
-            "leave": step.leave or (cancelled and _has_stuck_tool()),
+            "leave": step.leave or self._stuck or (cancelled and _has_stuck_tool()),
         }
 
     async def _load(self, spec: dict[str, Any]) -> LoadedTool:

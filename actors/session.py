@@ -69,6 +69,7 @@ class Activation:
     def __init__(self, window: Window, node: Node, load: Loader, load_hook: HookLoader, frame_id: str) -> None:
         self.window = window
         self.leave = False
+        self.stuck = False  # a tool does not end though it was cancelled
         self.tool_deadline: float | None = None
         self._waiting = 0
         self._node = node
@@ -264,8 +265,7 @@ class Activation:
                 await self._flush()
             await self._gather(tasks)
         finally:
-            for task in tasks:
-                task.cancel()
+            await self._stop({task for task in tasks if not task.done()})
 
     def _due(
         self, call: CallState, specs: dict[str, dict[str, Any]], limit: asyncio.Semaphore, repeated: set[str]
@@ -336,7 +336,8 @@ class Activation:
         for task in pending:
             task.cancel()
         if pending:
-            await asyncio.wait(pending, timeout=5.0)
+            _, left = await asyncio.wait(pending, timeout=5.0)
+            self.stuck = self.stuck or bool(left)
 
     async def _run_tool(self, call: CallState, spec: dict[str, Any], limit: asyncio.Semaphore) -> Outcome | None:
         """Run one call under its `on_crash` rule and put its result into the draft; None if a person is asked."""

@@ -99,9 +99,10 @@ class Recovery:
         self._frames.condemned &= live
         adopted = await self._adopt(home, nodes)
         rows = await self._node.reading.active([home])
-        resumed = 0
+        resumed, others = 0, frozenset(adopted)
         async for row in in_chunks(rows):
-            resumed += await self._take_up_session(row, live, lost)
+            # Of a node that is no more nobody knows whether its processes are gone, nor of another cluster's.
+            resumed += await self._take_up_session(row, live, row["frame_id"] in lost or row["session_id"] in others)
         await self._node.timers.look()
         return {"active": len(rows), "resumed": resumed, "adopted": len(adopted)}
 
@@ -113,7 +114,7 @@ class Recovery:
         self._node.draining.told(drains)
         return adopted
 
-    async def _take_up_session(self, row: Row, live: set[str], lost: Collection[str]) -> int:
+    async def _take_up_session(self, row: Row, live: set[str], may_live: bool) -> int:
         session_id, frame_id = row["session_id"], row["frame_id"]
         held = self._frames.holder(row)
         if held is not None or self._is_placed(session_id):
@@ -125,14 +126,18 @@ class Recovery:
                 self._paging.add(ready_of(row, "takeover"))
             return 0
         if frame_id is not None:
-            slot = Slot(
-                frame_id, row["actor_pid"] or 0, row["node_id"], row["placement"], root_id=row["root_id"]
-            )  # fmt: skip
-            await self.crashed(slot, ActivationId.of(row), "process_died", now(), may_live=frame_id in lost)
+            await self._crashed_unseen(row, may_live=may_live)
             return 1
         if self._node.is_ready(row):
             self._paging.add(ready_of(row, "takeover"))
         return 0
+
+    async def _crashed_unseen(self, row: Row, *, may_live: bool) -> None:
+        """A session is in a frame that nobody here knows."""
+        slot = Slot(
+            row["frame_id"], row["actor_pid"] or 0, row["node_id"], row["placement"], root_id=row["root_id"]
+        )  # fmt: skip
+        await self.crashed(slot, ActivationId.of(row), "process_died", now(), may_live=may_live)
 
     def _is_placed(self, session_id: str) -> bool:
         """Whether somebody is about to deal with the session."""
@@ -159,7 +164,7 @@ class Recovery:
             self._node.act(cancelled(rows), {})
             await self._end_what_is_over(age)
             async for row in in_chunks(rows):
-                self._sweep(row, age)
+                await self._sweep(row, age)
             await self._node.timers.look()
         except StaleGeneration as error:
             self._node.stale(error)
@@ -197,12 +202,16 @@ class Recovery:
             if row is not None and (row["incarnation"], row["run_id"]) != (incarnation, run_id):
                 self._node.calls.abort(session_id, incarnation, run_id)
 
-    def _sweep(self, row: Row, age: int) -> None:
+    async def _sweep(self, row: Row, age: int) -> None:
         session_id = row["session_id"]
         if not self._node.is_ready(row) or self._is_placed(session_id) or _is_fresh(row, age):
             return
-        holder = self._frames.holder(row)
-        if holder is None and row["frame_id"] not in self._frames.expected:
+        holder, frame_id = self._frames.holder(row), row["frame_id"]
+        if frame_id is not None and frame_id not in self._paging.slots and frame_id not in self._frames.expected:
+            if not self._taking_up:  # which would deal with it
+                await self._crashed_unseen(row, may_live=True)  # nothing, if it has left that frame since it was read
+            return
+        if holder is None and frame_id not in self._frames.expected:
             self._paging.add(ready_of(row, "takeover"))
         elif holder is not None and holder.resting and holder.activation == ActivationId.of(row):
             self._frames.resume(holder)

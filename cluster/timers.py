@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -32,22 +33,24 @@ class Timers:
     """Keeps what is due soon, and one task that waits for the first of it.
 
     A timer that was dropped or set again since does nothing when it fires: the store decides. So it may be noted twice.
+    Once noted, a timer waits by the monotonic clock: it is neither early nor late when the machine's clock is set.
     """
 
     def __init__(self, node: NodeService, clock: Callable[[], int] = now) -> None:
         self._node = node
         self._now = clock
         self._due: dict[Key, int] = {}
-        self._order: list[tuple[int, Key]] = []
+        self._order: list[tuple[float, int, Key]] = []
         self._changed = asyncio.Event()
 
     def note(self, found: Iterable[tuple[Key, int]]) -> None:
         """Timers of sessions at home here, with the time each is due (microseconds); those due later are left."""
-        horizon = self._now() + int(HORIZON_SECONDS * 1e6)
+        clock, monotonic = self._now(), time.monotonic()
         for key, due_at in found:
-            if due_at <= horizon and self._due.get(key) != due_at:
+            seconds = (due_at - clock) / 1e6
+            if seconds <= HORIZON_SECONDS and self._due.get(key) != due_at:
                 self._due[key] = due_at
-                heapq.heappush(self._order, (due_at, key))
+                heapq.heappush(self._order, (monotonic + seconds, due_at, key))
                 self._changed.set()
 
     async def look(self) -> None:
@@ -60,13 +63,13 @@ class Timers:
         """Fire what is due, for as long as the service lives."""
         while True:
             self._changed.clear()
-            pause = (self._order[0][0] - self._now()) / 1e6 if self._order else None
+            pause = self._order[0][0] - time.monotonic() if self._order else None
             if pause is None or pause > 0:
                 await is_set_within(self._changed, pause)
                 continue
             for _ in range(min(len(self._order), CHUNK)):
-                due_at, key = self._order[0]
-                if due_at > self._now():
+                at, due_at, key = self._order[0]
+                if at > time.monotonic():
                     break
                 heapq.heappop(self._order)
                 if self._due.get(key) == due_at:  # else it was set again

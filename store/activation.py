@@ -227,13 +227,13 @@ def crash(
         unseen=unseen,
     )  # fmt: skip
     tx.append(row, event)
+    if may_live and verdict.action != "quarantine":  # which fences by itself
+        row["epoch"] += 1  # from now on what lives there can commit nothing, and so begin nothing new
     if verdict.action == "abort":
         abort(tx, row, stuck_in, verdict.reason)
     if verdict.action == "quarantine":
         quarantine(tx, row, verdict.rule, verdict.reason)
     elif verdict.delay and not waiting:
-        if may_live:
-            row["epoch"] += 1  # from now on what lives there can begin nothing new
         pause(tx, row, verdict.delay)
     elif not waiting:
         tx.wake(row)

@@ -11,13 +11,25 @@ from typing import TypeVar
 
 from sqlalchemy import delete, select
 
-from .statements import OWNER, REQUEST
+from .statements import OWNER, REQUEST, SESSION
 from .transaction import Transaction
 
+AT_ONCE = 500
 KEPT = 3_600_000_000
 """How long a request is remembered at least, in microseconds."""
 
 Result = TypeVar("Result")
+
+
+def forget_old(tx: Transaction) -> None:
+    """Forget what was asked of sessions that are gone. It is kept for as long as that of others: a request that is
+    repeated must find what it did, also where another session has the id by now."""
+    old = (REQUEST.c.namespace == tx.namespace, REQUEST.c.session_id != "", REQUEST.c.created_at < tx.now - KEPT)
+    asked = set(tx.connection.execute(select(REQUEST.c.session_id).where(*old).limit(AT_ONCE)).scalars())
+    mine = (SESSION.c.namespace == tx.namespace, SESSION.c.session_id.in_(sorted(asked)))
+    gone = asked - set(tx.connection.execute(select(SESSION.c.session_id).where(*mine)).scalars())
+    if gone:
+        tx.connection.execute(delete(REQUEST).where(*old, REQUEST.c.session_id.in_(sorted(gone))))
 
 
 def once(tx: Transaction, session_id: str, request_id: str, operation: Callable[[Transaction], Result]) -> Result:

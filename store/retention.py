@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
 from understudy.errors import Conflict, SessionActive, UnknownSession
 
-from . import code
+from . import code, requests
 from .statements import EVENT, EXPORT_CURSOR, MESSAGE, METRIC_STATE, RUN, SESSION, TIMER
 from .transaction import Transaction
 from .wakeups import WAKEUP_TIMER
@@ -89,6 +89,7 @@ def drop_tree(tx: Transaction, root_id: str, before: int | None = None) -> Remov
     removed = tree_to_drop(tx.connection, tx.namespace, root_id, before)
     if not removed.kept:
         tx.drop(removed.session_ids)
+        requests.forget_old(tx)
     return removed
 
 

@@ -32,7 +32,6 @@ from .statements import (
     NEW_SESSION,
     QUESTION,
     REMOVAL,
-    REQUEST,
     RESERVATION,
     RUN,
     RUN_END,
@@ -55,7 +54,7 @@ from .statements import (
     select_sessions,
 )
 
-OF_SESSION = (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, REQUEST)
+OF_SESSION = (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION)
 
 
 class Cancelled(NamedTuple):

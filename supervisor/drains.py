@@ -76,4 +76,5 @@ class Drains:
                 seconds, reason = seconds_for(notices[node_id]), "the cluster will end the node"
                 await self.begin([node_id], seconds, new_identifier(), reason=reason)
             except (UnderstudyError, TimeoutError) as error:
-                log.warning("node %s will end and is not drained: %s", node_id[:8], error)
+                self._heeded.discard(node_id)  # the cluster says it again
+                log.warning("node %s will end and is not drained yet: %s", node_id[:8], error)

@@ -42,7 +42,7 @@ def decide(death: Death) -> Verdict:
         delay = 0 if death.progress else _delay(death, known, stuck)
     except KeyError as error:
         raise InvalidInput(f"the restart policy lacks {error}") from None
-    recent = sum(death.at - at < period for at in known)
+    recent = sum(0 <= death.at - at < period for at in known)  # none of before the clock was set back
     reason = f"died {stuck} times in a row without progress"
     if stuck >= stuck_after and (death.aborted or not death.open_calls):
         return Verdict("quarantine", rule="no_progress", reason=reason, deaths=known, stuck=stuck)

@@ -82,6 +82,7 @@ class Client:
         accepted: the runs that were acknowledged, in order.
         followed: the `seq` of every event that it was told.
         finished: it has seen the end of all that it has begun.
+        replaced: another session had the id before, whose last events a follower can be shown (docs/guarantees.md).
     """
 
     def __init__(self, world: World, work: Work) -> None:
@@ -89,7 +90,7 @@ class Client:
         self.work = work
         self.session_id = work.session_id
         self.followed: list[int] = []
-        self.finished = False
+        self.finished = self.replaced = False
         self._waiting = [action for action in work.actions if action.on is not None]
         self._seen: Counter[str] = Counter()
         self._specification = 0
@@ -227,7 +228,7 @@ class Client:
         self._following.cancel()
         if gone := await operator.prune(self.world, self.session_id):
             self.world.forget(gone)
-            self.closed = False
+            self.closed, self.replaced = False, True
             self.accepted.clear()
             self.world.counts["replaced"] += 1
             await self._spawn(action)
@@ -239,6 +240,7 @@ class Client:
         if self._child() is None and await operator.put_away(self.world, self.session_id):
             self.world.counts["replaced"] += 1  # metrics are of another log now
             self.world.counts["put away"] += 1
+            self.replaced = True
             self.directory.settle(self.session_id, "")
             await self._send(action)
 

@@ -128,6 +128,7 @@ class Cluster:
         note: writes a line into the record of the run.
 
     Attributes:
+        frames: all that there ever were, by id; also those that nobody reaches any more.
         trouble: share of the calls whose answer is lost, of those that are lost, of those that come twice.
         slow: seconds by which calls of a method are late, or, where negative, its answers.
     """
@@ -138,6 +139,7 @@ class Cluster:
         self.note = note
         self.machines: dict[str, Machine] = {}
         self.actors: dict[str, Actor] = {}
+        self.frames: dict[str, Actor] = {}
         self.pids = itertools.count(1001)
         self.trouble = (0.0, 0.0, 0.0)
         self.slow: dict[str, float] = {}
@@ -156,6 +158,8 @@ class Cluster:
         actor = self.actors.get(name)
         if actor is None:
             actor = self.actors[name] = Actor(self, name, machine, make, restarts=restarts)
+            if name.startswith("frame/"):
+                self.frames[name.split("/")[2]] = actor
             actor.start()
         return actor
 

@@ -16,6 +16,7 @@ from understudy.events import (
     RunFinished,
     SessionActivated,
     SessionCrashed,
+    SessionMoved,
     SessionQuarantined,
     ShutdownForced,
     ToolFinished,
@@ -36,9 +37,11 @@ from .tools import POLICY_OF
 
 if TYPE_CHECKING:
     from understudy.actors.hooks import HookContext
+    from understudy.actors.tools import ToolContext
     from understudy.cluster.node_service import NodeService
 
     from .cluster import Machine
+    from .scheduler import Process
     from .world import Effect, World
 
 CHECKED_SHARE = 0.02
@@ -77,6 +80,10 @@ class Invariants:
         self._generation = 0
         self._generation_since = 0.0
         self._started: dict[tuple[str, str], float] = {}
+        self._activated_in: dict[str, SessionActivated] = {}
+        self._asked: dict[str, Process] = {}
+        self._abandoned: set[str] = set()
+        self._moved: set[str] = set()
         self._begun: set[tuple[str, str]] = set()
         self._left_behind: set[str] = set()
         self._answered: set[str] = set()
@@ -96,8 +103,11 @@ class Invariants:
     def forget(self, session_ids: list[str]) -> None:
         """Sessions were removed: others may have their ids."""
         gone = set(session_ids)
+        for session_id in gone:
+            self._activated_in.pop(session_id, None)
         self._begun = {known for known in self._begun if known[0] not in gone}
         self._left_behind = {key for key in self._left_behind if key.partition("/")[0] not in gone}
+        self._asked = {key: process for key, process in self._asked.items() if key.partition("/")[0] not in gone}
         self._answered = {key for key in self._answered if key.partition("/")[0] not in gone}
         self._crashed = {known for known in self._crashed if known[0] not in gone}
         self._started = {known: at for known, at in self._started.items() if known[0] not in gone}
@@ -144,7 +154,10 @@ class Invariants:
         elif isinstance(event, ModelCallCompleted) and not event.late:
             self._answered.add(event.request_key.rpartition("/")[0])
         elif isinstance(event, SessionActivated):
+            self._activation(event, now)
             self._left_behind |= {f"{session}/{call}" for session, call in self._begun if session == event.session_id}
+        elif isinstance(event, SessionMoved):
+            self._moved.add(event.session_id)
         elif isinstance(event, ToolFinished):
             self._begun.discard((event.session_id, event.call_id))
         elif isinstance(event, SessionCrashed):
@@ -161,11 +174,57 @@ class Invariants:
             for (child,) in self._world.committed(at_work):
                 self.violated(f"run {run[1]} of {run[0]} ended ({event.status}) before its sub-agent {child}")
 
+    def _activation(self, event: SessionActivated, now: float) -> None:
+        """A session is given to another process only if the one that has it was ended, or is not reached; and then only
+        when the lease of what that was allowed to begin is over."""
+        before, self._activated_in[event.session_id] = self._activated_in.get(event.session_id), event
+        actor = self._world.cluster.frames.get(before.frame_id) if before is not None else None
+        if before is None or before.frame_id == event.frame_id or actor is None:
+            return
+        if not actor.alive or actor.target is None or actor.pid in self._world.killed:
+            return
+        acting = actor.target.frame.activation
+        window = acting.window if acting is not None else None
+        if window is None or (window.session_id, window.epoch) != (event.session_id, before.epoch):
+            return
+        calls = f"SELECT call_id, tool, state FROM tool_call WHERE session_id = '{event.session_id}'"
+        for call_id, tool, state in self._world.committed(calls):
+            at = self._started.get((event.session_id, call_id), -LEASE_SECONDS)
+            if state == "started" and POLICY_OF.get(tool, "rerun") != "rerun" and now - at < LEASE_SECONDS:
+                text = f"{now - at:.2f} s after the start of {call_id}, and frame {before.frame_id} lives"
+                self.violated(f"{event.session_id} was activated again ({event.cause}) {text}")
+        forced = any(session_id == event.session_id for session_id, _ in self._forced)
+        if not (actor.machine.cut_off or forced or self._world.counts["upgraded"] or event.cause == "moved"):
+            self.violated(f"{event.session_id} was taken from frame {before.frame_id}, which is at work at it")
+
+    def check_process(self, context: ToolContext, process: Process) -> None:
+        """A tool goes on: its process is at no other activation."""
+        for actor in self._world.cluster.frames.values():
+            if actor.process is not process or actor.target is None:
+                continue
+            acting = actor.target.frame.activation
+            if acting is not None and (acting.window.session_id, acting.window.epoch) != (
+                context.session_id, context.epoch,
+            ):  # fmt: skip
+                other = f"{acting.window.session_id}, epoch {acting.window.epoch}"
+                self.violated(f"{context.call_key}, epoch {context.epoch}, goes on in a process that serves {other}")
+
+    def _gave_up(self, process: Process) -> bool:
+        """Whether the process's machine was taken for lost, or is cut off."""
+        machine = self._world.machine_of(process)
+        return machine is None or machine.cut_off or machine.node_id in self._abandoned
+
     def check_model_call(self, request: ModelRequest) -> None:
         """A model is asked: nobody has its answer yet, and it is sent what was committed."""
         wait_key = request.wait_key
         if wait_key in self._answered:
             self.violated(f"the model call {wait_key} is made again, and its answer was committed")
+        process, before = self._world.scheduler.current, self._asked.get(wait_key)
+        self._asked[wait_key] = process
+        if before is not None and not (
+            before.dead or self._gave_up(before) or wait_key.partition("/")[0] in self._moved
+        ):
+            self.violated(f"the model call {wait_key} is made again, and the service that made it lives")
         sent = [_said(message) for message in request.messages if message["role"] != "system"]
         session_id = wait_key.partition("/")[0]
         with self._world.store.committed() as connection:
@@ -178,13 +237,24 @@ class Invariants:
     def check_hook(self, context: HookContext) -> None:
         """A hook is told whether it may have been called before."""
         known = (context.point, context.call_key)
-        if self._hooked[known] and not context.redone:
+        current = self._is_current(context.session_id)
+        if self._hooked[known] and not context.redone and current:
             self.violated(f"the hook {context.point} was called again for {context.call_key}, and not told")
         self._hooked[known] += 1
+
+    def _is_current(self, session_id: str) -> bool:
+        """Whether the process that calls is at the session's last activation, as far as the store knows."""
+        for actor in self._world.cluster.frames.values():
+            if actor.process is self._world.scheduler.current and actor.target is not None:
+                acting = actor.target.frame.activation
+                rows = self._world.committed(f"SELECT epoch FROM session WHERE session_id = '{session_id}'")
+                return acting is not None and rows == [(acting.window.epoch,)]
+        return False
 
     def check_abandoned(self, machine: Machine) -> None:
         """A machine on which nothing went wrong is not given up."""
         now = self._world.scheduler.time()
+        self._abandoned.add(machine.node_id)
         if machine.alive and not machine.cut_off and now > machine.disturbed_until + ABANDON_SECONDS:
             self.violated(f"machine {machine.node_id} was given up, and nothing had happened to it")
 
@@ -250,8 +320,8 @@ class Invariants:
             self._cancels(connection)
             self._interruptions(connection)
             self._results(connection)
-            self._tokens(connection)
             self._leftovers(connection)
+        self._tokens()
         self._services()
         for context in self._world.scheduler.errors:
             self.violated(f"an error reached an event loop: {context.get('message')} {context.get('exception')!r}")
@@ -355,15 +425,11 @@ class Invariants:
                 self.violated(f"{session_id}/{call_id} is said to have failed, and never ran")
         self._world.counts["effects"] += len(self._world.effects)
 
-    def _tokens(self, connection: Any) -> None:
-        """No model call is made again unless its service or its machine died, or a drain moved it."""
+    def _tokens(self) -> None:
+        """How often models were asked, for the record; `check_model_call` judges each call."""
         endpoint, counts = self._world.endpoint, self._world.counts
-        rebilled = sum(count - 1 for count in endpoint.calls.values())
         counts["model calls"] += endpoint.calls.total()
-        counts["model calls again"] += rebilled
-        lost = sum(actor_deaths(self._world)) + counts["fault drain"] + counts["fault lose_machine"]
-        if rebilled and not lost:
-            self.violated(f"{rebilled} model calls were made again, and no node service had died")
+        counts["model calls again"] += sum(count - 1 for count in endpoint.calls.values())
 
     def _leftovers(self, connection: Any) -> None:
         """Nothing waits for a session that has nothing to do."""
@@ -454,7 +520,7 @@ class Invariants:
         for client in self._world.clients:
             rows = self._world.committed(f"SELECT seq FROM event WHERE session_id = '{client.session_id}' ORDER BY seq")
             wanted = [row[0] for row in rows]
-            if client.finished and client.followed != wanted[: len(client.followed)]:
+            if client.finished and not client.replaced and client.followed != wanted[: len(client.followed)]:
                 self.violated(f"the follower of {client.session_id} was told {client.followed}, there is {wanted}")
 
     def situation(self) -> str:
@@ -471,9 +537,3 @@ class Invariants:
 def _said(message: dict[str, Any]) -> tuple[str, str, int]:
     """What a message says, without the ids that each side has of its own."""
     return message["role"], content_text(message), len(message.get("tool_calls") or ())
-
-
-def actor_deaths(world: World) -> list[int]:
-    """How often each node service died, or was lost."""
-    names = [line for line in world.lines if line.endswith(" dies") and "  node/" in line]
-    return [len(names)]

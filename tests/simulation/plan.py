@@ -328,6 +328,40 @@ def faults(chosen: random.Random, backend: str, machines: int, window: float) ->
     return tuple(sorted(found, key=lambda fault: (fault.on is not None, fault.at)))
 
 
+def lose(
+    chosen: random.Random, work: tuple[Work, ...], others: tuple[Fault, ...]
+) -> tuple[tuple[Work, ...], tuple[Fault, ...]]:  # fmt: skip
+    """A machine that is cut off, and reaches the store, from the middle of long chains of short tool calls on; commits
+    are lost when the others take its sessions over."""
+    found = []
+    for item in work:
+        policies = [name for name in BY_POLICY if any(tool["name"] in BY_POLICY[name] for tool in item.spec["tools"])]
+        rounds = tuple(
+            (
+                call(
+                    chosen,
+                    f"{item.session_id}.long.{number}",
+                    policies,
+                    spawns=False,
+                    kills=chosen.choice((0, 0, 0, 3)),
+                ),
+            )
+            for number in range(12)
+        )
+        content = Task(f"{item.session_id}.long", rounds, tuple([0.05] * 13)).text()
+        actions = [action for action in item.actions if action.kind in ("spawn", "schedule") or action.on is not None]
+        send = Action(0.5, "send", {"run_id": "long", "content": content})
+        actions = sorted([*actions, send], key=lambda action: (action.on is not None, action.at))
+        found.append(replace(item, spec={**item.spec, "max_rounds": 60}, actions=tuple(actions)))
+    at = round(4.0 + 6.0 * chosen.random(), 3)
+    wrong = [*others[:4], Fault(at, "cut_off", 0.75, 40.0)]
+    for _ in range(chosen.choice((0, 0, 4))):
+        wrong.append(
+            Fault(round(at + 9.0 + 4.0 * chosen.random(), 3), "lose_commit", 0.5, round(3 * chosen.random(), 3))
+        )
+    return tuple(found), tuple(sorted(wrong, key=lambda fault: (fault.on is not None, fault.at)))
+
+
 def draw(seed: int, backend: str | None = None) -> Plan:
     """The plan of a seed. Its parts are drawn from streams of their own, so that one does not move another."""
     shape = random.Random(f"{seed}/shape")
@@ -340,10 +374,15 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     work = tuple(session(random.Random(f"{seed}/work/{number}"), number, window / 2) for number in range(count))
     hooked = random.Random(f"{seed}/hooks")
     work = tuple(replace(item, spec={**item.spec, "hooks": HOOKS}) if hooked.random() < 0.25 else item for item in work)
+    wrong = faults(random.Random(f"{seed}/faults"), backend, machines, window)
+    lost = random.Random(f"{seed}/lost")
+    if machines > 1 and lost.random() < 0.2:
+        window = 60.0
+        work, wrong = lose(lost, work, wrong)
     archived = random.Random(f"{seed}/archives")
     work = tuple(put_away(archived, item, window) if archived.random() < 0.08 else item for item in work)
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
-        faults(random.Random(f"{seed}/faults"), backend, machines, window), window,
+        wrong, window,
         shape.choice((0.0, 0.0, 0.05)), calm=shape.random() < 0.3,
     )  # fmt: skip

@@ -26,6 +26,7 @@ async def _perform(name: str, seconds: float, fails: bool, kills: int, context: 
         await _world().die()
     if seconds:
         await asyncio.sleep(seconds)
+        _world().goes_on(context)
     if fails:
         raise ToolError(f"{name} failed")
     return f"did {name}"
@@ -38,6 +39,7 @@ def _perform_in_thread(name: str, seconds: float, fails: bool, kills: int, conte
         world.die_in_thread()
     if seconds:
         world.sleep_in_thread(seconds)
+        world.goes_on(context)
     if fails:
         raise ToolError(f"{name} failed")
     return f"did {name}"

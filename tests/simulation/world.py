@@ -91,6 +91,7 @@ class World:
         self.span_directory = ""
         self.notices: dict[str, float | None] = {}
         self.slow_kills: dict[int, float] = {}
+        self.killed: set[int] = set()
         self.clients: list[Client] = []
         self.spans = Collector()
         self.store: Any = None
@@ -129,6 +130,10 @@ class World:
         """Rows of what is committed now."""
         found: list[Any] = self.store.rows(sql)
         return found
+
+    def goes_on(self, context: ToolContext) -> None:
+        """A tool does more, after its effect."""
+        self.invariants.check_process(context, self.scheduler.current)
 
     async def die(self) -> None:
         """A tool brings its process down."""
@@ -176,6 +181,7 @@ class World:
         process = self.process_of(pid)
         if process is None:
             return 0.0
+        self.killed.add(pid)
         slow = self.slow_kills.pop(pid, 0.0)
         self.note(f"SIGKILL to {process.name}: {why}" + (f"; it takes {slow:.1f} s" if slow else ""))
         if not slow:
