@@ -92,9 +92,14 @@ def bind(tool: LoadedTool, arguments: str, context: ToolContext) -> dict[str, An
     return Outcome(outcome, presentable(content), 0, time.time_ns() // 1000)
 
 
+def _ignore(_work: asyncio.Future[Any]) -> None:
+    pass
+
+
 async def execute(
-    tool: LoadedTool, keywords: dict[str, Any], timeout: float, before: float = math.inf
-) -> Outcome | None:
+    tool: LoadedTool, keywords: dict[str, Any], timeout: float, before: float = math.inf,
+    begun: Callable[[asyncio.Future[Any]], None] = _ignore,
+) -> Outcome | None:  # fmt: skip
     """Run one call of `tool` and return how it ended; None if it was too late to begin, and nothing was executed.
 
     An async function runs on this event loop, any other one in a daemon thread of its own. Nothing that the tool does
@@ -104,10 +109,11 @@ async def execute(
     Args:
         timeout: seconds for the call.
         before: monotonic time; nothing that can wait stands between the comparison with it and the function.
+        begun: is given what runs the function; an async one that ignores its cancellation is not done afterwards.
     """
     started_at, begin = time.time_ns() // 1000, time.monotonic_ns()
     try:
-        outcome, content, stuck = await run(tool, keywords, timeout, before=before)
+        outcome, content, stuck = await run(tool, keywords, timeout, before=before, begun=begun)
     except Exception as error:
         (outcome, content), stuck = _failure(tool, error), False
     if outcome == TOO_LATE:
@@ -223,7 +229,7 @@ def _render(result: Any) -> str:
 
 async def run(
     tool: Runnable, keywords: dict[str, Any], timeout: float, render: Callable[[Any], Any] = _render, *,
-    before: float = math.inf,
+    before: float = math.inf, begun: Callable[[asyncio.Future[Any]], None] = _ignore,
 ) -> tuple[str, Any, bool]:  # fmt: skip
     """Outcome (`ok`, `error`, `timeout` or `TOO_LATE`), what `render` made of the result (or a text that says what went
     wrong), and whether code of the function still runs."""
@@ -235,6 +241,7 @@ async def run(
             work = _start_thread(tool, keywords, render, before)
         except RuntimeError as error:  # the system has no thread left
             return "error", _error_text(error), False
+    begun(work)
     try:
         done, _ = await asyncio.wait({work}, timeout=timeout)
     except asyncio.CancelledError:

@@ -69,7 +69,6 @@ class Activation:
     def __init__(self, window: Window, node: Node, load: Loader, load_hook: HookLoader, frame_id: str) -> None:
         self.window = window
         self.leave = False
-        self.stuck = False  # a tool does not end though it was cancelled
         self.tool_deadline: float | None = None
         self._waiting = 0
         self._node = node
@@ -80,6 +79,12 @@ class Activation:
         self._sent: Batch | None = None  # and not acknowledged yet
         self._commit_lock = asyncio.Lock()
         self._results: dict[str, Outcome] = {}
+        self._begun: list[asyncio.Future[Any]] = []
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a tool goes on that ignores its cancellation."""
+        return any(not work.done() for work in self._begun)
 
     async def advance(self) -> Step:
         """Do what is due and return the next step.
@@ -336,8 +341,7 @@ class Activation:
         for task in pending:
             task.cancel()
         if pending:
-            _, left = await asyncio.wait(pending, timeout=5.0)
-            self.stuck = self.stuck or bool(left)
+            await asyncio.wait(pending, timeout=5.0)
 
     async def _run_tool(self, call: CallState, spec: dict[str, Any], limit: asyncio.Semaphore) -> Outcome | None:
         """Run one call under its `on_crash` rule and put its result into the draft; None if a person is asked."""
@@ -382,7 +386,7 @@ class Activation:
             self._expect(time.monotonic() + timeout)
             ids = {"run_id": self.window.run_id or "", "trace_id": self.window.trace_id}
             with about(**ids, span_id=tool_span_identifier(self.window.session_id, call.call_id)):
-                outcome = await execute(loaded, keywords, timeout, before)
+                outcome = await execute(loaded, keywords, timeout, before, self._begun.append)
         self.leave = self.leave or outcome.stuck_thread
         return await self._conclude(call, outcome, executions=call.executions + 1)
 

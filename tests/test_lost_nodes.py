@@ -12,6 +12,7 @@ from understudy.identifiers import call_identifier
 from understudy.ports import Verdict
 from understudy.records import LEASE_SECONDS, ActivationId, Batch, CallState, ModelAnswer
 from understudy.store import activation, operations
+from understudy.store.check import check
 
 from .test_store import Store, opened
 
@@ -56,3 +57,33 @@ async def test_nothing_else_is_waited_for(store: str, started: bool, may_live: b
         verdict = await db.do(activation.crash, held, lambda _: Verdict("resume"), **CRASH, may_live=may_live)
         assert verdict == Verdict("resume")
         assert db.session()["wait"] is None
+
+
+async def test_a_waiting_session_is_fenced_too(store: str) -> None:
+    """Given a session that waits for a model on a lost node, when it is taken up, then what its process may commit
+    with the answer is refused, though the answer itself counts."""
+    async with opened(store) as db:
+        await db.asking()
+        held = db.held("s", 1)
+        verdict = await db.do(activation.crash, held, lambda _: Verdict("resume"), **CRASH, may_live=True)
+        assert verdict == Verdict("resume")
+        answer = ModelAnswer(tool_calls=(("p", "act", "{}"),))
+        assert (await db.do(operations.answer, "s", "r", 1, 1, "m", answer, incarnation=held.incarnation)).won
+        call = CallState(call_identifier("r", 1, 0), "started")
+        with pytest.raises(Fenced):
+            await db.do(operations.commit, Batch(*held, 2, calls=(call,)))
+
+
+@pytest.mark.parametrize("started", [True, False])
+async def test_an_abort_is_fenced_too(store: str, started: bool) -> None:
+    """Given a session of a lost node that died too often in its tool, when the call is given up, then its old process
+    is fenced, and the session goes on when what that may begin is over."""
+    async with opened(store) as db:
+        held = await acting(db, started=started)
+        await db.do(activation.crash, held, lambda _: Verdict("abort", reason="too often"), **CRASH, may_live=True)
+        row = db.session()
+        assert (row["epoch"], row["wait"]) == (held.epoch + 1, "timer" if started else None)
+        with pytest.raises(Fenced):
+            await db.do(operations.commit, Batch(*held, 3))
+        with db.database.read() as connection:
+            assert check(connection, db.namespace) == []

@@ -391,6 +391,11 @@ async def test_the_last_node_is_not_drained(machinery: Machinery) -> None:
         await supervisor.drains.begin(["a"], 60, "two", reason="test")
     await supervisor.drains.heed({"a": 5.0})
     assert set(machinery.drains) == {"b", "c"}
+    await supervisor.drains.undo("b", "four")
+    await supervisor.drains.heed({"a": 5.0})  # the cluster says it for as long as it holds
+    assert set(machinery.drains) == {"a", "c"}
+    await supervisor.drains.undo("a", "five")
+    await supervisor.drains.begin(["b"], 60, "six", reason="test")
     await supervisor.drains.begin(["a", "b", "c"], 60, "three", reason="test", stop=True)
     assert set(machinery.drains) == {"a", "b", "c"}
 

@@ -12,7 +12,7 @@ from sqlalchemy import func, select, update
 
 from understudy.cluster.connection import Connection
 from understudy.config import Settings
-from understudy.store import activation, requests
+from understudy.store import activation, endings, requests
 from understudy.store.statements import REQUEST
 
 from . import kernel as k
@@ -190,6 +190,33 @@ async def test_requests_are_remembered_for_an_hour(tmp_path: Path) -> None:
         await db.do(age)
         await db.do(requests.once, "s", "the next", lambda _tx: True)
         assert await db.do(count) == 1
+
+
+async def test_a_request_outlives_its_session(store: str) -> None:
+    """Given a session that was removed, and another of its id, when a request to the first is repeated, then nothing
+    is done to the second; after an hour the request is forgotten with the next removal."""
+    async with opened(store) as db:
+        await db.own()
+        await db.create("s")
+
+        def close(tx: Any) -> bool:
+            return requests.once(tx, "s", "a client's", lambda tx: endings.close(tx, "s", "enough"))
+
+        def age(tx: Any) -> None:
+            tx.read(update(REQUEST).values(created_at=REQUEST.c.created_at - requests.KEPT - 1))
+
+        def count(tx: Any) -> int:
+            return int(tx.read(select(func.count()).select_from(REQUEST)).scalar())
+
+        assert await db.do(close)
+        await db.do(lambda tx: tx.drop(["s"]))
+        await db.create("s")
+        assert await db.do(close)
+        assert not db.session()["closed"]
+        await db.do(age)
+        await db.do(lambda tx: tx.drop(["s"]))
+        await db.do(requests.forget_old)
+        assert await db.do(count) == 0
 
 
 async def test_a_refused_request_leaves_nothing(db: Store) -> None:

@@ -285,6 +285,22 @@ async def test_a_run_that_does_not_end_is_ended_by_force(kernel: k.Kernel) -> No
     assert kernel.service.recovery.swept == 0
 
 
+async def test_a_process_in_which_a_tool_goes_on_serves_nobody_else(kernel: k.Kernel) -> None:
+    """Given a tool that goes on when its run was ended by force, when its process hears of that before it is killed,
+    then it leaves, and takes no other session."""
+    compiled = k.spec(k.script([("does_not_listen", {})], "done"), [does_not_listen], shutdown=0.1)
+    await kernel.spawn("s", compiled)
+    await kernel.send("s")
+    await Begun.number.acquire()
+    worker = kernel.holder("s")
+    assert worker is not None
+    await kernel.ask("cancel", "s", None, "enough")
+    await kernel.end("s")
+    await asyncio.wait_for(asyncio.shield(worker.task), 30)  # it ends by itself
+    assert kernel.holder("s") is None
+    Begun.let_go.set()
+
+
 async def test_a_condemned_frame_that_is_gone_is_forgotten(kernel: k.Kernel) -> None:
     """Given a frame whose process shall be killed, when a supervisor tells that others live, then nobody is asked to
     kill it any more."""
