@@ -320,7 +320,8 @@ class Recovery:
 def _is_fresh(row: Row, age: int) -> bool:
     """Whether the session was written less than `age` microseconds ago: what follows from that may be under way. A time
     in the future is another clock's, or of before ours was set back."""
-    return 0 <= now() - row["updated_at"] < age
+    written: int = row["updated_at"]
+    return 0 <= now() - written < age
 
 
 async def in_chunks(rows: list[Row]) -> AsyncIterator[Row]:

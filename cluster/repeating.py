@@ -145,7 +145,7 @@ class Joining:
             work = self._under_way[asked] = asyncio.get_running_loop().create_task(call)
         self._waiting[asked] += 1
         try:
-            return await asyncio.shield(work)  # type: ignore[no-any-return]
+            return await asyncio.shield(work)
         finally:
             self._waiting[asked] -= 1
             if not self._waiting[asked]:

@@ -259,7 +259,8 @@ def active_sessions(
 def activations(connection: Connection, namespace: str, session_ids: Iterable[str]) -> dict[str, Row]:
     """Which activation and which run sessions have, by id; also of those without work."""
     names = ("session_id", "incarnation", "epoch", "run_id", "updated_at")
-    found, wanted = {}, list(session_ids)
+    found: dict[str, Row] = {}
+    wanted = list(session_ids)
     for start in range(0, len(wanted), AT_ONCE):  # an IN has as many parameters as a statement may have
         where = (SESSION.c.namespace == namespace, SESSION.c.session_id.in_(wanted[start : start + AT_ONCE]))
         rows = connection.execute(select(*(SESSION.c[name] for name in names)).where(*where)).mappings()
