@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy.errors import ServiceGone, UnderstudyError
+from understudy.identifiers import new_identifier
 
 from .hosting import NodeHost
 from .ray_edge import on_sigterm, settle, submitted
@@ -51,7 +52,8 @@ class Farewell:
             handle = self._supervisor()
             if handle is None:
                 raise ServiceGone("there is no supervisor")
-            asked = submitted(lambda: handle.drain.remote([self._node_id], GRACE_SECONDS, "SIGTERM", False))
+            wanted = ([self._node_id], GRACE_SECONDS, "SIGTERM", False, new_identifier())
+            asked = submitted(lambda: handle.drain.remote(*wanted))
             await asyncio.wait_for(settle(asked), ASK_SECONDS)
             draining = (await self._host.node()).draining
             async with asyncio.timeout(GRACE_SECONDS + ASK_SECONDS):

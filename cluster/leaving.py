@@ -8,6 +8,7 @@ import time
 import ray
 
 from understudy.errors import ServiceGone, UnderstudyError
+from understudy.identifiers import new_identifier
 
 from . import background
 from .connection import DRAIN_LOOK_SECONDS, DRAIN_SPARE_SECONDS
@@ -50,7 +51,7 @@ async def _drain(instance: str, node_id: str, seconds: float, *, wait: bool) -> 
     late = time.monotonic() + seconds + DRAIN_SPARE_SECONDS
     if supervisor is None or node is None:
         raise ServiceGone(f"the services of {instance} are being ended")
-    await settle(submitted(lambda: supervisor.drain.remote([node_id], seconds, REASON, False)))
+    await settle(submitted(lambda: supervisor.drain.remote([node_id], seconds, REASON, False, new_identifier())))
     found: DrainInfo | None = None
     while True:
         try:

@@ -42,7 +42,7 @@ async def test_a_pod_learns_whether_all_have_left(monkeypatch: pytest.MonkeyPatc
 
     def actor(name: str) -> Any:
         async def drain(*arguments: Any) -> None:
-            asked.append(f"{name} {arguments}")
+            asked.append(f"{name} {arguments[:-1]}")  # without the request's id
 
         async def request(*_arguments: Any) -> list[dict[str, Any]]:
             return [{**row, "finished_at": 3 if drained else 0}, {**row, "node_id": "n2", "finished_at": 3}]
