@@ -36,6 +36,7 @@ class Drains:
         self._tell = tell
         self._nodes = nodes
         self._heeded: set[str] = set()
+        self._refused: dict[str, str] = {}
 
     async def begin(
         self, node_ids: list[str], seconds: float, request_id: str, *, reason: str, stop: bool = False
@@ -76,5 +77,7 @@ class Drains:
                 seconds, reason = seconds_for(notices[node_id]), "the cluster will end the node"
                 await self.begin([node_id], seconds, new_identifier(), reason=reason)
             except (UnderstudyError, TimeoutError) as error:
-                self._heeded.discard(node_id)  # the cluster says it again
-                log.warning("node %s will end and is not drained yet: %s", node_id[:8], error)
+                self._heeded.discard(node_id)  # the cluster says it again, for as long as it holds
+                if self._refused.get(node_id) != str(error):
+                    self._refused[node_id] = str(error)
+                    log.warning("node %s will end and is not drained yet: %s", node_id[:8], error)
