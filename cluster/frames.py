@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.errors import Fenced, ServiceGone, StaleGeneration, UnderstudyError
 from understudy.placement import is_scarce
 from understudy.records import ActivationId
 from understudy.store import activation, operations
@@ -103,7 +103,13 @@ class Frames:
         slot.session_id, slot.epoch, slot.wait = None, 0, None
 
     async def rest(self, slot: Slot, wait: str | None) -> dict[str, Any]:
-        """Hold the frame's call until there is work for it."""
+        """Hold the frame's call until there is work for it.
+
+        Raises:
+            ServiceGone: a `take_up` has counted the frame among the dead while its call was worked at; it calls anew.
+        """
+        if self.paging.slots.get(slot.frame_id) is not slot:
+            raise ServiceGone(f"frame {slot.frame_id} was not known to live")
         slot.reply = asyncio.get_running_loop().create_future()
         self.paging.rest(slot, wait)
         self.dispatch()

@@ -55,13 +55,16 @@ class Recovery:
         self.knows_frames = False
         self.buried: dict[str, float] = {}
         self._taking_up = 0
+        self._told = (0, 0)
 
     async def take_up(
-        self, generation: int, live_frames: list[str], nodes: list[str], lost: Collection[str] = ()
+        self, generation: int, number: int, live_frames: list[str], nodes: list[str], lost: Collection[str] = ()
     ) -> dict[str, Any]:  # fmt: skip
         """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
 
         Args:
+            number: rises with what a supervisor says; what was overtaken, or comes again when it is done, is dropped:
+                frames that have started since are not among those that it knows to be alive.
             live_frames: frames known to be alive; sessions of others are treated as crashed.
             nodes: those that have a node service, this one included; sessions of others get a new home (`adopt`).
             lost: frames of lost nodes, which may be alive.
@@ -70,6 +73,8 @@ class Recovery:
             StaleGeneration: another supervisor owns the store, or this node is not one of `nodes` any more.
         """
         home = self._node.config.node_id
+        if (generation, number) <= self._told:
+            return {"active": 0, "resumed": 0, "adopted": 0}
         if home not in nodes:
             raise StaleGeneration(f"node {home[:8]} was given up")
         self._node.journal.generation = generation
@@ -85,6 +90,7 @@ class Recovery:
             raise
         finally:
             self._taking_up -= 1
+        self._told = max(self._told, (generation, number))
         self.knows_frames = True
         self._frames.dispatch()
         self._frames.demand_changed.set()

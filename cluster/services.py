@@ -106,9 +106,9 @@ class NodeActor:
         return await (await self._host.requests()).acquire(holder, lease, dead_holder, request_id)
 
     async def take_up(
-        self, generation: int, frames: list[str], nodes: list[str], lost: list[str]
+        self, generation: int, number: int, frames: list[str], nodes: list[str], lost: list[str]
     ) -> dict[str, Any]:  # fmt: skip
-        return await (await self._node()).recovery.take_up(generation, frames, nodes, lost)
+        return await (await self._node()).recovery.take_up(generation, number, frames, nodes, lost)
 
     async def notice(self, news: dict[str, Any]) -> None:
         await (await self._node()).notice(news)

@@ -100,6 +100,7 @@ class Supervisor:
         self._frames: dict[str, FrameHandle] = {}
         self._well: dict[str, float] = {}
         self._lost: dict[str, float] = {}
+        self._numbers = 0  # of what services were told about who is alive
         self._tasks: set[asyncio.Task[Any]] = set()
         self._under_way: dict[Any, asyncio.Task[Any]] = {}
         self._failure: Exception | None = None
@@ -262,7 +263,8 @@ class Supervisor:
         alive = [*self._frames, *(frame_id for other in self._nodes.values() for frame_id in other.stock.starting)]
         lost = [frame_id for frame_id, at in self._lost.items() if time.monotonic() - at < REMEMBERED_SECONDS]
         self._lost = {frame_id: self._lost[frame_id] for frame_id in lost}
-        found = await node.handle.call("take_up", self.generation, alive, list(self._nodes), lost)
+        self._numbers += 1
+        found = await node.handle.call("take_up", self.generation, self._numbers, alive, list(self._nodes), lost)
         node.heard = time.monotonic()
         log.info("node %s: %s", node.handle.node_id[:8], found)
 

@@ -236,6 +236,7 @@ class Kernel:
         self.generation = 0
         self.serves = False
         self.workers: dict[str, Worker] = {}
+        self._told = 0  # of `take_up`
         self.telemetry = telemetry or {}
         self.points: list[str] = []
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
@@ -266,7 +267,9 @@ class Kernel:
         self.generation, self.nodes = generation, nodes
 
         def told(life: Life) -> Awaitable[Any]:  # also the next one, with those that live then
-            return life.service.recovery.take_up(self.generation, [*self.workers, *frames], self.nodes)
+            self._told += 1
+            alive = [*self.workers, *frames]
+            return life.service.recovery.take_up(self.generation, self._told, alive, self.nodes)
 
         await self.remote(told)
 

@@ -36,7 +36,7 @@ class Node:
         self.condemned: list[str] = []
         self.hung: set[str] = set()
         self.generation = 0
-        self.told: list[tuple[int, list[str], list[str]]] = []
+        self.told: list[tuple[int, int, list[str], list[str], list[str]]] = []
         self.deaths: list[str] = []
         self.causes: list[str] = []
         self.demand: dict[str, dict[str, Any]] = {}
@@ -48,7 +48,7 @@ class Node:
 
     @property
     def nodes(self) -> list[str]:
-        return self.told[-1][2] if self.told else []
+        return self.told[-1][3] if self.told else []
 
     async def call(self, method: str, *arguments: Any) -> Any:
         if self.silent or (method == "request" and arguments[0] in self.hung):
@@ -107,7 +107,7 @@ class Node:
     async def until_told(self, nodes: list[str]) -> int:
         """Wait until it was told that these are the nodes; returns the generation it was told with."""
         async with asyncio.timeout(PATIENCE):
-            while not self.told or sorted(self.told[-1][2]) != nodes:
+            while not self.told or sorted(self.told[-1][3]) != nodes:
                 self.changed.clear()
                 await self.changed.wait()
         return self.told[-1][0]
@@ -469,5 +469,7 @@ async def test_what_a_frame_held_that_was_not_seen_to_start_goes_on(machinery: M
     node.demand = {"": {"ready": 1, "acting": 0, "waiting": 0, "standby": 0, "taken": 0, "frames": []}}
     told = len(node.told)
     await node.until(lambda: bool(machinery.tried) and any(machinery.tried[0] in lost for *_, lost in node.told[told:]))
-    assert all(machinery.tried[0] not in alive for _, alive, _, lost in node.told[told:] if machinery.tried[0] in lost)
+    assert all(
+        machinery.tried[0] not in alive for _, _, alive, _, lost in node.told[told:] if machinery.tried[0] in lost
+    )
     assert machinery.tried[0] not in supervisor._frames

@@ -46,7 +46,7 @@ class Directory(NodeDirectory):
         self._turn = len(world.clients)
         self._learned -= 2.0  # nothing is known yet
         self._world = world
-        self._here = next(iter(world.cluster.machines.values()))
+        self._here = world.outside
 
     @property
     def known(self) -> bool:

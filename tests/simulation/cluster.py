@@ -130,6 +130,7 @@ class Cluster:
     Attributes:
         frames: all that there ever were, by id; also those that nobody reaches any more.
         trouble: share of the calls whose answer is lost, of those that are lost, of those that come twice.
+        cut: links, from one machine to another, over which nothing arrives; all others work.
         slow: seconds by which calls of a method are late, or, where negative, its answers.
     """
 
@@ -142,6 +143,7 @@ class Cluster:
         self.frames: dict[str, Actor] = {}
         self.pids = itertools.count(1001)
         self.trouble = (0.0, 0.0, 0.0)
+        self.cut: set[tuple[str, str]] = set()
         self.slow: dict[str, float] = {}
         self.violated: Callable[[str], None] = note
         self._calls = itertools.count(1)
@@ -183,11 +185,15 @@ class Cluster:
             if here is not there and machine is not None and machine.cut_off:
                 machine.held.append(lambda: self._send(here, there, function))
                 return
+        if here is not None and there is not None and (here.node_id, there.node_id) in self.cut:
+            there.held.append(lambda: self._send(here, there, function))
+            return
         self.after(self.latency(here, there) + late, function)
 
     def heal(self, machine: Machine) -> None:
         """It is reached again; what was on its way arrives, as TCP would have it."""
         machine.cut_off = False
+        self.cut = {link for link in self.cut if machine.node_id not in link}
         held, machine.held = machine.held, []
         for send in held:
             send()

@@ -180,7 +180,8 @@ class Faults:
         machine = self._machine(fault, spare_head=False)
         if machine is None:
             return
-        machine.clock_offset += round(fault.seconds * 1e9) * (1 if fault.pick * 7 % 1 < 0.5 else -1)
+        seconds = fault.seconds * (300 if fault.pick * 13 % 1 < 0.25 else 1)  # up to some hours
+        machine.clock_offset += round(seconds * 1e9) * (1 if fault.pick * 7 % 1 < 0.5 else -1)
         for actor in self._world.cluster.actors.values():
             if actor.machine is machine and actor.process is not None:
                 actor.process.clock_offset = machine.clock_offset
@@ -190,6 +191,28 @@ class Faults:
         if machine is not None:
             machine.cut_off, machine.store_cut_off = True, fault.pick * 5 % 1 < 0.5
             self._world.cluster.after(fault.seconds, self._world.cluster.heal, machine)
+
+    def _cut_link(self, fault: Fault) -> None:
+        """The supervisor's machine and another one don't reach each other, or one the other; all else works."""
+        head, machine = next(iter(self._world.cluster.machines)), self._machine(fault, spare_head=True)
+        if machine is not None:
+            links = [(head, machine.node_id), (machine.node_id, head)]
+            kept = int(fault.pick * 3 % 1 * 3)
+            self._world.cluster.cut.update(links if kept == 2 else links[kept : kept + 1])
+            self._world.cluster.after(fault.seconds, self._world.cluster.heal, machine)
+
+    def _notice(self, fault: Fault) -> None:
+        """The cluster says that a machine will end, and perhaps it does."""
+        machine = self._machine(fault, spare_head=True)
+        if machine is not None:
+            self._world.notices[machine.node_id] = fault.seconds
+            self._world.cluster.after(fault.seconds, self._end_notice, machine, fault)
+
+    def _end_notice(self, machine: Machine, fault: Fault) -> None:
+        self._world.notices.pop(machine.node_id, None)
+        if machine.alive and not self._over and fault.pick * 11 % 1 < 0.5:
+            self._world.counts["fault lose_machine"] += 1
+            self._world.cluster.lose(machine)
 
     def _lose_machine(self, fault: Fault) -> None:
         machine = self._machine(fault, spare_head=True)

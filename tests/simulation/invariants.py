@@ -194,7 +194,7 @@ class Invariants:
                 text = f"{now - at:.2f} s after the start of {call_id}, and frame {before.frame_id} lives"
                 self.violated(f"{event.session_id} was activated again ({event.cause}) {text}")
         forced = any(session_id == event.session_id for session_id, _ in self._forced)
-        if not (actor.machine.cut_off or forced or self._world.counts["upgraded"] or event.cause == "moved"):
+        if not (self._cut(actor.machine) or forced or self._world.counts["upgraded"] or event.cause == "moved"):
             self.violated(f"{event.session_id} was taken from frame {before.frame_id}, which is at work at it")
 
     def check_process(self, context: ToolContext, process: Process) -> None:
@@ -212,7 +212,11 @@ class Invariants:
     def _gave_up(self, process: Process) -> bool:
         """Whether the process's machine was taken for lost, or is cut off."""
         machine = self._world.machine_of(process)
-        return machine is None or machine.cut_off or machine.node_id in self._abandoned
+        return machine is None or self._cut(machine) or machine.node_id in self._abandoned
+
+    def _cut(self, machine: Machine) -> bool:
+        """Whether somebody can't reach the machine, or it somebody."""
+        return machine.cut_off or any(machine.node_id in link for link in self._world.cluster.cut)
 
     def check_model_call(self, request: ModelRequest) -> None:
         """A model is asked: nobody has its answer yet, and it is sent what was committed."""
@@ -255,7 +259,7 @@ class Invariants:
         """A machine on which nothing went wrong is not given up."""
         now = self._world.scheduler.time()
         self._abandoned.add(machine.node_id)
-        if machine.alive and not machine.cut_off and now > machine.disturbed_until + ABANDON_SECONDS:
+        if machine.alive and not self._cut(machine) and now > machine.disturbed_until + ABANDON_SECONDS:
             self.violated(f"machine {machine.node_id} was given up, and nothing had happened to it")
 
     def _check_store(self) -> None:
@@ -282,7 +286,9 @@ class Invariants:
         policy = POLICY_OF[row.tool]
         if policy == "rerun":
             return None
-        if row.epoch != effect.epoch and self._activated(session_id) > effect.epoch:
+        # What a run's process was about to begin when the run was ended by force may have its effect (guarantees.md).
+        forced = (session_id, call_id.rsplit("/", 2)[0]) in self._forced
+        if row.epoch != effect.epoch and self._activated(session_id) > effect.epoch and not forced:
             self.violated(f"effect of {effect.call_key} under epoch {effect.epoch}, which epoch {row.epoch} had fenced")
         started = self._started.get((session_id, call_id), effect.at)
         # Where a commit's reply was lost nobody told of it here; the row's time has its machine's clock.

@@ -297,8 +297,22 @@ KINDS = {
     "slow_kill": 3, "trouble": 4, "clock_step": 1, "endpoint": 2, "drain": 2, "slow_calls": 5, "exporter": 1,
 }  # fmt: skip
 STORE_KINDS = {"store_down": 2, "lose_connection": 4, "lose_commit": 5, "hang_commit": 3, "slow_store": 2}
-MACHINE_KINDS = {"cut_off": 2, "lose_machine": 1, "second_supervisor": 1}
-LASTING = ("pause", "slow", "trouble", "cut", "endpoint", "store", "hang", "drain", "second", "clock", "lose_c", "exp")
+MACHINE_KINDS = {"cut_off": 2, "cut_link": 2, "lose_machine": 1, "notice": 1, "second_supervisor": 1}
+LASTING = (
+    "pause",
+    "slow",
+    "trouble",
+    "cut",
+    "endpoint",
+    "store",
+    "hang",
+    "drain",
+    "second",
+    "clock",
+    "lose_c",
+    "exp",
+    "notice",
+)
 
 
 def faults(chosen: random.Random, backend: str, machines: int, window: float) -> tuple[Fault, ...]:

@@ -140,10 +140,10 @@ def main() -> int:
     for library in LIBRARIES:  # once, for all processes
         importlib.import_module(library)
     names, survived, began = options.names or list(read()), 0, time.perf_counter()
-    faults = read()
-    with multiprocessing.get_context("fork").Pool(options.processes, maxtasksperchild=1) as pool:
+    faults, fork = read(), multiprocessing.get_context("fork")
+    with fork.Pool(options.processes, maxtasksperchild=1) as pool, fork.Pool(1, maxtasksperchild=1) as other:
         for name, seeds, what in pool.imap_unordered(partial(_hunted, seeds=options.seeds), names, chunksize=1):
-            if seeds is not None and pool.apply(unchanged, (faults[name].first + seeds - 1, faults[name].backend)):
+            if seeds is not None and other.apply(unchanged, (faults[name].first + seeds - 1, faults[name].backend)):
                 what, seeds = f"(seed {faults[name].first + seeds - 1} fails without it as well)", None
             survived += seeds is None
             told = f"killed after {seeds:3} seeds: {what[:130]}" if seeds is not None else f"SURVIVED {what}"

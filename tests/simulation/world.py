@@ -90,6 +90,7 @@ class World:
         self.prices = None
         self.span_directory = ""
         self.notices: dict[str, float | None] = {}
+        self.outside = Machine("clients")
         self.slow_kills: dict[int, float] = {}
         self.killed: set[int] = set()
         self.clients: list[Client] = []
@@ -207,9 +208,10 @@ class World:
             if not restart:
                 actor.removed = True
                 self.cluster.actors.pop(actor.name, None)
-            if actor.alive:
+            if actor.alive and actor.process is not None and actor.process.paused:
+                self.cluster.after(1.0, arrive)  # it is asked to end, and does not hear it
+            elif actor.alive:
                 self.kill_pid(actor.pid, "ray.kill")
-                actor.kill()
 
         self.cluster._send(None, actor.machine, arrive)
 
