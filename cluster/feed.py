@@ -60,7 +60,7 @@ class Feed:
         self._read_stream = read_stream
         self._read_run = read_run
         self._recent: OrderedDict[str, _Recent] = OrderedDict()
-        self._watchers: set[_Watcher] = set()
+        self._watchers: dict[_Watcher, None] = {}  # in the order in which they came
         self._clients: dict[str, _Watcher] = {}
         self._reading: dict[str, object] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
@@ -143,7 +143,7 @@ class Feed:
             earlier.superseded = True
             earlier.changed.set()
         self._clients[client_id] = watcher
-        self._watchers.add(watcher)
+        self._watchers[watcher] = None
         try:
             deadline = asyncio.get_running_loop().time() + timeout
             wanted = follow
@@ -164,7 +164,7 @@ class Feed:
                 watcher.news.clear()
                 watcher.changed.clear()
         finally:
-            self._watchers.discard(watcher)
+            self._watchers.pop(watcher, None)
             if self._clients.get(client_id) is watcher:
                 del self._clients[client_id]
 

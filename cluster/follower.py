@@ -60,7 +60,7 @@ class Follower:
     def __init__(self, nodes: NodeDirectory) -> None:
         self._nodes = nodes
         self._client_id = new_identifier()
-        self._subscriptions: set[Subscription] = set()
+        self._subscriptions: dict[Subscription, None] = {}  # in the order in which they came
         self._changed: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -71,12 +71,12 @@ class Follower:
         """Subscribe to a session's events (or only to the ends and pauses of its runs), and to its streamed text."""
         node_id = await self._nodes.home(session_id)
         subscription = Subscription(session_id, node_id, after, ends, ("", 0) if stream else None, (-1, after))
-        self._subscriptions.add(subscription)
+        self._subscriptions[subscription] = None
         self._attend(node_id)
         try:
             yield subscription
         finally:
-            self._subscriptions.discard(subscription)
+            self._subscriptions.pop(subscription, None)
 
     def _attend(self, node_id: str) -> None:
         """See to it that a watch at this node asks for all that is followed there now."""

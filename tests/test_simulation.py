@@ -40,6 +40,23 @@ def test_the_same_seed_is_the_same_run(backend: str) -> None:
     assert first.stdout == second.stdout
 
 
+def test_a_seed_is_the_same_run_whatever_ran_before() -> None:
+    """Given a seed, when it is simulated alone and behind another one in the same process, then both runs are the same:
+    nothing that a process keeps, and no address in its memory, has a part in it."""
+    program = (
+        "import sys; from tests.simulation.plan import draw; from tests.simulation.world import World\n"
+        "run = lambda seed: World(draw(seed, sys.argv[1])).run()\n"
+        "first = run(38); run(5); again = run(38)\n"
+        "assert first.lines == again.lines; assert first.trace == again.trace"
+    )
+    for backend in ("sqlite", "postgresql"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, backend], cwd=ROOT, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONHASHSEED": "0"}, timeout=800,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
 def test_seeds(backend: str) -> None:
     """Given some seeds, then no invariant is violated."""

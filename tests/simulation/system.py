@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import queue
 import random
 import signal
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from understudy import identifiers
 from understudy.actors import execution
 from understudy.store import journal
 
@@ -177,7 +177,8 @@ def installed(scheduler: Scheduler, seed: int, note: Callable[[str], None], leve
         patch.object(time, "time", lambda: wall() / 1e9),
         patch.object(time, "monotonic", monotonic),
         patch.object(time, "monotonic_ns", lambda: round(monotonic() * 1e9)),
-        patch.object(os, "urandom", source.randbytes),
+        # Identifiers alone: libraries ask for entropy when something is made for the first time in a process.
+        patch.object(identifiers, "os", SimpleNamespace(urandom=source.randbytes)),
         patch.object(journal, "threading", system.threading),
         patch.object(journal, "queue", system.queue),
         patch.object(execution, "threading", system.threading),
