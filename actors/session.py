@@ -271,6 +271,9 @@ class Activation:
             await self._gather(tasks)
         finally:
             await self._stop({task for task in tasks if not task.done()})
+            for task in tasks:
+                if task.done() and not task.cancelled():
+                    task.exception()  # the first one is raised, and others are no surprise
 
     def _due(
         self, call: CallState, specs: dict[str, dict[str, Any]], limit: asyncio.Semaphore, repeated: set[str]
