@@ -166,12 +166,12 @@ class Recovery:
             home, nodes = self._node.config.node_id, self._node.nodes
             # A node that was given up may have accepted something since; an import has no home yet.
             await self._adopt(home, nodes)
-            asked = now()
+            resting = {slot.frame_id: slot.since for slot in self._paging.slots.values() if slot.resting}
             rows = await self._node.reading.active([home], may_be_ready=True)
             self._node.act(cancelled(rows), {})
             await self._end_what_is_over(age)
             async for row in in_chunks(rows):
-                await self._sweep(row, age, asked)
+                await self._sweep(row, age, resting)
             await self._node.timers.look()
         except StaleGeneration as error:
             self._node.stale(error)
@@ -209,7 +209,7 @@ class Recovery:
             if row is not None and (row["incarnation"], row["run_id"]) != (incarnation, run_id):
                 self._node.calls.abort(session_id, incarnation, run_id)
 
-    async def _sweep(self, row: Row, age: int, asked: int) -> None:
+    async def _sweep(self, row: Row, age: int, resting: dict[str, int]) -> None:
         session_id = row["session_id"]
         if not self._node.is_ready(row) or self._is_placed(session_id) or _is_fresh(row, age):
             return
@@ -220,17 +220,18 @@ class Recovery:
             return
         if holder is None and frame_id not in self._frames.expected:
             self._paging.add(ready_of(row, "takeover"))
-        elif holder is not None and self._rests(holder, row, asked):
+        elif holder is not None and self._rests(holder, row, resting):
             self._frames.resume(holder)
         else:
             return
         self.swept += 1
         log.warning("session %s was ready and nobody knew: picked up", session_id)
 
-    def _rests(self, holder: Slot, row: Row, asked: int) -> bool:
-        """Whether the frame rests with the session as its row is; one that has called in since that was asked for may
-        have committed more."""
-        return holder.resting and holder.seen <= asked and holder.activation == ActivationId.of(row)
+    def _rests(self, holder: Slot, row: Row, resting: dict[str, int]) -> bool:
+        """Whether the frame rests with the session as its row is; one that did not when the row was asked for, or has
+        called in since, may have committed more."""
+        same = holder.resting and resting.get(holder.frame_id) == holder.since
+        return same and holder.activation == ActivationId.of(row)
 
     async def frame_died(self, frame_id: str, cause: str, silence: float = 0.0) -> None:
         """A frame's process is known to be gone: resume what it held. Harmless when repeated, and must be if it fails.
