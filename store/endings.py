@@ -76,9 +76,10 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
         _task_ended(tx, row, status, finish, error)
     row.update(
         run_id=None, cancel_reason=None, cancel_as=None, held=None, group_state=None, children_open=0, calls_open=0,
-        run_usage=None, trace_id="", parent_span_id="", round=0, wait="idle", active=0, wait_error=None,
-        error=error if status in ("failed", "quarantined") else None, aborted=0, moved=0,
+        run_usage=None, trace_id="", parent_span_id="", round=0, wait_error=None,
+        error=error if status in ("failed", "quarantined") else None, aborted=0,
     )  # fmt: skip
+    _rest(row)
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
         _leave(tx, child, ENDED)
     _drop_news(tx, row)

@@ -11,7 +11,8 @@ from understudy import events
 from understudy.messages import INTERRUPTED, Message, storable
 from understudy.records import child_text
 
-from .statements import MESSAGE, QUESTION
+from . import questions
+from .statements import MESSAGE
 from .transaction import Row, Transaction
 from .waiting import CALL_TIMER
 
@@ -75,15 +76,6 @@ def settle_calls(tx: Transaction, row: Row) -> None:
         )  # fmt: skip
 
 
-def _asked_in_doubt(tx: Transaction, row: Row, call: Row) -> bool:
-    """Whether a person is asked what became of the call."""
-    if call["state"] != "asked":
-        return False
-    mine = (QUESTION.c.namespace == tx.namespace, QUESTION.c.session_id == row["session_id"])
-    kinds = select(QUESTION.c.kind).where(*mine, QUESTION.c.call_id == call["call_id"])
-    return "in_doubt" in tx.read(kinds, row["session_id"]).scalars()
-
-
 def _settle(tx: Transaction, row: Row, call: Row, result: dict[str, Any] | None) -> str:
     """The text of a call's result; `result` is a child's, or the answer to the call."""
     outcome, content = CANCELLED, CANCELLED
@@ -91,7 +83,9 @@ def _settle(tx: Transaction, row: Row, call: Row, result: dict[str, Any] | None)
         outcome, content = "ok" if result["status"] == "completed" else "error", storable(child_text(result))
     elif result is not None and result["decision"] != "rerun":
         outcome, content = result["decision"], result["text"]
-    elif (call["state"] == "started" and call["child_id"] is None) or _asked_in_doubt(tx, row, call):
+    elif (call["state"] == "started" and call["child_id"] is None) or (
+        call["state"] == "asked" and questions.is_in_doubt(tx, row, call["call_id"])
+    ):
         outcome, content = "interrupted", INTERRUPTED
     since = tx.now if call["state"] == "requested" else call["updated_at"]
     event = events.ToolFinished(

@@ -17,6 +17,7 @@ from .statements import (
     DRAIN,
     EVENT,
     EXPORT_CURSOR,
+    LOADED_AT_ONCE,
     MESSAGE,
     METRIC_STATE,
     QUESTION,
@@ -31,9 +32,6 @@ from .transaction import Row
 from .wakeups import WAKEUP_TIMER
 
 OWNER = table_of(tables.Owner)
-
-AT_ONCE = 500
-"""Sessions that one statement names."""
 
 INFO = (
     "session_id", "agent", "kind", "status", "parent_id", "root_id", "depth", "call_id", "epoch", "seq", "actor_pid",
@@ -261,8 +259,8 @@ def activations(connection: Connection, namespace: str, session_ids: Iterable[st
     names = ("session_id", "incarnation", "epoch", "run_id", "updated_at")
     found: dict[str, Row] = {}
     wanted = list(session_ids)
-    for start in range(0, len(wanted), AT_ONCE):  # an IN has as many parameters as a statement may have
-        where = (SESSION.c.namespace == namespace, SESSION.c.session_id.in_(wanted[start : start + AT_ONCE]))
+    for start in range(0, len(wanted), LOADED_AT_ONCE):  # an IN has as many parameters as a statement may have
+        where = (SESSION.c.namespace == namespace, SESSION.c.session_id.in_(wanted[start : start + LOADED_AT_ONCE]))
         rows = connection.execute(select(*(SESSION.c[name] for name in names)).where(*where)).mappings()
         found |= {row["session_id"]: dict(row) for row in rows}
     return found

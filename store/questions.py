@@ -125,5 +125,11 @@ def _set_run_status(tx: Transaction, row: Row, status: str) -> None:
     tx.read(update(RUN).where(*where).values(status=status), row["session_id"])
 
 
+def is_in_doubt(tx: Transaction, row: Row, call_id: str) -> bool:
+    """Whether a person is asked what became of a call, not what its answer is."""
+    kinds = select(QUESTION.c.kind).where(*_of_session(tx, row), QUESTION.c.call_id == call_id)
+    return "in_doubt" in tx.read(kinds, row["session_id"]).scalars()
+
+
 def _of_session(tx: Transaction, row: Row) -> tuple[Any, ...]:
     return QUESTION.c.namespace == tx.namespace, QUESTION.c.session_id == row["session_id"]

@@ -233,11 +233,11 @@ class Transaction:
 
     def drop(self, session_ids: Sequence[str]) -> None:
         """Remove sessions with all that belongs to them; nobody else may be changing them in this transaction."""
+        self.load(session_ids)
+        self._note_removal(max(self.session(session_id)["incarnation"] for session_id in session_ids))
         self.flush()
         for start in range(0, len(session_ids), LOADED_AT_ONCE):
             some = session_ids[start : start + LOADED_AT_ONCE]
-            mine = (SESSION.c.namespace == self.namespace, SESSION.c.session_id.in_(some))
-            self._note_removal(max(self.connection.execute(select(SESSION.c.incarnation).where(*mine)).scalars()))
             for table in (*OF_SESSION, SESSION):
                 self.writes += 1
                 where = (table.c.namespace == self.namespace, table.c.session_id.in_(some))

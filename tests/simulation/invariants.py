@@ -38,6 +38,7 @@ from .tools import POLICY_OF
 if TYPE_CHECKING:
     from understudy.actors.hooks import HookContext
     from understudy.actors.tools import ToolContext
+    from understudy.actors.window import Window
     from understudy.cluster.node_service import NodeService
 
     from .cluster import Machine
@@ -183,8 +184,7 @@ class Invariants:
             return
         if not actor.alive or actor.target is None or actor.pid in self._world.killed:
             return
-        acting = actor.target.frame.activation
-        window = acting.window if acting is not None else None
+        window = self._window_of(actor.process)
         if window is None or (window.session_id, window.epoch) != (event.session_id, before.epoch):
             return
         calls = f"SELECT call_id, tool, state FROM tool_call WHERE session_id = '{event.session_id}'"
@@ -199,15 +199,18 @@ class Invariants:
 
     def check_process(self, context: ToolContext, process: Process) -> None:
         """A tool goes on: its process is at no other activation."""
+        window = self._window_of(process)
+        if window is not None and (window.session_id, window.epoch) != (context.session_id, context.epoch):
+            other = f"{window.session_id}, epoch {window.epoch}"
+            self.violated(f"{context.call_key}, epoch {context.epoch}, goes on in a process that serves {other}")
+
+    def _window_of(self, process: Process | None) -> Window | None:
+        """What the activation that a frame's process is at knows; None if it is at none."""
         for actor in self._world.cluster.frames.values():
-            if actor.process is not process or actor.target is None:
-                continue
-            acting = actor.target.frame.activation
-            if acting is not None and (acting.window.session_id, acting.window.epoch) != (
-                context.session_id, context.epoch,
-            ):  # fmt: skip
-                other = f"{acting.window.session_id}, epoch {acting.window.epoch}"
-                self.violated(f"{context.call_key}, epoch {context.epoch}, goes on in a process that serves {other}")
+            if actor.process is process and actor.target is not None:
+                acting = actor.target.frame.activation
+                return acting.window if acting is not None else None
+        return None
 
     def _gave_up(self, process: Process) -> bool:
         """Whether the process's machine was taken for lost, or is cut off."""
@@ -221,16 +224,14 @@ class Invariants:
     def check_model_call(self, request: ModelRequest) -> None:
         """A model is asked: nobody has its answer yet, and it is sent what was committed."""
         wait_key = request.wait_key
+        session_id = wait_key.partition("/")[0]
         if wait_key in self._answered:
             self.violated(f"the model call {wait_key} is made again, and its answer was committed")
         process, before = self._world.scheduler.current, self._asked.get(wait_key)
         self._asked[wait_key] = process
-        if before is not None and not (
-            before.dead or self._gave_up(before) or wait_key.partition("/")[0] in self._moved
-        ):
+        if before is not None and not (before.dead or self._gave_up(before) or session_id in self._moved):
             self.violated(f"the model call {wait_key} is made again, and the service that made it lives")
         sent = [_said(message) for message in request.messages if message["role"] != "system"]
-        session_id = wait_key.partition("/")[0]
         with self._world.store.committed() as connection:
             where = MESSAGE.c.session_id == session_id
             rows = connection.execute(select(MESSAGE.c.role, MESSAGE.c.body).where(where).order_by(MESSAGE.c.seq))
@@ -248,12 +249,9 @@ class Invariants:
 
     def _is_current(self, session_id: str) -> bool:
         """Whether the process that calls is at the session's last activation, as far as the store knows."""
-        for actor in self._world.cluster.frames.values():
-            if actor.process is self._world.scheduler.current and actor.target is not None:
-                acting = actor.target.frame.activation
-                rows = self._world.committed(f"SELECT epoch FROM session WHERE session_id = '{session_id}'")
-                return acting is not None and rows == [(acting.window.epoch,)]
-        return False
+        window = self._window_of(self._world.scheduler.current)
+        rows = self._world.committed(f"SELECT epoch FROM session WHERE session_id = '{session_id}'")
+        return window is not None and rows == [(window.epoch,)]
 
     def check_abandoned(self, machine: Machine) -> None:
         """A machine on which nothing went wrong is not given up."""
@@ -422,13 +420,13 @@ class Invariants:
             key = f"{session_id}/{call_id}"
             if session_id in self._with_hooks and text.startswith("did ") and not self._hooked["after_tool", key]:
                 self.violated(f"{key} has a result that no hook has seen")
-            count = effects[f"{session_id}/{call_id}"]
+            count = effects[key]
             if text == "cancelled" and key in self._left_behind:
                 self.violated(f"{key} had begun in a process that died, and is said to have been cancelled")
             if text.startswith("did ") and count == 0:
-                self.violated(f"{session_id}/{call_id} is said to have acted, and has not")
+                self.violated(f"{key} is said to have acted, and has not")
             if "ToolError" in text and count == 0:
-                self.violated(f"{session_id}/{call_id} is said to have failed, and never ran")
+                self.violated(f"{key} is said to have failed, and never ran")
         self._world.counts["effects"] += len(self._world.effects)
 
     def _tokens(self) -> None:

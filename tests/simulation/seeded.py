@@ -108,19 +108,15 @@ def install(name: str) -> None:
 def hunt(name: str, seeds: int) -> tuple[int | None, str]:
     """How many seeds it took to notice a fault (None: it survived), and what was noticed. Only once in a process."""
     install(name)
-    from .plan import draw
-    from .world import World
-
     fault = read()[name]
     for seed in range(fault.first, fault.first + seeds):
-        violations = World(draw(seed, fault.backend or None), log_level=logging.CRITICAL).run().violations
-        if violations:
+        if violations := violated(seed, fault.backend):
             return seed - fault.first + 1, f"{violations[0].splitlines()[0]} (seed {seed})"
     return None, ""
 
 
-def unchanged(seed: int, backend: str) -> list[str]:
-    """What the product as it is violates with a seed: nothing, or the seed proves nothing about a fault."""
+def violated(seed: int, backend: str) -> list[str]:
+    """What the product violates with a seed: as it is nothing, or the seed proves nothing about a fault."""
     from .plan import draw
     from .world import World
 
@@ -143,7 +139,7 @@ def main() -> int:
     faults, fork = read(), multiprocessing.get_context("fork")
     with fork.Pool(options.processes, maxtasksperchild=1) as pool, fork.Pool(1, maxtasksperchild=1) as other:
         for name, seeds, what in pool.imap_unordered(partial(_hunted, seeds=options.seeds), names, chunksize=1):
-            if seeds is not None and other.apply(unchanged, (faults[name].first + seeds - 1, faults[name].backend)):
+            if seeds is not None and other.apply(violated, (faults[name].first + seeds - 1, faults[name].backend)):
                 what, seeds = f"(seed {faults[name].first + seeds - 1} fails without it as well)", None
             survived += seeds is None
             told = f"killed after {seeds:3} seeds: {what[:130]}" if seeds is not None else f"SURVIVED {what}"
