@@ -29,7 +29,8 @@ from .services import frame_name, node_name
 log = logging.getLogger(__name__)
 
 CREATE_SECONDS = 120.0
-ADOPT_SECONDS = 10.0
+ADOPT_SECONDS = 4.0
+"""A frame that hangs for longer is killed; well below the time after which its whole node counts as lost."""
 KNOWN_DEFINITIONS = 1_000
 KILL_TRIES = 6
 KILL_SECONDS = 6.0

@@ -37,7 +37,7 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
         price: of that call's model, if it has one.
 
     Raises:
-        Fenced: a newer activation exists, or the run has ended without its agent.
+        Fenced: a newer activation exists, the session has left its frame, or the run has ended without its agent.
         BatchLost: one that came before it is missing.
     """
     row = tx.session(batch.session_id)
@@ -46,6 +46,9 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
         message = f"batch {batch.batch_no} is fenced: the store has batch {row['batch_no']} of epoch {row['epoch']}"
         raise Fenced(message, session_id=batch.session_id)
     if batch.batch_no == row["batch_no"]:
+        if row["frame_id"] is None and row["wait"] is None:
+            # What it waited for has come before this repetition: somebody else was woken for it, and will have it.
+            raise Fenced("the session left its frame with this batch", session_id=batch.session_id)
         return _committed(tx, row, 0, replayed=True)
     if batch.batch_no != row["batch_no"] + 1:
         raise BatchLost(

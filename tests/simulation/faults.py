@@ -32,7 +32,7 @@ class Faults:
         self._paused: list[Process] = []
         self._over = False
         self._waiting = [fault for fault in world.plan.faults if fault.on is not None]
-        self._seen: Counter[str] = Counter()
+        self._seen: Counter[tuple[str, str]] = Counter()
         self._hit = ""
 
     def start(self) -> None:
@@ -43,8 +43,11 @@ class Faults:
 
     def committed(self, event: Event) -> None:
         """An event was committed: what shall happen then does."""
-        self._seen[event.type] += 1
-        for fault in [fault for fault in self._waiting if fault.on == Trigger(event.type, self._seen[event.type])]:
+        moments = []
+        for root_id in ("", event.root_id or event.session_id):
+            self._seen[event.type, root_id] += 1
+            moments.append(Trigger(event.type, self._seen[event.type, root_id], root_id))
+        for fault in [fault for fault in self._waiting if fault.on in moments]:
             self._waiting.remove(fault)
             self._world.cluster.after(fault.at, self._happen, fault, event.session_id)
 

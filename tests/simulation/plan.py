@@ -34,10 +34,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Trigger:
-    """A moment that is known only while it runs: so many events of a type were committed."""
+    """A moment that is known only while it runs: so many events of a type were committed.
+
+    Attributes:
+        root_id: only those of this tree count, if it is given.
+    """
 
     event: str
     count: int
+    root_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Fault:
 
     def __str__(self) -> str:
         lasts = f" for {self.seconds:.3f} s" if self.seconds else ""
-        after = f" after {self.on.event} {self.on.count}" if self.on else ""
+        after = f" after {self.on.event} {self.on.count} {self.on.root_id}".rstrip() if self.on else ""
         return f"{self.at:8.3f} s{after}  {self.kind}{lasts} (pick {self.pick:.3f})"
 
 
@@ -338,7 +343,21 @@ def faults(chosen: random.Random, backend: str, machines: int, window: float) ->
         at, moment = round(chosen.random() * window, 3), None
         if chosen.random() < 0.5:
             at, moment = soon(chosen), Trigger(chosen.choice(MOMENTS), chosen.choice((1, 2, 3, 5, 8, 13)))
+        if found and chosen.random() < 0.3:  # several things go wrong with one thing
+            at, moment = (soon(chosen), found[-1].on) if found[-1].on else (found[-1].at + soon(chosen), None)
         found.append(Fault(at, kind, round(chosen.random(), 3), seconds, moment))
+    return tuple(sorted(found, key=lambda fault: (fault.on is not None, fault.at)))
+
+
+def meet(chosen: random.Random, work: tuple[Work, ...], faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """The same faults; some happen when a client does something, to the session that it does it to."""
+    moments = [
+        replace(action.on, root_id=item.session_id) for item in work for action in item.actions if action.on is not None
+    ]
+    found = [
+        replace(fault, at=soon(chosen), on=chosen.choice(moments)) if moments and chosen.random() < 0.3 else fault
+        for fault in faults
+    ]
     return tuple(sorted(found, key=lambda fault: (fault.on is not None, fault.at)))
 
 
@@ -373,6 +392,9 @@ def lose(
         wrong.append(
             Fault(round(at + 9.0 + 4.0 * chosen.random(), 3), "lose_commit", 0.5, round(3 * chosen.random(), 3))
         )
+    for _ in range(chosen.choice((0, 1, 1, 2))):  # and what is under way there takes long
+        late, pick = round(at + 10.0 * chosen.random(), 3), round(chosen.random() * 8 / 19, 3)
+        wrong.append(Fault(late, "slow_calls", pick, chosen.choice((4.0, 9.0, 14.0, 20.0))))
     return tuple(found), tuple(sorted(wrong, key=lambda fault: (fault.on is not None, fault.at)))
 
 
@@ -389,6 +411,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     hooked = random.Random(f"{seed}/hooks")
     work = tuple(replace(item, spec={**item.spec, "hooks": HOOKS}) if hooked.random() < 0.25 else item for item in work)
     wrong = faults(random.Random(f"{seed}/faults"), backend, machines, window)
+    wrong = meet(random.Random(f"{seed}/meet"), work, wrong)
     lost = random.Random(f"{seed}/lost")
     if machines > 1 and lost.random() < 0.2:
         window = 60.0

@@ -381,7 +381,7 @@ class SimulatedMachinery:
         _, _, frame_id, placement = actor.name.split("/")
         frame = FrameHandle(self._world, self._supervisor, actor, frame_id, "" if placement == "-" else placement)
         try:
-            await asyncio.wait_for(frame.begin(), 10.0)
+            await asyncio.wait_for(frame.begin(), 4.0)  # as in `machinery`, which imports ray
             return frame
         except TimeoutError:
             actor.remove()
