@@ -163,11 +163,11 @@ class Draining:
     async def _look(self) -> bool:
         """One pass over the sessions with work here; True if there was nobody left to wait for."""
         await self._node.frames.dismiss_standbys()
-        ready = list(self._node.frames.paging.ready)
+        ready = set(self._node.frames.paging.ready)
         rows = await self._node.reading.active([self._node.config.node_id])
         if self._drain is None:  # it was taken back
             return False
-        for session_id in set(ready).difference(row["session_id"] for row in rows):
+        for session_id in ready.difference(row["session_id"] for row in rows):
             self._node.frames.paging.remove(session_id)  # it has ended; no frame comes here to find that out
         over = now() >= self._drain["deadline"]
         if not self.homes:  # nowhere to go: who is in no frame and waits for no call has done what it can

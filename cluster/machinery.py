@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from understudy.config import Settings
 from understudy.errors import ClusterError, InvalidConfiguration, ServiceGone, UnderstudyError, Unschedulable
 from understudy.placement import is_scarce
+from understudy.supervisor.ports import ADOPT_SECONDS
 from understudy.telemetry import FOR_FRAMES
 
 from . import packages
@@ -29,8 +30,6 @@ from .services import frame_name, node_name
 log = logging.getLogger(__name__)
 
 CREATE_SECONDS = 120.0
-ADOPT_SECONDS = 4.0
-"""A frame that hangs for longer is killed; well below the time after which its whole node counts as lost."""
 KNOWN_DEFINITIONS = 1_000
 KILL_TRIES = 6
 KILL_SECONDS = 6.0

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+ADOPT_SECONDS = 4.0
+"""A frame that hangs for longer when it is adopted is killed; well below the time after which a node counts as lost."""
+
 
 class FrameHandle(Protocol):
     """A session actor, seen from outside."""
@@ -54,7 +57,7 @@ class Machinery(Protocol):
         """The service of a node, started if there is none; returns when it answers."""
 
     async def frames(self, node_id: str) -> Sequence[FrameHandle]:
-        """The frames of a node that are alive, whoever created them."""
+        """The frames of a node that are alive, whoever created them. One that hangs is killed (`ADOPT_SECONDS`)."""
 
     async def create_frame(self, node: NodeHandle, frame_id: str, placement: str) -> FrameHandle:
         """Start a frame; returns when it is ready."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from understudy.errors import (
 from understudy.identifiers import new_identifier
 
 from . import operator
-from .plan import Trigger
+from .moments import Moments
 from .tools import BLOBS
 
 if TYPE_CHECKING:
@@ -91,8 +90,7 @@ class Client:
         self.session_id = work.session_id
         self.followed: list[int] = []
         self.finished = self.replaced = False
-        self._waiting = [action for action in work.actions if action.on is not None]
-        self._seen: Counter[str] = Counter()
+        self._moments = Moments(work.actions)
         self._specification = 0
         self._recurring: list[str] = []
         self.accepted: list[str] = []
@@ -109,9 +107,7 @@ class Client:
         """An event was committed: what shall be done then is."""
         if (event.root_id or event.session_id) != self.session_id:
             return
-        self._seen[event.type] += 1
-        for action in [item for item in self._waiting if item.on == Trigger(event.type, self._seen[event.type])]:
-            self._waiting.remove(action)
+        for action in self._moments.come(event):
             self.world.cluster.after(action.at, self._act_now, action)
 
     def _act_now(self, action: Action) -> None:

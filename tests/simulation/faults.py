@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from understudy.errors import UnderstudyError
 
 from .cluster import Actor, Machine
-from .plan import Fault, Trigger
+from .moments import Moments
+from .plan import SLOW_METHODS, Fault
 from .scheduler import Process
 
 if TYPE_CHECKING:
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 
     from .world import World
 
-SLOW_METHODS = (
-    "step", "step", "commit", "commit", "blob", "blob", "specification", "reload", "interrupted", "request",
-    "frame_died", "take_up", "demand", "notice", "watched_by", "retire", "acquire", "start", "kill_process",
-)  # fmt: skip
 SLOW_SECONDS = 6.0
 
 
@@ -31,8 +27,7 @@ class Faults:
         self._world = world
         self._paused: list[Process] = []
         self._over = False
-        self._waiting = [fault for fault in world.plan.faults if fault.on is not None]
-        self._seen: Counter[tuple[str, str]] = Counter()
+        self._moments = Moments(world.plan.faults)
         self._hit = ""
 
     def start(self) -> None:
@@ -43,12 +38,7 @@ class Faults:
 
     def committed(self, event: Event) -> None:
         """An event was committed: what shall happen then does."""
-        moments = []
-        for root_id in ("", event.root_id or event.session_id):
-            self._seen[event.type, root_id] += 1
-            moments.append(Trigger(event.type, self._seen[event.type, root_id], root_id))
-        for fault in [fault for fault in self._waiting if fault.on in moments]:
-            self._waiting.remove(fault)
+        for fault in self._moments.come(event):
             self._world.cluster.after(fault.at, self._happen, fault, event.session_id)
 
     def _happen(self, fault: Fault, session_id: str = "") -> None:

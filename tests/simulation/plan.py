@@ -139,6 +139,11 @@ class Plan:
             yield f"  {fault}"
 
 
+def _order(item: Action | Fault) -> tuple[bool, float]:
+    """First what has a time, then what waits for a moment."""
+    return item.on is not None, item.at
+
+
 def _triggered(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "on": Trigger(**item["on"]) if item.get("on") else None}
 
@@ -249,7 +254,7 @@ def session(chosen: random.Random, number: int, busy: float) -> Work:
         kind = chosen.choice(("cancel", "cancel", "cancel_child", "cancel_child", "close_child", "abort", "upgrade"))
         moment = Trigger(chosen.choice(MOMENTS), chosen.choice((1, 1, 2, 3, 5)))
         actions.append(Action(soon(chosen), kind, {"run_id": None}, moment))
-    return Work(session_id, spec, tuple(sorted(actions, key=lambda action: (action.on is not None, action.at))))
+    return Work(session_id, spec, tuple(sorted(actions, key=_order)))
 
 
 def put_away(chosen: random.Random, work: Work, window: float) -> Work:
@@ -301,6 +306,13 @@ KINDS = {
     "kill_frame": 8, "kill_node": 4, "kill_supervisor": 3, "pause_frame": 5, "pause_node": 3, "pause_supervisor": 2,
     "slow_kill": 3, "trouble": 4, "clock_step": 1, "endpoint": 2, "drain": 2, "slow_calls": 5, "exporter": 1,
 }  # fmt: skip
+SLOW_METHODS = (
+    "step", "step", "commit", "commit", "blob", "blob", "specification", "reload", "interrupted", "request",
+    "frame_died", "take_up", "demand", "notice", "watched_by", "retire", "acquire", "start", "kill_process",
+)  # fmt: skip
+CALLS_OF_FRAMES = 8
+"""So many of them, at the front, are what a frame calls while it works."""
+
 STORE_KINDS = {"store_down": 2, "lose_connection": 4, "lose_commit": 5, "hang_commit": 3, "slow_store": 2}
 MACHINE_KINDS = {"cut_off": 2, "cut_link": 2, "lose_machine": 1, "notice": 1, "second_supervisor": 1}
 LASTING = (
@@ -346,7 +358,7 @@ def faults(chosen: random.Random, backend: str, machines: int, window: float) ->
         if found and chosen.random() < 0.3:  # several things go wrong with one thing
             at, moment = (soon(chosen), found[-1].on) if found[-1].on else (found[-1].at + soon(chosen), None)
         found.append(Fault(at, kind, round(chosen.random(), 3), seconds, moment))
-    return tuple(sorted(found, key=lambda fault: (fault.on is not None, fault.at)))
+    return tuple(sorted(found, key=_order))
 
 
 def meet(chosen: random.Random, work: tuple[Work, ...], faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
@@ -358,7 +370,7 @@ def meet(chosen: random.Random, work: tuple[Work, ...], faults: tuple[Fault, ...
         replace(fault, at=soon(chosen), on=chosen.choice(moments)) if moments and chosen.random() < 0.3 else fault
         for fault in faults
     ]
-    return tuple(sorted(found, key=lambda fault: (fault.on is not None, fault.at)))
+    return tuple(sorted(found, key=_order))
 
 
 def lose(
@@ -384,7 +396,7 @@ def lose(
         content = Task(f"{item.session_id}.long", rounds, tuple([0.05] * 13)).text()
         actions = [action for action in item.actions if action.kind in ("spawn", "schedule") or action.on is not None]
         send = Action(0.5, "send", {"run_id": "long", "content": content})
-        actions = sorted([*actions, send], key=lambda action: (action.on is not None, action.at))
+        actions = sorted([*actions, send], key=_order)
         found.append(replace(item, spec={**item.spec, "max_rounds": 60}, actions=tuple(actions)))
     at = round(4.0 + 6.0 * chosen.random(), 3)
     wrong = [*others[:4], Fault(at, "cut_off", 0.75, 40.0)]
@@ -393,9 +405,10 @@ def lose(
             Fault(round(at + 9.0 + 4.0 * chosen.random(), 3), "lose_commit", 0.5, round(3 * chosen.random(), 3))
         )
     for _ in range(chosen.choice((0, 1, 1, 2))):  # and what is under way there takes long
-        late, pick = round(at + 10.0 * chosen.random(), 3), round(chosen.random() * 8 / 19, 3)
+        late = round(at + 10.0 * chosen.random(), 3)
+        pick = round(chosen.random() * CALLS_OF_FRAMES / len(SLOW_METHODS), 3)
         wrong.append(Fault(late, "slow_calls", pick, chosen.choice((4.0, 9.0, 14.0, 20.0))))
-    return tuple(found), tuple(sorted(wrong, key=lambda fault: (fault.on is not None, fault.at)))
+    return tuple(found), tuple(sorted(wrong, key=_order))
 
 
 def draw(seed: int, backend: str | None = None) -> Plan:

@@ -15,6 +15,7 @@ from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
 from understudy.errors import ClusterError, ServiceGone, UnderstudyError
 from understudy.records import ModelAnswer, ModelRequest
+from understudy.supervisor.ports import ADOPT_SECONDS
 from understudy.supervisor.supervisor import Supervisor
 
 from .cluster import Actor, Machine
@@ -381,7 +382,7 @@ class SimulatedMachinery:
         _, _, frame_id, placement = actor.name.split("/")
         frame = FrameHandle(self._world, self._supervisor, actor, frame_id, "" if placement == "-" else placement)
         try:
-            await asyncio.wait_for(frame.begin(), 4.0)  # as in `machinery`, which imports ray
+            await asyncio.wait_for(frame.begin(), ADOPT_SECONDS)
             return frame
         except TimeoutError:
             actor.remove()
