@@ -211,14 +211,17 @@ class Frames:
         for other in self.paging.slots.values():
             if other is not slot and other.session_id == work["session_id"]:
                 self.release(other)  # fenced by this activation; its next call will tell it
-        self.paging.remove(work["session_id"])  # somebody may have found it ready meanwhile
+        found = self.paging.remove(work["session_id"])  # somebody may have found it ready meanwhile
         self.condemned.discard(slot.frame_id)  # for what it was at before; it has called in since
         slot.session_id, slot.epoch, slot.wait, slot.resting = work["session_id"], work["epoch"], None, False
         slot.incarnation, slot.root_id = work["incarnation"], work["root_id"]
         if work["epoch"] > 1:
             self.paging.count_return(slot, work["session_id"], slot.incarnation)
         slot.remember(work["session_id"], work["seq"], slot.incarnation)
-        if slot.frame_id not in self.paging.slots:  # it died while its work was being committed
+        if found is not None and found.epoch > work["epoch"]:  # fenced right behind the commit that gave it
+            self.release(slot)
+            self.paging.add(found)
+        elif slot.frame_id not in self.paging.slots:  # it died while its work was being committed
             lost = self._node.recovery.crashed(slot, ActivationId.of(work), "process_died", now())
             self._node.spawn_task(lost)
         return {"kind": "work", **work}
@@ -355,8 +358,8 @@ def ready_of(row: Row, cause: str) -> Ready:
     """A session that is ready, as its row is: one that did nothing since its process died is to be resumed."""
     died_at = (row["deaths"] or (0,))[-1]
     if died_at and died_at in (row["updated_at"], row["wait_since"]):  # since then it has waited for a pause at most
-        return Ready(row["session_id"], row["placement"], row["root_id"], "resume", died_at)
-    return Ready(row["session_id"], row["placement"], row["root_id"], cause)
+        return Ready(row["session_id"], row["placement"], row["root_id"], "resume", died_at, row["epoch"])
+    return Ready(row["session_id"], row["placement"], row["root_id"], cause, epoch=row["epoch"])
 
 
 def current_work(tx: Transaction, held: ActivationId, after_seq: int) -> dict[str, Any]:

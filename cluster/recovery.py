@@ -320,7 +320,7 @@ class Recovery:
         paused = verdict is not None and verdict.delay and not woken
         if resumes and not paused:  # a timer ends the pause
             await self._requeue(ready)
-        elif not resumes and work is None and woken is not None:  # by somebody else, meanwhile
+        elif not resumes and woken is not None:  # by somebody else, meanwhile
             self._frames.wake(woken)
         self._frames.dispatch()
 

@@ -258,7 +258,8 @@ class Rounds:
                 self._node.frames.release(resident)
             self._node.draining.look()
             return
-        if woken is not None and (result.ended or not result.won):  # by others too, perhaps under another specification
+        # By others too, perhaps under another specification; perhaps right behind the frame's activation.
+        if woken is not None and (result.ended or not result.won or work is not None):
             self._node.frames.wake(woken)
             self._node.frames.dispatch()
             return

@@ -96,8 +96,8 @@ def activate(
 ) -> dict[str, Any]:
     """Give a session to a frame under the next epoch, which fences the one before; returns what the frame must know.
 
-    `redone` says whether what the frame does next may have been done before: the session did not leave its last frame
-    of itself, with a commit, and has made no progress since.
+    `redone` says whether what the frame does until the next model call may have been done before: since the last one
+    the session has not always left its frames of itself, with a commit.
 
     Attributes:
         after_seq: the frame has the session's messages up to here.
@@ -116,8 +116,8 @@ def activate(
     tx.changed(row)
     if row["moved"] == 1 and cause != "resume":
         cause = "moved"
-    idle_since_death = row["restarts"] > 0 and row["progress"] == row["progress_at_death"]
-    redone = idle_since_death or bool(row["moved"]) or row["frame_id"] is not None
+    if row["moved"] or row["frame_id"] is not None:
+        row["redone"] = 1
     row["epoch"] += 1
     row["batch_no"] = row["moved"] = 0
     row.update(frame_id=frame.frame_id, actor_pid=frame.pid, node_id=frame.node_id)
@@ -128,7 +128,7 @@ def activate(
         cause=cause, frame_id=frame.frame_id, pid=frame.pid, node_id=frame.node_id, down=down
     )
     tx.append(row, event)
-    return {**work(tx, row, after_seq), "redone": redone}
+    return {**work(tx, row, after_seq), "redone": bool(row["redone"])}
 
 
 def park(tx: Transaction, activation: ActivationId) -> None:
@@ -220,7 +220,7 @@ def crash(
     tx.changed(row)
     row.update(
         frame_id=None, actor_pid=None, restarts=row["restarts"] + 1, deaths=list(verdict.deaths), stuck=verdict.stuck,
-        progress_at_death=row["progress"],
+        progress_at_death=row["progress"], redone=1,
     )  # fmt: skip
     event = events.SessionCrashed(
         cause=cause, pid=pid, waiting=waiting, progress=progress, decision=verdict.action, delay=verdict.delay,

@@ -329,6 +329,7 @@ def _insert(tx: Transaction, archive: Archive) -> None:
             "actor_pid": None,
             "node_id": "",
             "moved": 0,
+            "redone": int(any(session["session"].get(mark) for mark in ("redone", "moved", "frame_id"))),
             "root_id": top["session_id"],
         }
         row["updated_at"] = tx.now  # retention counts from here

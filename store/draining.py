@@ -12,7 +12,6 @@ from understudy.identifiers import home_of
 
 from .statements import DRAIN
 from .transaction import Row, Transaction
-from .upgrades import CUT_OFF
 
 
 def begin(
@@ -100,5 +99,5 @@ def leave(tx: Transaction, row: Row, here: str, homes: Collection[str], *, force
         tx.append(row, events.SessionMoved(from_node=here, to_node=target, forced=forced))
         row["node_id"], row["moved"] = target, 1
     elif forced:
-        row["moved"] = CUT_OFF
+        row["redone"] = 1
     return True

@@ -77,7 +77,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     row.update(
         run_id=None, cancel_reason=None, cancel_as=None, held=None, group_state=None, children_open=0, calls_open=0,
         run_usage=None, trace_id="", parent_span_id="", round=0, wait_error=None,
-        error=error if status in ("failed", "quarantined") else None, aborted=0,
+        error=error if status in ("failed", "quarantined") else None, aborted=0, redone=0,
     )  # fmt: skip
     _rest(row)
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped

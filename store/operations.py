@@ -189,7 +189,7 @@ def _wait_for_model(tx: Transaction, row: Row, batch: Batch, holder: str, price:
         return
     row.update(
         wait="model", status="waiting_for_model", round=batch.request_round, wait_attempt=1, wait_since=tx.now,
-        wait_holder=holder,
+        wait_holder=holder, redone=0,
     )  # fmt: skip
     event = events.ModelCallStarted(
         request_key=request_key(row), model=batch.request_model, profile=batch.request_profile, attempt=1
@@ -282,6 +282,7 @@ def answer(
         row["wait_error"] = got.error
     else:
         row["progress"] += 1
+        row["redone"] = 0  # while it waited, its process could do nothing
         # A cancelled run keeps the late answer's text and usage, but its tool calls would never be answered.
         wanted = got.tool_calls if row["cancel_reason"] is None else ()
         message, calls = _append_answer(tx, row, run_id, round_number, got, wanted)

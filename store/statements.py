@@ -87,7 +87,7 @@ def select_accounts(count: int, lock: bool) -> Any:
 SELDOM = (
     "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
     "progress_at_death", "restarts", "aborted", "tokens_redone", "cost_used", "cancel_as", "held", "group_state",
-    "task_open", "replaced_by", "abandoned", "moved", "next_spec", "last_span",
+    "task_open", "replaced_by", "abandoned", "moved", "redone", "next_spec", "last_span",
 )  # fmt: skip
 OFTEN = [name for name in MUTABLE if name not in SELDOM]
 

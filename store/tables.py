@@ -127,8 +127,9 @@ class Session(Table, table=True):
         accounts: what it is charged to: the sessions that have the accounts and how many levels above they are,
             nearest first (`c-1:0,root:2`); None if there is no budget, so that it costs nothing then.
         cost_used: of all answers, in millionths of the price table's currency.
-        moved: 1 since a drained node gave it away, 2 (`upgrades.CUT_OFF`) since it was taken from its frame here; until
-            its next activation.
+        moved: 1 since a drained node gave it away, until its next activation.
+        redone: 1 if what is done before the next model call may have been done before, since the last one, by a process
+            that died or from which the session was taken.
         next_spec: `{"spec", "placement"}` that it goes on with as soon as its current run has ended.
         last_span: `TRACE-SPAN` of the run that its next one goes on from: its last one, or that of the sub-agent whose
             task is started again in it; empty before there is one.
@@ -212,6 +213,7 @@ class Session(Table, table=True):
     first_incarnation: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     pruned_seq: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     aborted: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
+    redone: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     accounts: str | None = text_column()
     cost_used: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     last_span: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})

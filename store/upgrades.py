@@ -11,9 +11,6 @@ from understudy.manifest import changes
 from .budgets import limits_of
 from .transaction import Row, Transaction
 
-CUT_OFF = 2
-"""In `moved`: the session left its last frame in the middle of something, but did not leave its node."""
-
 SHUTDOWN_SECONDS = 10.0
 """For specifications of versions that did not know it."""
 
@@ -71,7 +68,7 @@ def migrate(tx: Transaction, row: Row) -> None:
         shutdown=shutdown_of(spec),
     )  # fmt: skip
     if row["active"] and row["frame_id"] is not None:
-        row["moved"] = CUT_OFF  # what that frame has begun, its next run perhaps, another one does again
+        row["redone"] = 1  # what that frame has begun, its next run perhaps, another one does again
     row.update(next_spec=None, epoch=row["epoch"] + 1, batch_no=0, frame_id=None, actor_pid=None)
     allowed = {(scope, resource): limit for scope, resource, limit in limits_of(spec.get("budget"))}
     for account in tx.accounts.of(row["session_id"]):

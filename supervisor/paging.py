@@ -7,7 +7,7 @@ theirs that wait.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from understudy.placement import is_isolated
@@ -119,10 +119,12 @@ class Paging:
         self._clock = 0
 
     def add(self, ready: Ready) -> None:
-        """Queue a session, unless it is queued."""
-        if ready.session_id not in self.ready:
-            self.ready[ready.session_id] = ready
+        """Queue a session. One that is queued keeps its turn; of its epochs the latest is known."""
+        queued = self.ready.setdefault(ready.session_id, ready)
+        if queued is ready:
             self._turns.setdefault(ready.placement, Turns()).add(ready)
+        elif queued.epoch < ready.epoch:
+            self.ready[ready.session_id] = replace(queued, epoch=ready.epoch)
 
     def remove(self, session_id: str) -> Ready | None:
         """Take a session out of the queue, if it is there: somebody found it ready."""

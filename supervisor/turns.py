@@ -19,6 +19,7 @@ class Ready:
     Attributes:
         root_id: its tree.
         cause, down_since: go into its activation.
+        epoch: of the session when it was found ready; 0 where nobody looked.
     """
 
     session_id: str
@@ -26,6 +27,7 @@ class Ready:
     root_id: str
     cause: str = "ready"
     down_since: int = 0
+    epoch: int = 0
 
     @property
     def interrupted(self) -> bool:

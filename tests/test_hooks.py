@@ -115,6 +115,15 @@ async def meddle_more(context: HookContext) -> None:
 
 
 @hook("before_model")
+async def approach(context: HookContext) -> None:
+    """See a model call, with a point to die at after that."""
+    seen("approach", context)
+    worker = k.WORKER.get()
+    assert worker is not None
+    await worker.kernel.point(f"approached round {context.round}", worker)
+
+
+@hook("before_model")
 def close_the_door(context: HookContext) -> Refuse | None:
     """Refuse the second round."""
     return Refuse("enough is enough") if context.round == 2 else None
@@ -623,6 +632,25 @@ async def test_a_person_lets_it_run_again(store: str, tmp_path: Path, denied: bo
         assert result == (refused if denied else "noted x [seen]")
         assert (context.outcome, context.redone) == ("interrupted" if denied else "ok", True)
         assert len(k.notes(tmp_path / "n")) == (1 if denied else 2)
+
+
+async def test_a_person_answers_after_a_death(store: str, tmp_path: Path) -> None:
+    """Given a process died after the hooks of the next model call, so that the tool before it is in doubt, and a person
+    is asked, then those hooks are told of the repetition, though the session has left a process of itself since."""
+    async with k.running(store, tmp_path) as kernel:
+        deaths = iter([True])
+
+        def die(_number: int, label: str, worker: k.Worker | None) -> None:
+            if label == "approached round 2" and worker is not None and next(deaths, False):
+                kernel.kill(worker)
+
+        kernel.on_point = die
+        await kernel.spawn("s", hooked([call(tmp_path / "n", name="pay")], "done", hooks=[approach], tools=[pay]))
+        await kernel.send("s")
+        await kernel.paused("s")
+        await kernel.ask("answer", "s", "r/1/0", "ok", "paid", 1)
+        assert (await kernel.end("s"))["status"] == "completed"
+        assert [(c.round, c.redone) for c in told("before_model")] == [(1, False), (2, False), (2, True)]
 
 
 async def test_a_person_answers(store: str, tmp_path: Path) -> None:

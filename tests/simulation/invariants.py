@@ -90,7 +90,8 @@ class Invariants:
         self._answered: set[str] = set()
         self._crashed: set[tuple[str, int]] = set()
         self._forced: set[tuple[str, str | None]] = set()
-        self._hooked: Counter[tuple[str, str]] = Counter()
+        self._hooked: set[tuple[str, str]] = set()
+        self._hooked_in_time: set[tuple[str, str]] = set()
         self._with_hooks = {work.session_id for work in world.plan.work if work.spec.get("hooks")}
         world.cluster.violated = self.violated
 
@@ -112,26 +113,28 @@ class Invariants:
         self._answered = {key for key in self._answered if key.partition("/")[0] not in gone}
         self._crashed = {known for known in self._crashed if known[0] not in gone}
         self._started = {known: at for known, at in self._started.items() if known[0] not in gone}
-        kept = {known: count for known, count in self._hooked.items() if known[1].partition("/")[0] not in gone}
-        self._hooked = Counter(kept)
+        for hooked in (self._hooked, self._hooked_in_time):
+            hooked -= {known for known in hooked if known[1].partition("/")[0] in gone}
 
-    def committed(self, process: str, generation: int, began: float, committed: Committed) -> None:
+    def committed(self, process: str, generation: int, began: float, committed: Committed, events: list[Event]) -> None:
         """A journal has committed: nobody works for nothing, and the books balance.
 
         Args:
             generation: for which it acts.
             began: when its transaction began.
+            events: what is new in the log, of this commit or of one whose journal does not know that it counts.
         """
         counts = self._world.counts
         counts["commits"] += 1
-        counts["events"] += len(committed.events)
+        counts["events"] += len(events)
         now = self._world.scheduler.time()
-        for event in committed.events:
+        for event in events:
             self._event(event, now)
+        for event in committed.events:
             if isinstance(event, SessionActivated) and generation < self._generation and began > self._generation_since:
                 self.violated(f"{process} activated {event.session_id} for generation {generation}, which is over")
         quiet = self._quiet.setdefault(process, [])
-        if committed.events:
+        if events:
             quiet.clear()
         quiet.append(now)
         while quiet[0] < now - QUIET_SECONDS:
@@ -240,12 +243,13 @@ class Invariants:
             self.violated(f"the model call {wait_key} was sent {sent}, and the store has {stored}")
 
     def check_hook(self, context: HookContext) -> None:
-        """A hook is told whether it may have been called before."""
+        """A hook is told whether it may have been called before; not if by a process that was replaced by then."""
         known = (context.point, context.call_key)
-        current = self._is_current(context.session_id)
-        if self._hooked[known] and not context.redone and current:
-            self.violated(f"the hook {context.point} was called again for {context.call_key}, and not told")
-        self._hooked[known] += 1
+        self._hooked.add(known)
+        if self._is_current(context.session_id):
+            if known in self._hooked_in_time and not context.redone:
+                self.violated(f"the hook {context.point} was called again for {context.call_key}, and not told")
+            self._hooked_in_time.add(known)
 
     def _is_current(self, session_id: str) -> bool:
         """Whether the process that calls is at the session's last activation, as far as the store knows."""
@@ -277,7 +281,7 @@ class Invariants:
         if row is None:
             return self.violated(f"effect of {effect.call_key}, which no model asked for")
         if session_id in self._with_hooks:
-            if not self._hooked["before_tool", effect.call_key]:
+            if ("before_tool", effect.call_key) not in self._hooked:
                 self.violated(f"effect of {effect.call_key}, and no hook was asked")
             if refused(effect.call_key):
                 self.violated(f"effect of {effect.call_key}, which a hook refused")
@@ -418,7 +422,7 @@ class Invariants:
             if call is None or call.tool not in POLICY_OF:
                 continue
             key = f"{session_id}/{call_id}"
-            if session_id in self._with_hooks and text.startswith("did ") and not self._hooked["after_tool", key]:
+            if session_id in self._with_hooks and text.startswith("did ") and ("after_tool", key) not in self._hooked:
                 self.violated(f"{key} has a result that no hook has seen")
             count = effects[key]
             if text == "cancelled" and key in self._left_behind:

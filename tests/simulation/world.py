@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from understudy.actors.hooks import HookContext
 from understudy.actors.tools import ToolContext
+from understudy.errors import StoreUnreachable, UnderstudyError
 from understudy.records import ModelRequest
 from understudy.store.journal import Committed, Journal
 from understudy.supervisor.capacity import Memory
@@ -24,6 +25,7 @@ from .cluster import Actor, Cluster, Machine
 from .endpoint import Endpoint, client_of
 from .faults import Faults
 from .invariants import Invariants
+from .log import Log
 from .plan import Plan
 from .processes import SupervisorProcess
 from .scheduler import Exhausted, Process, Scheduler, Signal
@@ -96,6 +98,7 @@ class World:
         self.clients: list[Client] = []
         self.spans = Collector()
         self.store: Any = None
+        self.log = Log(self)
         self.invariants = Invariants(self)
         self.faults = Faults(self)
 
@@ -152,6 +155,7 @@ class World:
 
     def forget(self, session_ids: list[str]) -> None:
         """Sessions were removed: others may have their ids."""
+        self.log.forget(session_ids)
         self.invariants.forget(session_ids)
         self.spans.forget(session_ids)
         gone = {f"{session_id}/" for session_id in session_ids}
@@ -267,9 +271,18 @@ class World:
 
         def transaction(journal: Journal, group: Any) -> Committed:
             generation, began = journal.generation, self.scheduler.time()
-            committed: Committed = original(journal, group)
-            self.invariants.committed(self.scheduler.current.name, generation, began, committed)
-            for event in committed.events:
+            try:
+                committed: Committed = original(journal, group)
+            except UnderstudyError as error:
+                if isinstance(error, StoreUnreachable):
+                    self.log.doubt()
+                raise
+            except BaseException:  # its process is killed
+                self.log.doubt()
+                raise
+            events = self.log.news(committed.events)
+            self.invariants.committed(self.scheduler.current.name, generation, began, committed, events)
+            for event in events:
                 self.faults.committed(event)
                 for client in self.clients:
                     client.committed(event)
