@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 import logging
 import os
 import sys
@@ -63,9 +64,9 @@ class Frame:
         beat = asyncio.create_task(self._beat())
         call: dict[str, Any] = {"frame": self.identity}
         try:
-            while True:
+            for number in itertools.count(1):
                 try:
-                    work = await self.node.step(call)
+                    work = await self.node.step({**call, "number": number})
                     if work["kind"] == "exit":
                         return
                     call = await self._work(work)

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import Fenced, ServiceGone, StaleGeneration, UnderstudyError
@@ -42,7 +43,7 @@ class Frames:
     """Feeds the frames that call in. Each call is held until there is work for its frame.
 
     Attributes:
-        placing: sessions whose activation is being committed.
+        placing: sessions whose activation is being committed, by how many at once.
         expected: sessions, with their roots, that a frame is known to hold which has not called in here yet.
         leaving: how many frames of each placement shall go when they next rest.
         unschedulable: why no frame of a placement can be started, as the supervisor says.
@@ -53,7 +54,8 @@ class Frames:
     def __init__(self, node: NodeService) -> None:
         self._node = node
         self.paging = Paging()
-        self.placing: set[str] = set()
+        self.placing = Counter[str]()
+        self._found_meanwhile: dict[str, Ready] = {}
         self.expected: dict[str, dict[str, str]] = {}
         self.condemned: set[str] = set()
         self.leaving: Counter[str] = Counter()
@@ -65,10 +67,16 @@ class Frames:
         self._demand_told = 0.0
 
     def calling(self, call: dict[str, Any]) -> Slot:
-        """The slot of the calling frame, and what its call tells about sessions it was thought to hold."""
-        frame = call["frame"]
-        self.condemned.discard(frame["frame_id"])
+        """The slot of the calling frame, and what its call tells about sessions it was thought to hold.
+
+        Raises:
+            Fenced: the frame has called since. An attempt that was on the way for so long tells nothing of it any more.
+        """
+        frame, number = call["frame"], call.get("number", 0)
         slot = self.paging.slots.get(frame["frame_id"])
+        if slot is not None and number < slot.called:
+            raise Fenced(f"frame {slot.frame_id} has called since")
+        self.condemned.discard(frame["frame_id"])
         if slot is None:
             slot = Slot(**frame)
             self.paging.slots[slot.frame_id] = slot
@@ -85,7 +93,7 @@ class Frames:
             if other != session_id:
                 self.paging.add(Ready(other, slot.placement, root_id, "takeover"))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
-        slot.seen = now()
+        slot.seen, slot.called = now(), number
         slot.incarnation, slot.root_id = incarnation, call.get("root_id") or session_id or ""
         return slot
 
@@ -151,27 +159,48 @@ class Frames:
         return operation
 
     async def _activate(self, slot: Slot, ready: Ready, parked: ActivationId | None) -> None:
-        holder = self.paging.holder(ready.session_id)
-        if holder is not None:  # it was placed in the meantime
-            self.paging.rest(slot, None)
-            if holder.resting:
+        session_id = ready.session_id
+        holder = self.paging.holder(session_id)
+        if holder is not None or session_id in self.placing:  # it was placed in the meantime, or is about to be
+            if holder is None:
+                self._found_meanwhile[session_id] = ready
+            elif holder.resting:
                 self.resume(holder)
-            return
-        self.placing.add(ready.session_id)
-        try:
-            work = await self._node.journal.submit(self.activation(slot, ready, parked), ready.session_id)
-        except StaleGeneration as error:
-            self._node.stale(error)
-            self.paging.add(ready)
-            self.paging.rest(slot, None)
-        except UnderstudyError as error:
-            log.info("session %s needs no frame: %s", ready.session_id, error)
             self.paging.rest(slot, None)
             self.dispatch()
-        else:
-            self.reply(slot, self.given(slot, work))
+            return
+        with self.being_placed(session_id, slot):
+            try:
+                work = await self._node.journal.submit(self.activation(slot, ready, parked), session_id)
+            except StaleGeneration as error:
+                self._node.stale(error)
+                self.paging.add(ready)
+                self.paging.rest(slot, None)
+            except UnderstudyError as error:
+                log.info("session %s needs no frame: %s", session_id, error)
+                self.paging.rest(slot, None)
+                self.dispatch()
+            else:
+                self.reply(slot, self.given(slot, work))
+
+    @contextmanager
+    def being_placed(self, session_id: str, slot: Slot | None) -> Iterator[None]:
+        """While an activation is being committed: whoever finds the session ready leaves it alone. If no frame gets it,
+        it queues again. Without a frame for it this changes nothing."""
+        if slot is None:
+            yield
+            return
+        self.placing[session_id] += 1
+        try:
+            yield
         finally:
-            self.placing.discard(ready.session_id)
+            self.placing[session_id] -= 1
+            if not self.placing[session_id]:
+                del self.placing[session_id]
+                found = self._found_meanwhile.pop(session_id, None)
+                if found is not None:
+                    self.paging.add(found)
+                    self.dispatch()
 
     def reply(self, slot: Slot, work: dict[str, Any]) -> None:
         """Answer the frame's pending call."""
@@ -211,20 +240,27 @@ class Frames:
         for other in self.paging.slots.values():
             if other is not slot and other.session_id == work["session_id"]:
                 self.release(other)  # fenced by this activation; its next call will tell it
-        found = self.paging.remove(work["session_id"])  # somebody may have found it ready meanwhile
+        found = self._found_ready(work["session_id"])
         self.condemned.discard(slot.frame_id)  # for what it was at before; it has called in since
         slot.session_id, slot.epoch, slot.wait, slot.resting = work["session_id"], work["epoch"], None, False
         slot.incarnation, slot.root_id = work["incarnation"], work["root_id"]
         if work["epoch"] > 1:
             self.paging.count_return(slot, work["session_id"], slot.incarnation)
         slot.remember(work["session_id"], work["seq"], slot.incarnation)
-        if found is not None and found.epoch > work["epoch"]:  # fenced right behind the commit that gave it
+        if found is not None and found.epoch > work["epoch"]:  # it was fenced right behind the commit that gave it
             self.release(slot)
             self.paging.add(found)
         elif slot.frame_id not in self.paging.slots:  # it died while its work was being committed
             lost = self._node.recovery.crashed(slot, ActivationId.of(work), "process_died", now())
             self._node.spawn_task(lost)
         return {"kind": "work", **work}
+
+    def _found_ready(self, session_id: str) -> Ready | None:
+        """What is known of a session that somebody found ready meanwhile; from here on nobody has."""
+        found = self._found_meanwhile.pop(session_id, None)
+        if found is not None:
+            self.paging.add(found)
+        return self.paging.remove(session_id)
 
     def requeue_unless_waiting(self, session_id: str, placement: str, root_id: str, wait: str | None) -> None:
         """A session left its frame: it queues for another one if it can go on."""

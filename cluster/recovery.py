@@ -305,17 +305,18 @@ class Recovery:
             return verdict, self._frames.activation(spare, ready, parked)(tx)
 
         self._node.claim(session_id)
-        try:
-            verdict, work = await self._node.journal.submit(operation, session_id)
-        except StaleGeneration as error:
-            self._node.stale(error)
-            verdict, work = None, None
-        except BaseException:
-            self._frames.hand_over(spare, None)
-            raise
-        finally:
-            woken = self._node.disown(session_id)
-        self._frames.hand_over(spare, work)
+        with self._frames.being_placed(session_id, spare):
+            try:
+                verdict, work = await self._node.journal.submit(operation, session_id)
+            except StaleGeneration as error:
+                self._node.stale(error)
+                verdict, work = None, None
+            except BaseException:
+                self._frames.hand_over(spare, None)
+                raise
+            finally:
+                woken = self._node.disown(session_id)
+            self._frames.hand_over(spare, work)
         resumes = verdict is not None and verdict.action != "quarantine" and work is None
         paused = verdict is not None and verdict.delay and not woken
         if resumes and not paused:  # a timer ends the pause

@@ -123,7 +123,6 @@ class Requests:
         placement = await node.placement(session_id)
         spare = node.frames.take_spare(session_id, placement) if node.frames.paging.holder(session_id) is None else None
         ready = Ready(session_id, placement, root_id="")  # never queued: its tree does not matter
-        placed = False
 
         def operation(tx: Transaction) -> tuple[dict[str, Any], dict[str, Any] | None]:
             after = tx.session(session_id)["seq"]
@@ -145,19 +144,14 @@ class Requests:
             except UnderstudyError:
                 tx.woken[session_id] = woken
                 return accepted, None
-            # Until the frame holds it: others would find it ready. And only now: who finds it here leaves it alone.
-            nonlocal placed
-            placed = True
-            node.frames.placing.add(session_id)
             return accepted, work
 
         work = None
-        try:
-            accepted, work = await node.journal.submit(operation, session_id)
-        finally:
-            node.frames.hand_over(spare, work)
-            if placed:
-                node.frames.placing.discard(session_id)
+        with node.frames.being_placed(session_id, spare):
+            try:
+                accepted, work = await node.journal.submit(operation, session_id)
+            finally:
+                node.frames.hand_over(spare, work)
         return accepted
 
     async def cancel(self, session_id: str, run_id: str | None, reason: str, request_id: str) -> bool:

@@ -135,26 +135,21 @@ class Rounds:
                 activation.park(tx, batch.activation)
             return result
 
-        todo: list[Any] = [commit]
-        if following is not None:
-            self._node.frames.placing.add(following.session_id)
-            todo.append(self._node.frames.activation(slot, following, batch.activation))
-        try:
-            touches = (batch.session_id,) if following is None else (batch.session_id, following.session_id)
-            result, *rest = await self._node.journal.submit_all(todo, *touches)
-        except BaseException:
-            if following is not None:
-                self._node.frames.paging.add(following)
-            raise
-        finally:
-            if following is not None:
-                self._node.frames.placing.discard(following.session_id)
-        work, root_id = rest[0] if rest else None, slot.root_id
-        if isinstance(work, StaleGeneration):
-            self._node.stale(work)
-            if following is not None:
-                self._node.frames.paging.add(following)
-        work = None if work is None or isinstance(work, BaseException) else self._node.frames.given(slot, work)
+        frames, root_id = self._node.frames, slot.root_id
+        if following is None:
+            (result,), work = await self._node.journal.submit_all([commit], batch.session_id), None
+        else:
+            todo: list[Any] = [commit, frames.activation(slot, following, batch.activation)]
+            with frames.being_placed(following.session_id, slot):
+                try:
+                    result, work = await self._node.journal.submit_all(todo, batch.session_id, following.session_id)
+                except BaseException:
+                    frames.paging.add(following)
+                    raise
+                if isinstance(work, StaleGeneration):
+                    self._node.stale(work)
+                    frames.paging.add(following)
+                work = None if isinstance(work, BaseException) else frames.given(slot, work)
         if isinstance(result, BaseException):
             if work is None:
                 self._node.frames.release(slot)
@@ -244,15 +239,16 @@ class Rounds:
             return result, None, None
 
         self._node.claim(call.session_id)
-        try:
-            result, current, work = await self._node.journal.submit(operation, call.session_id)
-        except BaseException:
-            self._node.frames.hand_over(spare, None)
-            raise
-        finally:
-            woken = self._node.disown(call.session_id)
-        self._node.calls.forget(call)
-        self._node.frames.hand_over(spare, work)
+        with self._node.frames.being_placed(call.session_id, spare):
+            try:
+                result, current, work = await self._node.journal.submit(operation, call.session_id)
+            except BaseException:
+                self._node.frames.hand_over(spare, None)
+                raise
+            finally:
+                woken = self._node.disown(call.session_id)
+            self._node.calls.forget(call)
+            self._node.frames.hand_over(spare, work)
         if self._node.draining.on:
             if resident is not None and resident.resting and resident.session_id == call.session_id:
                 self._node.frames.release(resident)

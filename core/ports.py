@@ -13,12 +13,14 @@ class Node(Protocol):
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
         """Commit a batch, start or attach to its model call, and return the frame's next work.
 
-        `call` has `frame` (id, pid, node, placement), and after the first call `session_id`, `epoch`, `known_seq` (the
-        frame has the session's messages up to here), `batch`, `request` and `leave` (the process ends after this
-        call). The answer comes when there is work: `{"kind": "work", ...}`, or `{"kind": "exit"}`.
+        `call` has `frame` (id, pid, node, placement) and `number` (of this frame's calls), and after the first call
+        `session_id`, `epoch`, `known_seq` (the frame has the session's messages up to here), `batch`, `request` and
+        `leave` (the process ends after this call). The answer comes when there is work: `{"kind": "work", ...}`, or
+        `{"kind": "exit"}`.
 
         Raises:
-            Fenced: the activation is over; ask for other work with a call that names no session.
+            Fenced: the activation is over; ask for other work with a call that names no session. So it is if the frame
+                has made a later call: this one was on the way too long.
         """
 
     async def commit(self, call: dict[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Slot:
         incarnation: of its session; one of the same id that was removed and made again has another.
         known: the sessions whose windows it caches, with the last `seq` it has of each, and their incarnation.
         seen: when its process last called, microseconds since 1970 UTC; 0 before.
+        called: the number of its latest `step` call.
         reply: the future that its pending call awaits.
         reply_echo: messages of its last batch, with the `seq` they got, that its window does not have yet; None if
             they must be read from the store.
@@ -57,6 +58,7 @@ class Slot:
     incarnation: int = 0
     root_id: str = ""
     seen: int = 0
+    called: int = 0
     known: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
     reply: Any = None
     reply_echo: list[dict[str, Any]] | None = None

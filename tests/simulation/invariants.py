@@ -197,7 +197,8 @@ class Invariants:
                 text = f"{now - at:.2f} s after the start of {call_id}, and frame {before.frame_id} lives"
                 self.violated(f"{event.session_id} was activated again ({event.cause}) {text}")
         forced = any(session_id == event.session_id for session_id, _ in self._forced)
-        if not (self._cut(actor.machine) or forced or self._world.counts["upgraded"] or event.cause == "moved"):
+        unreached = self._cut(actor.machine) or actor.machine.node_id in self._abandoned
+        if not (unreached or forced or self._world.counts["upgraded"] or event.cause == "moved"):
             self.violated(f"{event.session_id} was taken from frame {before.frame_id}, which is at work at it")
 
     def check_process(self, context: ToolContext, process: Process) -> None:
