@@ -92,8 +92,7 @@ class Frame:
                 self._windows.popitem(last=False)
         self._windows.move_to_end(session_id)
         if not window.apply(work):
-            again = {"redone": work.get("redone", False)}
-            window.apply({**await self.node.reload(session_id, work["incarnation"], work["epoch"]), **again})
+            window.apply(await self.node.reload(session_id, work["incarnation"], work["epoch"]))
         self.activation = Activation(window, self.node, self._load, self._load_hook, self.frame_id)
         try:
             with about(session_id=session_id, run_id=window.run_id or "", trace_id=window.trace_id):

@@ -58,7 +58,7 @@ class Window:
         self.run_id, self.round, self.trace_id = work["run_id"], work["round"], work["trace_id"]
         self.wait, self.model_error, self.depth = work["wait"], work["model_error"], work["depth"]
         self.cancel, self.inbox, self.budgeted = work["cancel"], work["inbox"], work["budgeted"]
-        self.redone = work.get("redone", False)  # only what begins an activation can be a repetition
+        self.redone = work["redone"]
         return True
 
     def acknowledge(self, ack: Ack) -> None:

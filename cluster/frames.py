@@ -72,7 +72,7 @@ class Frames:
         Raises:
             Fenced: the frame has called since. An attempt that was on the way for so long tells nothing of it any more.
         """
-        frame, number = call["frame"], call.get("number", 0)
+        frame, number = call["frame"], call["number"]
         slot = self.paging.slots.get(frame["frame_id"])
         if slot is not None and number < slot.called:
             raise Fenced(f"frame {slot.frame_id} has called since")

@@ -34,9 +34,22 @@ class Rounds:
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
         """See `understudy.ports.Node.step`."""
-        node, frames = self._node, self._node.frames
-        if call["frame"]["frame_id"] in node.recovery.buried:  # its call was still on the way
+        frame_id, number = call["frame"]["frame_id"], call["number"]
+        slots = self._node.frames.paging.slots
+        if frame_id in self._node.recovery.buried:  # its call was still on the way
             return EXIT
+        slot = slots.get(frame_id)
+        if slot is not None and number == slot.answered and slot.session_id is not None:
+            # The answer was lost, or an attempt was on the way for long and the frame has begun with the work.
+            return {"kind": "work", **await self._node.frames.work(slot)}
+        answer = await self._step(call)
+        slot = slots.get(frame_id)
+        if slot is not None and slot.called == number and answer["kind"] == "work":
+            slot.answered = number
+        return answer
+
+    async def _step(self, call: dict[str, Any]) -> dict[str, Any]:
+        node, frames = self._node, self._node.frames
         slot = frames.calling(call)
         if call.get("session_id") is None:
             return await frames.rest(slot, None)

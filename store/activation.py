@@ -96,7 +96,7 @@ def activate(
 ) -> dict[str, Any]:
     """Give a session to a frame under the next epoch, which fences the one before; returns what the frame must know.
 
-    `redone` says whether what the frame does until the next model call may have been done before: since the last one
+    In it `redone` says whether what the frame does until the next model call may have been done before: since the last one
     the session has not always left its frames of itself, with a commit.
 
     Attributes:
@@ -128,7 +128,7 @@ def activate(
         cause=cause, frame_id=frame.frame_id, pid=frame.pid, node_id=frame.node_id, down=down
     )
     tx.append(row, event)
-    return {**work(tx, row, after_seq), "redone": bool(row["redone"])}
+    return work(tx, row, after_seq)
 
 
 def park(tx: Transaction, activation: ActivationId) -> None:
@@ -173,6 +173,7 @@ def current(tx: Transaction, row: Row) -> dict[str, Any]:
         "cancel": row["cancel_reason"],
         "inbox": list(tx.inbox(row)),
         "budgeted": row["accounts"] is not None,
+        "redone": bool(row["redone"]),
     }
 
 

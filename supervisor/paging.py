@@ -41,6 +41,7 @@ class Slot:
         known: the sessions whose windows it caches, with the last `seq` it has of each, and their incarnation.
         seen: when its process last called, microseconds since 1970 UTC; 0 before.
         called: the number of its latest `step` call.
+        answered: the number of the latest that was answered with work.
         reply: the future that its pending call awaits.
         reply_echo: messages of its last batch, with the `seq` they got, that its window does not have yet; None if
             they must be read from the store.
@@ -59,6 +60,7 @@ class Slot:
     root_id: str = ""
     seen: int = 0
     called: int = 0
+    answered: int = 0
     known: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
     reply: Any = None
     reply_echo: list[dict[str, Any]] | None = None

@@ -372,14 +372,17 @@ class Supervisor:
         if node_id in self._nodes:
             self._attend(self._nodes[node_id])
 
-    async def _watch_frame(self, frame: FrameHandle, term: int) -> None:
-        """Await a frame's end, then have its session resumed."""
+    async def _watch_frame(self, frame: FrameHandle, term: int, patience: float | None = None) -> None:
+        """Await a frame's end, for `patience` seconds if that is given; then have its session resumed."""
         self._well.setdefault(frame.frame_id, time.monotonic())
         try:
-            cause = await frame.watch()
+            async with asyncio.timeout(patience) as limit:
+                cause = await frame.watch()
         except asyncio.CancelledError:
             raise
         except Exception as error:
+            if limit.expired():
+                return
             log.info("frame %s (pid %d) died: %s", frame.frame_id, frame.pid, error)
             cause = getattr(error, "details", {}).get("cause", "process_died")
         if term != self._term or self._frames.pop(frame.frame_id, None) is None:
@@ -538,8 +541,8 @@ class Supervisor:
         try:
             reason = await frame_hangs(frame)
         except Exception:  # its watch tells of a death; unless it was lost itself, then another one fails at once
-            if frame.frame_id in self._frames:
-                self._alone(("watch", frame.frame_id), self._watch_frame, frame, self._term)
+            if frame.frame_id in self._frames:  # unless that is lost as well: the next probe tries again
+                self._alone(("watch", frame.frame_id), self._watch_frame, frame, self._term, PROBE_SECONDS)
             return
         if reason:
             await self._kill_frame(frame.frame_id, reason)

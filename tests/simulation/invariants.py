@@ -197,8 +197,7 @@ class Invariants:
                 text = f"{now - at:.2f} s after the start of {call_id}, and frame {before.frame_id} lives"
                 self.violated(f"{event.session_id} was activated again ({event.cause}) {text}")
         forced = any(session_id == event.session_id for session_id, _ in self._forced)
-        unreached = self._cut(actor.machine) or actor.machine.node_id in self._abandoned
-        if not (unreached or forced or self._world.counts["upgraded"] or event.cause == "moved"):
+        if not (self._unreached(actor.machine) or forced or self._world.counts["upgraded"] or event.cause == "moved"):
             self.violated(f"{event.session_id} was taken from frame {before.frame_id}, which is at work at it")
 
     def check_process(self, context: ToolContext, process: Process) -> None:
@@ -219,7 +218,13 @@ class Invariants:
     def _gave_up(self, process: Process) -> bool:
         """Whether the process's machine was taken for lost, or is cut off."""
         machine = self._world.machine_of(process)
-        return machine is None or self._cut(machine) or machine.node_id in self._abandoned
+        return machine is None or self._unreached(machine)
+
+    def _unreached(self, machine: Machine) -> bool:
+        """Whether a machine was taken for lost, or may be: it is cut off, or its node service does not answer."""
+        service = self._world.cluster.actors.get(f"node/{machine.node_id}")
+        silent = service is not None and service.process is not None and service.process.paused
+        return self._cut(machine) or machine.node_id in self._abandoned or bool(silent)
 
     def _cut(self, machine: Machine) -> bool:
         """Whether somebody can't reach the machine, or it somebody."""
@@ -252,6 +257,12 @@ class Invariants:
                 self.violated(f"the hook {context.point} was called again for {context.call_key}, and not told")
             self._hooked_in_time.add(known)
 
+    def _of_removed(self, session_id: str) -> bool:
+        """Whether the process that calls is at a session of this id that was removed."""
+        window = self._window_of(self._world.scheduler.current)
+        rows = self._world.committed(f"SELECT incarnation FROM session WHERE session_id = '{session_id}'")
+        return window is not None and rows != [(window.incarnation,)]
+
     def _is_current(self, session_id: str) -> bool:
         """Whether the process that calls is at the session's last activation, as far as the store knows."""
         window = self._window_of(self._world.scheduler.current)
@@ -279,6 +290,8 @@ class Invariants:
                 select(SESSION.c.epoch, TOOL_CALL.c.state, TOOL_CALL.c.tool, TOOL_CALL.c.updated_at)
                 .where(*where, TOOL_CALL.c.call_id == call_id)
             ).first()  # fmt: skip
+        if row is None and self._of_removed(session_id):
+            return None  # its run was ended by force, while its process was about to begin (guarantees.md)
         if row is None:
             return self.violated(f"effect of {effect.call_key}, which no model asked for")
         if session_id in self._with_hooks:
@@ -316,10 +329,13 @@ class Invariants:
     # At the end.
 
     def unfinished(self) -> list[str]:
-        """Sessions with work that nobody but the services can end, now or at a time that they have noted."""
+        """Sessions with work that nobody but the services can end, now or at a time that they have noted; what is due
+        while a session is quarantined is put off."""
         with self._world.store.committed() as connection:
             active = select(SESSION.c.session_id).where(SESSION.c.active == 1)
-            return [*connection.execute(active).scalars(), *connection.execute(select(TIMER.c.session_id)).scalars()]
+            timers = select(TIMER.c.session_id).join(SESSION, SESSION.c.session_id == TIMER.c.session_id)
+            due = timers.where(SESSION.c.status != "quarantined")
+            return [*connection.execute(active).scalars(), *connection.execute(due).scalars()]
 
     def check_end(self) -> None:
         """Everything that must hold when all work is done."""
