@@ -96,8 +96,8 @@ def activate(
 ) -> dict[str, Any]:
     """Give a session to a frame under the next epoch, which fences the one before; returns what the frame must know.
 
-    In it `redone` says whether what the frame does until the next model call may have been done before: since the last one
-    the session has not always left its frames of itself, with a commit.
+    In it `redone` says whether what the frame does until the next model call may have been done before: since the last
+    one the session has not always left its frames of itself, with a commit.
 
     Attributes:
         after_seq: the frame has the session's messages up to here.
