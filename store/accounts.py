@@ -35,14 +35,15 @@ class Accounts:
         self._stored: dict[str, Row | None] = {}
 
     def load(self, session_ids: Iterable[str]) -> None:
-        """Lock and read accounts, always in the same order, so that two journals can't deadlock on them."""
+        """Lock and read accounts; two journals can't deadlock on them, by the rule of `Transaction.load`."""
         wanted = sorted(set(session_ids) - self._accounts.keys())
+        wait = not self._accounts
         for start in range(0, len(wanted), LOADED_AT_ONCE):
             some = wanted[start : start + LOADED_AT_ONCE]
             self._accounts.update((session_id, []) for session_id in some)
             count = 1 << (len(some) - 1).bit_length()  # few statements to prepare: the last id is repeated
             ids = {f"id{number}": some[min(number, len(some) - 1)] for number in range(count)}
-            statement = self._statements.of(select_accounts(count, self._lock))
+            statement = self._statements.of(select_accounts(count, self._lock, wait))
             for row in statement.rows(self._cursor, {"ns": self._namespace, **ids}):
                 self._accounts[row["session_id"]].append(row)
                 self._written[_key(row)] = _state(row)

@@ -138,6 +138,7 @@ class Journal:
         self._tries = 0
         self._races = 0
         self._busy = 0
+        self._met: set[str] = set()  # the sessions that the first group's last try came to: the next locks them first
         self._told: set[str] = set()  # the kinds of failures, in this outage
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -307,6 +308,7 @@ class Journal:
         elif isinstance(error, StoreError) or not isinstance(error, UnderstudyError):
             self.failing_since = self.failing_since or time.monotonic()
         self._tries = self._races = self._busy = 0
+        self._met = set()
         self._tell(self._groups.popleft(), committed, error)
 
     def _out_of_patience(self) -> bool:
@@ -347,7 +349,9 @@ class Journal:
                 generation=self.generation,
                 decide_end=self._decide_end,
             )
-            tx.load(session_id for submitted in group for session_id in submitted.touches)
+            touched = {session_id for submitted in group for session_id in submitted.touches}
+            tx.load(touched.union(self._met))
+            self._met = tx.loads
             count = 0
             for submitted in group:
                 submitted.results = []

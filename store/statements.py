@@ -67,20 +67,23 @@ LOADED_AT_ONCE = 128
 
 
 @cache
-def select_sessions(count: int, lock: bool) -> Any:
-    """Reads so many sessions; locked in the order of their ids, so that two journals can't deadlock on them."""
+def select_sessions(count: int, lock: bool, wait: bool = True) -> Any:
+    """Reads so many sessions; locked in the order of their ids, so that two journals can't deadlock on them.
+
+    Without `wait` it fails at once if somebody else has locked one of them.
+    """
     ids: list[Any] = [bindparam(f"id{number}") for number in range(count)]
     found = select(*SESSION_COLUMNS).where(SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(ids))
-    return found.order_by(SESSION.c.session_id).with_for_update() if lock else found
+    return found.order_by(SESSION.c.session_id).with_for_update(nowait=not wait) if lock else found
 
 
 @cache
-def select_accounts(count: int, lock: bool) -> Any:
+def select_accounts(count: int, lock: bool, wait: bool = True) -> Any:
     """Reads the accounts of so many sessions; locked in one order, as the sessions are."""
     ids: list[Any] = [bindparam(f"id{number}") for number in range(count)]
     found = select(ACCOUNT).where(ACCOUNT.c.namespace == bindparam("ns"), ACCOUNT.c.session_id.in_(ids))
     found = found.order_by(ACCOUNT.c.session_id, ACCOUNT.c.scope, ACCOUNT.c.resource)
-    return found.with_for_update() if lock else found
+    return found.with_for_update(nowait=not wait) if lock else found
 
 
 # What hardly any commit changes: where it did not, a shorter statement writes the row.

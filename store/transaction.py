@@ -85,6 +85,7 @@ class Transaction:
         decide_end: what becomes of a group of sub-agents when one of them ends.
         written: every session that was changed, as it is now, and its `seq` before.
         accounts: of the budgets; `charges` has those that concern a session.
+        loads: the sessions that were to be locked and read.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Transaction:
         self.written: dict[str, tuple[int, Row]] = {}
         self.accounts = Accounts(statements, self._cursor, namespace, lock=connection.dialect.name != "sqlite")
         self.writes = 0
+        self.loads: set[str] = set()
         self._sessions: dict[str, Row | None] = {}
         self._seldom: dict[str, tuple[Any, ...]] = {}
         self._dirty: dict[str, Row] = {}
@@ -131,20 +133,27 @@ class Transaction:
         self._owner: int | None = None
 
     def load(self, session_ids: Iterable[str]) -> None:
-        """Lock and read sessions, always in the same order, so that two journals can't deadlock on them."""
+        """Lock and read sessions.
+
+        Two journals can't deadlock on them: those that are locked first are locked in one order, and whoever has locked
+        some waits for no more. If a later one is not to be had, the transaction fails as `StoreBusy`, and the next try
+        locks all of them first.
+        """
         wanted = sorted(set(session_ids) - self._sessions.keys())
         if not wanted:
             return
+        wait = not self._sessions
+        self.loads.update(wanted)
         for start in range(0, len(wanted), LOADED_AT_ONCE):
-            self._load(wanted[start : start + LOADED_AT_ONCE])
+            self._load(wanted[start : start + LOADED_AT_ONCE], wait)
         for session_id in wanted:
             self._sessions.setdefault(session_id, None)
 
-    def _load(self, wanted: list[str]) -> None:
+    def _load(self, wanted: list[str], wait: bool) -> None:
         # The last id is repeated up to the next power of two, so that there are few statements to prepare.
         count = 1 << (len(wanted) - 1).bit_length()
         ids = {f"id{number}": wanted[min(number, len(wanted) - 1)] for number in range(count)}
-        statement = select_sessions(count, self.connection.dialect.name != "sqlite")
+        statement = select_sessions(count, self.connection.dialect.name != "sqlite", wait)
         for row in self._select(statement, ns=self.namespace, **ids):
             self._sessions[row["session_id"]] = row
             self._seldom[row["session_id"]] = tuple([row[name] for name in SELDOM])

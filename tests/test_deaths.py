@@ -125,8 +125,8 @@ async def test_a_frame_dies_during_the_take_up_that_counts_it(store: str, tmp_pa
         kernel.on_point = die
         active, told = Reading.active, asyncio.Event()
 
-        async def meanwhile(reading: Reading, nodes: list[str] | None) -> list[dict[str, object]]:
-            rows = await active(reading, nodes)
+        async def meanwhile(reading: Reading, nodes: list[str] | None, **wanted: bool) -> list[dict[str, object]]:
+            rows = await active(reading, nodes, **wanted)
             if nodes is not None and not told.is_set():  # the take-up's
                 assert [(row["session_id"], row["frame_id"]) for row in rows] == [("s", worker.frame_id)]
                 assert kernel.service.frames.paging.slots[worker.frame_id].session_id is None

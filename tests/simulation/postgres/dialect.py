@@ -30,9 +30,9 @@ class Compiler(SQLiteCompiler):
 
     def for_update_clause(self, select: Any, **_: Any) -> str:
         asked = select._for_update_arg
-        if asked.key_share or asked.of or asked.nowait or asked.skip_locked:
+        if asked.key_share or asked.of or asked.skip_locked:
             raise NotImplementedError(f"not simulated: {asked}")
-        return " FOR SHARE" if asked.read else " FOR UPDATE"
+        return (" FOR SHARE" if asked.read else " FOR UPDATE") + (" NOWAIT" if asked.nowait else "")
 
 
 class Bytes(LargeBinary):

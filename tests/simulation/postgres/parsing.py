@@ -35,12 +35,14 @@ class LockRows:
     """SELECT … FOR UPDATE or FOR SHARE of one table.
 
     Attributes:
+        wait: for those who have the rows; else it fails at once.
         sql: gives each row's number as one more column.
         one: reads one row again, by its number.
     """
 
     table: str
     mode: int
+    wait: bool
     sql: str
     one: str
 
@@ -163,7 +165,8 @@ def _select(sql: str, places: dict[str, int]) -> Statement:
     if mode is None:
         return Read(sql)
     locking = places["FOR UPDATE" if mode == EXCLUSIVE else "FOR SHARE"]
-    if sql[locking:].split()[2:] or places.keys() & {"WITH", "GROUP BY", "HAVING", "LIMIT", "UNION"}:
+    beyond = sql[locking:].split()[2:]
+    if beyond not in ([], ["NOWAIT"]) or places.keys() & {"WITH", "GROUP BY", "HAVING", "LIMIT", "UNION"}:
         raise NotSimulated(sql)
     sql = sql[:locking]
     columns = _after(sql, places, "SELECT", "FROM")
@@ -177,6 +180,7 @@ def _select(sql: str, places: dict[str, int]) -> Statement:
     return LockRows(
         table[1],
         mode,
+        not beyond,
         f"SELECT {columns}, {rowid} FROM {source} WHERE {where}{order}",
         f"SELECT {columns} FROM {source} WHERE ({where}) AND {rowid} = :{ROWID}",
     )
