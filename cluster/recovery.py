@@ -166,12 +166,13 @@ class Recovery:
             home, nodes = self._node.config.node_id, self._node.nodes
             # A node that was given up may have accepted something since; an import has no home yet.
             await self._adopt(home, nodes)
+            held = {slot.session_id for slot in self._paging.slots.values()}
             resting = {slot.frame_id: slot.since for slot in self._paging.slots.values() if slot.resting}
             rows = await self._node.reading.active([home], may_be_ready=True)
             self._node.act(cancelled(rows), {})
             await self._end_what_is_over(age)
             async for row in in_chunks(rows):
-                await self._sweep(row, age, resting)
+                await self._sweep(row, age, held, resting)
             await self._node.timers.look()
         except StaleGeneration as error:
             self._node.stale(error)
@@ -209,7 +210,7 @@ class Recovery:
             if row is not None and (row["incarnation"], row["run_id"]) != (incarnation, run_id):
                 self._node.calls.abort(session_id, incarnation, run_id)
 
-    async def _sweep(self, row: Row, age: int, resting: dict[str, int]) -> None:
+    async def _sweep(self, row: Row, age: int, held: set[str | None], resting: dict[str, int]) -> None:
         session_id = row["session_id"]
         if not self._node.is_ready(row) or self._is_placed(session_id) or _is_fresh(row, age):
             return
@@ -218,6 +219,8 @@ class Recovery:
             if not self._taking_up:  # which would deal with it
                 await self._crashed_unseen(row, may_live=True)  # nothing, if it has left that frame since it was read
             return
+        if holder is None and session_id in held:
+            return  # it has left its frame since its row was asked for, and that commit said what is to be done
         if holder is None and frame_id not in self._frames.expected:
             self._paging.add(ready_of(row, "takeover"))
         elif holder is not None and self._rests(holder, row, resting):
