@@ -116,7 +116,7 @@ class Actor:
     def remove(self) -> None:
         """It is killed, and not started again."""
         self.removed = True
-        self.cluster.actors.pop(self.name, None)
+        self.cluster.forget(self)
         self.kill()
 
 
@@ -165,6 +165,11 @@ class Cluster:
             actor.start()
         return actor
 
+    def forget(self, actor: Actor) -> None:
+        """An actor has its name no longer; another may have it already."""
+        if self.actors.get(actor.name) is actor:
+            del self.actors[actor.name]
+
     def after(self, seconds: float, function: Callable[..., None], *arguments: Any) -> None:
         """Something that no process does, and no death prevents."""
         self.scheduler.call_later(seconds, function, *arguments, context=self.scheduler.world.context.copy())
@@ -209,7 +214,7 @@ class Cluster:
         def notice() -> None:
             machine.noticed = True
             for actor in [actor for actor in self.actors.values() if actor.machine is machine]:
-                self.actors.pop(actor.name, None)
+                self.forget(actor)
 
         self.after(self.network.uniform(*NODE_LOSS_SECONDS), notice)
 

@@ -399,7 +399,7 @@ class SimulatedMachinery:
             machine,
             lambda actor: FrameProcess(world, actor, node.actor, frame_id, node.node_id, placement),
         )
-        actor.ended.append(lambda: world.cluster.actors.pop(actor.name, None))
+        actor.ended.append(lambda: world.cluster.forget(actor))
         frame = FrameHandle(world, self._supervisor, actor, frame_id, placement)
         try:
             await asyncio.wait_for(frame.begin(), CREATE_SECONDS)

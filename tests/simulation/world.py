@@ -211,7 +211,7 @@ class World:
         def arrive() -> None:
             if not restart:
                 actor.removed = True
-                self.cluster.actors.pop(actor.name, None)
+                self.cluster.forget(actor)
             if actor.alive and actor.process is not None and actor.process.paused:
                 self.cluster.after(1.0, arrive)  # it is asked to end, and does not hear it
             elif actor.alive:
