@@ -268,5 +268,5 @@ def test_journals_at_once_leave_the_store_in_order(seed: int) -> None:
     assert commits > 60
     assert waits > 50
     assert {name for name, _ in events} >= {"run_finished", "model_call_completed"}
-    assert {word for words in errors for word in words} >= {"DeadlockDetected", "UniqueViolation", "OperationalError"}
+    assert {word for words in errors for word in words} >= {"LockNotAvailable", "UniqueViolation", "OperationalError"}
     assert play(looks=False) == played
