@@ -19,8 +19,10 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +107,17 @@ def install(name: str) -> None:
     sys.meta_path.insert(0, _Finder(fault))
 
 
-def hunt(name: str, seeds: int) -> tuple[int | None, str]:
-    """How many seeds it took to notice a fault (None: it survived), and what was noticed. Only once in a process."""
+def hunt(name: str, seeds: int, skip: int = 0) -> tuple[int | None, str]:
+    """How many seeds it took to notice a fault (None: it survived), and what was noticed. Only once in a process.
+
+    Args:
+        skip: so many of the seeds are not tried.
+    """
     install(name)
     fault = read()[name]
-    for seed in range(fault.first, fault.first + seeds):
-        if violations := violated(seed, fault.backend):
-            return seed - fault.first + 1, f"{violations[0].splitlines()[0]} (seed {seed})"
+    for number in range(skip, seeds):
+        if violations := violated(fault.first + number, fault.backend):
+            return number + 1, f"{violations[0].splitlines()[0]} (seed {fault.first + number})"
     return None, ""
 
 
@@ -136,21 +142,27 @@ def main() -> int:
     for library in LIBRARIES:  # once, for all processes
         importlib.import_module(library)
     names, survived, began = options.names or list(read()), 0, time.perf_counter()
-    faults, fork = read(), multiprocessing.get_context("fork")
-    with fork.Pool(options.processes, maxtasksperchild=1) as pool, fork.Pool(1, maxtasksperchild=1) as other:
-        for name, seeds, what in pool.imap_unordered(partial(_hunted, seeds=options.seeds), names, chunksize=1):
-            if seeds is not None and other.apply(violated, (faults[name].first + seeds - 1, faults[name].backend)):
-                what, seeds = f"(seed {faults[name].first + seeds - 1} fails without it as well)", None
+    with (
+        multiprocessing.get_context("fork").Pool(options.processes, maxtasksperchild=1) as pool,
+        ThreadPoolExecutor(options.processes) as hunters,
+    ):
+        for name, seeds, what in hunters.map(partial(_hunted, pool, options.seeds), names):
             survived += seeds is None
-            told = f"killed after {seeds:3} seeds: {what[:130]}" if seeds is not None else f"SURVIVED {what}"
-            print(f"{name:36} {told}", flush=True)
+            outcome = f"killed after {seeds:3} seeds: {what[:130]}" if seeds is not None else f"SURVIVED {what}"
+            print(f"{name:36} {outcome}", flush=True)
     print(f"{len(names) - survived} of {len(names)} killed, {survived} survived, {time.perf_counter() - began:.0f} s")
     return 1 if survived else 0
 
 
-def _hunted(name: str, seeds: int) -> tuple[str, int | None, str]:
+def _hunted(pool: Pool, seeds: int, name: str) -> tuple[str, int | None, str]:
+    """Hunts a fault, each try in a process of its own. A seed that the product fails as it is proves nothing."""
+    fault, tried = read()[name], 0
     try:
-        return (name, *hunt(name, seeds))
+        while True:
+            found, what = pool.apply(hunt, (name, seeds, tried))
+            if found is None or not pool.apply(violated, (fault.first + found - 1, fault.backend)):
+                return name, found, what
+            tried = found
     except Exception as error:
         return name, None, f"{type(error).__name__}: {error}"
 
