@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import StaleGeneration, UnderstudyError
@@ -147,8 +147,12 @@ class Recovery:
 
     def _is_placed(self, session_id: str) -> bool:
         """Whether somebody is about to deal with the session."""
-        places = (self._paging.ready, self._node.own, self._frames.placing)
-        return any(session_id in place for place in places)
+        return any(session_id in place for place in self._places)
+
+    @property
+    def _places(self) -> tuple[Mapping[str, object], ...]:
+        """Where sessions are that somebody is about to deal with."""
+        return self._paging.ready, self._node.own, self._frames.placing
 
     async def sweeping(self) -> None:
         """Compare what is in memory with the store, now and then: a wake-up that was lost must not last."""
@@ -166,13 +170,14 @@ class Recovery:
             home, nodes = self._node.config.node_id, self._node.nodes
             # A node that was given up may have accepted something since; an import has no home yet.
             await self._adopt(home, nodes)
-            held = {slot.session_id for slot in self._paging.slots.values()}
+            held = {slot.session_id for slot in self._paging.slots.values() if slot.session_id is not None}
+            cared_for = held.union(*self._places)
             resting = {slot.frame_id: slot.since for slot in self._paging.slots.values() if slot.resting}
             rows = await self._node.reading.active([home], may_be_ready=True)
             self._node.act(cancelled(rows), {})
             await self._end_what_is_over(age)
             async for row in in_chunks(rows):
-                await self._sweep(row, age, held, resting)
+                await self._sweep(row, age, cared_for, resting)
             await self._node.timers.look()
         except StaleGeneration as error:
             self._node.stale(error)
@@ -210,7 +215,7 @@ class Recovery:
             if row is not None and (row["incarnation"], row["run_id"]) != (incarnation, run_id):
                 self._node.calls.abort(session_id, incarnation, run_id)
 
-    async def _sweep(self, row: Row, age: int, held: set[str | None], resting: dict[str, int]) -> None:
+    async def _sweep(self, row: Row, age: int, cared_for: set[str], resting: dict[str, int]) -> None:
         session_id = row["session_id"]
         if not self._node.is_ready(row) or self._is_placed(session_id) or _is_fresh(row, age):
             return
@@ -219,7 +224,7 @@ class Recovery:
             if not self._taking_up:  # which would deal with it
                 await self._crashed_unseen(row, may_live=True)  # nothing, if it has left that frame since it was read
             return
-        if holder is None and session_id in held:
+        if holder is None and session_id in cared_for:
             return  # it has left its frame since its row was asked for, and that commit said what is to be done
         if holder is None and frame_id not in self._frames.expected:
             self._paging.add(ready_of(row, "takeover"))

@@ -55,6 +55,8 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
             f"batch {batch.batch_no} of epoch {batch.epoch} can't follow: the store has batch {row['batch_no']}",
             session_id=batch.session_id,
         )
+    if row["frame_id"] is None:  # a death was noted, and perhaps its calls were given up, before this arrived
+        raise Fenced("the session left its frame before this batch", session_id=batch.session_id)
     if row["run_id"] is None and batch.start_run is None and (batch.finish or batch.entries or batch.wait != "idle"):
         raise Fenced("the run has ended: it was told to, and only waited", session_id=batch.session_id)
     tx.changed(row)

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from understudy.errors import BatchLost
+from understudy.errors import BatchLost, Fenced
 from understudy.events import ToolFinished, ToolStarted
 from understudy.records import Ask, CallState
+from understudy.store import activation
+from understudy.supervisor.restarts import Verdict
 
 from . import kernel as k
 from .test_store import Store, opened
@@ -71,3 +73,22 @@ async def test_an_inbox_row_that_nobody_takes_voids_no_wait(db: Store) -> None:
     entries = (ToolFinished(call_id="r/1/0", tool="t"),)
     committed = await db.commit("s", 1, 2, entries=entries, calls=(finished,), asks=asks, wait="input")
     assert (committed.wait, db.session()["status"]) == ("input", "waiting_for_input")
+
+
+async def test_a_batch_that_arrives_after_the_death_of_its_frame_is_refused(db: Store) -> None:
+    """Given a death that was noted, after which the open calls were given up, when a batch arrives that the process had
+    sent before, then it is refused, and nothing is changed."""
+    await db.asking()
+    await db.answer("s", content="", tool_calls=(("p", "t", "{}"),))
+    await db.do(
+        activation.crash,
+        db.held("s", 1),
+        lambda _: Verdict("abort", reason="given up"),
+        cause="process_died",
+        pid=1,
+        policy={},
+    )
+    before = db.dump()
+    with pytest.raises(Fenced, match="left its frame"):
+        await db.commit("s", 1, 2, entries=(ToolStarted(call_id="r/1/0", tool="t"),))
+    assert db.dump() == before

@@ -33,6 +33,7 @@ class Machine:
 
     Attributes:
         alive: False once it was lost, with all its processes.
+        frozen: none of its processes runs, and none starts.
         cut_off: nothing that is sent to it or by it arrives.
         store_cut_off: then neither the store.
         noticed: whether Ray knows of its loss.
@@ -43,6 +44,7 @@ class Machine:
     node_id: str
     disturbed_until: float = 0.0
     alive: bool = True
+    frozen: bool = False
     cut_off: bool = False
     store_cut_off: bool = False
     noticed: bool = False
@@ -82,6 +84,9 @@ class Actor:
     def start(self) -> None:
         """Begin a life."""
         if self.removed or not self.machine.alive or self.alive:
+            return
+        if self.machine.frozen:
+            self.cluster.after(1.0, self.start)
             return
         self.lives += 1
         self.pid = next(self.cluster.pids)

@@ -59,6 +59,7 @@ class Faults:
             process.resume()
         self._paused.clear()
         for machine in world.cluster.machines.values():
+            machine.frozen = False
             if machine.alive:
                 world.cluster.heal(machine)
         world.cluster.trouble = (0.0, 0.0, 0.0)
@@ -128,6 +129,24 @@ class Faults:
 
     def _pause_supervisor(self, fault: Fault) -> None:
         self._pause("supervisor", fault)
+
+    def _freeze(self, fault: Fault) -> None:
+        """A machine stands still with all its processes, as one that is moved to another host, and goes on."""
+        machine = self._machine(fault, spare_head=False)
+        if machine is None or machine.frozen:
+            return
+        machine.frozen = True
+        held = [actor.process for actor in self._actors("") if actor.machine is machine]
+        processes = [process for process in held if process is not None]
+        for process in processes:
+            process.pause()
+        self._paused.extend(processes)
+        self._world.cluster.after(fault.seconds, self._thaw, machine, processes)
+
+    def _thaw(self, machine: Machine, processes: list[Process]) -> None:
+        machine.frozen = False
+        for process in processes:
+            self._resume(process)
 
     def _slow_kill(self, fault: Fault) -> None:
         """A frame hangs, and outlives SIGKILL for a while, as one that waits for a disk of the network."""

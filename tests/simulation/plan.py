@@ -305,6 +305,7 @@ def budget(chosen: random.Random) -> dict[str, Any]:
 KINDS = {
     "kill_frame": 8, "kill_node": 4, "kill_supervisor": 3, "pause_frame": 5, "pause_node": 3, "pause_supervisor": 2,
     "slow_kill": 3, "trouble": 4, "clock_step": 1, "endpoint": 2, "drain": 2, "slow_calls": 5, "exporter": 1,
+    "freeze": 3,
 }  # fmt: skip
 SLOW_METHODS = (
     "step", "step", "commit", "commit", "blob", "blob", "specification", "reload", "interrupted", "request",
@@ -317,6 +318,7 @@ STORE_KINDS = {"store_down": 2, "lose_connection": 4, "lose_commit": 5, "hang_co
 MACHINE_KINDS = {"cut_off": 2, "cut_link": 2, "lose_machine": 1, "notice": 1, "second_supervisor": 1}
 LASTING = (
     "pause",
+    "freeze",
     "slow",
     "trouble",
     "cut",
