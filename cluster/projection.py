@@ -193,8 +193,16 @@ class Projection:
             await asyncio.sleep(CHECKPOINT_SECONDS)
             try:
                 await self._checkpoint()
+                await self._look()
             except Exception:  # the totals are in memory, and the events in the store
                 log.exception("the totals of the metrics are noted later")
+
+    async def _look(self) -> None:
+        """Take in what a predecessor has committed since this service began: it was taken for dead, and only paused."""
+        if await self._log.read_events(self.metrics.writer_seq, 1):
+            self._behind()
+            for export in self.exports.values():
+                export.notify()
 
     async def _checkpoint(self) -> None:
         if self.metrics.writer_seq == self._checkpointed:

@@ -143,6 +143,7 @@ class Joining:
         if work is None or work.done():
             call = Repeating(self._patience).call(attempt, call_id=f"{self._caller}/{asked}")
             work = self._under_way[asked] = asyncio.get_running_loop().create_task(call)
+            work.add_done_callback(_retrieve)
         self._waiting[asked] += 1
         try:
             return await asyncio.shield(work)
@@ -196,5 +197,10 @@ class Answering:
 
     def _ended(self, call_id: str, work: asyncio.Task[Any]) -> None:
         del self._work[call_id]
-        if not work.cancelled():
-            work.exception()  # its caller may be gone
+        _retrieve(work)
+
+
+def _retrieve(work: asyncio.Task[Any]) -> None:
+    """Take note of a task's error: whoever waited for it may be gone, and asyncio would report it as never seen."""
+    if not work.cancelled():
+        work.exception()

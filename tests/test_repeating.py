@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from understudy.actors.tools import tool
 from understudy.cluster import services
 from understudy.cluster.repeating import Answering, Joining, Patience, Repeating
 from understudy.cluster.services import RemoteNode
-from understudy.errors import ServiceGone, StoreUnreachable
+from understudy.errors import ServiceGone, StaleGeneration, StoreUnreachable
 
 from . import kernel as k
 from .postgres import PostgresServer
@@ -276,3 +277,27 @@ async def test_callers_do_not_share_calls() -> None:
     for _ in range(2):
         await Joining(Patience(attempt=None)).call(attempt, "take_up", (1,))
     assert ids[0] != ids[1]
+
+
+async def test_a_call_that_fails_when_its_caller_is_gone() -> None:
+    """Given a call that fails while it is ended for its caller, then asyncio reports no error that nobody has seen."""
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: seen.append(context))
+    began = asyncio.Event()
+
+    async def attempt(_call_id: str) -> None:
+        began.set()
+        try:
+            await k.never()
+        except asyncio.CancelledError:
+            raise StaleGeneration("another supervisor owns the store") from None
+
+    caller = asyncio.create_task(Joining(Patience(attempt=None)).call(attempt, "demand", ()))
+    await began.wait()
+    caller.cancel()
+    await asyncio.wait({caller})
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
+    del others, caller
+    gc.collect()
+    assert seen == []

@@ -88,6 +88,9 @@ class Faults:
     def _machine(self, fault: Fault, *, spare_head: bool) -> Machine | None:
         machines = [machine for machine in self._world.cluster.machines.values() if machine.alive]
         machines = machines[1:] if spare_head else machines
+        if self._hit:  # the session's own, if that may be hit
+            rows = self._world.committed(f"SELECT node_id FROM session WHERE session_id = '{self._hit}'")
+            machines = [machine for machine in machines if (machine.node_id,) in map(tuple, rows)] or machines
         return machines[min(int(fault.pick * len(machines)), len(machines) - 1)] if machines else None
 
     # The faults.
