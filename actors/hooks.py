@@ -190,6 +190,7 @@ class Hooks:
         for spec in window.spec.get("hooks", ()):
             self._at.setdefault(spec["point"], []).append(spec)
         self.stuck = False
+        self._shown: set[str] = set()
 
     async def see(self, point: str, *, text: str, outcome: str = "") -> None:
         """Call the hooks of a point that is only seen."""
@@ -238,7 +239,8 @@ class Hooks:
     async def after_tool(self, call: CallState, outcome: Outcome) -> Outcome:
         """Call the hooks after a tool call, whatever its outcome; returns it with the text that the model is told."""
         # What a finished call's result is was known before; so it may be for one that a person was asked about.
-        redone = self._window.redone or call.state in ("finished", "asked")
+        redone = self._window.redone or call.state in ("finished", "asked") or call.call_id in self._shown
+        self._shown.add(call.call_id)  # if a cancel ends this, it is shown once more
         for spec in self._at.get("after_tool", ()):
             context = self._of_call("after_tool", call, outcome, redone=redone)
             # A repeated call's text stays, since repetitions are counted by it.

@@ -79,6 +79,7 @@ class Activation:
         self._sent: Batch | None = None  # and not acknowledged yet
         self._commit_lock = asyncio.Lock()
         self._results: dict[str, Outcome] = {}
+        self._ended: dict[str, tuple[Outcome, int, dict[str, Any] | None]] = {}
         self._begun: list[asyncio.Future[Any]] = []
 
     @property
@@ -178,8 +179,9 @@ class Activation:
         await self._take_children()
         for call in self.window.calls:  # a run must not end with calls that have no result
             outcome = self._results.get(call.call_id) or await self._known(call)
-            if outcome is None:
-                outcome = await self._conclude(call, _without_result(call), executions=call.executions)
+            if outcome is None:  # a cancel may have come while a hook was shown how it ended
+                ended, executions, item = self._ended.get(call.call_id, (_without_result(call), call.executions, None))
+                outcome = await self._conclude(call, ended, executions=executions, item=item)
             self._draft.settle(self.window, call, outcome)
         if status == "round_limit":
             error = {"code": "round_limit", "message": f"no answer after {self.window.round} rounds"}
@@ -471,6 +473,7 @@ class Activation:
         self, call: CallState, outcome: Outcome, *, executions: int, item: dict[str, Any] | None = None
     ) -> Outcome:
         """Give a call its one result, as the hooks leave it. One commit has it and the inbox row that brought it."""
+        self._ended[call.call_id] = outcome, executions, item
         outcome = await self._hooks.after_tool(call, outcome)
         if item is not None:
             self._draft.inbox_done.append(item["id"])

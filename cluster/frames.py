@@ -217,6 +217,7 @@ class Frames:
             work = await self._node.journal.submit(lambda tx: current_work(tx, held, known), session_id)
         except Fenced:
             self.release(slot)
+            self._node.spawn_task(self._node.recovery.look(session_id))
             raise
         slot.remember(session_id, work["seq"], work["incarnation"])
         return work
@@ -269,11 +270,12 @@ class Frames:
             self.dispatch()
 
     def wake(self, row: Row) -> None:
-        """A session is ready: its own frame goes on, or it queues for one."""
+        """A session is ready: its own frame goes on, or it queues for one. One whose frame has not called in yet does
+        neither: that call goes on with it, or that frame's death."""
         slot = self.holder(row)
         if slot is not None and slot.resting and slot.activation == ActivationId.of(row):
             self.resume(slot)
-        elif slot is None:
+        elif slot is None and row["frame_id"] is None:
             self.paging.add(ready_of(row, "ready"))
 
     def holder(self, row: Row) -> Slot | None:
@@ -402,4 +404,5 @@ def current_work(tx: Transaction, held: ActivationId, after_seq: int) -> dict[st
     """The work of a live activation. Raises `Fenced` when it is over."""
     row = tx.session(held.session_id)
     operations.require_current(row, held)
+    operations.require_held(row)
     return activation.work(tx, row, after_seq)

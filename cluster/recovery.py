@@ -333,6 +333,19 @@ class Recovery:
             self._frames.wake(woken)
         self._frames.dispatch()
 
+    async def look(self, session_id: str) -> None:
+        """A frame that was thought to have the session was refused: it may be ready, in no frame, and nobody knows."""
+        try:
+            row = await self._node.reading.session(session_id)
+        except UnderstudyError as error:
+            log.info("the sweep will look at session %s: %s", session_id, error)
+            return
+        here = row["node_id"] == self._node.config.node_id and row["frame_id"] is None
+        placed = self._is_placed(session_id) or self._paging.holder(session_id) is not None
+        if here and not placed and row["active"] and self._node.is_ready(row):
+            self._paging.add(ready_of(row, "takeover"))
+            self._frames.dispatch()
+
     async def _requeue(self, ready: Ready) -> None:
         row = await self._node.reading.session(ready.session_id)
         if row["active"] and self._node.is_ready(row):

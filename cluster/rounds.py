@@ -166,9 +166,12 @@ class Rounds:
         if isinstance(result, BaseException):
             if work is None:
                 self._node.frames.release(slot)
+                if isinstance(result, Fenced):
+                    self._node.spawn_task(self._node.recovery.look(batch.session_id))
                 raise result
             if isinstance(result, Fenced):
                 self._node.projection.metrics.count_fenced()
+                self._node.spawn_task(self._node.recovery.look(batch.session_id))
             else:  # the frame has other work, and what it could not commit is lost: it is done again, elsewhere
                 self._node.frames.paging.add(Ready(batch.session_id, slot.placement, root_id, "takeover"))
                 self._node.frames.dispatch()
@@ -188,6 +191,7 @@ class Rounds:
                 )
             except Fenced:
                 self._node.frames.release(slot)
+                self._node.spawn_task(self._node.recovery.look(held.session_id))
                 raise
             if issued is None:
                 return {"kind": "work", **await self._node.frames.work(slot)}
@@ -242,7 +246,10 @@ class Rounds:
                 return result, None, None
             if not result.won:
                 return result, None, None
-            if resident is not None and resident.activation == ActivationId.of(row):
+            if resident is not None and (resident.activation, resident.frame_id) == (
+                ActivationId.of(row),
+                row["frame_id"],
+            ):
                 return result, {**activation.current(tx, row), "seq": row["seq"], "batch_no": row["batch_no"]}, None
             if spare is not None and row["frame_id"] is None:  # else its crash, committed just before, placed it
                 try:

@@ -19,7 +19,7 @@ from .beginnings import PAUSE_TIMER, pause
 from .charging import longest_reply
 from .draining import drains, end_stops
 from .endings import end_queued, end_without_agent
-from .operations import request_key, require_current
+from .operations import request_key, require_current, require_held
 from .statements import OWNER, SESSION, TIMER
 from .transaction import Row, Transaction
 
@@ -236,8 +236,6 @@ def crash(
         quarantine(tx, row, verdict.rule, verdict.reason)
     elif verdict.delay and not waiting:
         pause(tx, row, verdict.delay)
-    elif not waiting:
-        tx.wake(row)
     return verdict
 
 
@@ -355,6 +353,7 @@ def reissue(tx: Transaction, activation: ActivationId, holder: str, model: str) 
     """Take over a model call whose node service is gone, as the next attempt; None if nobody waits for it any more."""
     row = tx.session(activation.session_id)
     require_current(row, activation)
+    require_held(row)
     if row["wait"] != "model":
         return None
     if row["cancel_reason"] is not None:  # nothing is bought for a run that shall end

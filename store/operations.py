@@ -55,8 +55,7 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
             f"batch {batch.batch_no} of epoch {batch.epoch} can't follow: the store has batch {row['batch_no']}",
             session_id=batch.session_id,
         )
-    if row["frame_id"] is None:  # a death was noted, and perhaps its calls were given up, before this arrived
-        raise Fenced("the session left its frame before this batch", session_id=batch.session_id)
+    require_held(row)
     if row["run_id"] is None and batch.start_run is None and (batch.finish or batch.entries or batch.wait != "idle"):
         raise Fenced("the run has ended: it was told to, and only waited", session_id=batch.session_id)
     tx.changed(row)
@@ -98,6 +97,13 @@ def require_current(row: Row, activation: ActivationId) -> None:
         if row["incarnation"] != activation.incarnation:
             message = f"epoch {activation.epoch} is fenced: it was of another incarnation of this session"
         raise Fenced(message, session_id=activation.session_id)
+
+
+def require_held(row: Row) -> None:
+    """Refuse what an activation says after its session left its frame: a death was noted, after which its calls
+    may have been given up, or a predecessor of its node service committed late that the frame ends. Raises `Fenced`."""
+    if row["frame_id"] is None:
+        raise Fenced("the session has left its frame", session_id=row["session_id"])
 
 
 def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str, price: Price | None) -> None:

@@ -32,7 +32,8 @@ def ask(tx: Transaction, row: Row, asked: Ask) -> None:
     """Let a tool call of the current run wait for its time, or answer it."""
     calls = tx.calls(row["session_id"], row["run_id"], row["round"])
     # Nothing has changed the call since the model asked for it: the time counts from then, whatever died meanwhile.
-    since = next(call["updated_at"] for call in calls if call["call_id"] == asked.call_id)
+    # Not from a time in the future, of a clock that was set back since: the wait would be longer by as much.
+    since = min(tx.now, next(call["updated_at"] for call in calls if call["call_id"] == asked.call_id))
     tx.update_call(
         row["session_id"], asked.call_id, state="waiting", epoch=row["epoch"], executions=asked.executions, result=None,
         child_id=None,

@@ -796,3 +796,33 @@ def test_hooks_of_an_agent_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InvalidSpec) as caught:
         read_agent(tmp_path / "agent.toml")
     assert [problem["field"] for problem in caught.value.details["problems"]] == ["hooks.0", "hooks.1"]
+
+
+PONDERING = asyncio.Event()
+
+
+@hook("after_tool")
+async def ponder(context: HookContext) -> None:
+    """Take long over a result the first time."""
+    first = not told("after_tool")
+    seen("ponder", context)
+    if first:
+        PONDERING.set()
+        await k.never()
+
+
+async def test_a_cancel_while_a_hook_is_shown_a_result(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a call that has ended when its run is cancelled, while a hook is shown its result, then the hook is shown
+    it once more, is told so, and the call keeps its result."""
+    PONDERING.clear()
+    await kernel.spawn("s", hooked([call(tmp_path / "n")], "done", hooks=[ponder]))
+    await kernel.send("s")
+    await PONDERING.wait()
+    await kernel.ask("cancel", "s", "r", "enough")
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    assert [(c.outcome, c.text, c.redone) for c in told("after_tool")] == [
+        ("ok", "noted x", False),
+        ("ok", "noted x", True),
+    ]
+    [finished] = [event for event in await kernel.events("s") if event["type"] == "tool_finished"]
+    assert (finished["data"]["outcome"], finished["data"]["executions"]) == ("ok", 1)

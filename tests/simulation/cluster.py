@@ -254,7 +254,9 @@ class Cluster:
 
         def arrive() -> None:
             if not actor.alive or actor.target is None:
-                if actor.removed or actor.process is None or actor.process.dead:
+                if actor.machine.frozen and not actor.removed:
+                    self.after(1.0, arrive)
+                elif actor.removed or actor.process is None or actor.process.dead:
                     fail(ServiceGone(f"{actor.name} is gone" if actor.removed else f"{actor.name} is restarting"))
                 else:
                     self.after(0.001, arrive)

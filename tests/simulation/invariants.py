@@ -13,6 +13,7 @@ from sqlalchemy import select
 from understudy.events import (
     Event,
     ModelCallCompleted,
+    ModelCallFailed,
     RunFinished,
     SessionActivated,
     SessionCrashed,
@@ -155,6 +156,8 @@ class Invariants:
             self._started[event.session_id, event.call_id] = now
             self._begun.add((event.session_id, event.call_id))
             self._left_behind.discard(f"{event.session_id}/{event.call_id}")
+        elif isinstance(event, ModelCallFailed) and event.error_code.startswith("store"):
+            self.violated(f"the answer to {event.request_key} was lost: {event.error_code}")
         elif isinstance(event, ModelCallCompleted) and not event.late:
             self._answered.add(event.request_key.rpartition("/")[0])
         elif isinstance(event, SessionActivated):
@@ -415,7 +418,7 @@ class Invariants:
                     self.violated(f"{run} failed, since a model call was aborted, and it was not cancelled")
             elif run not in asked and getattr(event, "outcome", "") == "cancelled":
                 self.violated(f"call {event.call_id} of {run} was cancelled, and its run was not")  # type: ignore[attr-defined]
-            elif run not in asked and getattr(event, "error_code", "") == "aborted":
+            elif run not in asked and getattr(event, "error_code", "") == "aborted" and not event.late:  # type: ignore[attr-defined]
                 self.violated(f"a model call of {run} was aborted, and its run was not cancelled")
 
     def _results(self, connection: Any) -> None:

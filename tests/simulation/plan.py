@@ -375,6 +375,16 @@ def meet(chosen: random.Random, work: tuple[Work, ...], faults: tuple[Fault, ...
     return tuple(sorted(found, key=_order))
 
 
+def late_notices(chosen: random.Random, others: tuple[Fault, ...], window: float) -> tuple[Fault, ...]:
+    """The same faults; and what nodes tell each other of their commits arrives late, again and again."""
+    found = list(others)
+    for _ in range(3):
+        pick = round((SLOW_METHODS.index("notice") + chosen.random()) / len(SLOW_METHODS), 3)
+        seconds = round(chosen.choice((0.05, 0.5, 3.0, 8.0)) * (0.5 + chosen.random()), 3)
+        found.append(Fault(round(chosen.random() * window, 3), "slow_calls", pick, seconds))
+    return tuple(sorted(found, key=_order))
+
+
 def lose(
     chosen: random.Random, work: tuple[Work, ...], others: tuple[Fault, ...]
 ) -> tuple[tuple[Work, ...], tuple[Fault, ...]]:  # fmt: skip
@@ -431,6 +441,9 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     if machines > 1 and lost.random() < 0.2:
         window = 60.0
         work, wrong = lose(lost, work, wrong)
+    noticed = random.Random(f"{seed}/notices")
+    if machines > 1 and noticed.random() < 0.15:
+        wrong = late_notices(noticed, wrong, window)
     archived = random.Random(f"{seed}/archives")
     work = tuple(put_away(archived, item, window) if archived.random() < 0.08 else item for item in work)
     return Plan(
