@@ -67,7 +67,7 @@ class Rounds:
         root_id = slot.root_id  # of this batch's session: with the commit the slot may hold another one
         node.claim(batch.session_id)
         try:
-            result, work = await self._commit_step(slot, batch, following)
+            result, work = await self._commit_step(slot, batch, following, leave=leave)
             if result is not None and request is not None:
                 result = await self._start_call(batch, request, result, slot.placement, root_id)
         except BaseException:
@@ -81,14 +81,12 @@ class Rounds:
             return await self._over(slot, work, woken, leave=leave or is_isolated(slot.placement))
         if result.wait in PASSIVE_WAITS and work is None and not leave:
             return await self._passive(slot, woken)
-        if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
-            result = replace(result, wait=None)
-        over = is_isolated(slot.placement) and result.wait not in (None, "model")  # it was to wait for something else
-        if leave or over:
+        if leave or _outlasted(slot, result.wait):
             frames.paging.slots.pop(slot.frame_id, None)
-            await node.journal.submit(lambda tx: activation.park(tx, batch.activation))
             frames.demand_changed.set()
             work = EXIT
+        if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
+            result = replace(result, wait=None)
         if work is not None:
             frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
             return work
@@ -134,7 +132,7 @@ class Rounds:
         return EXIT if leave else work or await self._node.frames.rest(slot, None)
 
     async def _commit_step(
-        self, slot: Slot, batch: Batch, following: Ready | None
+        self, slot: Slot, batch: Batch, following: Ready | None, *, leave: bool
     ) -> tuple[operations.CommitResult | None, dict[str, Any] | None]:
         """Commit the batch and, in the same transaction, activate the session that the frame turns to.
 
@@ -144,7 +142,7 @@ class Rounds:
 
         def commit(tx: Transaction) -> operations.CommitResult:
             result = operations.commit(tx, batch, holder=self._node.holder, price=price)
-            if result.wait in PASSIVE_WAITS:
+            if leave or result.wait in PASSIVE_WAITS or _outlasted(slot, result.wait):
                 activation.park(tx, batch.activation)
             return result
 
@@ -309,3 +307,8 @@ def echo(batch: Batch, ack: Ack) -> list[dict[str, Any]]:
     """The batch's own messages with the `seq` they got, for the frame to add to its window."""
     entries = enumerate(batch.entries)
     return [{**entry.to_wire(), "seq": ack.first_seq + offset} for offset, entry in entries if hasattr(entry, "role")]
+
+
+def _outlasted(slot: Slot, wait: str | None) -> bool:
+    """Whether a session in a frame of its own, which outlasts a model call only, was to go on and has to wait."""
+    return is_isolated(slot.placement) and wait not in (None, "model")
