@@ -125,7 +125,7 @@ class Draining:
             raise
         finally:
             woken = self._node.disown(batch.session_id)
-        wait = None if woken and wait != "left" else wait
+        wait = None if woken else wait
         self._node.frames.requeue_unless_waiting(batch.session_id, row["placement"], row["root_id"], wait)
         return self._go(slot)
 

@@ -270,12 +270,15 @@ class Frames:
             self.dispatch()
 
     def wake(self, row: Row) -> None:
-        """A session is ready: its own frame goes on, or it queues for one. One whose frame has not called in yet does
-        neither: that call goes on with it, or that frame's death."""
+        """A session is ready: its own frame goes on, or it queues for one.
+
+        Neither, if its frame is not known here: that has not called in yet, or ends, and the session goes on with what
+        comes of it.
+        """
         slot = self.holder(row)
         if slot is not None and slot.resting and slot.activation == ActivationId.of(row):
             self.resume(slot)
-        elif slot is None and row["frame_id"] is None:
+        elif slot is None and (row["frame_id"] is None or row["frame_id"] in self.paging.slots):
             self.paging.add(ready_of(row, "ready"))
 
     def holder(self, row: Row) -> Slot | None:
@@ -351,11 +354,11 @@ class Frames:
     async def _let_go(self, slot: Slot) -> None:
         """End the process of a frame that rests; its session, if it has one, leaves it."""
         slot.resting = False
-        self.paging.slots.pop(slot.frame_id, None)
         held = slot.activation
         self.release(slot)
-        if held is not None:
+        if held is not None:  # it may become ready before this is committed: its frame is known until then
             await self._node.journal.submit(lambda tx: activation.park(tx, held))
+        self.paging.slots.pop(slot.frame_id, None)
         self.reply(slot, EXIT)
 
     def leaves(self, slot: Slot) -> bool:

@@ -20,6 +20,7 @@ from understudy.errors import ClusterError, InvalidConfiguration, ServiceGone, U
 from understudy.placement import is_scarce
 from understudy.supervisor.ports import ADOPT_SECONDS
 from understudy.telemetry import FOR_FRAMES
+from understudy.waiting import answered_within
 
 from . import packages
 from .placing import actor_options, obstacle, variables
@@ -160,7 +161,7 @@ class RayMachinery:
         try:
             handle = ray.get_actor(name, namespace=RAY_NAMESPACE)
             frame = RayFrame(handle, frame_id, node_id, "" if placement == "-" else placement)
-            await asyncio.wait_for(frame.begin(), ADOPT_SECONDS)
+            await answered_within(frame.begin(), ADOPT_SECONDS)
             return frame
         except ValueError:
             pass

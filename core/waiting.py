@@ -1,8 +1,15 @@
-"""Waiting for an event for a bounded time."""
+"""Waiting for a bounded time."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
+
+TICK_SECONDS = 1.0
+
+Answer = TypeVar("Answer")
 
 
 async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
@@ -17,3 +24,33 @@ async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def answered_within(call: Awaitable[Answer], seconds: float) -> Answer:
+    """Await an answer of another process, for so many seconds in which this process runs.
+
+    While this one stands still (stopped, its machine frozen or overloaded) it hears nothing, and what it did not hear
+    tells nothing of the other: such a second does not count. Unless it stands still all the time.
+
+    Raises:
+        TimeoutError: there is no answer; the call is cancelled.
+    """
+    task = asyncio.ensure_future(call)
+    left, stood_still = seconds, False
+    try:
+        while left > 0:
+            tick, began = min(left, TICK_SECONDS), time.monotonic()
+            done, _ = await asyncio.wait((task,), timeout=tick)
+            if done:
+                return task.result()
+            late = time.monotonic() - began > tick + TICK_SECONDS / 2
+            if not late or stood_still:
+                left -= tick
+            stood_still = late
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+            if not task.cancelled():
+                task.exception()  # of a call that was given up, nobody wants it
+    raise TimeoutError

@@ -132,16 +132,11 @@ def activate(
 
 
 def park(tx: Transaction, activation: ActivationId) -> None:
-    """Note that a session left its frame, and wake it if it is ready: who made it so thought that the frame had it.
-
-    Nothing if it is active elsewhere by now.
-    """
+    """Note that a waiting session left its frame; nothing if it is active elsewhere by now."""
     row = tx.find(activation.session_id)
     if row is not None and ActivationId.of(row) == activation and row["frame_id"] is not None:
         tx.changed(row)
         row["frame_id"] = row["actor_pid"] = None
-        if row["active"] and row["wait"] is None:
-            tx.wake(row)
 
 
 def work(tx: Transaction, row: Row, after_seq: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from understudy.waiting import answered_within
 
 from .ports import FrameHandle, NodeHandle
 
@@ -21,7 +21,7 @@ OVERDUE_LIMIT = 5.0
 async def frame_hangs(frame: FrameHandle) -> str:
     """Why the frame must be replaced; empty if it is well. Raises what its probe raises: its watch tells of a death."""
     try:
-        health = await asyncio.wait_for(frame.probe(), PROBE_DEADLINE)
+        health = await answered_within(frame.probe(), PROBE_DEADLINE)
     except TimeoutError:
         return f"no answer within {PROBE_DEADLINE:g} s"
     if health["overdue"] > OVERDUE_LIMIT:
@@ -34,7 +34,7 @@ async def frame_hangs(frame: FrameHandle) -> str:
 async def node_hangs(node: NodeHandle) -> str:
     """The same of a node service."""
     try:
-        health = await asyncio.wait_for(node.probe(), PROBE_DEADLINE)
+        health = await answered_within(node.probe(), PROBE_DEADLINE)
     except TimeoutError:
         return f"no answer within {PROBE_DEADLINE:g} s"
     if health["silent"] >= SILENCE_LIMIT:

@@ -16,7 +16,7 @@ from typing import Any
 
 from understudy.errors import InvalidConfiguration, StaleGeneration, StoreOwned, UnderstudyError, Unschedulable
 from understudy.identifiers import new_identifier
-from understudy.waiting import is_set_within
+from understudy.waiting import answered_within, is_set_within
 
 from .drains import Drains
 from .ports import FrameHandle, Machinery, NodeHandle
@@ -219,7 +219,7 @@ class Supervisor:
         self._under_way, self._failure = {}, None
         self._nodes, self._frames, self._well = {}, {}, {}
         await self._join(own)
-        joined = [asyncio.wait_for(self._join(node_id), LOST_SECONDS) for node_id in others]
+        joined = [answered_within(self._join(node_id), LOST_SECONDS) for node_id in others]
         await asyncio.gather(*joined, return_exceptions=True)  # the census tries again those that are late
         await self._take_up(self._nodes[own])
         for node_id, node in self._nodes.items():

@@ -191,12 +191,13 @@ class Faults:
         self._world.cluster.after(fault.seconds, end)
 
     def _clock_step(self, fault: Fault) -> None:
-        """A machine's clock is set, forward or back."""
+        """A machine's clock is set, forward, or back by minutes: what was set to a time waits for it."""
         machine = self._machine(fault, spare_head=False)
         if machine is None:
             return
-        seconds = fault.seconds * (300 if fault.pick * 13 % 1 < 0.25 else 1)  # up to some hours
-        machine.clock_offset += round(seconds * 1e9) * (1 if fault.pick * 7 % 1 < 0.5 else -1)
+        forward = fault.pick * 7 % 1 < 0.5
+        seconds = fault.seconds * (300 if forward and fault.pick * 13 % 1 < 0.25 else 1)  # up to some hours
+        machine.clock_offset += round(seconds * 1e9) * (1 if forward else -1)
         for actor in self._world.cluster.actors.values():
             if actor.machine is machine and actor.process is not None:
                 actor.process.clock_offset = machine.clock_offset

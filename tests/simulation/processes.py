@@ -17,6 +17,7 @@ from understudy.errors import ClusterError, ServiceGone, UnderstudyError
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.supervisor.ports import ADOPT_SECONDS
 from understudy.supervisor.supervisor import Supervisor
+from understudy.waiting import answered_within
 
 from .cluster import Actor, Machine
 
@@ -382,7 +383,7 @@ class SimulatedMachinery:
         _, _, frame_id, placement = actor.name.split("/")
         frame = FrameHandle(self._world, self._supervisor, actor, frame_id, "" if placement == "-" else placement)
         try:
-            await asyncio.wait_for(frame.begin(), ADOPT_SECONDS)
+            await answered_within(frame.begin(), ADOPT_SECONDS)
             return frame
         except TimeoutError:
             actor.remove()

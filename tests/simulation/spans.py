@@ -13,13 +13,15 @@ class Collector:
     """What all node services export their spans to.
 
     Attributes:
-        spans: what was taken, by its ids; one that comes again must be the same.
+        spans: what was taken, by its ids; one that comes again must be the same, unless its session was removed and is
+            another: a service that stood still exports what it has of the removed one when it goes on.
         failing: nothing is taken now.
         problems: what was wrong with spans.
     """
 
     def __init__(self) -> None:
-        self.spans: dict[tuple[int, int], str] = {}
+        self.spans: dict[tuple[int, int], list[str]] = {}
+        self._removed: list[str] = []
         self.failing = False
         self.problems: list[str] = []
 
@@ -29,14 +31,19 @@ class Collector:
             return SpanExportResult.FAILURE
         for span in spans:
             text = text_of(span)
-            if self.spans.setdefault(key_of(span), text) != text:
-                self.problems.append(f"span {span.name} came again and was another: {self.spans[key_of(span)]}, {text}")
+            before = self.spans.setdefault(key_of(span), [])
+            if text in before:
+                continue
+            if before and not any(name in text for name in self._removed):
+                self.problems.append(f"span {span.name} came again and was another: {before}, {text}")
+            before.append(text)
         return SpanExportResult.SUCCESS
 
     def forget(self, session_ids: list[str]) -> None:
         """Sessions were removed: spans of others that have their ids now have the same ids."""
-        gone = {f"('gen_ai.conversation.id', '{session_id}')" for session_id in session_ids}
-        self.spans = {key: text for key, text in self.spans.items() if not any(name in text for name in gone)}
+        gone = [f"('gen_ai.conversation.id', '{session_id}')" for session_id in session_ids]
+        self.spans = {key: texts for key, texts in self.spans.items() if not any(name in texts[0] for name in gone)}
+        self._removed += gone
 
     def recover(self) -> None:
         """Take spans again."""
