@@ -30,6 +30,7 @@ from understudy.store import queries
 from understudy.store.check import check
 from understudy.store.journal import Committed
 from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
+from understudy.store.transaction import Row
 from understudy.testing.policies import content_text
 
 from .hooks import refused
@@ -131,6 +132,8 @@ class Invariants:
         now = self._world.scheduler.time()
         for event in events:
             self._event(event, now)
+        for _, row in committed.written.values():
+            self._held(row)
         for event in committed.events:
             if isinstance(event, SessionActivated) and generation < self._generation and began > self._generation_since:
                 self.violated(f"{process} activated {event.session_id} for generation {generation}, which is over")
@@ -180,6 +183,21 @@ class Invariants:
             )
             for (child,) in self._world.committed(at_work):
                 self.violated(f"run {run[1]} of {run[0]} ended ({event.status}) before its sub-agent {child}")
+
+    def _held(self, row: Row) -> None:
+        """A session stays in its process while its tools are at work there, unless that was ended or is not reached."""
+        last = self._activated_in.get(row["session_id"])
+        if row["frame_id"] is not None or last is None or last.epoch != row["epoch"]:
+            return
+        actor = self._world.cluster.frames.get(last.frame_id)
+        if actor is None or not actor.alive or actor.target is None or actor.pid in self._world.killed:
+            return
+        window = self._window_of(actor.process)
+        if window is None or (window.session_id, window.epoch) != (last.session_id, last.epoch):
+            return
+        begun = any(session_id == last.session_id for session_id, _ in self._begun)
+        if begun and last.session_id not in self._moved and not self._unreached(actor.machine):
+            self.violated(f"{last.session_id} left frame {last.frame_id}, where a tool of it is at work")
 
     def _activation(self, event: SessionActivated, now: float) -> None:
         """A session is given to another process only if the one that has it was ended, or is not reached; and then only
