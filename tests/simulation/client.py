@@ -45,7 +45,12 @@ class Directory(NodeDirectory):
         self._turn = len(world.clients)
         self._learned -= 2.0  # nothing is known yet
         self._world = world
+        self._random = random.Random(f"{world.plan.seed}/directory {len(world.clients)}")
         self._here = world.outside
+
+    async def _choose(self, session_id: str | None, attempt: int) -> str:
+        astray = attempt == 0 and session_id is not None and self._random.random() < self._world.plan.astray
+        return self._random.choice(sorted(self._handles)) if astray else await super()._choose(session_id, attempt)
 
     @property
     def known(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING
 
 from understudy.errors import UnderstudyError
@@ -64,6 +65,7 @@ class Faults:
                 world.cluster.heal(machine)
         world.cluster.trouble = (0.0, 0.0, 0.0)
         world.cluster.slow.clear()
+        world.scheduler.hear_in_time()
         world.endpoint.trouble = 0.0
         world.spans.failing = False
         world.notices.clear()
@@ -175,6 +177,12 @@ class Faults:
         slow[method] = min(fault.seconds, 20.0) * (1 if fault.pick * 97 % 1 < 0.5 else -1)
         self._world.note(f"calls of {method} are late by {slow[method]:.3f} s")
         self._world.cluster.after(SLOW_SECONDS + fault.seconds, lambda: slow.pop(method, None))
+
+    def _late_threads(self, fault: Fault) -> None:
+        """For a while what threads have done is heard late, now and then."""
+        scheduler, chosen = self._world.scheduler, random.Random(f"{self._world.plan.seed}/late {fault.at}")
+        scheduler.lateness = lambda: chosen.uniform(0.0, fault.seconds) if chosen.random() < 0.3 else 0.0
+        self._world.cluster.after(SLOW_SECONDS + fault.seconds, scheduler.hear_in_time)
 
     def _exporter(self, fault: Fault) -> None:
         """For a while nobody takes spans."""

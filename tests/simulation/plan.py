@@ -100,6 +100,7 @@ class Plan:
     Attributes:
         seconds: faults happen within this time.
         calm: nobody loses the CPU by chance.
+        astray: share of the requests that clients send to another node than the session's, as it was known once.
     """
 
     seed: int
@@ -112,6 +113,7 @@ class Plan:
     seconds: float = 30.0
     endpoint_trouble: float = 0.0
     calm: bool = False
+    astray: float = 0.0
 
     def to_json(self) -> str:
         """All of it, as a regression keeps it."""
@@ -385,6 +387,15 @@ def late_notices(chosen: random.Random, others: tuple[Fault, ...], window: float
     return tuple(sorted(found, key=_order))
 
 
+def late_threads(chosen: random.Random, others: tuple[Fault, ...], window: float) -> tuple[Fault, ...]:
+    """The same faults; and what threads have read is heard late, again and again."""
+    found = list(others)
+    for _ in range(3):
+        seconds = round(chosen.choice((0.05, 0.5, 3.0)) * (0.5 + chosen.random()), 3)
+        found.append(Fault(round(chosen.random() * window, 3), "late_threads", round(chosen.random(), 3), seconds))
+    return tuple(sorted(found, key=_order))
+
+
 def lose(
     chosen: random.Random, work: tuple[Work, ...], others: tuple[Fault, ...]
 ) -> tuple[tuple[Work, ...], tuple[Fault, ...]]:  # fmt: skip
@@ -444,10 +455,14 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     noticed = random.Random(f"{seed}/notices")
     if machines > 1 and noticed.random() < 0.15:
         wrong = late_notices(noticed, wrong, window)
+    threads = random.Random(f"{seed}/threads")
+    if threads.random() < 0.15:
+        wrong = late_threads(threads, wrong, window)
     archived = random.Random(f"{seed}/archives")
     work = tuple(put_away(archived, item, window) if archived.random() < 0.08 else item for item in work)
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
         wrong, window,
         shape.choice((0.0, 0.0, 0.05)), calm=shape.random() < 0.3,
+        astray=0.5 if random.Random(f"{seed}/astray").random() < 0.2 else 0.0,
     )  # fmt: skip

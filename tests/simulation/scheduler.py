@@ -221,6 +221,7 @@ class Scheduler(base_events.BaseEventLoop):
         steps: how many callbacks ran.
         trace: a digest of what ran; two runs of one seed have the same.
         over: the simulation has ended: whatever is cleaned up has no effect any more.
+        lateness: draws how many seconds late the event loop hears what a thread has done.
     """
 
     def __init__(self, order: random.Random, *, calm: bool = False) -> None:
@@ -239,6 +240,7 @@ class Scheduler(base_events.BaseEventLoop):
         self.thread: Thread | None = None
         self.graveyard: list[Process] = []
         self.trace = 0
+        self.hear_in_time()
         self.wedged: list[str] = []
         self.errors: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _loop, context: self.errors.append(context))
@@ -314,6 +316,10 @@ class Scheduler(base_events.BaseEventLoop):
     def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
         pass  # it is skipped when its time comes
 
+    def hear_in_time(self) -> None:
+        """Threads are heard at once."""
+        self.lateness: Callable[[], float] = float
+
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
         """A thread for each call; the result comes back to the event loop of its process."""
         future = self.create_future()
@@ -333,7 +339,11 @@ class Scheduler(base_events.BaseEventLoop):
                 raise
             except BaseException as raised:
                 result, error = None, raised
-            self.call_soon_threadsafe(deliver, result, error)
+            late = self.lateness()
+            if late:
+                self.call_soon_threadsafe(self.call_later, late, deliver, result, error)
+            else:
+                self.call_soon_threadsafe(deliver, result, error)
 
         self.current.start_thread(work, "executor")
         return future

@@ -43,6 +43,7 @@ class SeededFault:
         breaks: the promise that does not hold any more.
         backend: where it can be seen, if only there.
         first: a seed that has found it; those after it are tried as well.
+        plan: a kept plan that finds it, made shorter from what a seed had found; tried before any seed.
     """
 
     name: str
@@ -52,6 +53,7 @@ class SeededFault:
     breaks: str
     backend: str = ""
     first: int = 0
+    plan: str = ""
     also: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -115,6 +117,8 @@ def hunt(name: str, seeds: int, skip: int = 0) -> tuple[int | None, str]:
     """
     install(name)
     fault = read()[name]
+    if fault.plan and not skip and (violations := violated_by(fault.plan)):
+        return 0, f"{violations[0].splitlines()[0]} (kept plan {fault.plan})"
     for number in range(skip, seeds):
         if violations := violated(fault.first + number, fault.backend):
             return number + 1, f"{violations[0].splitlines()[0]} (seed {fault.first + number})"
@@ -127,6 +131,15 @@ def violated(seed: int, backend: str) -> list[str]:
     from .world import World
 
     return World(draw(seed, backend or None), log_level=logging.CRITICAL).run().violations
+
+
+def violated_by(name: str) -> list[str]:
+    """The same with a kept plan. The product as it is violates nothing with it: `tests/test_simulation.py` holds that."""
+    from .plan import Plan
+    from .world import World
+
+    plan = Plan.from_json((LIST.parent / "regressions" / f"{name}.json").read_text())
+    return World(plan, log_level=logging.CRITICAL).run().violations
 
 
 def main() -> int:
@@ -160,7 +173,7 @@ def _hunted(pool: Pool, seeds: int, name: str) -> tuple[str, int | None, str]:
     try:
         while True:
             found, what = pool.apply(hunt, (name, seeds, tried))
-            if found is None or not pool.apply(violated, (fault.first + found - 1, fault.backend)):
+            if not found or not pool.apply(violated, (fault.first + found - 1, fault.backend)):
                 return name, found, what
             tried = found
     except Exception as error:
