@@ -42,7 +42,7 @@ class SeededFault:
         also: further pairs of the same kind.
         breaks: the promise that does not hold any more.
         backend: where it can be seen, if only there.
-        first: a seed that has found it; those after it are tried as well.
+        first: a seed that has found it, to begin with.
         plan: a kept plan that finds it, made shorter from what a seed had found; tried before any seed.
     """
 
@@ -109,19 +109,21 @@ def install(name: str) -> None:
     sys.meta_path.insert(0, _Finder(fault))
 
 
-def hunt(name: str, seeds: int, skip: int = 0) -> tuple[int | None, str]:
+def hunt(name: str, first: int, seeds: int, skip: int = 0) -> tuple[int | None, str]:
     """How many seeds it took to notice a fault (None: it survived), and what was noticed. Only once in a process.
 
     Args:
+        first: the first seed, unless the fault has one.
         skip: so many of the seeds are not tried.
     """
     install(name)
     fault = read()[name]
+    first = fault.first or first
     if fault.plan and not skip and (violations := violated_by(fault.plan)):
         return 0, f"{violations[0].splitlines()[0]} (kept plan {fault.plan})"
     for number in range(skip, seeds):
-        if violations := violated(fault.first + number, fault.backend):
-            return number + 1, f"{violations[0].splitlines()[0]} (seed {fault.first + number})"
+        if violations := violated(first + number, fault.backend):
+            return number + 1, f"{violations[0].splitlines()[0]} (seed {first + number})"
     return None, ""
 
 
@@ -134,7 +136,7 @@ def violated(seed: int, backend: str) -> list[str]:
 
 
 def violated_by(name: str) -> list[str]:
-    """The same with a kept plan. The product as it is violates nothing with it: `tests/test_simulation.py` holds that."""
+    """The same with a kept plan, with which the product violates nothing (`tests/test_simulation.py` holds that)."""
     from .plan import Plan
     from .world import World
 
@@ -146,6 +148,7 @@ def main() -> int:
     """Hunt faults; 1 if one survives."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.seeded")
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
@@ -159,7 +162,7 @@ def main() -> int:
         multiprocessing.get_context("fork").Pool(options.processes, maxtasksperchild=1) as pool,
         ThreadPoolExecutor(options.processes) as hunters,
     ):
-        for name, seeds, what in hunters.map(partial(_hunted, pool, options.seeds), names):
+        for name, seeds, what in hunters.map(partial(_hunted, pool, options.first, options.seeds), names):
             survived += seeds is None
             outcome = f"killed after {seeds:3} seeds: {what[:130]}" if seeds is not None else f"SURVIVED {what}"
             print(f"{name:36} {outcome}", flush=True)
@@ -167,13 +170,13 @@ def main() -> int:
     return 1 if survived else 0
 
 
-def _hunted(pool: Pool, seeds: int, name: str) -> tuple[str, int | None, str]:
+def _hunted(pool: Pool, first: int, seeds: int, name: str) -> tuple[str, int | None, str]:
     """Hunts a fault, each try in a process of its own. A seed that the product fails as it is proves nothing."""
     fault, tried = read()[name], 0
     try:
         while True:
-            found, what = pool.apply(hunt, (name, seeds, tried))
-            if not found or not pool.apply(violated, (fault.first + found - 1, fault.backend)):
+            found, what = pool.apply(hunt, (name, first, seeds, tried))
+            if not found or not pool.apply(violated, ((fault.first or first) + found - 1, fault.backend)):
                 return name, found, what
             tried = found
     except Exception as error:
