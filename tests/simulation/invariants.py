@@ -14,6 +14,7 @@ from understudy.events import (
     Event,
     ModelCallCompleted,
     ModelCallFailed,
+    ModelCallReissued,
     RunFinished,
     SessionActivated,
     SessionCrashed,
@@ -90,6 +91,7 @@ class Invariants:
         self._begun: set[tuple[str, str]] = set()
         self._left_behind: set[str] = set()
         self._answered: set[str] = set()
+        self._complete: dict[str, Process] = {}
         self._crashed: set[tuple[str, int]] = set()
         self._forced: set[tuple[str, str | None]] = set()
         self._hooked: set[tuple[str, str]] = set()
@@ -113,6 +115,7 @@ class Invariants:
         self._left_behind = {key for key in self._left_behind if key.partition("/")[0] not in gone}
         self._asked = {key: process for key, process in self._asked.items() if key.partition("/")[0] not in gone}
         self._answered = {key for key in self._answered if key.partition("/")[0] not in gone}
+        self._complete = {key: at for key, at in self._complete.items() if key.partition("/")[0] not in gone}
         self._crashed = {known for known in self._crashed if known[0] not in gone}
         self._started = {known: at for known, at in self._started.items() if known[0] not in gone}
         for hooked in (self._hooked, self._hooked_in_time):
@@ -161,8 +164,15 @@ class Invariants:
             self._left_behind.discard(f"{event.session_id}/{event.call_id}")
         elif isinstance(event, ModelCallFailed) and event.error_code.startswith("store"):
             self.violated(f"the answer to {event.request_key} was lost: {event.error_code}")
-        elif isinstance(event, ModelCallCompleted) and not event.late:
-            self._answered.add(event.request_key.rpartition("/")[0])
+        elif isinstance(event, ModelCallReissued):
+            asked = self._asked.get(event.lost_key.rpartition("/")[0])
+            if asked is not None and not (asked.dead or self._gave_up(asked) or event.session_id in self._moved):
+                self.violated(f"{event.lost_key} is said to be lost, and the service that makes it lives")
+        elif isinstance(event, ModelCallCompleted):
+            wait_key = event.request_key.rpartition("/")[0]
+            self._complete.pop(wait_key, None)
+            if not event.late:
+                self._answered.add(wait_key)
         elif isinstance(event, SessionActivated):
             self._activation(event, now)
             self._left_behind |= {f"{session}/{call}" for session, call in self._begun if session == event.session_id}
@@ -269,6 +279,12 @@ class Invariants:
         if sent != stored:
             self.violated(f"the model call {wait_key} was sent {sent}, and the store has {stored}")
 
+    def answered(self, request: ModelRequest) -> None:
+        """A model has answered, and what it said is to be paid: it must be in the log."""
+        process = self._world.scheduler.current
+        if process is not None:
+            self._complete[request.wait_key] = process
+
     def check_hook(self, context: HookContext) -> None:
         """A hook is told whether it may have been called before; not if by a process that was replaced by then."""
         known = (context.point, context.call_key)
@@ -367,6 +383,7 @@ class Invariants:
             self._interruptions(connection)
             self._results(connection)
             self._leftovers(connection)
+        self._answers()
         self._tokens()
         self._services()
         for context in self._world.scheduler.errors:
@@ -470,6 +487,11 @@ class Invariants:
             if "ToolError" in text and count == 0:
                 self.violated(f"{key} is said to have failed, and never ran")
         self._world.counts["effects"] += len(self._world.effects)
+
+    def _answers(self) -> None:
+        for wait_key, process in self._complete.items():
+            if not (process.dead or self._gave_up(process)):
+                self.violated(f"the answer to {wait_key} was complete, and is not in the log")
 
     def _tokens(self) -> None:
         """How often models were asked, for the record; `check_model_call` judges each call."""

@@ -31,14 +31,18 @@ CREATE_SECONDS = 120.0
 
 
 class CountedGateway(Gateway):
-    """The gateway; each model call that it is asked for is counted, for it is paid."""
+    """The gateway; each model call that it is asked for is counted, for it is paid, and so is each answer."""
 
     count: Callable[[ModelRequest], None]
+    answered: Callable[[ModelRequest], None]
 
     async def call(self, request: ModelRequest, *arguments: Any) -> ModelAnswer:
         """See `Gateway.call`."""
         self.count(request)
-        return await super().call(request, *arguments)
+        answer = await super().call(request, *arguments)
+        if answer.error is None:
+            self.answered(request)
+        return answer
 
 
 class NodeProcess:
@@ -49,7 +53,7 @@ class NodeProcess:
         self._actor = actor
         machine = actor.machine
         self._gateway = CountedGateway(prices=world.prices)
-        self._gateway.count = world.model_call
+        self._gateway.count, self._gateway.answered = world.model_call, world.invariants.answered
         config = NodeConfig(
             world.store.dsn, world.namespace, machine.node_id, f"node-{machine.node_id}",
             span_directory=world.span_directory,
