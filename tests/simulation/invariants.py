@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from understudy.events import (
+    CancelRequested,
+    ChildRestarted,
+    ChildSpawned,
     Event,
     ModelCallCompleted,
     ModelCallFailed,
@@ -91,6 +94,7 @@ class Invariants:
         self._begun: set[tuple[str, str]] = set()
         self._left_behind: set[str] = set()
         self._answered: set[str] = set()
+        self._cancelled: set[tuple[str, str | None]] = set()
         self._complete: dict[str, Process] = {}
         self._crashed: set[tuple[str, int]] = set()
         self._forced: set[tuple[str, str | None]] = set()
@@ -117,6 +121,7 @@ class Invariants:
         self._answered = {key for key in self._answered if key.partition("/")[0] not in gone}
         self._complete = {key: at for key, at in self._complete.items() if key.partition("/")[0] not in gone}
         self._crashed = {known for known in self._crashed if known[0] not in gone}
+        self._cancelled = {known for known in self._cancelled if known[0] not in gone}
         self._started = {known: at for known, at in self._started.items() if known[0] not in gone}
         for hooked in (self._hooked, self._hooked_in_time):
             hooked -= {known for known in hooked if known[1].partition("/")[0] in gone}
@@ -162,17 +167,12 @@ class Invariants:
             self._started[event.session_id, event.call_id] = now
             self._begun.add((event.session_id, event.call_id))
             self._left_behind.discard(f"{event.session_id}/{event.call_id}")
-        elif isinstance(event, ModelCallFailed) and event.error_code.startswith("store"):
-            self.violated(f"the answer to {event.request_key} was lost: {event.error_code}")
-        elif isinstance(event, ModelCallReissued):
-            asked = self._asked.get(event.lost_key.rpartition("/")[0])
-            if asked is not None and not (asked.dead or self._gave_up(asked) or event.session_id in self._moved):
-                self.violated(f"{event.lost_key} is said to be lost, and the service that makes it lives")
-        elif isinstance(event, ModelCallCompleted):
-            wait_key = event.request_key.rpartition("/")[0]
-            self._complete.pop(wait_key, None)
-            if not event.late:
-                self._answered.add(wait_key)
+        elif isinstance(event, ModelCallFailed | ModelCallReissued | ModelCallCompleted):
+            self._model_call(event)
+        elif isinstance(event, CancelRequested):
+            self._cancelled.add(run)
+        elif isinstance(event, ChildSpawned | ChildRestarted) and run in self._cancelled:
+            self.violated(f"{event.session_id} has a new sub-agent in run {event.run_id}, which was cancelled before")
         elif isinstance(event, SessionActivated):
             self._activation(event, now)
             self._left_behind |= {f"{session}/{call}" for session, call in self._begun if session == event.session_id}
@@ -193,6 +193,21 @@ class Invariants:
             )
             for (child,) in self._world.committed(at_work):
                 self.violated(f"run {run[1]} of {run[0]} ended ({event.status}) before its sub-agent {child}")
+
+    def _model_call(self, event: ModelCallFailed | ModelCallReissued | ModelCallCompleted) -> None:
+        """What a model answered is in the log, once; what is said to be lost is."""
+        if isinstance(event, ModelCallReissued):
+            asked = self._asked.get(event.lost_key.rpartition("/")[0])
+            if asked is not None and not (asked.dead or self._gave_up(asked) or event.session_id in self._moved):
+                self.violated(f"{event.lost_key} is said to be lost, and the service that makes it lives")
+        elif isinstance(event, ModelCallFailed):
+            if event.error_code.startswith("store"):
+                self.violated(f"the answer to {event.request_key} was lost: {event.error_code}")
+        else:
+            wait_key = event.request_key.rpartition("/")[0]
+            self._complete.pop(wait_key, None)
+            if not event.late:
+                self._answered.add(wait_key)
 
     def _held(self, row: Row) -> None:
         """A session stays in its process while its tools are at work there, unless that was ended or is not reached."""
