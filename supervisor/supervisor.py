@@ -63,7 +63,7 @@ class _Node:
     stock: Stock
     turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     leaving: dict[str, int] = field(default_factory=dict)
-    heard: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=lambda: time.monotonic())
 
 
 class Supervisor:

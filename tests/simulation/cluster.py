@@ -39,6 +39,7 @@ class Machine:
         noticed: whether Ray knows of its loss.
         clock_offset: nanoseconds by which its wall clock differs.
         disturbed_until: until when something was wrong with it, its node service, or what it needs.
+        actors: all that there ever were on it, also those whose names others have by now.
     """
 
     node_id: str
@@ -50,6 +51,7 @@ class Machine:
     noticed: bool = False
     clock_offset: int = 0
     held: list[Callable[[], None]] = field(default_factory=list)
+    actors: list[Actor] = field(default_factory=list)
 
 
 class Actor:
@@ -75,6 +77,7 @@ class Actor:
         self.pending: dict[int, Callable[[Exception], None]] = {}
         self.running: Counter[str] = Counter()
         self.ended: list[Callable[[], None]] = []
+        machine.actors.append(self)
 
     @property
     def alive(self) -> bool:
@@ -212,13 +215,13 @@ class Cluster:
         """The machine is gone, with everything on it. Ray notices later."""
         self.note(f"machine {machine.node_id} is lost")
         machine.alive = False
-        for actor in [actor for actor in self.actors.values() if actor.machine is machine]:
+        for actor in machine.actors:
             actor.removed = True
             actor.kill()
 
         def notice() -> None:
             machine.noticed = True
-            for actor in [actor for actor in self.actors.values() if actor.machine is machine]:
+            for actor in machine.actors:
                 self.forget(actor)
 
         self.after(self.network.uniform(*NODE_LOSS_SECONDS), notice)

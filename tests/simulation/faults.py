@@ -141,8 +141,7 @@ class Faults:
         if machine is None or machine.frozen:
             return
         machine.frozen = True
-        held = [actor.process for actor in self._actors("") if actor.machine is machine]
-        processes = [process for process in held if process is not None]
+        processes = [actor.process for actor in machine.actors if actor.alive and actor.process is not None]
         for process in processes:
             process.pause()
         self._paused.extend(processes)
@@ -206,8 +205,8 @@ class Faults:
         forward = fault.pick * 7 % 1 < 0.5
         seconds = fault.seconds * (300 if forward and fault.pick * 13 % 1 < 0.25 else 1)  # up to some hours
         machine.clock_offset += round(seconds * 1e9) * (1 if forward else -1)
-        for actor in self._world.cluster.actors.values():
-            if actor.machine is machine and actor.process is not None:
+        for actor in machine.actors:
+            if actor.process is not None:
                 actor.process.clock_offset = machine.clock_offset
 
     def _cut_off(self, fault: Fault) -> None:

@@ -169,16 +169,17 @@ class World:
 
     def machine_of(self, process: Process | None) -> Machine | None:
         """The machine that a process of the services is on; None for others."""
-        for actor in self.cluster.actors.values():
-            if actor.process is process and process is not None:
-                return actor.machine
+        for machine in self.cluster.machines.values():
+            if process is not None and any(actor.process is process for actor in machine.actors):
+                return machine
         return None
 
     def process_of(self, pid: int) -> Process | None:
         """The process that has a pid."""
-        for actor in self.cluster.actors.values():
-            if actor.pid == pid and actor.alive:
-                return actor.process
+        for machine in self.cluster.machines.values():
+            for actor in machine.actors:
+                if actor.pid == pid and actor.alive:
+                    return actor.process
         return None
 
     def kill_pid(self, pid: int, why: str) -> float:
