@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,25 @@ def test_a_seed_is_the_same_run_whatever_ran_before() -> None:
             env={**os.environ, "PYTHONHASHSEED": "0"}, timeout=800,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_seed_is_the_same_run_however_long_the_machine_is_up() -> None:
+    """Given a machine that has just started, and one that runs for months, then a seed is the same run on both: what is
+    simulated never sees the real clock, not even in a default that was bound when its module was loaded."""
+    program = (
+        "import sys, time; real, by = time.monotonic, float(sys.argv[1]); time.monotonic = lambda: real() + by\n"
+        "from tests.simulation.plan import draw; from tests.simulation.world import World\n"
+        "time.monotonic = real; print(World(draw(3200011, 'postgresql')).run().trace)"
+    )
+    booted = time.monotonic()
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", program, str(by)], cwd=ROOT, capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": "0"}, timeout=800,
+        ).stdout
+        for by in (-booted, 1e7)
+    }  # fmt: skip
+    assert len(traces) == 1
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
