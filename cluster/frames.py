@@ -88,7 +88,7 @@ class Frames:
         unheard = held is not None and held != (session_id, incarnation, epoch)
         if held is not None and unheard and self.paging.holder(held.session_id) is None:
             # It was given a session and never heard of it: its last call was cut off.
-            self.paging.add(Ready(held.session_id, slot.placement, tree, "takeover"))
+            self.paging.add(Ready(held.session_id, slot.placement, tree, "takeover", epoch=held.epoch))
         for other, root_id in self.expected.pop(slot.frame_id, {}).items():
             if other != session_id:
                 self.paging.add(Ready(other, slot.placement, root_id, "takeover"))
@@ -139,7 +139,10 @@ class Frames:
     def activation(
         self, slot: Slot, ready: Ready, parked: ActivationId | None
     ) -> Callable[[Transaction], dict[str, Any]]:
-        """The operation that gives a session to a frame; its result is the frame's work. `parked` leaves the frame."""
+        """The operation that gives a session to a frame; its result is the frame's work. `parked` leaves the frame.
+
+        It raises `Fenced` if the session has been activated since it was found ready: somebody is at work at it, or was.
+        """
         frame = FrameRef(slot.frame_id, slot.pid, slot.node_id)
 
         def operation(tx: Transaction) -> dict[str, Any]:
@@ -147,6 +150,8 @@ class Frames:
             known = slot.known_seq(ready.session_id, row["incarnation"])
             if self._node.elsewhere(row) or self._node.draining.on:
                 raise Fenced("another node looks after the session, or will", session_id=ready.session_id)
+            if ready.epoch not in (0, row["epoch"]):
+                raise Fenced("the session was activated since", session_id=ready.session_id)
             tx.woken.pop(ready.session_id, None)
             work = activation.activate(
                 tx, ready.session_id, frame, after_seq=known or 0, cause=ready.cause, down_since=ready.down_since,
@@ -180,6 +185,7 @@ class Frames:
                 log.info("session %s needs no frame: %s", session_id, error)
                 self.paging.rest(slot, None)
                 self.dispatch()
+                self._node.spawn_task(self._node.recovery.look(session_id))
             else:
                 self.reply(slot, self.given(slot, work))
 

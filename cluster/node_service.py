@@ -291,14 +291,17 @@ class NodeService:
         return row["node_id"] != self.config.node_id and row["node_id"] in self.nodes
 
     def take_in(self, row: Row) -> None:
-        """Give a session that is being written a home, if its own is gone or drained: this node, unless it is too. One
-        whose run goes on at a drained node is given away by that, when it can be."""
+        """Give a session that is being written a home, if its own is gone or drained: this node, unless it is too.
+
+        Not one that may be at work: a drained node gives it away when it can be, a lost one's is adopted under the
+        generation that follows from the loss. A node that is not known here may also have only just joined.
+        """
         if not self.nodes or row["node_id"] in self.draining.homes:
             return
-        if row["node_id"] in self.nodes:
-            if row["run_id"] is not None:
-                return
-            row["frame_id"] = row["actor_pid"] = None  # the frame that it rests in will not call in elsewhere
+        at_work = row["node_id"] in self.nodes or row["frame_id"] is not None or row["wait"] == "model"
+        if row["run_id"] is not None and at_work:
+            return
+        row["frame_id"] = row["actor_pid"] = None  # the frame that it rests in will not call in elsewhere
         row["node_id"] = self.draining.home_for(row["root_id"])
 
     def _by_home(self, committed: Committed) -> dict[str, dict[str, Any]]:

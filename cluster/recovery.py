@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import StaleGeneration, UnderstudyError
@@ -328,7 +329,7 @@ class Recovery:
         resumes = verdict is not None and verdict.action != "quarantine" and work is None
         paused = verdict is not None and verdict.delay and not woken
         if resumes and not paused:  # a timer ends the pause
-            await self._requeue(ready)
+            self._pick_up(await self._node.reading.session(session_id), ready)
         elif not resumes and woken is not None:  # by somebody else, meanwhile
             self._frames.wake(woken)
         self._frames.dispatch()
@@ -340,16 +341,16 @@ class Recovery:
         except UnderstudyError as error:
             log.info("the sweep will look at session %s: %s", session_id, error)
             return
+        self._pick_up(row, ready_of(row, "takeover"))
+        self._frames.dispatch()
+
+    def _pick_up(self, row: Row, ready: Ready) -> None:
+        """Queue a session that was read, if it is ready and in no frame: it may have been given to one since."""
+        session_id = row["session_id"]
         here = row["node_id"] == self._node.config.node_id and row["frame_id"] is None
         placed = self._is_placed(session_id) or self._paging.holder(session_id) is not None
         if here and not placed and row["active"] and self._node.is_ready(row):
-            self._paging.add(ready_of(row, "takeover"))
-            self._frames.dispatch()
-
-    async def _requeue(self, ready: Ready) -> None:
-        row = await self._node.reading.session(ready.session_id)
-        if row["active"] and self._node.is_ready(row):
-            self._paging.add(ready)
+            self._paging.add(replace(ready, epoch=row["epoch"]))
 
 
 def _is_fresh(row: Row, age: int) -> bool:

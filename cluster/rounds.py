@@ -160,6 +160,8 @@ class Rounds:
                 if isinstance(work, StaleGeneration):
                     self._node.stale(work)
                     frames.paging.add(following)
+                elif isinstance(work, Fenced):
+                    self._node.spawn_task(self._node.recovery.look(following.session_id))
                 work = None if isinstance(work, BaseException) else frames.given(slot, work)
         if isinstance(result, BaseException):
             if work is None:
@@ -171,7 +173,8 @@ class Rounds:
                 self._node.projection.metrics.count_fenced()
                 self._node.spawn_task(self._node.recovery.look(batch.session_id))
             else:  # the frame has other work, and what it could not commit is lost: it is done again, elsewhere
-                self._node.frames.paging.add(Ready(batch.session_id, slot.placement, root_id, "takeover"))
+                ready = Ready(batch.session_id, slot.placement, root_id, "takeover", epoch=batch.epoch)
+                self._node.frames.paging.add(ready)
                 self._node.frames.dispatch()
             return None, work
         return result, work

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, DisconnectionError, InvalidRequestError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
@@ -30,6 +30,8 @@ from .postgresql import Address
 from .prepared import statements_of
 
 BUSY_SECONDS = 20
+
+CONNECT_TRIES = 3
 
 COMMIT_BUSY_SECONDS = 0.25
 """The journal commits on the event loop (SQLite), so it waits for another process's lock not for long, but again."""
@@ -54,6 +56,7 @@ class Database:
         self.dsn = check_store(dsn)
         self.is_sqlite = self.dsn.startswith("sqlite")
         self.schema = ""
+        self._outages = 0
         if self.is_sqlite:
             self._path = Path(self.dsn.removeprefix("sqlite:///"))
             if self._path.is_dir():
@@ -69,12 +72,13 @@ class Database:
             address = Address(self.dsn, unlimited=unlimited)
             self.schema = address.schema
             backend = "postgresql+psycopg://"
-            self.writer = create_engine(backend, creator=address.connect_journal, pool_size=1, max_overflow=1)
+            connect = self._dated(address.connect_journal)
+            self.writer = create_engine(backend, creator=connect, pool_size=1, max_overflow=1)
             options = {"pool_size": 2, "max_overflow": 1, "pool_pre_ping": True, "isolation_level": "REPEATABLE READ"}
-            self.reader = create_engine(backend, creator=address.connect_reader, **options)
+            self.reader = create_engine(backend, creator=self._dated(address.connect_reader), **options)
 
         for engine in (self.writer, self.reader):
-            _close_what_comes_late(engine)
+            self._watch_pool(engine)
         self.statements = statements_of(self.writer.dialect)
         self._driver: Any = self.writer.dialect.loaded_dbapi
 
@@ -134,7 +138,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A connection that sees one state of the store throughout: that of its first statement."""
-        with self.errors(), self.reader.connect() as connection, self._watched(connection):
+        with self.errors(), self._connected(self.reader) as connection, self._watched(connection):
             yield connection
 
     @contextmanager
@@ -147,14 +151,15 @@ class Database:
     def write(self) -> Iterator[Connection]:
         """A transaction that writes, committed at the end.
 
-        After an outage nothing is kept of the pools: which server an old connection leads to, nobody knows.
+        After an outage no connection from before it is used: which server an old one leads to, nobody knows.
         """
         try:
-            with self.errors(), self.writer.begin() as connection, self._watched(connection):
-                yield connection
+            with self.errors(), self._connected(self.writer) as connection:
+                with connection.begin(), self._watched(connection):
+                    yield connection
         except StoreError as error:
             if failures.is_outage(type(error)):
-                self.close()
+                self._outages += 1
             raise
 
     @contextmanager
@@ -162,6 +167,46 @@ class Database:
         """The same without limits of time: for migrations, and for what goes over whole tables."""
         with self.write() as connection, self._unlimited(connection):
             yield connection
+
+    def _connected(self, engine: Engine) -> Connection:
+        """A connection of a pool, or a new one."""
+        for _ in range(CONNECT_TRIES):
+            try:
+                return engine.connect()
+            except InvalidRequestError:  # others met an outage while it was opened, and again
+                continue
+        raise StoreUnreachable(f"{redact(self.dsn)}: connections are lost while they are opened")
+
+    def _dated(self, connect: Callable[[], Any]) -> Callable[[Any], Any]:
+        """The same, noting how many outages there were before: while it takes long, there may be one more."""
+
+        def connect_and_note(record: Any) -> Any:
+            record.info["outages"] = self._outages
+            return connect()
+
+        return connect_and_note
+
+    def _watch_pool(self, engine: Engine) -> None:
+        """Have what was opened before an outage replaced when it is wanted next.
+
+        Giving the pool up at the outage would leave what others have of it to the garbage collector, open for as long
+        as that takes: in an outage that comes and goes, more than PostgreSQL allows.
+        """
+
+        @event.listens_for(engine, "connect")
+        def _connect(_connection, record) -> None:  # type: ignore[no-untyped-def]
+            record.info.setdefault("outages", self._outages)
+            record.info["pool"] = engine.pool
+
+        @event.listens_for(engine, "checkout")
+        def _checkout(_connection, record, _proxy) -> None:  # type: ignore[no-untyped-def]
+            if record.info["outages"] != self._outages:
+                raise DisconnectionError("opened before an outage")
+
+        @event.listens_for(engine, "checkin")
+        def _checkin(_connection, record) -> None:  # type: ignore[no-untyped-def]
+            if record.info.get("pool") is not engine.pool:  # after `close`: SQLAlchemy leaves it to the garbage
+                record.invalidate()
 
     @contextmanager
     def _unlimited(self, connection: Connection) -> Iterator[None]:
@@ -252,16 +297,3 @@ def _tune_sqlite(engine: Engine, begin: str, patience: Callable[[], float]) -> N
     @event.listens_for(engine, "begin")
     def _begin(connection) -> None:  # type: ignore[no-untyped-def]
         connection.exec_driver_sql(begin)
-
-
-def _close_what_comes_late(engine: Engine) -> None:
-    """A connection that is given back after its pool was given up is closed; SQLAlchemy leaves it to the garbage."""
-
-    @event.listens_for(engine, "connect")
-    def _connect(_connection, record) -> None:  # type: ignore[no-untyped-def]
-        record.info["pool"] = engine.pool
-
-    @event.listens_for(engine, "checkin")
-    def _checkin(_connection, record) -> None:  # type: ignore[no-untyped-def]
-        if record.info.get("pool") is not engine.pool:
-            record.invalidate()

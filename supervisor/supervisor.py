@@ -358,7 +358,12 @@ class Supervisor:
             self._spawn(self._take_up(other))
 
     async def _welcome(self, node_id: str) -> None:
-        """A node has come, or come back."""
+        """A node has come, or come back.
+
+        It is told whom it acts for under the next generation only: one that has not heard of it yet would take what is
+        at work there for a lost node's, and can no longer.
+        """
+        term = self._term
         self._joining.add(node_id)
         try:
             await self._join(node_id)
@@ -367,9 +372,8 @@ class Supervisor:
             return
         finally:
             self._joining.discard(node_id)
-        for node in self._nodes.values():
-            self._spawn(self._take_up(node))
-        if node_id in self._nodes:
+        if term == self._term and node_id in self._nodes:
+            self._alone(FENCE, self._fence, term)
             self._attend(self._nodes[node_id])
 
     async def _watch_frame(self, frame: FrameHandle, term: int, patience: float | None = None) -> None:

@@ -6,6 +6,7 @@ Whatever happens, each operation that was acknowledged is in the store once, and
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import os
@@ -29,6 +30,7 @@ from sqlalchemy import text
 from understudy.errors import InvalidConfiguration, StoreBusy, StoreReadOnly, StoreRefused, StoreUnreachable
 from understudy.store import beginnings, postgresql, queries
 from understudy.store.engine import Database
+from understudy.store.postgresql import Address, BoundedConnection
 
 from .postgres import PostgresServer, free_port
 from .test_store import Store, opened
@@ -647,3 +649,38 @@ def test_a_pool_that_is_used_up(dsn: str) -> None:
     with database.read(), database.read(), database.read(), pytest.raises(StoreBusy, match="in use"):
         database.prepare("verify")
     database.close()
+
+
+def test_an_outage_that_comes_and_goes_leaves_no_connections(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given commits that fail while readers open connections, again and again, then no more are open than the pools may
+    have, without the garbage collector's help, and what was opened before an outage is not used after it."""
+    database = Database(dsn)
+    database.prepare()
+    connect = Address.connect
+
+    def fail() -> None:
+        with pytest.raises(StoreUnreachable), database.write():
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    def connect_while_commits_fail(self: Address, *arguments: Any) -> BoundedConnection:
+        opened = connect(self, *arguments)
+        monkeypatch.setattr(Address, "connect", connect)
+        fail()
+        return opened
+
+    gc.disable()
+    try:
+        before = 0
+        for _ in range(8):
+            fail()
+            monkeypatch.setattr(Address, "connect", connect_while_commits_fail)
+            with database.read() as connection:
+                pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+            assert pid != before
+            before = pid
+        with database.read() as connection:
+            mine = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            assert connection.exec_driver_sql(mine).scalar() <= 5
+    finally:
+        gc.enable()
+        database.close()

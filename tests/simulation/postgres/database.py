@@ -11,7 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import Pool
 from sqlalchemy.util import LRUCache
 
-from understudy.store.engine import Database, _close_what_comes_late
+from understudy.store.engine import Database
 from understudy.store.postgresql import JOURNAL_SECONDS, READER_SECONDS, SILENCE_MARGIN, TAKEOVER_LIMITS
 from understudy.store.prepared import statements_of
 
@@ -103,8 +103,9 @@ class SimulatedDatabase(Database):
         self._server = server
         self._client = client
         self._unlimited_statements = unlimited
-        self.writer = self._engine(self._connect_journal, DIALECT, size=1, most=2)
-        self.reader = self._engine(self._connect_reader, READER, size=2, most=3, pre_ping=True)
+        self._outages = 0
+        self.writer = self._engine(self._dated(self._connect_journal), DIALECT, size=1, most=2)
+        self.reader = self._engine(self._dated(self._connect_reader), READER, size=2, most=3, pre_ping=True)
         self.statements = statements_of(DIALECT)
         self._driver = psycopg
 
@@ -123,11 +124,11 @@ class SimulatedDatabase(Database):
             connection.silence_limit = seconds + SILENCE_MARGIN
         return connection
 
-    def _engine(self, creator: Callable[[], Any], dialect: Dialect, **options: Any) -> Engine:
+    def _engine(self, creator: Callable[[Any], Any], dialect: Dialect, **options: Any) -> Engine:
         pool = HostPool(creator, host=self._server.host, dialect=dialect, **options)
         engine = Engine(pool, dialect, URL)
         engine._compiled_cache = COMPILED
-        _close_what_comes_late(engine)
+        self._watch_pool(engine)
         return engine
 
     def prepare(self, policy: str = "auto") -> list[int]:
