@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from understudy.errors import ToolError, UnderstudyError
@@ -188,37 +189,55 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_PROBLEM_CHARACTERS else f"{text[:MAX_PROBLEM_CHARACTERS]}…"
 
 
-async def reconcile(tool: LoadedTool, context: ToolContext, timeout: float, before: float) -> Outcome | None:
+async def reconcile(
+    tool: LoadedTool, context: ToolContext, timeout: float, before: float,
+    begun: Callable[[asyncio.Future[Any]], None] = _ignore,
+) -> Outcome | None:  # fmt: skip
     """Ask a tool's own function what became of a call; whatever goes wrong with that is told to the model.
 
-    None if it was too late to begin, as for `execute`.
+    It is run as a tool is (`execute`): None if it was too late to begin.
     """
-    started, begin = time.time_ns() // 1000, time.monotonic_ns()
-    outcome, text, late = "interrupted", INTERRUPTED, object()
-    function = tool.reconcile
-
-    def ask(function: Callable[[ToolContext], Any]) -> Any:
-        return function(context) if time.monotonic() < before else late
-
-    try:
-        if function is not None:
-            async with asyncio.timeout(timeout):
-                # Made in a thread, a coroutine could be left behind there.
-                there = inspect.iscoroutinefunction(function)
-                found = ask(function) if there else await asyncio.to_thread(ask, function)
-                if found is late:
-                    return None
-                if asyncio.iscoroutine(found):  # also of an object whose `__call__` is async
-                    found = await found
-            outcome, text = "ok", _render(found)
-    except Exception as error:
-        text = reconcile_failed(error)
-    return Outcome(outcome, presentable(text), (time.monotonic_ns() - begin) // 1000, started)
+    started_at, begin = time.time_ns() // 1000, time.monotonic_ns()
+    outcome, text, stuck = "interrupted", INTERRUPTED, False
+    if tool.reconcile is not None:
+        finder = _finder(tool, tool.reconcile, context)
+        outcome, text, stuck = await run(finder, {}, timeout, before=before, begun=begun)
+        if outcome == TOO_LATE:
+            return None
+        if outcome != "ok":
+            outcome, text = "interrupted", reconcile_failed(text)
+    return Outcome(outcome, presentable(text), (time.monotonic_ns() - begin) // 1000, started_at, stuck)
 
 
-def reconcile_failed(error: Exception) -> str:
+def reconcile_failed(problem: str) -> str:
     """What the model is told of a call in doubt about which nothing could be found out."""
-    return f"{INTERRUPTED}; finding out failed: {type(error).__name__}: {error}"
+    return f"{INTERRUPTED}; finding out failed: {problem}"
+
+
+@dataclass(frozen=True)
+class _Finder:
+    """A tool's function that finds out what became of a call, with its argument."""
+
+    name: str
+    function: Callable[[], Any]
+    is_async: bool
+
+
+def _finder(tool: LoadedTool, function: Callable[..., Any], context: ToolContext) -> _Finder:
+    loop = asyncio.get_running_loop()
+    # Of an object what is called is its class's `__call__`.
+    name, kinds = f"on_crash of {tool.name}", (function, type(function).__call__)
+    is_async = any(inspect.iscoroutinefunction(kind) for kind in kinds)
+    if is_async:
+        return _Finder(name, partial(function, context), is_async)
+
+    def ask() -> Any:
+        found = function(context)
+        if asyncio.iscoroutine(found):  # of a function that is not async itself, say a lambda; its thread waits for it
+            return asyncio.run_coroutine_threadsafe(found, loop).result()
+        return found
+
+    return _Finder(name, ask, is_async)
 
 
 def _render(result: Any) -> str:

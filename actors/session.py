@@ -445,12 +445,13 @@ class Activation:
             loaded = await self._load(spec)
         except Exception as error:
             self._draft.entries.append(told)
-            return Outcome("interrupted", presentable(reconcile_failed(error)), 0, _now())
+            return Outcome("interrupted", presentable(reconcile_failed(f"{type(error).__name__}: {error}")), 0, _now())
         outcome, events = None, [told]
         while outcome is None:
             before = await self._fence(call, *events)
             self._expect(time.monotonic() + timeout)
-            outcome, events = await reconcile(loaded, self._context(call), timeout, before), []
+            outcome, events = await reconcile(loaded, self._context(call), timeout, before, self._begun.append), []
+        self.leave = self.leave or outcome.stuck_thread
         return outcome
 
     async def _hand_over(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:

@@ -44,7 +44,7 @@ class Frames:
 
     Attributes:
         placing: sessions whose activation is being committed, by how many at once.
-        expected: sessions, with their roots, that a frame is known to hold which has not called in here yet.
+        expected: activations, with their roots, that a frame is known to hold which has not called in here yet.
         leaving: how many frames of each placement shall go when they next rest.
         unschedulable: why no frame of a placement can be started, as the supervisor says.
         condemned: frames whose process the supervisor shall kill; one that calls in has come to its end by itself.
@@ -56,7 +56,7 @@ class Frames:
         self.paging = Paging()
         self.placing = Counter[str]()
         self._found_meanwhile: dict[str, Ready] = {}
-        self.expected: dict[str, dict[str, str]] = {}
+        self.expected: dict[str, dict[ActivationId, str]] = {}
         self.condemned: set[str] = set()
         self.leaving: Counter[str] = Counter()
         self.unschedulable: dict[str, str] = {}
@@ -90,8 +90,8 @@ class Frames:
             # It was given a session and never heard of it: its last call was cut off.
             self.paging.add(Ready(held.session_id, slot.placement, tree, "takeover", epoch=held.epoch))
         for other, root_id in self.expected.pop(slot.frame_id, {}).items():
-            if other != session_id:
-                self.paging.add(Ready(other, slot.placement, root_id, "takeover"))
+            if other.session_id != session_id:
+                self.paging.add(Ready(other.session_id, slot.placement, root_id, "takeover"))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
         slot.seen, slot.called = now(), number
         slot.incarnation, slot.root_id = incarnation, call.get("root_id") or session_id or ""
@@ -99,12 +99,18 @@ class Frames:
 
     def condemn(self, frame_id: str, activation: ActivationId) -> None:
         """The frame's activation was ended by force: its process must go, if it is still at it."""
-        slot = self.paging.slots.get(frame_id)
+        slot, expected = self.paging.slots.get(frame_id), self.expected.get(frame_id, {})
         if slot is not None and slot.activation == activation and not slot.resting:
-            self.condemned.add(frame_id)
-            self._node.end_watch(activation)
             self.release(slot)  # the session may be given to another frame at once
-            self.demand_changed.set()
+        elif activation in expected:  # it has been at it since before this service was restarted
+            del expected[activation]
+            if not expected:
+                del self.expected[frame_id]
+        else:
+            return
+        self.condemned.add(frame_id)
+        self._node.end_watch(activation)
+        self.demand_changed.set()
 
     def release(self, slot: Slot) -> None:
         """The frame holds no session any more."""

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import psutil
@@ -87,6 +87,13 @@ class RayFrame:
         self.pid = pid
         self.host = node_id
 
+    async def find(self) -> None:
+        """Learn from Ray where it is, whether it answers or not."""
+        state = ray._private.state.state  # as for `notices`; the public API has no pid, or needs the dashboard
+        found = await asyncio.to_thread(state.actor_table, self.handle._actor_id.hex())
+        self.pid = int(found.get("Pid", 0))
+        self.host = found.get("Address", {}).get("NodeID") or self.node_id
+
     async def begin(self) -> None:
         """Let it take work, and learn where it is."""
         self.pid = await settle(self.handle.start.remote())
@@ -147,28 +154,30 @@ class RayMachinery:
         self._nodes[node_id] = node
         return node
 
-    async def frames(self, node_id: str | None = None) -> list[RayFrame]:
-        """The frames (of one node, or all) that answer, whoever created them; those that don't are killed."""
+    async def frames(self, node_id: str | None = None, known: Container[str] = ()) -> list[RayFrame]:
+        """The frames (of one node, or all) that are there, whoever created them, but for those known."""
         prefix = f"frame/{self._settings.instance}/"
         listed = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
         names = [a["name"] for a in listed if a["namespace"] == RAY_NAMESPACE and a["name"].startswith(prefix)]
         wanted = [name for name in names if node_id in (None, name.split("/")[3])]
-        found = await asyncio.gather(*(self._adopt(name) for name in wanted))
+        found = await asyncio.gather(*(self._adopt(name) for name in wanted if name.split("/")[2] not in known))
         return [frame for frame in found if frame is not None]
 
     async def _adopt(self, name: str) -> RayFrame | None:
+        """A frame as it is found. One that does not answer may have a tool that blocks its event loop: whoever watches
+        and probes it tells whether it hangs, and until it has been killed for that it lives."""
         frame_id, node_id, placement = name.split("/")[2:]
         try:
             handle = ray.get_actor(name, namespace=RAY_NAMESPACE)
-            frame = RayFrame(handle, frame_id, node_id, "" if placement == "-" else placement)
+        except ValueError:  # it has gone
+            return None
+        frame = RayFrame(handle, frame_id, node_id, "" if placement == "-" else placement)
+        await frame.find()
+        try:
             await answered_within(frame.begin(), ADOPT_SECONDS)
-            return frame
-        except ValueError:
-            pass
         except (TimeoutError, UnderstudyError) as error:
-            log.warning("frame %s can't be used (%s): killed", frame_id, error or "no answer")
-            ray.kill(handle)
-        return None
+            log.warning("frame %s (pid %d) does not answer yet: %s", frame_id, frame.pid, error or "no answer")
+        return frame
 
     async def create_frame(self, node: Any, frame_id: str, placement: str) -> RayFrame:
         """Start a frame on a node, in the environment that the placement asks for.

@@ -128,7 +128,7 @@ class Recovery:
             return 0
         if frame_id is not None and frame_id in live and frame_id not in self.buried:
             if frame_id not in self._paging.slots:  # it will call in, with this session or with another
-                self._frames.expected.setdefault(frame_id, {})[session_id] = row["root_id"]
+                self._frames.expected.setdefault(frame_id, {})[ActivationId.of(row)] = row["root_id"]
             else:
                 self._paging.add(ready_of(row, "takeover"))
             return 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Protocol
 
 ADOPT_SECONDS = 4.0
-"""A frame that hangs for longer when it is adopted is killed; well below the time after which a node counts as lost."""
+"""A frame that is adopted is waited for no longer; well below the time after which a node counts as lost."""
 
 
 class FrameHandle(Protocol):
@@ -56,8 +56,9 @@ class Machinery(Protocol):
     async def node_service(self, node_id: str) -> NodeHandle:
         """The service of a node, started if there is none; returns when it answers."""
 
-    async def frames(self, node_id: str) -> Sequence[FrameHandle]:
-        """The frames of a node that are alive, whoever created them. One that hangs is killed (`ADOPT_SECONDS`)."""
+    async def frames(self, node_id: str, known: Container[str] = ()) -> Sequence[FrameHandle]:
+        """The frames of a node that have a process, whoever created them, but for those known. Their pids are known,
+        also of those that give no answer within `ADOPT_SECONDS`: these may be well, or have to be killed."""
 
     async def create_frame(self, node: NodeHandle, frame_id: str, placement: str) -> FrameHandle:
         """Start a frame; returns when it is ready."""

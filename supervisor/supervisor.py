@@ -452,7 +452,8 @@ class Supervisor:
 
         Those that live are watched from now on; of the others the node's service hears that they are gone.
         """
-        term, alive = self._term, await self.machinery.frames(node.handle.node_id)
+        term, known = self._term, {*self._frames, *node.stock.starting}
+        alive = await self.machinery.frames(node.handle.node_id, known)
         if not self._serves(node, term):
             return
         for frame in alive:

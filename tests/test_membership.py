@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import pytest
@@ -146,6 +146,7 @@ class Machinery:
         self.drains: dict[str, dict[str, Any]] = {}
         self.asked = asyncio.Event()
         self.frame = Frame()
+        self.known: list[set[str]] = []
         self.killing = asyncio.Event()
         self.killed = asyncio.Event()
         self.killed.set()
@@ -176,8 +177,9 @@ class Machinery:
         self.nodes[node_id].machinery = self
         return self.nodes[node_id]
 
-    async def frames(self, node_id: str) -> list[Any]:
-        return [self.frame] if node_id == self.frame.node_id else []
+    async def frames(self, node_id: str, known: Collection[str] = ()) -> list[Any]:
+        self.known.append(set(known))
+        return [self.frame] if node_id == self.frame.node_id and self.frame.frame_id not in known else []
 
     async def create_frame(self, _node: Any, frame_id: str, _placement: str) -> Any:
         self.tried.append(frame_id)
@@ -460,6 +462,23 @@ async def test_a_death_whose_watch_was_lost_is_told(machinery: Machinery) -> Non
     node = machinery.nodes["a"]
     await node.until(lambda: node.deaths == [frame.frame_id])
     assert frame.watched == 2
+
+
+async def test_a_stranger_that_hangs_lives_until_it_was_killed(machinery: Machinery) -> None:
+    """Given a frame that called in at its node and is not known, when it turns out to hang, then its node's service
+    hears of its death once its process is gone, and not before; those that are known are not asked who they are."""
+    node, asked = machinery.nodes["a"], len(machinery.known)
+    machinery.frame, machinery.killed = Frame(), asyncio.Event()
+    machinery.frame.frame_id, machinery.frame.overdue = "stranger", 60.0
+    row = {"ready": 0, "acting": 1, "waiting": 0, "standby": 0, "taken": 0}
+    node.demand = {"": {**row, "frames": ["f", "stranger"]}}
+    await asyncio.wait_for(machinery.killing.wait(), PATIENCE)
+    served = node.asked
+    await node.until(lambda: node.asked > served + 2)
+    assert (node.deaths, machinery.known[asked]) == ([], {"f"})
+    machinery.killed.set()
+    machinery.frame.died.set()
+    await node.until(lambda: node.deaths == ["stranger"])
 
 
 async def test_what_a_frame_held_that_was_not_seen_to_start_goes_on(machinery: Machinery) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.actors.tools import tool
+from understudy.actors.tools import ToolContext, tool
 from understudy.actors.window import INTERRUPTED, to_protocol
 from understudy.errors import ToolError
 from understudy.messages import Message, ToolCall
@@ -86,6 +86,21 @@ def stubborn() -> str:
 @tool(on_crash="rerun")
 async def crash() -> str:
     """Kill the process that runs it."""
+    worker = k.WORKER.get()
+    assert worker is not None
+    worker.kernel.kill(worker)
+    return await k.never()
+
+
+def find_out_in_vain(_context: ToolContext) -> str:
+    """Block a thread beyond the timeout."""
+    Meeting.thread.wait(20)
+    return "late"
+
+
+@tool(timeout=0.05, on_crash=find_out_in_vain)
+async def doubtful() -> str:
+    """Die, and leave it to a function to find out."""
     worker = k.WORKER.get()
     assert worker is not None
     worker.kernel.kill(worker)
@@ -186,6 +201,19 @@ async def test_a_stuck_thread_ends_its_process(kernel: k.Kernel) -> None:
         assert (run["status"], (await kernel.info("s"))["epoch"]) == ("completed", 2)
         assert [worker.task.done() for worker in kernel.workers.values()].count(True) == 1
         assert "timeout" in str(await kernel.events("s"))
+    finally:
+        Meeting.thread.set()
+
+
+async def test_a_function_that_finds_out_and_is_stuck_ends_its_process(kernel: k.Kernel) -> None:
+    """Given an `on_crash` function, not async, that outlives its timeout, then its process is replaced before the round
+    goes on, as a tool's is, and the model is told that nothing was found out."""
+    try:
+        run = await kernel.run("s", k.spec(k.script([("doubtful", {})], "done"), [doubtful]))
+        assert (run["status"], (await kernel.info("s"))["epoch"]) == ("completed", 3)
+        assert [worker.task.done() for worker in kernel.workers.values()].count(True) == 1
+        [said] = await results(kernel)
+        assert said.startswith(f"{INTERRUPTED}; finding out failed: on_crash of doubtful did not finish within 0.05 s")
     finally:
         Meeting.thread.set()
 

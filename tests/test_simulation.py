@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from .simulation.plan import Plan, draw
+from .simulation.plan import Action, Fault, Plan, Task, Trigger, Work, agent, draw
 from .simulation.scheduler import Exhausted, Scheduler, Signal
 from .simulation.seeded import read
+from .simulation.tools import TOOLS
+from .simulation.world import World
 
 ROOT = Path(__file__).parents[1]
 REGRESSIONS = sorted((ROOT / "tests" / "simulation" / "regressions").glob("*.json"))
@@ -89,6 +91,28 @@ def test_regressions(plan: Path) -> None:
     """Given a plan that failed once, then it fails no more."""
     done = simulate("--plan", str(plan))
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+
+
+def blocking(backend: str) -> Plan:
+    """A tool that blocks the event loop of its process for 20 s, within its 60 s; 4 s later the supervisor dies."""
+    call = ("block", {"name": "act", "seconds": 20.0, "fails": False, "kills": 0})
+    spec = agent("agent", [], tools=[TOOLS["block"]], tool_timeout=60.0)
+    send = {"run_id": "r0", "content": Task("task", ((call,),), (0.0, 0.0)).text()}
+    work = Work("s0", spec, (Action(0.0, "spawn"), Action(0.1, "send", send)))
+    fault = Fault(4.0, "kill_supervisor", on=Trigger("tool_started", 1))
+    return Plan(1, backend, 2, 1, 2, (work,), (fault,))
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_a_process_whose_event_loop_is_blocked_within_a_deadline_lives(backend: str) -> None:
+    """Given a tool that blocks its process's event loop within its deadline, when a new supervisor finds that process,
+    then it lives on, and the call's effect and result are those of one activation."""
+    world = World(blocking(backend))
+    result = world.run()
+    assert result.violations == []
+    assert [line for line in result.lines if "SIGKILL to frame" in line] == []
+    assert result.counts["fault kill_supervisor"] == 1
+    assert [effect.epoch for effect in world.effects] == [1]
 
 
 @pytest.mark.parametrize("name", ["call-in-doubt-runs-again", "accepted-input-wakes-nobody", "replay-applied-again"])

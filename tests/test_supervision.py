@@ -301,6 +301,34 @@ async def test_a_process_in_which_a_tool_goes_on_serves_nobody_else(kernel: k.Ke
     Begun.let_go.set()
 
 
+async def test_a_process_that_has_not_called_in_since_a_restart_is_condemned(kernel: k.Kernel) -> None:
+    """Given a tool whose node service was restarted meanwhile, when its run is ended by force, then its process shall
+    be killed, and no other; one that calls in before that is no longer at it."""
+    compiled = k.spec(k.script([("does_not_listen", {})], "done"), [does_not_listen], shutdown=0)
+    await kernel.spawn("s", compiled)
+    await kernel.send("s")
+    await Begun.number.acquire()
+    frame, slot = kernel.holder("s"), kernel.service.frames.paging.holder("s")
+    assert frame is not None
+    assert slot is not None
+    assert slot.activation is not None
+    before = slot.activation._replace(epoch=slot.epoch - 1)
+    kernel.kill_node()
+    await kernel.quiet()
+    frames = kernel.service.frames
+    frames.condemn(frame.frame_id, before)  # by news that came late
+    assert frames.condemned == set()
+    assert await kernel.ask("cancel", "s", None, "enough")
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    assert (frames.condemned, frame.frame_id in frames.expected) == ({frame.frame_id}, False)
+    Begun.let_go.set()
+    while frame.frame_id not in frames.paging.slots:
+        await frames.demand(1.0)
+    assert frames.condemned == set()
+    await kernel.send("s", "again", "r2")
+    assert (await kernel.end("s", "r2"))["status"] == "completed"
+
+
 async def test_a_condemned_frame_that_is_gone_is_forgotten(kernel: k.Kernel) -> None:
     """Given a frame whose process shall be killed, when a supervisor tells that others live, then nobody is asked to
     kill it any more."""

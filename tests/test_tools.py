@@ -10,6 +10,7 @@ import functools
 import io
 import json
 import marshal
+import math
 import pickle
 import subprocess
 import sys
@@ -567,6 +568,34 @@ print(asyncio.run(execute(tool, bind(tool, "{}", context), 0.05)).outcome)
 """
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
         assert result.stdout.strip() == "timeout"
+
+    async def test_a_function_that_finds_out_is_watched_as_a_tool_is(self) -> None:
+        """Given an `on_crash` function, not async, that outlives its timeout, then what runs it was told to the caller,
+        its thread is found among a tool's, and the outcome says that the process has to be replaced."""
+        release, begun = threading.Event(), list[Any]()
+        doubtful = dataclasses.replace(direct(None), reconcile=lambda _context: release.wait(20))
+        outcome = await execution.reconcile(doubtful, CONTEXT, 0.05, math.inf, begun.append)
+        stuck = [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
+        assert outcome is not None
+        assert (outcome.outcome, outcome.stuck_thread, len(begun), len(stuck)) == ("interrupted", True, 1, 1)
+        release.set()
+        stuck[0].join()
+
+    @pytest.mark.parametrize("kind", ["plain", "async", "object", "lambda"])
+    async def test_any_kind_of_function_finds_out(self, kind: str) -> None:
+        """What it returns is the call's result, and a coroutine is awaited whoever made it."""
+
+        class Finder:
+            async def __call__(self, context: ToolContext) -> str:
+                return find_out(context)
+
+        kinds: dict[str, Any] = {
+            "plain": find_out, "async": Finder().__call__, "object": Finder(), "lambda": lambda found: Finder()(found)
+        }  # fmt: skip
+        tool = dataclasses.replace(direct(None), reconcile=kinds[kind])
+        outcome = await execution.reconcile(tool, CONTEXT, 10, math.inf)
+        assert outcome is not None
+        assert (outcome.outcome, outcome.content, outcome.stuck_thread) == ("ok", "found s/r/1/0", False)
 
     async def test_async_tool_past_its_timeout_is_cancelled(self) -> None:
         """It may clean up, and is not stuck."""

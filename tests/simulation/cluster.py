@@ -121,12 +121,6 @@ class Actor:
         if self.process is not None:
             self.process.kill()
 
-    def remove(self) -> None:
-        """It is killed, and not started again."""
-        self.removed = True
-        self.cluster.forget(self)
-        self.kill()
-
 
 class Cluster:
     """All machines and actors, and how calls travel between them.
@@ -266,7 +260,10 @@ class Cluster:
                 return
             process = actor.process
             assert process is not None
-            process.spawn(work(actor.target), f"{actor.name}.{method}")
+            # A probe has a thread of its own; that matters, and is simulated, where the event loop is blocked.
+            beside = method == "probe" and process.main.blocked
+            spawn = process.spawn_beside if beside else process.spawn
+            spawn(work(actor.target), f"{actor.name}.{method}")
 
         def look(key: str, running: Counter[str]) -> None:
             if running[key] >= CALLS_AT_ONCE and actor.running is running:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.actors.frame import Frame
@@ -377,23 +378,17 @@ class SimulatedMachinery:
         self._nodes[node_id] = node
         return node
 
-    async def frames(self, node_id: str) -> Sequence[FrameHandle]:
+    async def frames(self, node_id: str, known: Container[str] = ()) -> Sequence[FrameHandle]:
         prefix = f"frame/{node_id}/"
-        actors = [actor for name, actor in self._world.cluster.actors.items() if name.startswith(prefix)]
-        found = await asyncio.gather(*(self._adopt(actor) for actor in actors))
-        return [frame for frame in found if frame is not None]
+        named = [(name, actor) for name, actor in self._world.cluster.actors.items() if name.startswith(prefix)]
+        return await asyncio.gather(*(self._adopt(actor) for name, actor in named if name.split("/")[2] not in known))
 
-    async def _adopt(self, actor: Actor) -> FrameHandle | None:
+    async def _adopt(self, actor: Actor) -> FrameHandle:
         _, _, frame_id, placement = actor.name.split("/")
         frame = FrameHandle(self._world, self._supervisor, actor, frame_id, "" if placement == "-" else placement)
-        try:
+        with contextlib.suppress(TimeoutError, ServiceGone):
             await answered_within(frame.begin(), ADOPT_SECONDS)
-            return frame
-        except TimeoutError:
-            actor.remove()
-        except ServiceGone:
-            pass
-        return None
+        return frame
 
     async def create_frame(self, node: Any, frame_id: str, placement: str) -> FrameHandle:
         world = self._world

@@ -34,11 +34,16 @@ class Exhausted(AssertionError):
 
 
 class Lane:
-    """What runs one thing after the other: the event loop of a process, or one of its threads."""
+    """What runs one thing after the other: the event loop of a process, or one of its threads.
+
+    Attributes:
+        blocked: what it runs now takes long, and nothing else gets its turn.
+    """
 
     def __init__(self, process: Process, name: str) -> None:
         self.process = process
         self.name = name
+        self.blocked = False
         self.ready: deque[events.Handle] = deque()
 
     def add(self, handle: events.Handle) -> None:
@@ -46,7 +51,7 @@ class Lane:
         process = self.process
         if not process.dead:
             self.ready.append(handle)
-            if not process.paused:
+            if not process.paused and not self.blocked:
                 process.scheduler.runnable[self] = None
 
 
@@ -91,6 +96,26 @@ class Process:
         thread.wake()
         return thread
 
+    def spawn_beside(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run a coroutine on an event loop of its own, as Ray runs a concurrency group's calls."""
+        lane, context = Lane(self, name), self.context.copy()
+        self._lanes.append(lane)
+        context.run(LANE.set, lane)
+        task = context.run(self.scheduler.create_task, coroutine, name=name, context=context)
+        task.add_done_callback(lambda _task: self.retire(lane), context=self.scheduler.world.context)
+        return task
+
+    def block(self, seconds: float) -> None:
+        """What the event loop runs now takes so long: whatever it awaits next comes only after that."""
+        self.main.blocked = True
+        self.scheduler.runnable.pop(self.main, None)
+        self.scheduler.call_later(seconds, self._unblock, context=self.scheduler.world.context)
+
+    def _unblock(self) -> None:
+        self.main.blocked = False
+        if self.main.ready and not self.paused and not self.dead:
+            self.scheduler.runnable[self.main] = None
+
     def retire(self, lane: Lane) -> None:
         """A thread has ended."""
         self._lanes.remove(lane)
@@ -107,7 +132,7 @@ class Process:
         """As SIGCONT; pauses are counted."""
         self.paused = max(0, self.paused - 1)
         if not self.paused and not self.dead:
-            self.scheduler.runnable.update((lane, None) for lane in self._lanes if lane.ready)
+            self.scheduler.runnable.update((lane, None) for lane in self._lanes if lane.ready and not lane.blocked)
 
     def kill(self) -> None:
         """As SIGKILL: not another line of it runs."""

@@ -75,6 +75,13 @@ async def doubt(name: str, seconds: float, fails: bool, kills: int, context: Too
     return await _perform(name, seconds, fails, kills, context)
 
 
+@tool
+async def block(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+    """Act on the world, and let nothing else on the event loop have its turn meanwhile."""
+    _world().block(seconds)
+    return await _perform(name, 0.001, fails, kills, context)
+
+
 async def _find_out(context: ToolContext) -> str:
     return f"found {_world().effects_of(context.call_key)}"
 
@@ -105,9 +112,9 @@ BY_POLICY: dict[str, tuple[str, ...]] = {
     "reconcile": ("careful", "careful_in_thread"),
 }
 
-POLICY_OF = {name: policy for policy, names in BY_POLICY.items() for name in names}
+POLICY_OF = {"block": "report", **{name: policy for policy, names in BY_POLICY.items() for name in names}}
 
-_FUNCTIONS: tuple[Any, ...] = (act, act_in_thread, look, look_in_thread, doubt, careful, careful_in_thread)
+_FUNCTIONS: tuple[Any, ...] = (act, act_in_thread, block, look, look_in_thread, doubt, careful, careful_in_thread)
 
 TOOLS: dict[str, dict[str, Any]] = {
     entry["name"]: entry

@@ -139,6 +139,10 @@ class World:
         """A tool does more, after its effect."""
         self.invariants.check_process(context, self.scheduler.current)
 
+    def block(self, seconds: float) -> None:
+        """A tool computes for so long on the event loop of its process."""
+        self.scheduler.current.block(seconds)
+
     async def die(self) -> None:
         """A tool brings its process down."""
         self.scheduler.world.soon(self.scheduler.current.kill)
