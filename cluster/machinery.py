@@ -244,18 +244,22 @@ class RayMachinery:
                 else:
                     await asyncio.to_thread(packages.give_back, address, data)
 
-    async def kill(self, node_id: str, pid: int, handle: Any) -> None:
-        """Make sure that a process is gone: by its pid, on another node through its service, else through Ray."""
+    async def kill(self, node_id: str, pid: int, handle: Any) -> bool:
+        """See `Machinery.kill`: by its pid, on another node through its service, else through Ray, whose word that an
+        actor is dead says nothing of a process on a machine that Ray does not reach."""
         node_id = getattr(handle, "host", node_id)
         if node_id == ray.get_runtime_context().get_node_id() and pid > 1:
             for _ in range(KILL_TRIES):
                 if await kill_process(pid):
-                    return
+                    return True
             log.error("process %d can't be killed", pid)
         elif isinstance(handle, RayNode):
             ray.kill(handle.handle, no_restart=False)
-        elif not await self._kill_there(self._nodes.get(node_id), pid):
+        elif await self._kill_there(self._nodes.get(node_id), pid):
+            return True
+        else:
             ray.kill(handle.handle)
+        return False
 
     async def _kill_there(self, node: RayNode | None, pid: int) -> bool:
         if node is None or pid <= 1:

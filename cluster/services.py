@@ -117,8 +117,8 @@ class NodeActor:
         """Make sure that a frame of this node is gone; True if it is."""
         return await kill_process(pid)
 
-    async def frame_died(self, frame_id: str, cause: str, silence: float) -> None:
-        await (await self._node()).recovery.frame_died(frame_id, cause, silence)
+    async def frame_died(self, frame_id: str, cause: str, silence: float, may_live: bool) -> None:
+        await (await self._node()).recovery.frame_died(frame_id, cause, silence, may_live=may_live)
 
     async def unschedulable(self, failures: dict[str, str]) -> None:
         (await self._node()).frames.unschedulable = failures
