@@ -7,11 +7,13 @@ one the same question and misses nothing, and sees nothing twice.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import Event, InputRequested, RunFinished
 from understudy.records import PAGE
 from understudy.waiting import is_set_within
@@ -183,7 +185,9 @@ class Feed:
                 elif event.type in ENDS:
                     events.append(event.to_wire())
                     assert event.run_id is not None
-                    runs[f"{session_id}/{event.run_id}"] = await self._read_run(session_id, event.run_id)
+                    # One that was removed has no row: who waits for it looks himself, others are not concerned.
+                    with contextlib.suppress(UnknownSession, UnknownRun):
+                        runs[f"{session_id}/{event.run_id}"] = await self._read_run(session_id, event.run_id)
                 elif event is following[-1] and len(following) == PAGE:
                     events.append(event.to_wire())  # how far this went: the client goes on from there
             if wanted.get("stream") is not None:

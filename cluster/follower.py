@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError
+from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError, UnknownSession
 from understudy.events import Event
 from understudy.identifiers import new_identifier
 
@@ -166,8 +166,12 @@ class Follower:
         """Fetch what a session has committed, if its follower was told nothing since the last comparison."""
         session_id, after, (told, before) = subscription.session_id, subscription.after, subscription.seen
         if before == after and told != seq:
-            async with asyncio.timeout(COMPARE_SECONDS):
-                events = await self._nodes.request(session_id, "events", session_id, after)
+            try:
+                async with asyncio.timeout(COMPARE_SECONDS):
+                    events = await self._nodes.request(session_id, "events", session_id, after)
+            except UnknownSession as error:  # it was removed
+                subscription.queue.put_nowait(("error", error))
+                return
             self._deliver({"events": events, "streams": {}, "runs": {}})
             told = told if events else seq  # there may be another page
         subscription.seen = (told, after)

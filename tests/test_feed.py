@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from understudy.cluster import feed
 from understudy.cluster.feed import RING, Feed
+from understudy.errors import UnknownSession
 from understudy.events import Event, RunFinished, RunStarted
 
 
@@ -23,6 +24,7 @@ class Log:
         self.unpublished: list[tuple[int, Event]] = []
         self.streams: dict[str, tuple[str, str]] = {}
         self.reads = 0
+        self.removed: set[str] = set()
         self.feed = self.restarted()
 
     def restarted(self) -> Feed:
@@ -37,6 +39,8 @@ class Log:
         return [event for event in self.events.get(session_id, ()) if event.seq > after][: feed.PAGE]
 
     async def read_run(self, session_id: str, run_id: str) -> dict[str, Any]:
+        if session_id in self.removed:
+            raise UnknownSession("it was removed")
         return {"session_id": session_id, "run_id": run_id, "status": "completed"}
 
     def commit(self, session_id: str, gap: int = 1, *, ends: bool = False, foreign: bool = False) -> None:
@@ -179,6 +183,20 @@ async def test_who_waits_for_an_end_gets_over_a_long_log(monkeypatch: pytest.Mon
     while found := (await log.feed.watch("client", {"a": {"after": told[-1], "ends": True}}, 0))["events"]:
         told += [event["seq"] for event in found]
     assert told == [0, 10, 20, 25]
+
+
+async def test_a_removed_session_is_nothing_to_the_others_of_a_call() -> None:
+    """Given one of two sessions whose ends are remembered was removed, then the other's is told with its row, and of
+    the removed one the event alone: who waits for it looks for the row, and learns what became of it."""
+    log = Log()
+    for session_id in "ab":
+        log.commit(session_id, ends=True)
+    log.publish()
+    log.removed.add("a")
+    follow = {session_id: {"after": 0, "ends": True} for session_id in "ab"}
+    found = await log.feed.watch("client", follow, 60)
+    assert [event["session_id"] for event in found["events"]] == ["a", "b"]
+    assert [*found["runs"]] == ["b/r1"]
 
 
 async def test_a_newer_call_of_the_same_client_ends_the_older_one() -> None:

@@ -133,6 +133,29 @@ async def test_what_was_not_told_is_fetched_although_nothing_follows(tmp_path: P
             assert event.type == "run_accepted"
 
 
+async def test_a_removed_session_is_told_to_its_own_follower(tmp_path: Path) -> None:
+    """Given one of two sessions that are followed was removed, when they are compared with the store, then its follower
+    gets `UnknownSession`, and the other's gets what it has missed."""
+    async with opened(f"sqlite:///{tmp_path}/rows.db") as db:
+        await db.own()
+        for session_id in ("gone", "here"):
+            await db.create(session_id)
+        async with (
+            followed(db) as (_, follower),
+            follower.follow("gone") as gone,
+            follower.follow("here") as here,
+        ):
+            for subscription in (gone, here):
+                await subscription.queue.get()
+            await db.do(lambda tx: tx.drop(["gone"]))
+            await db.accept("here")  # the feed is not told
+            for _ in range(2):
+                await follower._compare("node-1")
+            assert here.queue.get_nowait()[1].type == "run_accepted"
+            kind, error = gone.queue.get_nowait()
+            assert (kind, error.code) == ("error", "unknown_session")
+
+
 def test_all_pages_of_a_long_log_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given more than the services tell at a time, then nothing is missing, and nothing comes twice."""
     log = [{"seq": number} for number in range(3, 24)]
