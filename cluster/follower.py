@@ -201,9 +201,9 @@ class Follower:
                 key, offset, text = news
                 have = subscription.stream[1] if subscription.stream[0] == key else 0
                 if offset <= have:
-                    previous, text = subscription.stream, text[have - offset :]
+                    text = text[have - offset :]
                     subscription.stream = (key, have + len(text))
-                    subscription.queue.put_nowait(("text", previous, key, have, text))
+                    subscription.queue.put_nowait(("text", key, have, text))
             for event in events:
                 if event.session_id == subscription.session_id and event.seq > subscription.after:
                     subscription.after = event.seq
