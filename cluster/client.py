@@ -242,8 +242,8 @@ class Session:
         if rerun == bool(text) or (rerun and failed):
             raise InvalidInput("answer takes a text, or rerun=True without one")
         decision = "rerun" if rerun else "error" if failed else "ok"
-        # Which time the call asked: a repeated request must not answer the next question of the same call.
-        asked = next((item.asked for item in self.pending() if item.call_id == call_id), None)
+        # Which time the call asked last, answered or not: the request must not answer a question that comes after it.
+        asked = self._cluster._read("asked", self.id, call_id)
         return bool(background.wait(self._connection.change("answer", self.id, call_id, decision, text, asked)))
 
     def abort_pending(self, call_id: str | None = None) -> list[str]:

@@ -38,6 +38,7 @@ READS: dict[str, Callable[..., Any]] = {
     "runs": queries.runs,
     "trace": traces.trace_events,
     "questions": queries.questions,
+    "asked": queries.asked,
     "wakeups": queries.wakeups,
     "owner": queries.owner,
     "homes": queries.homes,
@@ -167,7 +168,7 @@ class Requests:
         return bool(await self._once(session_id, request_id, lambda tx: endings.close(tx, session_id, reason)))
 
     async def answer(
-        self, session_id: str, call_id: str, decision: str, text: str, asked: int | None, request_id: str
+        self, session_id: str, call_id: str, decision: str, text: str, asked: int, request_id: str
     ) -> bool:
         """Answer a call that waits for a person; True if the answer is new. Raises as `questions.answer`."""
 
