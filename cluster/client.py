@@ -209,7 +209,7 @@ class Session:
         caller = current_span() if traceparent is None else read_traceparent(traceparent) if traceparent else None
         if caller is not None:
             run["trace_id"], run["parent_span_id"] = caller
-        accepted = background.wait(self._connection.request("send", self.id, run))
+        accepted = background.wait(self._connection.change("send", self.id, run))
         return Run(self._cluster, self.id, run_id, accepted["after"] if accepted["created"] else None)
 
     def run(self, run_id: str) -> Run:

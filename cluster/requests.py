@@ -111,8 +111,11 @@ class Requests:
         for agent in spec.get("agents", {}).values():
             self._require_prices(agent, limited)
 
-    async def send(self, session_id: str, run: dict[str, Any]) -> dict[str, Any]:
+    async def send(self, session_id: str, run: dict[str, Any], request_id: str) -> dict[str, Any]:
         """Accept an input; it is durable when this returns. Where a frame is free the session is activated with it.
+
+        Not by `once`, which takes three statements more: the run remembers the request, and `requests.outlive` its
+        session's end.
 
         Returns:
             `{"created", "after"}`: whether it is new, and the session's `seq` before it.
@@ -129,7 +132,7 @@ class Requests:
             after = tx.session(session_id)["seq"]
             created = beginnings.accept(
                 tx, session_id, run["run_id"], run["content"], trace_id=run.get("trace_id", ""),
-                parent_span_id=run.get("parent_span_id", ""),
+                parent_span_id=run.get("parent_span_id", ""), request_id=request_id,
             )  # fmt: skip
             accepted = {"created": created, "after": after}
             if created:
