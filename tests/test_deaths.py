@@ -164,7 +164,7 @@ async def test_an_input_is_repeated_during_a_take_up(store: str, tmp_path: Path)
                 await asyncio.sleep(0)
             requests = Requests(kernel.service)
             await kernel.service.placement("s")  # so that the next turn of the loop is its commit's
-            sent.append(asyncio.create_task(requests.send("s", {"run_id": "r", "content": "go"})))
+            sent.append(asyncio.create_task(requests.send("s", {"run_id": "r", "content": "go"}, "first")))
             await asyncio.sleep(0)
             return rows
 

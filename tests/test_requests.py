@@ -12,10 +12,11 @@ from sqlalchemy import func, select, update
 
 from understudy.cluster.connection import Connection
 from understudy.config import Settings
-from understudy.store import activation, endings, requests
-from understudy.store.statements import REQUEST
+from understudy.store import activation, beginnings, endings, requests, retention
+from understudy.store.statements import REQUEST, RUN
 
 from . import kernel as k
+from .test_retention import export_all
 from .test_store import Store, opened
 
 QUESTION = ("request_user_input", {"prompt": "Which colour?"})
@@ -104,6 +105,25 @@ async def test_a_repeated_close_and_answer_say_the_same_again(kernel: k.Kernel) 
     await kernel.end("s")
     for _ in range(2):
         assert await kernel.ask("close", "s", "enough", "second") is True
+
+
+async def test_a_late_input_to_a_removed_session_is_not_for_the_next_of_its_id(kernel: k.Kernel) -> None:
+    """Given a run that has ended, whose session retention removed, and another session of its id, when an attempt of
+    `send` arrives that was given up, then the second session does nothing; another request with that run's id counts.
+    """
+    late = ("send", "s", {"run_id": "r", "content": "transfer 100"}, "first")
+    await kernel.spawn("s", k.spec())
+    assert (await kernel.ask(*late))["created"]
+    await kernel.end("s")
+    await export_all(kernel)
+    removed = await kernel.service.journal.submit(lambda tx: retention.drop_tree(tx, "s"))
+    assert removed.session_ids == ("s",), removed
+    await kernel.spawn("s", k.spec())
+    assert not (await kernel.ask(*late))["created"]
+    assert await kernel.messages("s") == []
+    assert (await kernel.ask("read", "runs", ["s"], {})) == []
+    assert await kernel.send("s", "transfer 100")
+    assert (await kernel.end("s"))["status"] == "completed"
 
 
 async def test_repeated_requests_of_drains(kernel: k.Kernel) -> None:
@@ -217,6 +237,41 @@ async def test_a_request_outlives_its_session(store: str) -> None:
         await db.do(lambda tx: tx.drop(["s"]))
         await db.do(requests.forget_old)
         assert await db.do(count) == 0
+
+
+async def test_an_input_outlives_its_session(store: str) -> None:
+    """Given a session that took an input and was removed, and another of its id, when another attempt of that request
+    arrives, then it finds the input accepted, and the second session has none; a new request may use the run's id."""
+    async with opened(store) as db:
+        await db.own()
+        await db.create("s")
+        run = {"request_id": "first", "source": "client"}
+
+        def remove(tx: Any) -> None:
+            requests.outlive(tx, ["s"])
+            tx.drop(["s"])
+
+        assert await db.do(beginnings.accept, "s", "r", "go", **run)
+        assert not await db.do(beginnings.accept, "s", "r", "go", **run)
+        for _ in range(2):
+            await db.do(remove)
+            await db.create("s")
+            assert not await db.do(beginnings.accept, "s", "r", "go", **run)
+            assert not db.session()["active"]
+        assert await db.do(beginnings.accept, "s", "r", "go", **{**run, "request_id": "second"})
+
+
+async def test_what_was_accepted_long_ago_is_not_remembered(db: Store) -> None:
+    """Given an input of two hours ago, when its session is removed, then nothing is kept of it."""
+
+    def remove(tx: Any) -> int:
+        tx.read(update(RUN).values(accepted_at=tx.now - 2 * requests.KEPT))
+        requests.outlive(tx, ["s"])
+        tx.drop(["s"])
+        return int(tx.read(select(func.count()).select_from(REQUEST)).scalar())
+
+    await db.do(beginnings.accept, "s", "r", "go", request_id="first")
+    assert await db.do(remove) == 0
 
 
 async def test_a_refused_request_leaves_nothing(db: Store) -> None:
