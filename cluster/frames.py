@@ -150,7 +150,7 @@ class Frames:
     ) -> Callable[[Transaction], dict[str, Any]]:
         """The operation that gives a session to a frame; its result is the frame's work. `parked` leaves the frame.
 
-        It raises `Fenced` if the session has been activated since it was found ready: somebody is at work at it, or was.
+        It raises `Fenced` if the session was activated since it was found ready: somebody is, or was, at work at it.
         """
         frame = FrameRef(slot.frame_id, slot.pid, slot.node_id)
 
