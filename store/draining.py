@@ -58,12 +58,13 @@ def end(tx: Transaction, node_ids: Collection[str]) -> int:
     return int(tx.connection.execute(delete(DRAIN).where(*where)).rowcount)
 
 
-def finish(tx: Transaction, node_id: str) -> None:
-    """Note that a drained node has nothing left; nothing if the drain was taken back, or it was noted before."""
+def finish(tx: Transaction, node_id: str, started_at: int) -> None:
+    """Note that a drained node has nothing left; nothing if the drain that began then was taken back, or it was noted
+    before: this may come late, when another drain of the node has begun."""
     tx.require_generation()
     tx.writes += 1
-    where = (DRAIN.c.namespace == tx.namespace, DRAIN.c.node_id == node_id, DRAIN.c.finished_at == 0)
-    tx.connection.execute(update(DRAIN).where(*where).values(finished_at=tx.now))
+    where = (DRAIN.c.namespace == tx.namespace, DRAIN.c.node_id == node_id, DRAIN.c.started_at == started_at)
+    tx.connection.execute(update(DRAIN).where(*where, DRAIN.c.finished_at == 0).values(finished_at=tx.now))
 
 
 def end_stops(tx: Transaction) -> None:

@@ -256,6 +256,31 @@ async def test_a_drain_is_taken_back(postgres: str, server: OfflineServer, tmp_p
         assert activations(await a.events("s")) == [("b", "ready")]
 
 
+async def test_a_drain_that_ends_while_another_begins(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given a drain of `b` whose end is being noted, when it is taken back and `b` is drained anew, then the second
+    drain is finished as well, and nobody took the first one's end for its own."""
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        a, b = nodes.kernels
+        held, go_on = asyncio.Event(), asyncio.Event()
+        submit = b.service.journal.submit
+
+        async def late(operation: Any, *touches: str) -> Any:
+            if "_finish" in operation.__qualname__ and not held.is_set():
+                held.set()
+                await go_on.wait()
+            return await submit(operation, *touches)
+
+        b.service.journal.submit = late  # type: ignore[method-assign]
+        await nodes.drain(b)
+        await asyncio.wait_for(held.wait(), PATIENCE)
+        await nodes.undo(b)
+        await nodes.drain(b)
+        go_on.set()
+        await nodes.drained(b)
+        [row] = await a.ask("read", "drains", [], {})
+        assert row["finished_at"]
+
+
 async def test_a_follower_is_told_where_its_session_is(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given a client that follows at `b`, when the session moves, then its pending call ends and says so."""
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:

@@ -172,3 +172,22 @@ async def test_code_that_was_needed_lately_is_not_locked(db: Store) -> None:
         peer.execute("UPDATE code_blob SET created_at = 1")
         assert await db.do(locked)
         assert not await db.do(locked)
+
+
+async def test_a_late_end_of_a_drain_does_not_end_the_next(store: str) -> None:
+    """Given a drain that was taken back, and another of its node, when the end of the first is noted late, then the
+    second goes on; its own end is noted."""
+
+    async def begun(db: Store) -> int:
+        await db.do(draining.begin, "node-1", 1 << 60, reason="")
+        return int(db.read(queries.drains)[0]["started_at"])
+
+    async with opened(store) as db:
+        await db.own()
+        first = await begun(db)
+        await db.do(draining.end, ["node-1"])
+        second = await begun(db)
+        await db.do(draining.finish, "node-1", first)
+        assert not db.read(queries.drains)[0]["finished_at"]
+        await db.do(draining.finish, "node-1", second)
+        assert db.read(queries.drains)[0]["finished_at"]
