@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from understudy.errors import CannotDrain
 from understudy.identifiers import home_of
 from understudy.store import draining
+from understudy.store.draining import check_drain
 from understudy.store.engine import now
-from understudy.supervisor.draining import Departure, check_drain, leaving, seconds_for
+from understudy.supervisor.draining import Departure, leaving, seconds_for
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k

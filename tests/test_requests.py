@@ -12,8 +12,10 @@ from sqlalchemy import func, select, update
 
 from understudy.cluster.connection import Connection
 from understudy.config import Settings
+from understudy.errors import CannotDrain
 from understudy.store import activation, endings, requests
 from understudy.store.statements import REQUEST
+from understudy.supervisor.drains import Drains
 
 from . import kernel as k
 from .test_store import Store, opened
@@ -116,6 +118,31 @@ async def test_repeated_requests_of_drains(kernel: k.Kernel) -> None:
     await kernel.ask("begin_drains", *begin, "third")
     assert await kernel.ask("end_drains", ["elsewhere"], "second") == 1
     assert [row["node_id"] for row in await kernel.ask("read", "drains", [], {})] == ["elsewhere"]
+
+
+async def test_a_repeated_drain_is_not_refused(kernel: k.Kernel) -> None:
+    """Given a drain that was done, and its node gone, or others drained since, when it is repeated, then it is told that
+    it was done; another request for the same is refused."""
+    nodes = ["elsewhere", "node1"]
+
+    async def ask(_method: str, *request: Any) -> Any:
+        return await kernel.ask(*request)
+
+    async def tell() -> None:
+        """Nobody has to know."""
+
+    drains = Drains(ask, tell, lambda: nodes)
+    await drains.begin(["elsewhere"], 60, "first", reason="why")
+    nodes.remove("elsewhere")
+    await drains.begin(["elsewhere"], 60, "first", reason="why")
+    with pytest.raises(CannotDrain, match="no service"):
+        await drains.begin(["elsewhere"], 60, "second", reason="why")
+    nodes.append("elsewhere")
+    await drains.undo("elsewhere", "third")
+    await drains.begin(["node1"], 60, "fourth", reason="why")
+    await drains.begin(["elsewhere"], 60, "first", reason="why")
+    with pytest.raises(CannotDrain, match="the only one"):
+        await drains.begin(["elsewhere"], 60, "fifth", reason="why")
 
 
 async def test_a_repeated_acquire_takes_no_further_generation(kernel: k.Kernel) -> None:
