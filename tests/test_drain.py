@@ -14,6 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from understudy.cluster import connection as connecting
+from understudy.cluster.connection import Connection
+from understudy.config import Settings
 from understudy.errors import CannotDrain
 from understudy.identifiers import home_of
 from understudy.store import draining
@@ -360,6 +363,26 @@ async def test_a_drain_under_load_with_kills(postgres: str, server: OfflineServe
                 assert len(moves) <= 1
                 left = [p for p in places if p != "b"]
                 assert places == ["b"] * (len(places) - len(left)) + left
+
+
+async def test_a_client_whose_clock_is_ahead_waits_for_the_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a deadline that is long over by the client's clock, when it drains a node, then it waits by its own measure
+    until the drain is done."""
+    connection = Connection(Settings("sqlite:///s.db", "tests"), "")
+    row = {"node_id": "b", "reason": "", "left": 0, "started_at": 1, "deadline": 1}
+    ends = iter([0, 0, 2])
+
+    async def supervise(method: str, *_arguments: Any) -> Any:
+        return {"nodes": [{"node_id": "b"}]} if method == "ready" else None
+
+    async def read(_what: str) -> list[dict[str, Any]]:
+        return [{**row, "finished_at": next(ends)}]
+
+    monkeypatch.setattr(connection, "_supervise", supervise)
+    monkeypatch.setattr(connection, "read", read)
+    monkeypatch.setattr(connecting, "DRAIN_LOOK_SECONDS", 0.0)
+    [drain] = await connection.drain("b", LONG, wait=True, stop=False)
+    assert drain.finished_at
 
 
 # Decisions.
