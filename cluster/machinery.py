@@ -24,7 +24,7 @@ from understudy.waiting import answered_within
 
 from . import packages
 from .placing import actor_options, obstacle, variables
-from .ray_edge import RAY_NAMESPACE, kill_process, process_identity, settle, submitted
+from .ray_edge import RAY_NAMESPACE, cluster_identity, kill_process, process_identity, settle, submitted
 from .repeating import SUPERVISOR_PATIENCE, Joining
 from .services import frame_name, node_name
 
@@ -284,12 +284,13 @@ class RayMachinery:
 
     def holder_is_dead(self, holder: str) -> bool:
         """A former supervisor of this cluster (its generation is fenced), or a process that would be seen here."""
-        cluster, instance, process = holder.rsplit("/", 2)
-        if (cluster, instance) == (str(ray.get_runtime_context().gcs_address), self._settings.instance):
+        *_, cluster, instance, process = holder.split("/")  # behind the address of the head, which may have moved
+        if (cluster, instance) == (cluster_identity().split("/")[-1], self._settings.instance):
             return True
         where, pid, _ = process.split(":")
         here = process_identity(os.getpid()).split(":")[0]
-        return where == here and (not psutil.pid_exists(int(pid)) or process_identity(int(pid)) != process)
+        alive = (process, f"{where}:{pid}:gone")
+        return where == here and (not psutil.pid_exists(int(pid)) or process_identity(int(pid)) not in alive)
 
     async def stop(self) -> None:
         """End all frames and node services of this cluster."""

@@ -18,6 +18,9 @@ AT_ONCE = 500
 KEPT = 3_600_000_000
 """How long a request is remembered at least, in microseconds."""
 
+NEWEST = 32
+"""So many of a session are remembered however old they are: the clock that says so may be hours ahead."""
+
 Result = TypeVar("Result")
 
 
@@ -70,7 +73,10 @@ def once(tx: Transaction, session_id: str, request_id: str, operation: Callable[
     if done is not None:
         return done.result  # type: ignore[no-any-return]
     result = operation(tx)
-    tx.read(delete(REQUEST).where(*mine, REQUEST.c.created_at < tx.now - KEPT), session_id)
+    newest = select(REQUEST.c.created_at).where(*mine).order_by(REQUEST.c.created_at.desc()).offset(NEWEST - 1).limit(1)
+    # With fewer than so many, nothing is older than NULL.
+    old = (REQUEST.c.created_at < tx.now - KEPT, REQUEST.c.created_at < newest.correlate(None).scalar_subquery())
+    tx.read(delete(REQUEST).where(*mine, *old), session_id)
     row = {"session_id": session_id, "request_id": request_id, "result": result, "created_at": tx.now}
     tx.insert(REQUEST, row)
     return result

@@ -18,6 +18,7 @@ from understudy.errors import (
     UnderstudyError,
     Unschedulable,
 )
+from understudy.store.draining import check_drain
 from understudy.supervisor import supervisor as supervising
 from understudy.supervisor.supervisor import Supervisor
 
@@ -162,7 +163,9 @@ class Machinery:
         if method == "read" and arguments[0] == "drains":
             return list(self.drains.values())
         if method == "begin_drains":
-            node_ids, deadline, reason, *_ = arguments
+            node_ids, deadline, reason, stop, nodes, _ = arguments
+            for number, node_id in enumerate(node_ids):
+                check_drain(node_id, nodes, {*self.drains, *node_ids[:number]}, stop=stop)
             self.drains |= {
                 node_id: {"node_id": node_id, "deadline": deadline, "reason": reason} for node_id in node_ids
             }

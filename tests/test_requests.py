@@ -12,8 +12,10 @@ from sqlalchemy import func, select, update
 
 from understudy.cluster.connection import Connection
 from understudy.config import Settings
+from understudy.errors import CannotDrain
 from understudy.store import activation, beginnings, endings, requests, retention
 from understudy.store.statements import REQUEST, RUN
+from understudy.supervisor.drains import Drains
 
 from . import kernel as k
 from .test_retention import export_all
@@ -138,6 +140,31 @@ async def test_repeated_requests_of_drains(kernel: k.Kernel) -> None:
     assert [row["node_id"] for row in await kernel.ask("read", "drains", [], {})] == ["elsewhere"]
 
 
+async def test_a_repeated_drain_is_not_refused(kernel: k.Kernel) -> None:
+    """Given a drain that was done, and its node gone, or others drained since, when it is repeated, then it is told that
+    it was done; another request for the same is refused."""
+    nodes = ["elsewhere", "node1"]
+
+    async def ask(_method: str, *request: Any) -> Any:
+        return await kernel.ask(*request)
+
+    async def tell() -> None:
+        """Nobody has to know."""
+
+    drains = Drains(ask, tell, lambda: nodes)
+    await drains.begin(["elsewhere"], 60, "first", reason="why")
+    nodes.remove("elsewhere")
+    await drains.begin(["elsewhere"], 60, "first", reason="why")
+    with pytest.raises(CannotDrain, match="no service"):
+        await drains.begin(["elsewhere"], 60, "second", reason="why")
+    nodes.append("elsewhere")
+    await drains.undo("elsewhere", "third")
+    await drains.begin(["node1"], 60, "fourth", reason="why")
+    await drains.begin(["elsewhere"], 60, "first", reason="why")
+    with pytest.raises(CannotDrain, match="the only one"):
+        await drains.begin(["elsewhere"], 60, "fifth", reason="why")
+
+
 async def test_a_repeated_acquire_takes_no_further_generation(kernel: k.Kernel) -> None:
     """A supervisor whose request arrives twice keeps the generation that it was given."""
     taken = await kernel.ask("acquire", "tests", k.LEASE, "tests", "first")
@@ -192,8 +219,29 @@ async def test_two_services_have_the_same_request_at_once(store: str) -> None:
             assert await asyncio.gather(*found) == [1] * 6
 
 
+@pytest.mark.conformance
+async def test_a_clock_that_is_ahead_forgets_no_request(store: str) -> None:
+    """Given a request that was done, when a node whose clock is hours ahead does others, then a repetition of the first
+    still does nothing, for a session as for the namespace; behind enough newer ones it is forgotten."""
+
+    def ahead(tx: Any, session_id: str, request_id: str) -> str:
+        tx.now += 2 * requests.KEPT
+        return requests.once(tx, session_id, request_id, lambda _tx: request_id)
+
+    async with opened(store) as db:
+        await db.own()
+        await db.create("s")
+        for session_id in ("s", ""):
+            await db.do(requests.once, session_id, "first", lambda _tx: "done")
+            for number in range(requests.NEWEST):
+                await db.do(ahead, session_id, f"other {number}")
+                assert await db.do(requests.once, session_id, "first", lambda _tx: "again") == "done"
+            await db.do(ahead, session_id, "one too many")
+            assert await db.do(requests.once, session_id, "first", lambda _tx: "again") == "again"
+
+
 async def test_requests_are_remembered_for_an_hour(tmp_path: Path) -> None:
-    """The next one of the session removes those that are older, so there are never many."""
+    """The next one of the session removes those that are older, but for the newest, so there are never many."""
 
     def age(tx: Any) -> None:
         tx.read(update(REQUEST).values(created_at=REQUEST.c.created_at - requests.KEPT))
@@ -204,12 +252,13 @@ async def test_requests_are_remembered_for_an_hour(tmp_path: Path) -> None:
     async with opened(f"sqlite:///{tmp_path}/rows.db") as db:
         await db.own()
         await db.create("s")
-        for number in range(3):
+        asked = requests.NEWEST + 3
+        for number in range(asked):
             await db.do(requests.once, "s", f"request {number}", lambda _tx: True)
-        assert await db.do(count) == 3
+        assert await db.do(count) == asked
         await db.do(age)
         await db.do(requests.once, "s", "the next", lambda _tx: True)
-        assert await db.do(count) == 1
+        assert await db.do(count) == requests.NEWEST + 1
 
 
 async def test_a_request_outlives_its_session(store: str) -> None:
