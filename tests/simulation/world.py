@@ -22,6 +22,7 @@ from understudy.supervisor.capacity import Memory
 from . import model, stores, system, tools
 from .client import Client
 from .cluster import Actor, Cluster, Machine
+from .ending import Ending
 from .endpoint import Endpoint, client_of
 from .faults import Faults
 from .invariants import Invariants
@@ -100,6 +101,7 @@ class World:
         self.store: Any = None
         self.log = Log(self)
         self.invariants = Invariants(self)
+        self.ending = Ending(self, self.invariants)
         self.faults = Faults(self)
 
     def note(self, text: str) -> None:
@@ -238,7 +240,7 @@ class World:
                 with system.watched(self.scheduler):
                     self.scheduler.run_until_complete(self._run())
             except (Exhausted, system.Endless) as error:
-                self.invariants.violated(f"liveness: {error}\n{self.invariants.situation()}")
+                self.invariants.violated(f"liveness: {error}\n{self.ending.situation()}")
             except Exception as error:
                 self.invariants.violated(f"the simulation failed: {type(error).__name__}: {error}")
                 logging.getLogger("simulation").debug("", exc_info=True)
@@ -322,13 +324,13 @@ class World:
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
                 await asyncio.gather(*begun)
-                await self._until(lambda: not self.invariants.unfinished())
+                await self._until(lambda: not self.ending.unfinished())
         except TimeoutError:
-            self.invariants.violated(f"liveness: work does not end\n{self.invariants.situation()}")
+            self.invariants.violated(f"liveness: work does not end\n{self.ending.situation()}")
         await asyncio.sleep(8.0)
         try:
             async with asyncio.timeout(QUIET_SECONDS):
-                await self._until(lambda: not self.invariants.leftovers())
+                await self._until(lambda: not self.ending.leftovers())
         except TimeoutError:
             pass  # it is told below
-        self.invariants.check_end()
+        self.ending.check()
