@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from understudy.events import RunFinished
+from understudy.events import RunFinished, TimerFired, TimerSet
 from understudy.observability.metrics import Metrics
 from understudy.observability.spans import spans_of
 from understudy.store import queries
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 HARMLESS = ("kill_frame", "pause_frame", "endpoint", "exporter")
 """Faults of which node services hear at once, or not at all."""
+
+CLOCK_ERROR = 1_000
+"""Microseconds by which two clocks may differ that nobody has set."""
 
 SHOWN = (
     "status", "wait", "epoch", "frame_id", "node_id", "run_id", "round", "cancel_reason", "inbox_count", "calls_open",
@@ -61,6 +64,7 @@ class Ending:
             self._cancels(connection)
             self._interruptions(connection)
             self._results(connection)
+            self._waits(connection)
             self._leftovers(connection)
         self._answers()
         self._tokens()
@@ -167,6 +171,45 @@ class Ending:
             if "ToolError" in text and count == 0:
                 self._violated(f"{key} is said to have failed, and never ran")
         self._world.counts["effects"] += len(self._world.effects)
+
+    def _waits(self, connection: Any) -> None:
+        """A timer fires once, for a time that was set, and not before it; and no wait is over before its time."""
+        stepped = any(fault.kind == "clock_step" for fault in self._world.plan.faults)
+        due, fired = set[tuple[str, str, str, int]](), Counter[tuple[str, str, str, int]]()
+        timers = select(EVENT).where(EVENT.c.type.in_(("timer_set", "timer_fired")))
+        for row in connection.execute(timers.order_by(EVENT.c.session_id, EVENT.c.seq)).mappings():
+            event = queries.event_from_row(row)
+            if isinstance(event, TimerSet):
+                due.add((event.session_id, event.kind, event.name, event.due_at))
+            elif isinstance(event, TimerFired):
+                timer = (event.session_id, event.kind, event.name, event.at - event.late)
+                fired[timer] += 1
+                if timer not in due:
+                    self._violated(f"the timer {timer} fired, and was not set")
+                if event.late < -CLOCK_ERROR and not stepped:
+                    self._violated(f"the timer {timer} fired {-event.late / 1e6:.3f} s early")
+        for timer, count in fired.items():
+            if count > 1:
+                self._violated(f"the timer {timer} fired {count} times")
+        if not stepped:
+            self._waited(connection)
+
+    def _waited(self, connection: Any) -> None:
+        """What a model is told to have waited has passed since it asked for it."""
+        call, asked, told = TOOL_CALL, MESSAGE.alias("asked"), MESSAGE.alias("told")
+        run = [asked.c[name] == call.c[name] for name in ("session_id", "run_id", "round")]
+        results = [told.c[name] == call.c[name] for name in ("session_id", "run_id", "round")]
+        of_call = (call.c.session_id, call.c.call_id, call.c.arguments)
+        columns = (*of_call, asked.c.created_at, told.c.created_at, told.c.body)
+        where = (call.c.tool == "wait", *run, *results, asked.c.role == "assistant", told.c.role == "tool")
+        statement = select(*columns).where(*where).order_by(call.c.session_id, call.c.call_id)
+        for session_id, call_id, arguments, since, until, result in connection.execute(statement):
+            wanted = json.loads(arguments)["seconds"]
+            if result["tool_call_id"] != call_id or not result["content"].startswith("waited "):
+                continue
+            if until - since < wanted * 1e6 - CLOCK_ERROR:
+                self._violated(f"{session_id}/{call_id}: a wait of {wanted} s was over after {(until - since) / 1e6} s")
+            self._world.counts["waits"] += 1
 
     def _answers(self) -> None:
         for wait_key, process in self._seen.complete.items():
