@@ -16,6 +16,7 @@ from understudy.events import (
     ModelCallCompleted,
     ModelCallFailed,
     ModelCallReissued,
+    RunAccepted,
     RunFinished,
     SessionActivated,
     SessionCrashed,
@@ -165,6 +166,8 @@ class Invariants:
             self.left_behind |= {f"{session}/{call}" for session, call in self._begun if session == event.session_id}
         elif isinstance(event, SessionMoved):
             self._moved.add(event.session_id)
+        elif isinstance(event, RunAccepted):
+            self._world.requested.accepted(event)
         elif isinstance(event, ToolFinished):
             self._begun.discard((event.session_id, event.call_id))
         elif isinstance(event, SessionCrashed):

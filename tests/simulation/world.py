@@ -16,6 +16,7 @@ from understudy.actors.hooks import HookContext
 from understudy.actors.tools import ToolContext
 from understudy.errors import StoreUnreachable, UnderstudyError
 from understudy.records import ModelRequest
+from understudy.store import requests
 from understudy.store.journal import Committed, Journal
 from understudy.supervisor.capacity import Memory
 
@@ -29,6 +30,7 @@ from .invariants import Invariants
 from .log import Log
 from .plan import Plan
 from .processes import SupervisorProcess
+from .requested import Requested
 from .scheduler import Exhausted, Process, Scheduler, Signal
 from .spans import Collector
 
@@ -102,6 +104,7 @@ class World:
         self.log = Log(self)
         self.invariants = Invariants(self)
         self.ending = Ending(self, self.invariants)
+        self.requested = Requested(self)
         self.faults = Faults(self)
 
     def note(self, text: str) -> None:
@@ -262,6 +265,7 @@ class World:
             patch("understudy.cluster.projection.serve_metrics", lambda *_args, **_options: (0, None)),
             patch("understudy.cluster.frames.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
             patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
+            patch.object(requests, "once", self.requested.watched(requests.once)),
             patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
             patch("understudy.actors.frame._unpickle", tools.unpickle),
             patch("understudy.cluster.projection.span_exporter", lambda *_args: self.spans),
@@ -278,6 +282,7 @@ class World:
 
         def transaction(journal: Journal, group: Any) -> Committed:
             generation, began = journal.generation, self.scheduler.time()
+            self.requested.begin()
             try:
                 committed: Committed = original(journal, group)
             except UnderstudyError as error:
@@ -287,6 +292,7 @@ class World:
             except BaseException:  # its process is killed
                 self.log.doubt()
                 raise
+            self.requested.committed()
             events = self.log.news(committed.events)
             self.invariants.committed(self.scheduler.current.name, generation, began, committed, events)
             for event in events:
