@@ -83,6 +83,7 @@ class Client:
     """A driver.
 
     Attributes:
+        sent: the content of each run that it wants of the present session.
         accepted: the runs that were acknowledged, in order.
         followed: the `seq` of every event that it was told.
         finished: it has seen the end of all that it has begun.
@@ -98,6 +99,7 @@ class Client:
         self._moments = Moments(work.actions)
         self._specification = 0
         self._recurring: list[str] = []
+        self.sent: dict[str, str] = {}
         self.accepted: list[str] = []
         self.refused: list[str] = []
         self.closed = False
@@ -183,6 +185,7 @@ class Client:
                     return
 
     async def _send(self, action: Action) -> None:
+        self.sent[action.what["run_id"]] = action.what["content"]
         try:
             await self.request("send", self.session_id, action.what, new_identifier(), session_id=self.session_id)
         except SessionClosed:
@@ -231,6 +234,7 @@ class Client:
             self.world.forget(gone)
             self.closed, self.replaced = False, True
             self.accepted.clear()
+            self.sent.clear()
             self.world.counts["replaced"] += 1
             await self._spawn(action)
             await self._send(action)
@@ -283,8 +287,6 @@ class Client:
                 "answer", session_id, question["call_id"], decision, "" if decision == "rerun" else "said so",
                 question["asked"], new_identifier(), session_id=session_id,
             )  # fmt: skip
-            if decision == "rerun":
-                self.world.invariants.permitted[f"{session_id}/{question['call_id']}"] += 1
             self.world.counts["answered"] += 1
         except (NotAsked, AnswerConflict, SessionClosed, UnknownSession):
             pass

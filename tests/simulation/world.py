@@ -16,18 +16,21 @@ from understudy.actors.hooks import HookContext
 from understudy.actors.tools import ToolContext
 from understudy.errors import StoreUnreachable, UnderstudyError
 from understudy.records import ModelRequest
+from understudy.store import requests
 from understudy.store.journal import Committed, Journal
 from understudy.supervisor.capacity import Memory
 
 from . import model, stores, system, tools
 from .client import Client
 from .cluster import Actor, Cluster, Machine
+from .ending import Ending
 from .endpoint import Endpoint, client_of
 from .faults import Faults
 from .invariants import Invariants
 from .log import Log
 from .plan import Plan
 from .processes import SupervisorProcess
+from .requested import Requested
 from .scheduler import Exhausted, Process, Scheduler, Signal
 from .spans import Collector
 
@@ -100,6 +103,8 @@ class World:
         self.store: Any = None
         self.log = Log(self)
         self.invariants = Invariants(self)
+        self.ending = Ending(self, self.invariants)
+        self.requested = Requested(self)
         self.faults = Faults(self)
 
     def note(self, text: str) -> None:
@@ -238,7 +243,7 @@ class World:
                 with system.watched(self.scheduler):
                     self.scheduler.run_until_complete(self._run())
             except (Exhausted, system.Endless) as error:
-                self.invariants.violated(f"liveness: {error}\n{self.invariants.situation()}")
+                self.invariants.violated(f"liveness: {error}\n{self.ending.situation()}")
             except Exception as error:
                 self.invariants.violated(f"the simulation failed: {type(error).__name__}: {error}")
                 logging.getLogger("simulation").debug("", exc_info=True)
@@ -260,6 +265,7 @@ class World:
             patch("understudy.cluster.projection.serve_metrics", lambda *_args, **_options: (0, None)),
             patch("understudy.cluster.frames.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
             patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
+            patch.object(requests, "once", self.requested.watched(requests.once)),
             patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
             patch("understudy.actors.frame._unpickle", tools.unpickle),
             patch("understudy.cluster.projection.span_exporter", lambda *_args: self.spans),
@@ -276,6 +282,7 @@ class World:
 
         def transaction(journal: Journal, group: Any) -> Committed:
             generation, began = journal.generation, self.scheduler.time()
+            self.requested.begin()
             try:
                 committed: Committed = original(journal, group)
             except UnderstudyError as error:
@@ -285,6 +292,7 @@ class World:
             except BaseException:  # its process is killed
                 self.log.doubt()
                 raise
+            self.requested.committed()
             events = self.log.news(committed.events)
             self.invariants.committed(self.scheduler.current.name, generation, began, committed, events)
             for event in events:
@@ -322,13 +330,13 @@ class World:
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
                 await asyncio.gather(*begun)
-                await self._until(lambda: not self.invariants.unfinished())
+                await self._until(lambda: not self.ending.unfinished())
         except TimeoutError:
-            self.invariants.violated(f"liveness: work does not end\n{self.invariants.situation()}")
+            self.invariants.violated(f"liveness: work does not end\n{self.ending.situation()}")
         await asyncio.sleep(8.0)
         try:
             async with asyncio.timeout(QUIET_SECONDS):
-                await self._until(lambda: not self.invariants.leftovers())
+                await self._until(lambda: not self.ending.leftovers())
         except TimeoutError:
             pass  # it is told below
-        self.invariants.check_end()
+        self.ending.check()

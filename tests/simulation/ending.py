@@ -1,0 +1,325 @@
+"""What must hold when all work of a simulation is done."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from understudy.events import RunFinished, TimerFired, TimerSet
+from understudy.observability.metrics import Metrics
+from understudy.observability.spans import spans_of
+from understudy.store import queries
+from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
+
+from .spans import key_of, text_of
+from .tools import POLICY_OF
+
+if TYPE_CHECKING:
+    from understudy.cluster.node_service import NodeService
+
+    from .invariants import Invariants
+    from .world import World
+
+HARMLESS = ("kill_frame", "pause_frame", "endpoint", "exporter")
+"""Faults of which node services hear at once, or not at all."""
+
+CLOCK_ERROR = 1_000
+"""Microseconds by which two clocks may differ that nobody has set."""
+
+SHOWN = (
+    "status", "wait", "epoch", "frame_id", "node_id", "run_id", "round", "cancel_reason", "inbox_count", "calls_open",
+    "children_open", "held",
+)  # fmt: skip
+
+
+class Ending:
+    """Judges a world in which nothing is left to do.
+
+    Args:
+        seen: what was seen while it ran.
+    """
+
+    def __init__(self, world: World, seen: Invariants) -> None:
+        self._world = world
+        self._seen = seen
+        self._violated = seen.violated
+
+    def unfinished(self) -> list[str]:
+        """Sessions with work that nobody but the services can end, now or at a time that they have noted; what is due
+        while a session is quarantined is put off."""
+        with self._world.store.committed() as connection:
+            active = select(SESSION.c.session_id).where(SESSION.c.active == 1)
+            timers = select(TIMER.c.session_id).join(SESSION, SESSION.c.session_id == TIMER.c.session_id)
+            due = timers.where(SESSION.c.status != "quarantined")
+            return [*connection.execute(active).scalars(), *connection.execute(due).scalars()]
+
+    def check(self) -> None:
+        """Everything that must hold when all work is done."""
+        self._seen.check_store()
+        with self._world.store.committed() as connection:
+            self._runs(connection)
+            self._cancels(connection)
+            self._interruptions(connection)
+            self._results(connection)
+            self._waits(connection)
+            self._leftovers(connection)
+        self._answers()
+        self._tokens()
+        self._services()
+        for context in self._world.scheduler.errors:
+            self._violated(f"an error reached an event loop: {context.get('message')} {context.get('exception')!r}")
+        for text in getattr(self._world.store, "deadlocks", ()):
+            self._violated(f"a deadlock: {text}")
+        for text in self._world.endpoint.refused:
+            self._violated(f"the endpoint was sent what it refuses: {text}")
+
+    def _runs(self, connection: Any) -> None:
+        """Every accepted input is answered once, in the order in which they were accepted."""
+        rows = connection.execute(select(RUN).order_by(RUN.c.accepted_at)).mappings().all()
+        by_key = {(row["session_id"], row["run_id"]): row for row in rows}
+        for client in self._world.clients:
+            for run_id in client.accepted:
+                row = by_key.get((client.session_id, run_id))
+                if row is None or not row["finished_at"]:
+                    self._violated(f"run {run_id} of {client.session_id} was accepted and has no end")
+        events = connection.execute(
+            select(EVENT.c.session_id, EVENT.c.run_id, EVENT.c.type)
+            .where(EVENT.c.type.in_(["run_started", "run_finished"]))
+            .order_by(EVENT.c.session_id, EVENT.c.seq)
+        ).all()
+        ends = Counter((event.session_id, event.run_id) for event in events if event.type == "run_finished")
+        for key in by_key:
+            if ends[key] != 1:
+                self._violated(f"run {key[1]} of {key[0]} ended {ends[key]} times")
+        started: dict[str, list[str]] = {}
+        for event in events:
+            if event.type == "run_started":
+                started.setdefault(event.session_id, []).append(event.run_id)
+        for client in self._world.clients:
+            order = [run_id for run_id in started.get(client.session_id, []) if run_id in client.accepted]
+            if order != [run_id for run_id in client.accepted if run_id in order]:
+                self._violated(f"runs of {client.session_id} began in another order: {order}")
+        self._world.counts["runs"] += len(rows)
+
+    def _cancels(self, connection: Any) -> None:
+        """A request to cancel, however often it is sent, ends one run at most."""
+        roots = {client.session_id for client in self._world.clients}
+        ended = Counter(
+            (row.session_id, row.error["message"])
+            for row in connection.execute(select(RUN.c.session_id, RUN.c.error).where(RUN.c.status == "cancelled"))
+            if row.session_id in roots and row.error["message"].startswith("cancel ")
+        )
+        for (session_id, request), count in ended.items():
+            if count > 1:
+                self._violated(f"the request {request!r} cancelled {count} runs of {session_id}")
+
+    def _interruptions(self, connection: Any) -> None:
+        """Tools and model calls are cancelled only in runs that were asked to end."""
+        kinds = (
+            "cancel_requested", "tool_finished", "model_call_failed", "shutdown_forced", "session_quarantined",
+            "child_spawned", "run_finished",
+        )  # fmt: skip
+        statement = select(EVENT).where(EVENT.c.type.in_(kinds)).order_by(EVENT.c.session_id, EVENT.c.seq)
+        asked: set[tuple[str, str | None]] = set()
+        for row in connection.execute(statement).mappings():
+            event, run = queries.event_from_row(row), (row["session_id"], row["run_id"])
+            if row["type"] in ("cancel_requested", "shutdown_forced", "session_quarantined"):
+                asked.add(run)
+            elif row["type"] == "child_spawned":
+                if run in asked:
+                    self._violated(f"a sub-agent of {run} was spawned behind its cancel")
+            elif isinstance(event, RunFinished):
+                if run not in asked and event.error_code == "aborted":
+                    self._violated(f"{run} failed, since a model call was aborted, and it was not cancelled")
+            elif run not in asked and getattr(event, "outcome", "") == "cancelled":
+                self._violated(f"call {event.call_id} of {run} was cancelled, and its run was not")  # type: ignore[attr-defined]
+            elif run not in asked and getattr(event, "error_code", "") == "aborted" and not event.late:  # type: ignore[attr-defined]
+                self._violated(f"a model call of {run} was aborted, and its run was not cancelled")
+
+    def _results(self, connection: Any) -> None:
+        """What the model was told of its calls is what happened, and each input has its own answer."""
+        statement = select(MESSAGE.c.session_id, MESSAGE.c.run_id, MESSAGE.c.body).where(MESSAGE.c.role == "user")
+        inputs = {(row.session_id, row.run_id): row.body["content"] for row in connection.execute(statement)}
+        ended = select(RUN.c.session_id, RUN.c.run_id, RUN.c.text).where(RUN.c.status == "completed")
+        for row in connection.execute(ended):
+            task = json.loads(inputs[row.session_id, row.run_id])["name"]
+            if not row.text.startswith(f"{task}: "):
+                self._violated(f"{row.session_id}/{row.run_id} was asked {task}, and answered {row.text[:60]!r}")
+        effects = Counter(effect.call_key for effect in self._world.effects)
+        statement = select(MESSAGE.c.session_id, MESSAGE.c.body).where(MESSAGE.c.role == "tool")
+        calls = {
+            (row.session_id, row.call_id): row
+            for row in connection.execute(select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id, TOOL_CALL.c.tool))
+        }
+        for session_id, body in connection.execute(statement):
+            call_id, text = body["tool_call_id"], body["content"]
+            call = calls.get((session_id, call_id))
+            if call is None or call.tool not in POLICY_OF:
+                continue
+            key = f"{session_id}/{call_id}"
+            seen = session_id not in self._seen.with_hooks or ("after_tool", key) in self._seen.hooked
+            if text.startswith("did ") and not seen:
+                self._violated(f"{key} has a result that no hook has seen")
+            count = effects[key]
+            if text == "cancelled" and key in self._seen.left_behind:
+                self._violated(f"{key} had begun in a process that died, and is said to have been cancelled")
+            if text.startswith("did ") and count == 0:
+                self._violated(f"{key} is said to have acted, and has not")
+            if "ToolError" in text and count == 0:
+                self._violated(f"{key} is said to have failed, and never ran")
+        self._world.counts["effects"] += len(self._world.effects)
+
+    def _waits(self, connection: Any) -> None:
+        """A timer fires once, for a time that was set, and not before it; and no wait is over before its time."""
+        stepped = any(fault.kind == "clock_step" for fault in self._world.plan.faults)
+        due, fired = set[tuple[str, str, str, int]](), Counter[tuple[str, str, str, int]]()
+        timers = select(EVENT).where(EVENT.c.type.in_(("timer_set", "timer_fired")))
+        for row in connection.execute(timers.order_by(EVENT.c.session_id, EVENT.c.seq)).mappings():
+            event = queries.event_from_row(row)
+            if isinstance(event, TimerSet):
+                due.add((event.session_id, event.kind, event.name, event.due_at))
+            elif isinstance(event, TimerFired):
+                timer = (event.session_id, event.kind, event.name, event.at - event.late)
+                fired[timer] += 1
+                if timer not in due:
+                    self._violated(f"the timer {timer} fired, and was not set")
+                if event.late < -CLOCK_ERROR and not stepped:
+                    self._violated(f"the timer {timer} fired {-event.late / 1e6:.3f} s early")
+        for timer, count in fired.items():
+            if count > 1:
+                self._violated(f"the timer {timer} fired {count} times")
+        if not stepped:
+            self._waited(connection)
+
+    def _waited(self, connection: Any) -> None:
+        """What a model is told to have waited has passed since it asked for it."""
+        call, asked, told = TOOL_CALL, MESSAGE.alias("asked"), MESSAGE.alias("told")
+        run = [asked.c[name] == call.c[name] for name in ("session_id", "run_id", "round")]
+        results = [told.c[name] == call.c[name] for name in ("session_id", "run_id", "round")]
+        of_call = (call.c.session_id, call.c.call_id, call.c.arguments)
+        columns = (*of_call, asked.c.created_at, told.c.created_at, told.c.body)
+        where = (call.c.tool == "wait", *run, *results, asked.c.role == "assistant", told.c.role == "tool")
+        statement = select(*columns).where(*where).order_by(call.c.session_id, call.c.call_id)
+        for session_id, call_id, arguments, since, until, result in connection.execute(statement):
+            wanted = json.loads(arguments)["seconds"]
+            if result["tool_call_id"] != call_id or not result["content"].startswith("waited "):
+                continue
+            if until - since < wanted * 1e6 - CLOCK_ERROR:
+                self._violated(f"{session_id}/{call_id}: a wait of {wanted} s was over after {(until - since) / 1e6} s")
+            self._world.counts["waits"] += 1
+
+    def _answers(self) -> None:
+        for wait_key, process in self._seen.complete.items():
+            if not (process.dead or self._seen.gave_up(process)):
+                self._violated(f"the answer to {wait_key} was complete, and is not in the log")
+
+    def _tokens(self) -> None:
+        """How often models were asked, for the record; `check_model_call` judges each call."""
+        endpoint, counts = self._world.endpoint, self._world.counts
+        counts["model calls"] += endpoint.calls.total()
+        counts["model calls again"] += sum(count - 1 for count in endpoint.calls.values())
+
+    def _leftovers(self, connection: Any) -> None:
+        """Nothing waits for a session that has nothing to do."""
+        idle = {
+            row.session_id: row
+            for row in connection.execute(
+                select(SESSION.c.session_id, SESSION.c.active, SESSION.c.inbox_count, SESSION.c.wait, SESSION.c.closed)
+            )
+        }
+        for row in connection.execute(select(INBOX.c.session_id, INBOX.c.kind, INBOX.c.key)):
+            if not idle[row.session_id].active:
+                self._violated(f"{row.session_id}: {row.kind} {row.key} is left in the inbox of an idle session")
+
+    def leftovers(self) -> list[str]:
+        """What the services still hold when nothing is to do: their memory is as small as what they do."""
+        found = []
+        for name, actor in self._world.cluster.actors.items():
+            if not name.startswith("node/") or actor.target is None:
+                continue
+            service = actor.target.service
+            sizes = {
+                "calls": len(service.calls), "ready": len(service.frames.paging.ready), "own": len(service.own),
+                "placing": len(service.frames.placing), "interrupts": len(service.interrupts),
+                "operations": max(0, service.journal._submitted.qsize() + len(service.journal._groups) - 2),
+                "expected": len(service.frames.expected), "condemned": len(service.frames.condemned),
+            }  # fmt: skip
+            found += [f"{name} still has {size} {what} when nothing is to do" for what, size in sizes.items() if size]
+            writer = service.config.writer
+            [(last,)] = self._world.committed(f"SELECT max(writer_seq) FROM event WHERE writer = '{writer}'")
+            measured = service.projection.metrics.writer_seq
+            if actor.target._started and measured < (last or 0):
+                found.append(f"{name}: metrics have {measured} events of {last}")
+            for sink, export in service.projection.exports.items():
+                if export.cursor < (last or 0):
+                    found.append(f"{name}: {sink} have {export.cursor} events of {last}")
+        return found
+
+    def _services(self) -> None:
+        for left in self.leftovers():
+            self._violated(left)
+        for name, actor in self._world.cluster.actors.items():
+            if name.startswith("node/") and actor.target is not None:
+                self._world.counts["swept"] += actor.target.service.recovery.swept
+                if actor.target.service.recovery.swept and not self._may_lose_a_wake_up():
+                    self._violated(f"{name}: the sweep found a session that nobody had woken, and nothing was lost")
+                self._metrics(name, actor.target.service)
+        self._spans()
+        self._followed()
+
+    def _metrics(self, name: str, service: NodeService) -> None:
+        """What a service has measured, over all its lives, is what its whole log says when it is measured anew."""
+        if self._world.counts["replaced"]:
+            return  # a part of the log is gone, but not what was made of it
+        again = Metrics()
+        with self._world.store.committed() as connection:
+            again.apply(queries.writer_events(connection, self._world.namespace, service.config.writer, 0, 1_000_000))
+        measured, counted = service.projection.metrics.checkpoint(), again.checkpoint()
+        for metric, totals in counted["totals"].items():
+            if measured["totals"].get(metric) != totals:
+                self._violated(f"{name}: {metric} is {measured['totals'].get(metric)}, its log says {totals}")
+
+    def _may_lose_a_wake_up(self) -> bool:
+        """Whether something went wrong that may keep a service from hearing what was committed."""
+        return any(fault.kind not in HARMLESS for fault in self._world.plan.faults)
+
+    def _spans(self) -> None:
+        """The collector has every span of the log, and no other."""
+        taken, expected = self._world.spans.spans, {}
+        with self._world.store.committed() as connection:
+            for row in connection.execute(select(EVENT)).mappings():
+                for span in spans_of(queries.event_from_row(row)):
+                    expected[key_of(span)] = text_of(span)
+        for problem in self._world.spans.problems:
+            self._violated(problem)
+        alive = {actor.machine.node_id for actor in self._world.cluster.actors.values()}
+        lost = len(alive) < len(self._world.cluster.machines)  # what it had not exported is exported later, by another
+        for key in expected.keys() - taken.keys() if not lost else ():
+            self._violated(f"a span is missing: {expected[key]}")
+        for key in expected.keys() & taken.keys():
+            if expected[key] not in taken[key]:
+                self._violated(f"a span was exported as {taken[key]}, and is {expected[key]}")
+        if not self._world.counts["replaced"]:
+            for key in taken.keys() - expected.keys():
+                self._violated(f"a span is of no event: {taken[key]}")
+
+    def _followed(self) -> None:
+        """Whoever followed a session from its beginning was told every event, once, in order."""
+        for client in self._world.clients:
+            rows = self._world.committed(f"SELECT seq FROM event WHERE session_id = '{client.session_id}' ORDER BY seq")
+            wanted = [row[0] for row in rows]
+            if client.finished and not client.replaced and client.followed != wanted[: len(client.followed)]:
+                self._violated(f"the follower of {client.session_id} was told {client.followed}, there is {wanted}")
+
+    def situation(self) -> str:
+        """Why nothing happens: what sessions with work wait for."""
+        lines = []
+        with self._world.store.committed() as connection:
+            for row in connection.execute(select(SESSION).where(SESSION.c.active == 1)).mappings():
+                lines.append(f"  {row['session_id']}: " + ", ".join(f"{name}={row[name]!r}" for name in SHOWN))
+            lines += [f"  inbox of {row.session_id}: {row.kind} {row.key}" for row in connection.execute(select(INBOX))]
+        alive = [name for name, actor in self._world.cluster.actors.items() if actor.alive]
+        return "\n".join([*lines, f"  processes: {alive}"])
