@@ -99,8 +99,8 @@ def test_a_cluster_whose_head_has_the_same_address_is_another_one(hands: machine
 
 
 def test_a_clock_that_is_set_kills_nobody(hands: machinery.RayMachinery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given an owner that lives, when the machine's clock is set, which moves all times of day at which processes began,
-    then it is still known to live."""
+    """Given an owner that lives, when the machine's clock is set, which moves the times of day at which processes
+    began, then it is still known to live."""
     mine = ray_edge.process_identity(os.getpid())
     began = psutil.Process().create_time()
     monkeypatch.setattr(psutil.Process, "create_time", lambda _: began + 2)

@@ -121,8 +121,8 @@ async def test_repeated_requests_of_drains(kernel: k.Kernel) -> None:
 
 
 async def test_a_repeated_drain_is_not_refused(kernel: k.Kernel) -> None:
-    """Given a drain that was done, and its node gone, or others drained since, when it is repeated, then it is told that
-    it was done; another request for the same is refused."""
+    """Given a drain that was done, and its node gone, or others drained since, when it is repeated, then it is told
+    that it was done; another request for the same is refused."""
     nodes = ["elsewhere", "node1"]
 
     async def ask(_method: str, *request: Any) -> Any:
