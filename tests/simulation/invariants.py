@@ -34,6 +34,7 @@ from understudy.store.statements import EVENT, MESSAGE, QUESTION, SESSION, TOOL_
 from understudy.store.transaction import Row
 from understudy.testing.policies import content_text
 
+from . import deaths
 from .hooks import refused
 from .tools import POLICY_OF
 
@@ -174,6 +175,8 @@ class Invariants:
             if (event.session_id, event.epoch) in self._crashed:
                 self.violated(f"the death of activation {event.epoch} of {event.session_id} was counted twice")
             self._crashed.add((event.session_id, event.epoch))
+            for text in deaths.judge(self._world, event):
+                self.violated(f"the death of activation {event.epoch} of {event.session_id}: {text}; {event.body()}")
         elif isinstance(event, ShutdownForced | SessionQuarantined):
             self._forced.add(run)
         elif isinstance(event, RunFinished) and run not in self._forced:
