@@ -244,7 +244,6 @@ class Client:
         """When all has ended, the session is exported, removed and imported, and goes on."""
         await self._until_all_ended()
         if self._child() is None and await operator.put_away(self.world, self.session_id):
-            self.world.counts["replaced"] += 1  # metrics are of another log now
             self.world.counts["put away"] += 1
             self.replaced = True
             self.directory.settle(self.session_id, "")
