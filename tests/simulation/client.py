@@ -166,6 +166,7 @@ class Client:
         self._specification += 1
         name = f"{self.work.spec['hash']}.{self._specification}"
         spec = {**self.work.spec, "max_rounds": 20 + self._specification, "hash": name, "on_change": "migrate"}
+        self.world.invariants.upgraded.add(self.session_id)  # also if it is not told that this was done
         try:
             await self._found(spec)
             self.world.counts["upgraded"] += 1
@@ -243,7 +244,6 @@ class Client:
         """When all has ended, the session is exported, removed and imported, and goes on."""
         await self._until_all_ended()
         if self._child() is None and await operator.put_away(self.world, self.session_id):
-            self.world.counts["replaced"] += 1  # metrics are of another log now
             self.world.counts["put away"] += 1
             self.replaced = True
             self.directory.settle(self.session_id, "")

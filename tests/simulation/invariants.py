@@ -34,6 +34,7 @@ from understudy.store.statements import EVENT, MESSAGE, QUESTION, SESSION, TOOL_
 from understudy.store.transaction import Row
 from understudy.testing.policies import content_text
 
+from . import deaths
 from .hooks import refused
 from .tools import POLICY_OF
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from understudy.actors.tools import ToolContext
     from understudy.actors.window import Window
 
-    from .cluster import Machine
+    from .cluster import Actor, Machine
     from .scheduler import Process
     from .world import Effect, World
 
@@ -61,6 +62,7 @@ class Invariants:
 
     Attributes:
         violations: what was wrong.
+        upgraded: sessions that were given another specification.
         hooked: which hooks were called, and for what.
         left_behind: calls that had begun in a process that died.
         complete: model calls whose answer is not in the log yet, with the process that has it.
@@ -77,10 +79,12 @@ class Invariants:
         self._started: dict[tuple[str, str], float] = {}
         self._activated_in: dict[str, SessionActivated] = {}
         self._asked: dict[str, Process] = {}
-        self._abandoned: set[str] = set()
-        self._moved: set[str] = set()
+        self._abandoned: set[int] = set()
+        self._moved: set[tuple[str, str | None]] = set()
+        self._ended_by_force: set[str] = set()
         self._begun: set[tuple[str, str]] = set()
         self.left_behind: set[str] = set()
+        self.upgraded: set[str] = set()
         self._answered: set[str] = set()
         self._cancelled: set[tuple[str, str | None]] = set()
         self.complete: dict[str, Process] = {}
@@ -109,6 +113,9 @@ class Invariants:
         self._answered = {key for key in self._answered if key.partition("/")[0] not in gone}
         self.complete = {key: at for key, at in self.complete.items() if key.partition("/")[0] not in gone}
         self._crashed = {known for known in self._crashed if known[0] not in gone}
+        self._moved = {known for known in self._moved if known[0] not in gone}
+        self._forced = {known for known in self._forced if known[0] not in gone}
+        self._ended_by_force -= gone
         self._cancelled = {known for known in self._cancelled if known[0] not in gone}
         self._started = {known: at for known, at in self._started.items() if known[0] not in gone}
         for hooked in (self.hooked, self._hooked_in_time):
@@ -156,7 +163,7 @@ class Invariants:
             self._begun.add((event.session_id, event.call_id))
             self.left_behind.discard(f"{event.session_id}/{event.call_id}")
         elif isinstance(event, ModelCallFailed | ModelCallReissued | ModelCallCompleted):
-            self._model_call(event)
+            self._model_call(event, run)
         elif isinstance(event, CancelRequested):
             self._cancelled.add(run)
         elif isinstance(event, ChildSpawned | ChildRestarted) and run in self._cancelled:
@@ -165,7 +172,7 @@ class Invariants:
             self._activation(event, now)
             self.left_behind |= {f"{session}/{call}" for session, call in self._begun if session == event.session_id}
         elif isinstance(event, SessionMoved):
-            self._moved.add(event.session_id)
+            self._moved.add(run)
         elif isinstance(event, RunAccepted):
             self._world.requested.accepted(event)
         elif isinstance(event, ToolFinished):
@@ -174,8 +181,11 @@ class Invariants:
             if (event.session_id, event.epoch) in self._crashed:
                 self.violated(f"the death of activation {event.epoch} of {event.session_id} was counted twice")
             self._crashed.add((event.session_id, event.epoch))
+            for text in deaths.judge(self._world, event):
+                self.violated(f"the death of activation {event.epoch} of {event.session_id}: {text}; {event.body()}")
         elif isinstance(event, ShutdownForced | SessionQuarantined):
             self._forced.add(run)
+            self._ended_by_force.add(event.session_id)
         elif isinstance(event, RunFinished) and run not in self._forced:
             at_work = (
                 f"SELECT session_id FROM session WHERE parent_id = '{run[0]}' AND parent_run_id = '{run[1]}'"
@@ -184,11 +194,13 @@ class Invariants:
             for (child,) in self._world.committed(at_work):
                 self.violated(f"run {run[1]} of {run[0]} ended ({event.status}) before its sub-agent {child}")
 
-    def _model_call(self, event: ModelCallFailed | ModelCallReissued | ModelCallCompleted) -> None:
+    def _model_call(
+        self, event: ModelCallFailed | ModelCallReissued | ModelCallCompleted, run: tuple[str, str | None]
+    ) -> None:
         """What a model answered is in the log, once; what is said to be lost is."""
         if isinstance(event, ModelCallReissued):
             asked = self._asked.get(event.lost_key.rpartition("/")[0])
-            if asked is not None and not (asked.dead or self.gave_up(asked) or event.session_id in self._moved):
+            if asked is not None and not (asked.dead or self.gave_up(asked) or run in self._moved):
                 self.violated(f"{event.lost_key} is said to be lost, and the service that makes it lives")
         elif isinstance(event, ModelCallFailed):
             if event.error_code.startswith("store"):
@@ -210,14 +222,17 @@ class Invariants:
         window = self._window_of(actor.process)
         if window is None or (window.session_id, window.epoch) != (last.session_id, last.epoch):
             return
-        begun = any(session_id == last.session_id for session_id, _ in self._begun)
-        if begun and last.session_id not in self._moved and not self._unreached(actor.machine):
+        runs = {_run_of(call_id) for session_id, call_id in self._begun if session_id == last.session_id}
+        begun = any((last.session_id, run) not in self._moved for run in runs)
+        if begun and not self._unreached(actor):
             self.violated(f"{last.session_id} left frame {last.frame_id}, where a tool of it is at work")
 
     def _activation(self, event: SessionActivated, now: float) -> None:
         """A session is given to another process only if the one that has it was ended, or is not reached; and then only
         when the lease of what that was allowed to begin is over."""
         before, self._activated_in[event.session_id] = self._activated_in.get(event.session_id), event
+        forced = event.session_id in self._ended_by_force  # since that one: whatever is killed then may live a little
+        self._ended_by_force.discard(event.session_id)
         actor = self._world.cluster.frames.get(before.frame_id) if before is not None else None
         if before is None or before.frame_id == event.frame_id or actor is None:
             return
@@ -232,8 +247,7 @@ class Invariants:
             if state == "started" and POLICY_OF.get(tool, "rerun") != "rerun" and now - at < LEASE_SECONDS:
                 text = f"{now - at:.2f} s after the start of {call_id}, and frame {before.frame_id} lives"
                 self.violated(f"{event.session_id} was activated again ({event.cause}) {text}")
-        forced = any(session_id == event.session_id for session_id, _ in self._forced)
-        if not (self._unreached(actor.machine) or forced or self._world.counts["upgraded"] or event.cause == "moved"):
+        if not (self._unreached(actor) or forced or event.session_id in self.upgraded or event.cause == "moved"):
             self.violated(f"{event.session_id} was taken from frame {before.frame_id}, which is at work at it")
 
     def check_process(self, context: ToolContext, process: Process) -> None:
@@ -254,13 +268,14 @@ class Invariants:
     def gave_up(self, process: Process) -> bool:
         """Whether the process's machine was taken for lost, or is cut off."""
         machine = self._world.machine_of(process)
-        return machine is None or self._unreached(machine)
+        return machine is None or any(self._unreached(actor) for actor in machine.actors if actor.process is process)
 
-    def _unreached(self, machine: Machine) -> bool:
-        """Whether a machine was taken for lost, or may be: it is cut off, or its node service does not answer."""
-        service = self._world.cluster.actors.get(f"node/{machine.node_id}")
+    def _unreached(self, actor: Actor) -> bool:
+        """Whether a process was given up with its machine, or may be: the machine is cut off, or its node service does
+        not answer. A machine that is given up may come back; what had been on it then does not."""
+        service = self._world.cluster.actors.get(f"node/{actor.machine.node_id}")
         silent = service is not None and service.process is not None and service.process.paused
-        return self._cut(machine) or machine.node_id in self._abandoned or bool(silent)
+        return self._cut(actor.machine) or actor.pid in self._abandoned or bool(silent)
 
     def _cut(self, machine: Machine) -> bool:
         """Whether somebody can't reach the machine, or it somebody."""
@@ -269,12 +284,12 @@ class Invariants:
     def check_model_call(self, request: ModelRequest) -> None:
         """A model is asked: nobody has its answer yet, and it is sent what was committed."""
         wait_key = request.wait_key
-        session_id = wait_key.partition("/")[0]
+        session_id, run_id = wait_key.rpartition("/")[0].split("/", 1)
         if wait_key in self._answered:
             self.violated(f"the model call {wait_key} is made again, and its answer was committed")
         process, before = self._world.scheduler.current, self._asked.get(wait_key)
         self._asked[wait_key] = process
-        if before is not None and not (before.dead or self.gave_up(before) or session_id in self._moved):
+        if before is not None and not (before.dead or self.gave_up(before) or (session_id, run_id) in self._moved):
             self.violated(f"the model call {wait_key} is made again, and the service that made it lives")
         sent = [_said(message) for message in request.messages if message["role"] != "system"]
         with self._world.store.committed() as connection:
@@ -314,7 +329,7 @@ class Invariants:
     def check_abandoned(self, machine: Machine) -> None:
         """A machine on which nothing went wrong is not given up."""
         now = self._world.scheduler.time()
-        self._abandoned.add(machine.node_id)
+        self._abandoned.update(actor.pid for actor in machine.actors)
         if machine.alive and not self._cut(machine) and now > machine.disturbed_until + ABANDON_SECONDS:
             self.violated(f"machine {machine.node_id} was given up, and nothing had happened to it")
 
@@ -345,7 +360,7 @@ class Invariants:
         if policy == "rerun":
             return None
         # What a run's process was about to begin when the run was ended by force may have its effect (guarantees.md).
-        forced = (session_id, call_id.rsplit("/", 2)[0]) in self._forced
+        forced = (session_id, _run_of(call_id)) in self._forced
         if row.epoch != effect.epoch and self._activated(session_id) > effect.epoch and not forced:
             self.violated(f"effect of {effect.call_key} under epoch {effect.epoch}, which epoch {row.epoch} had fenced")
         started = self._started.get((session_id, call_id), effect.at)
@@ -374,6 +389,11 @@ class Invariants:
         with self._world.store.committed() as connection:
             rows = connection.execute(statement.order_by(EVENT.c.seq)).mappings()
             return max((queries.event_from_row(row).epoch for row in rows), default=0)
+
+
+def _run_of(call_id: str) -> str:
+    """The run that a call is of."""
+    return call_id.rsplit("/", 2)[0]
 
 
 def _said(message: dict[str, Any]) -> tuple[str, str, int]:

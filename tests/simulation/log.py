@@ -20,11 +20,15 @@ class Log:
 
     A journal returns what it has committed. Not if the answer of the store is lost, if its process dies before it, or
     if the commit takes effect later: since the first of these the events are read from the store.
+
+    Attributes:
+        of_writers: what each journal has committed, by its place in the journal's log; also what was removed since.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._seen: dict[str, int] = {}
+        self.of_writers: dict[str, dict[int, Event]] = {}
         self._is_in_doubt = False
 
     def doubt(self) -> None:
@@ -36,14 +40,16 @@ class Log:
         for session_id in session_ids:
             self._seen.pop(session_id, None)
 
-    def news(self, committed: list[Event]) -> list[Event]:
+    def news(self, writer: str, committed: list[Event]) -> list[Event]:
         """What was not seen before: of these events, and of the store's if a commit is in doubt."""
-        found = self._stored() if self._is_in_doubt else committed
-        new = [event for event in found if event.seq > self._seen.get(event.session_id, 0)]
-        self._seen.update((event.session_id, event.seq) for event in new)
-        return new
+        found = self._stored() if self._is_in_doubt else [(writer, event) for event in committed]
+        found = [(writer, event) for writer, event in found if event.seq > self._seen.get(event.session_id, 0)]
+        for writer, event in found:
+            self._seen[event.session_id] = event.seq
+            self.of_writers.setdefault(writer, {})[event.writer_seq] = event
+        return [event for _, event in found]
 
-    def _stored(self) -> list[Event]:
+    def _stored(self) -> list[tuple[str, Event]]:
         rows = []
         with self._world.store.committed() as connection:
             for session_id, seq in self._world.committed("SELECT session_id, seq FROM session"):
@@ -51,4 +57,5 @@ class Log:
                 if seq > seen:
                     statement = select(EVENT).where(EVENT.c.session_id == session_id, EVENT.c.seq > seen)
                     rows += connection.execute(statement).mappings().all()
-        return sorted(map(event_from_row, rows), key=lambda event: (event.at, event.writer_seq))
+        found = [(row["writer"], event_from_row(row)) for row in rows]
+        return sorted(found, key=lambda item: (item[1].at, item[1].writer_seq))

@@ -34,7 +34,7 @@ class Collector:
             before = self.spans.setdefault(key_of(span), [])
             if text in before:
                 continue
-            if before and not any(name in text for name in self._removed):
+            if before and not self.of_removed([text]):
                 self.problems.append(f"span {span.name} came again and was another: {before}, {text}")
             before.append(text)
         return SpanExportResult.SUCCESS
@@ -44,6 +44,10 @@ class Collector:
         gone = [f"('gen_ai.conversation.id', '{session_id}')" for session_id in session_ids]
         self.spans = {key: texts for key, texts in self.spans.items() if not any(name in texts[0] for name in gone)}
         self._removed += gone
+
+    def of_removed(self, texts: list[str]) -> bool:
+        """Whether these are a span of a session that was removed, or of one that has its id now."""
+        return any(name in text for name in self._removed for text in texts)
 
     def recover(self) -> None:
         """Take spans again."""

@@ -293,7 +293,7 @@ class World:
                 self.log.doubt()
                 raise
             self.requested.committed()
-            events = self.log.news(committed.events)
+            events = self.log.news(journal.writer, committed.events)
             self.invariants.committed(self.scheduler.current.name, generation, began, committed, events)
             for event in events:
                 self.faults.committed(event)
