@@ -249,6 +249,10 @@ class Client:
             self.directory.settle(self.session_id, "")
             await self._send(action)
 
+    async def _resume(self, _action: Action) -> None:
+        if await self._change("resume", self.session_id):
+            self.world.counts["resumed"] += 1
+
     async def _abort(self, _action: Action) -> None:
         await self._change("abort_pending", self.session_id, None)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .invariants import Invariants
     from .world import World
 
-HARMLESS = ("kill_frame", "pause_frame", "endpoint", "exporter")
+HARMLESS = ("kill_frame", "pause_frame", "endpoint", "exporter", "cut_clients")
 """Faults of which node services hear at once, or not at all."""
 
 CLOCK_ERROR = 1_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from understudy.errors import UnderstudyError
 
@@ -30,6 +30,7 @@ class Faults:
         self._over = False
         self._moments = Moments(world.plan.faults)
         self._hit = ""
+        self._drained: tuple[Any, ...] = ()
 
     def start(self) -> None:
         """Each at its time."""
@@ -46,7 +47,7 @@ class Faults:
         if not self._over:
             self._hit = session_id
             self._world.note(f"fault: {fault}")
-            if not fault.kind.endswith(("_frame", "slow_kill", "endpoint", "clock_step", "exporter")):
+            if not fault.kind.endswith(("_frame", "slow_kill", "endpoint", "clock_step", "exporter", "clients")):
                 until = self._world.scheduler.time() + fault.seconds
                 for machine in self._world.cluster.machines.values():
                     machine.disturbed_until = max(machine.disturbed_until, until)
@@ -63,6 +64,7 @@ class Faults:
             machine.frozen = False
             if machine.alive:
                 world.cluster.heal(machine)
+        world.cluster.heal(world.outside)
         world.cluster.trouble = (0.0, 0.0, 0.0)
         world.cluster.slow.clear()
         world.scheduler.hear_in_time()
@@ -215,6 +217,11 @@ class Faults:
             machine.cut_off, machine.store_cut_off = True, fault.pick * 5 % 1 < 0.5
             self._world.cluster.after(fault.seconds, self._world.cluster.heal, machine)
 
+    def _cut_clients(self, fault: Fault) -> None:
+        """No client reaches anybody: what it says, and what it is told, arrives later."""
+        self._world.outside.cut_off = True
+        self._world.cluster.after(fault.seconds, self._world.cluster.heal, self._world.outside)
+
     def _cut_link(self, fault: Fault) -> None:
         """The supervisor's machine and another one don't reach each other, or one the other; all else works."""
         head, machine = next(iter(self._world.cluster.machines)), self._machine(fault, spare_head=True)
@@ -253,14 +260,24 @@ class Faults:
     def _drain(self, fault: Fault) -> None:
         """A node is drained for a while."""
         machine = self._machine(fault, spare_head=False)
+        if machine is not None:
+            self._drained = ([machine.node_id], fault.seconds, "the plan says so", False, f"drain {fault.at}")
+            self._ask_for_drain(fault)
+
+    def _drain_again(self, fault: Fault) -> None:
+        """The last drain is asked for once more, by who was not answered: perhaps when it is over."""
+        if self._drained:
+            self._ask_for_drain(fault)
+
+    def _ask_for_drain(self, fault: Fault) -> None:
         supervisor = self._world.cluster.actors.get("supervisor")
-        if machine is None or supervisor is None:
+        if supervisor is None:
             return
-        node_id, world = machine.node_id, self._world
+        wanted, world = self._drained, self._world
+        [node_id] = wanted[0]
 
         async def drain() -> None:
             try:
-                wanted = ([node_id], fault.seconds, "the plan says so", False, f"drain {fault.at}")
                 await world.call(supervisor, "drain", *wanted, here=None)
             except UnderstudyError as error:
                 world.note(f"no drain: {error}")

@@ -396,6 +396,26 @@ def late_threads(chosen: random.Random, others: tuple[Fault, ...], window: float
     return tuple(sorted(found, key=_order))
 
 
+def unreached(chosen: random.Random, others: tuple[Fault, ...], machines: int, window: float) -> tuple[Fault, ...]:
+    """The same faults; and clients reach nobody for a while, again and again. Drains are asked for a second time."""
+    found = list(others)
+    for _ in range(chosen.choice((1, 3))):
+        seconds = round(chosen.choice((3.0, 8.0, 15.0, 40.0)) * (0.5 + chosen.random()), 3)
+        found.append(Fault(round(chosen.random() * window, 3), "cut_clients", round(chosen.random(), 3), seconds))
+    if machines > 1:
+        at = round(chosen.random() * window / 2, 3)
+        found.append(Fault(at, "drain", round(chosen.random(), 3), chosen.choice((0.5, 5.0))))
+        found.append(Fault(round(at + chosen.choice((0.1, 6.0, 20.0)) * chosen.random(), 3), "drain_again", 0.5, 1.0))
+    return tuple(sorted(found, key=_order))
+
+
+def fragile(chosen: random.Random, work: Work) -> Work:
+    """The same work; its session may die less often, and a person lets it go on when it was given up."""
+    restart = {**work.spec["restart"], "max_restarts": chosen.choice((0, 1, 2)), "period": chosen.choice((5, 60))}
+    moments = [Action(soon(chosen), "resume", {}, Trigger("session_quarantined", count)) for count in (1, 2)]
+    return replace(work, spec={**work.spec, "restart": restart}, actions=(*work.actions, *moments))
+
+
 def lose(
     chosen: random.Random, work: tuple[Work, ...], others: tuple[Fault, ...]
 ) -> tuple[tuple[Work, ...], tuple[Fault, ...]]:  # fmt: skip
@@ -458,6 +478,12 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     threads = random.Random(f"{seed}/threads")
     if threads.random() < 0.15:
         wrong = late_threads(threads, wrong, window)
+    outside = random.Random(f"{seed}/clients")
+    if outside.random() < 0.1:
+        wrong = unreached(outside, wrong, machines, window)
+    given_up = random.Random(f"{seed}/fragile")
+    if given_up.random() < 0.1:
+        work = tuple(fragile(given_up, item) for item in work)
     archived = random.Random(f"{seed}/archives")
     work = tuple(put_away(archived, item, window) if archived.random() < 0.08 else item for item in work)
     return Plan(
