@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import inspect
 import json
@@ -200,8 +201,12 @@ async def reconcile(
     started_at, begin = time.time_ns() // 1000, time.monotonic_ns()
     outcome, text, stuck = "interrupted", INTERRUPTED, False
     if tool.reconcile is not None:
-        finder = _finder(tool, tool.reconcile, context)
-        outcome, text, stuck = await run(finder, {}, timeout, before=before, begun=begun)
+        wanted = _Wanted()
+        finder = _finder(tool, tool.reconcile, context, wanted)
+        try:
+            outcome, text, stuck = await run(finder, {}, timeout, before=before, begun=begun)
+        finally:
+            wanted.end()
         if outcome == TOO_LATE:
             return None
         if outcome != "ok":
@@ -223,7 +228,28 @@ class _Finder:
     is_async: bool
 
 
-def _finder(tool: LoadedTool, function: Callable[..., Any], context: ToolContext) -> _Finder:
+class _Wanted:
+    """What a thread waits for on the event loop; it is cancelled when nobody wants it any more."""
+
+    def __init__(self) -> None:
+        self._ended = False
+        self._waiting: list[concurrent.futures.Future[Any]] = []
+
+    def wait(self, answer: concurrent.futures.Future[Any]) -> Any:
+        """In the thread."""
+        self._waiting.append(answer)
+        if self._ended:  # looked at behind the append, as `end` sets it before it looks: one of both cancels
+            answer.cancel()
+        return answer.result()
+
+    def end(self) -> None:
+        """On the event loop."""
+        self._ended = True
+        for answer in self._waiting:
+            answer.cancel()
+
+
+def _finder(tool: LoadedTool, function: Callable[..., Any], context: ToolContext, wanted: _Wanted) -> _Finder:
     loop = asyncio.get_running_loop()
     # Of an object what is called is its class's `__call__`.
     name, kinds = f"on_crash of {tool.name}", (function, type(function).__call__)
@@ -234,7 +260,7 @@ def _finder(tool: LoadedTool, function: Callable[..., Any], context: ToolContext
     def ask() -> Any:
         found = function(context)
         if asyncio.iscoroutine(found):  # of a function that is not async itself, say a lambda; its thread waits for it
-            return asyncio.run_coroutine_threadsafe(found, loop).result()
+            return wanted.wait(asyncio.run_coroutine_threadsafe(found, loop))
         return found
 
     return _Finder(name, ask, is_async)

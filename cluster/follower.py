@@ -165,7 +165,7 @@ class Follower:
     async def _catch_up(self, subscription: Subscription, seq: int) -> None:
         """Fetch what a session has committed, if its follower was told nothing since the last comparison."""
         session_id, after, (told, before) = subscription.session_id, subscription.after, subscription.seen
-        if before == after and told != seq:
+        if before == after and seq not in (told, after):
             try:
                 async with asyncio.timeout(COMPARE_SECONDS):
                     events = await self._nodes.request(session_id, "events", session_id, after)

@@ -93,7 +93,7 @@ class Frames:
             self.paging.add(Ready(held.session_id, slot.placement, tree, "takeover", epoch=held.epoch))
         for other, root_id in self.expected.pop(slot.frame_id, {}).items():
             if other.session_id != session_id:
-                self.paging.add(Ready(other.session_id, slot.placement, root_id, "takeover"))
+                self.paging.add(Ready(other.session_id, slot.placement, root_id, "takeover", epoch=other.epoch))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
         slot.seen, slot.called = now(), number
         slot.incarnation, slot.root_id = incarnation, call.get("root_id") or session_id or ""
@@ -195,7 +195,8 @@ class Frames:
                 log.info("session %s needs no frame: %s", session_id, error)
                 self.paging.rest(slot, None)
                 self.dispatch()
-                self._node.spawn_task(self._node.recovery.look(session_id))
+                if isinstance(error, Fenced):  # what else keeps it from a frame may do so for long: the sweep looks
+                    self._node.spawn_task(self._node.recovery.look(session_id))
             else:
                 self.reply(slot, self.given(slot, work))
 

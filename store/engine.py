@@ -74,7 +74,7 @@ class Database:
             backend = "postgresql+psycopg://"
             connect = self._dated(address.connect_journal)
             self.writer = create_engine(backend, creator=connect, pool_size=1, max_overflow=1)
-            options = {"pool_size": 2, "max_overflow": 1, "pool_pre_ping": True, "isolation_level": "REPEATABLE READ"}
+            options = {"pool_size": 2, "max_overflow": 1, "isolation_level": "REPEATABLE READ"}
             self.reader = create_engine(backend, creator=self._dated(address.connect_reader), **options)
 
         for engine in (self.writer, self.reader):
@@ -197,12 +197,19 @@ class Database:
         @event.listens_for(engine, "connect")
         def _connect(_connection, record) -> None:  # type: ignore[no-untyped-def]
             record.info.setdefault("outages", self._outages)
-            record.info["pool"] = engine.pool
+            record.info["pool"], record.info["used"] = engine.pool, False
 
         @event.listens_for(engine, "checkout")
-        def _checkout(_connection, record, _proxy) -> None:  # type: ignore[no-untyped-def]
+        def _checkout(connection, record, _proxy) -> None:  # type: ignore[no-untyped-def]
             if record.info["outages"] != self._outages:
                 raise DisconnectionError("opened before an outage")
+            used, record.info["used"] = record.info["used"], True
+            if engine is not self.reader or self.is_sqlite or not used:
+                return
+            try:  # not `pool_pre_ping`, which would first ask a server that may have been silent since that outage
+                engine.dialect.do_ping(connection)
+            except self._driver.Error as error:
+                raise DisconnectionError(str(error)) from error
 
         @event.listens_for(engine, "checkin")
         def _checkin(_connection, record) -> None:  # type: ignore[no-untyped-def]

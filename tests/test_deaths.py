@@ -6,8 +6,9 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock, patch
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from understudy.cluster.reading import Reading
 from understudy.cluster.requests import Requests
 from understudy.errors import StaleGeneration, StoreUnreachable
+from understudy.store.transaction import Transaction
 
 from . import kernel as k
 
@@ -213,14 +215,15 @@ async def test_what_was_read_before_a_session_was_given_away_gives_it_to_nobody(
     notes, read, heard = tmp_path / "notes", asyncio.Event(), asyncio.Event()
     begun, may_end = asyncio.Event(), asyncio.Event()
     async with k.running(store, tmp_path, frames=1) as kernel:
-        look, point = Reading.session, kernel.point
+        active, point = Reading.active, kernel.point
 
-        async def late(reading: Reading, session_id: str) -> dict[str, object]:
-            row = await look(reading, session_id)
-            if session_id == "s" and row["frame_id"] is None and not read.is_set():
+        async def late(reading: Reading, nodes: list[str] | None, **only: Any) -> list[dict[str, object]]:
+            rows = await active(reading, nodes, **only)
+            if only.get("session_ids") == ["s"] and not read.is_set():
+                assert [row["frame_id"] for row in rows] == [None]
                 read.set()
                 await heard.wait()
-            return row
+            return rows
 
         async def waiting(label: str, who: k.Worker | None) -> None:
             if label == "tool has had its effect":
@@ -234,7 +237,7 @@ async def test_what_was_read_before_a_session_was_given_away_gives_it_to_nobody(
         await kernel.send("s")
         await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
         [worker] = kernel.workers.values()
-        with patch.object(Reading, "session", late):
+        with patch.object(Reading, "active", late):
             kernel.kill(worker, replace=False)
             await asyncio.wait_for(read.wait(), 10.0)
             kernel.server.release()
@@ -247,3 +250,29 @@ async def test_what_was_read_before_a_session_was_given_away_gives_it_to_nobody(
             assert (await kernel.end("s"))["status"] == "completed"
         assert "tool_in_doubt" not in await kernel.types("s")
         assert len(k.notes(notes)) == 1
+
+
+async def test_a_session_that_was_activated_since_it_was_found_ready_is_looked_at(store: str, tmp_path: Path) -> None:
+    """Given a session that is queued, when its epoch rises before a frame gets it, then no frame gets it for what was
+    found then, and it is looked at again at once."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        [worker] = kernel.workers.values()
+        kernel.kill(worker, replace=False)
+        await kernel.quiet()
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        [ready] = kernel.service.frames.paging.ready.values()
+
+        def fence(tx: Transaction) -> None:  # as `activation.crash` does where a process may live
+            row = tx.session("s")
+            tx.changed(row)
+            row["epoch"] += 1
+
+        await kernel.service.journal.submit(fence, "s")
+        kernel.service.frames.paging.remove("s")
+        kernel.service.frames.paging.add(replace(ready, epoch=1))
+        row = await kernel.info("s")
+        assert row["epoch"] != 0
+        kernel.add_frame()
+        assert (await asyncio.wait_for(kernel.end("s"), 10.0))["status"] == "completed"
+        assert kernel.service.recovery.swept == 0

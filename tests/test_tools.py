@@ -597,6 +597,26 @@ print(asyncio.run(execute(tool, bind(tool, "{}", context), 0.05)).outcome)
         assert outcome is not None
         assert (outcome.outcome, outcome.content, outcome.stuck_thread) == ("ok", "found s/r/1/0", False)
 
+    async def test_what_finds_out_ends_with_the_call(self) -> None:
+        """Given an `on_crash` function that returns a coroutine, when the call is given up, then that is cancelled."""
+        waits, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def find_out_for_long() -> str:
+            waits.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+            return "found"
+
+        tool = dataclasses.replace(direct(None), reconcile=lambda _context: find_out_for_long())
+        finding = asyncio.create_task(execution.reconcile(tool, CONTEXT, 60, math.inf))
+        await asyncio.wait_for(waits.wait(), 10)
+        finding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await finding
+        await asyncio.wait_for(cancelled.wait(), 10)
+
     async def test_async_tool_past_its_timeout_is_cancelled(self) -> None:
         """It may clean up, and is not stuck."""
         cleaned = asyncio.Event()

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from understudy import identifiers
 from understudy.actors import execution
+from understudy.errors import UnderstudyError
 from understudy.store import journal
 
 from .scheduler import EPOCH, Scheduler, Signal, Thread
@@ -121,17 +122,28 @@ class Threads:
 
 
 class Log(logging.Handler):
-    """Keeps what the kernel logs, with the virtual time and the process."""
+    """Keeps what the kernel logs, with the virtual time and the process.
 
-    def __init__(self, scheduler: Scheduler, note: Callable[[str], None], level: int) -> None:
-        super().__init__(level)
-        self._scheduler = scheduler
+    Args:
+        level: of what is kept.
+        failed: told of errors that nobody foresaw; those of the product's own tree are foreseen.
+    """
+
+    def __init__(self, note: Callable[[str], None], level: int, failed: Callable[[str], None]) -> None:
+        super().__init__(min(level, logging.ERROR))
         self._note = note
+        self._level = level
+        self._failed = failed
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if record.exc_info and record.exc_info[1] is not None:
-            text += f" [{type(record.exc_info[1]).__name__}: {record.exc_info[1]}]"
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            text += f" [{type(error).__name__}: {error}]"
+        if record.levelno >= logging.ERROR and error is not None and not isinstance(error, UnderstudyError):
+            self._failed(f"{record.name.removeprefix('understudy.')}: {text}")
+        if record.levelno < self._level:
+            return
         self._note(f"{record.levelname.lower()} {record.name.removeprefix('understudy.')}: {text}")
 
 
@@ -160,7 +172,9 @@ def watched(scheduler: Scheduler) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def installed(scheduler: Scheduler, seed: int, note: Callable[[str], None], level: int) -> Iterator[None]:
+def installed(
+    scheduler: Scheduler, seed: int, note: Callable[[str], None], level: int, failed: Callable[[str], None]
+) -> Iterator[None]:  # fmt: skip
     """Run the kernel's modules on the simulated system within this context."""
     system = Threads(scheduler)
     source = random.Random(f"{seed}/entropy")
@@ -185,14 +199,14 @@ def installed(scheduler: Scheduler, seed: int, note: Callable[[str], None], leve
         patch.object(frame, "threading", system.threading),
     ]
     logger = logging.getLogger("understudy")
-    handler = Log(scheduler, note, level)
+    handler = Log(note, level, failed)
     state, before = random.getstate(), (logger.level, logger.propagate)
     random.seed(seed)
     with contextlib.ExitStack() as stack:
         for change in changes:
             stack.enter_context(change)
         logger.addHandler(handler)
-        logger.setLevel(level)
+        logger.setLevel(min(level, logging.ERROR))
         logger.propagate = False
         asyncio.set_event_loop(scheduler)
         try:

@@ -260,7 +260,7 @@ class World:
     def _installed(self) -> Iterator[None]:
         node = "understudy.cluster.node_service"
         with (
-            system.installed(self.scheduler, self.plan.seed, self.note, self._log_level),
+            system.installed(self.scheduler, self.plan.seed, self.note, self._log_level, self.invariants.violated),
             patch(f"{node}.Database", lambda _dsn: self.store.open(self.scheduler.current.name)),
             patch("understudy.cluster.projection.serve_metrics", lambda *_args, **_options: (0, None)),
             patch("understudy.cluster.frames.measure", lambda _pids: Memory(1 << 40, 1 << 39)),

@@ -105,7 +105,7 @@ class SimulatedDatabase(Database):
         self._unlimited_statements = unlimited
         self._outages = 0
         self.writer = self._engine(self._dated(self._connect_journal), DIALECT, size=1, most=2)
-        self.reader = self._engine(self._dated(self._connect_reader), READER, size=2, most=3, pre_ping=True)
+        self.reader = self._engine(self._dated(self._connect_reader), READER, size=2, most=3)
         self.statements = statements_of(DIALECT)
         self._driver = psycopg
 
