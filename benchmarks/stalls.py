@@ -121,7 +121,7 @@ class _Node:
         began = time.perf_counter()
         arrival = self._arrivals[name] = asyncio.get_running_loop().create_future()
         if kind == "idle":
-            await self.requests.send(name, {"run_id": "r", "content": "go"})
+            await self.requests.send(name, {"run_id": "r", "content": "go"}, name)
         else:
             await self.service.journal.submit(
                 lambda tx: tx.set_timer(tx.session(name), beginnings.PAUSE_TIMER, tx.now), name

@@ -164,7 +164,7 @@ class Stage:
         record.asked = dict(self._gateway.asked)
 
     async def _ended(self, session_id: str, content: str) -> dict[str, Any]:
-        await self._requests.send(session_id, {"run_id": RUN, "content": content})
+        await self._requests.send(session_id, {"run_id": RUN, "content": content}, new_identifier())
         after = 0
         while True:
             row: dict[str, Any] = await self._requests.read("run", [session_id, RUN], {})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.config import ModelProfile, Settings, model_profile_from_environment
 from understudy.errors import DeadlineExceeded, InvalidConfiguration, InvalidInput, RunFailed, StoreUnreachable
-from understudy.events import Event, ModelCallCompleted, RunFinished, StreamRestarted, TextDelta
+from understudy.events import Event, ModelCallCompleted, RunFinished
 from understudy.identifiers import check_identifier, new_identifier, read_traceparent
 from understudy.messages import Message
 from understudy.prices import price_table
@@ -25,6 +25,7 @@ from .connection import Connection
 from .packages import refuse_temporary
 from .ray_edge import connect_ray
 from .results import BudgetUse, DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
+from .streaming import Streaming
 
 if TYPE_CHECKING:
     from understudy.observability.traces import TraceSpan  # which loads the OpenTelemetry SDK
@@ -208,7 +209,7 @@ class Session:
         caller = current_span() if traceparent is None else read_traceparent(traceparent) if traceparent else None
         if caller is not None:
             run["trace_id"], run["parent_span_id"] = caller
-        accepted = background.wait(self._connection.request("send", self.id, run))
+        accepted = background.wait(self._connection.change("send", self.id, run))
         return Run(self._cluster, self.id, run_id, accepted["after"] if accepted["created"] else None)
 
     def run(self, run_id: str) -> Run:
@@ -241,8 +242,8 @@ class Session:
         if rerun == bool(text) or (rerun and failed):
             raise InvalidInput("answer takes a text, or rerun=True without one")
         decision = "rerun" if rerun else "error" if failed else "ok"
-        # Which time the call asked: a repeated request must not answer the next question of the same call.
-        asked = next((item.asked for item in self.pending() if item.call_id == call_id), None)
+        # Which time the call asked last, answered or not: the request must not answer a question that comes after it.
+        asked = self._cluster._read("asked", self.id, call_id)
         return bool(background.wait(self._connection.change("answer", self.id, call_id, decision, text, asked)))
 
     def abort_pending(self, call_id: str | None = None) -> list[str]:
@@ -477,7 +478,7 @@ class Run:
     async def _events(self) -> AsyncIterator[Event]:
         if self._after is None:
             await self._row()
-        keys: dict[str, int] = {}
+        streaming = Streaming(self.session_id, self.run_id)
         follow = self._connection.follower.follow(self.session_id, after=self._after or 0, stream=True)
         async with follow as subscription:
             while True:
@@ -485,47 +486,26 @@ class Run:
                 if kind == "error":
                     raise news[0]
                 if kind == "text":
-                    for delta in self._deltas(keys, *news):
+                    for delta in streaming.piece(*news):
                         yield delta
                     continue
                 event = news[0]
                 if event.run_id != self.run_id:
                     continue
-                if isinstance(event, ModelCallCompleted):
-                    async for delta in self._rest(keys, event):
+                if isinstance(event, ModelCallCompleted) and (answer := await self._answer(event)) is not None:
+                    for delta in streaming.rest(event, answer):
                         yield delta
                 yield event
                 if isinstance(event, RunFinished):
                     return
 
-    def _deltas(
-        self, keys: dict[str, int], previous: tuple[str, int], key: str, offset: int, text: str
-    ) -> Iterator[Event]:
-        request_key, _, _ = key.rpartition("/")
-        run_id = request_key.split("/")[1]
-        if run_id != self.run_id:
-            return
-        wait_key = request_key.rpartition("/")[0]
-        if previous[0] != key and previous[0].startswith(f"{wait_key}/") and keys.get(wait_key):
-            keys[wait_key] = 0
-            yield StreamRestarted(request_key=request_key, session_id=self.session_id, run_id=run_id)
-        if text:
-            keys[wait_key] = offset + len(text)
-            yield TextDelta(
-                request_key=request_key, offset=offset, text=text, session_id=self.session_id, run_id=run_id
-            )
-
-    async def _rest(self, keys: dict[str, int], event: ModelCallCompleted) -> AsyncIterator[Event]:
-        """The part of an answer that was committed before it was streamed to here."""
-        wait_key = event.request_key.rpartition("/")[0]
-        told = keys.pop(wait_key, 0)
+    async def _answer(self, event: ModelCallCompleted) -> Message | None:
+        """The message right before this event; None where another attempt's answer came first."""
         wires = await self._connection.read("messages", self.session_id, event.seq - 2, 1)
         message = Message.from_wire(wires[0]) if wires else None
-        if message is not None and message.seq == event.seq - 1 and message.text[told:]:
-            rest = message.text[told:]
-            yield TextDelta(
-                request_key=event.request_key, offset=told, text=rest, session_id=self.session_id, run_id=self.run_id
-            )
+        if message is None or (message.seq, message.role, message.run_id) != (event.seq - 1, "assistant", self.run_id):
+            return None
+        return message
 
     def __repr__(self) -> str:
         return f"Run({self.session_id!r}, {self.run_id!r})"

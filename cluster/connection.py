@@ -227,12 +227,12 @@ class Connection:
         if node_id is None and not stop:
             raise CannotDrain("which node?", details={"nodes": nodes})
         await self._supervise("drain", nodes, timeout, DRAIN_REASON, stop, new_identifier())
+        late = time.monotonic() + timeout + DRAIN_SPARE_SECONDS  # the deadline is by another machine's clock
         while True:
             rows = await self.read("drains")
             found = [DrainInfo.from_row(row) for row in rows if row["node_id"] in nodes]
             open_ = [drain for drain in found if not drain.finished_at]
-            late = any(time.time() > drain.deadline / 1e6 + DRAIN_SPARE_SECONDS for drain in open_)
-            if not wait or not open_ or late or len(found) < len(nodes):
+            if not wait or not open_ or time.monotonic() > late or len(found) < len(nodes):
                 break  # all are done; or one was lost, or taken back
             await asyncio.sleep(DRAIN_LOOK_SECONDS)
         if stop and found:

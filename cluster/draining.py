@@ -224,9 +224,11 @@ class Draining:
 
     async def _finish(self) -> None:
         """Nothing is left: say so, once."""
-        if self._drain is not None and not self._drain["finished_at"]:
+        drain = self._drain
+        if drain is not None and not drain["finished_at"]:
             here = self._node.config.node_id
-            await self._node.journal.submit(lambda tx: draining.finish(tx, here))
-            self._drain["finished_at"] = now()
-            self._finished.set()
-            log.warning("node %s is drained", here[:8])
+            await self._node.journal.submit(lambda tx: draining.finish(tx, here, drain["started_at"]))
+            drain["finished_at"] = now()
+            if self._drain is drain:  # else it was told anew, or another one began meanwhile: that is looked at next
+                self._finished.set()
+                log.warning("node %s is drained", here[:8])

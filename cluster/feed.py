@@ -7,12 +7,15 @@ one the same question and misses nothing, and sees nothing twice.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import Event, InputRequested, RunFinished
+from understudy.records import PAGE
 from understudy.waiting import is_set_within
 
 ENDS = (RunFinished.type, InputRequested.type)
@@ -25,6 +28,8 @@ GATHER_SHARE = 0.0001
 """Seconds, per session that a client follows, in which ends of runs are told together: its next call tells them all."""
 
 ReadEvents = Callable[[str, int], Awaitable[list[Event]]]
+"""Reads a session's events after a `seq`, `PAGE` of them at most."""
+
 ReadRun = Callable[[str, str], Awaitable[dict[str, Any]]]
 ReadStream = Callable[[str], tuple[str, str] | None]
 
@@ -135,7 +140,7 @@ class Feed:
         Returns:
             `{"events": [...], "streams": {session: (key, offset, text)}, "runs": {session/run: row}, "gone": [...]}`;
             rows of runs that have ended or paused, for sessions of which only the ends are told; sessions at home
-            elsewhere.
+            elsewhere. Of a long log the first page is told, also to whom only ends are told: its last event then.
         """
         watcher = _Watcher(follow)
         earlier = self._clients.get(client_id)
@@ -173,13 +178,18 @@ class Feed:
         streams: dict[str, tuple[str, int, str]] = {}
         runs: dict[str, dict[str, Any]] = {}
         for session_id, wanted in follow.items():
-            for event in await self._after(session_id, wanted["after"]):
+            following = await self._after(session_id, wanted["after"])
+            for event in following:
                 if not wanted.get("ends"):
                     events.append(event.to_wire())
                 elif event.type in ENDS:
                     events.append(event.to_wire())
                     assert event.run_id is not None
-                    runs[f"{session_id}/{event.run_id}"] = await self._read_run(session_id, event.run_id)
+                    # One that was removed has no row: who waits for it looks himself, others are not concerned.
+                    with contextlib.suppress(UnknownSession, UnknownRun):
+                        runs[f"{session_id}/{event.run_id}"] = await self._read_run(session_id, event.run_id)
+                elif event is following[-1] and len(following) == PAGE:
+                    events.append(event.to_wire())  # how far this went: the client goes on from there
             if wanted.get("stream") is not None:
                 key, offset = wanted["stream"]
                 current = self._read_stream(session_id)
@@ -200,5 +210,6 @@ class Feed:
         # What was forgotten meanwhile may be news that this read has not seen: the next one will.
         if self._reading.get(session_id) is reading:
             del self._reading[session_id]
-            self._recent.setdefault(session_id, _Recent(found[-1].seq if found else after))
+            if len(found) < PAGE:  # else the log goes on
+                self._recent.setdefault(session_id, _Recent(found[-1].seq if found else after))
         return found

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError
+from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError, UnknownSession
 from understudy.events import Event
 from understudy.identifiers import new_identifier
 
@@ -42,7 +42,7 @@ class Subscription:
         after: `seq` of the last event it has.
         stream: `(key, offset)` of the streamed text it has; None to get none.
         node_id: where it is followed.
-        seen: the session's `seq` in the store, and `after`, when they were last compared.
+        seen: the session's `seq` when the store had nothing more to tell, and `after` at the last comparison with it.
     """
 
     session_id: str
@@ -153,18 +153,28 @@ class Follower:
             async with asyncio.timeout(COMPARE_SECONDS):
                 homes = await self._nodes.homes(sorted({subscription.session_id for subscription in here}))
             for subscription in here:
-                session_id, before = subscription.session_id, subscription.seen
-                home, seq = homes[session_id]
-                subscription.seen = (seq, subscription.after)
+                home, seq = homes[subscription.session_id]
                 if home != node_id:
                     subscription.node_id = home
                     self._attend(home)
-                elif not subscription.ends and before[0] != seq and before[1] == subscription.after:
-                    async with asyncio.timeout(COMPARE_SECONDS):
-                        events = await self._nodes.request(session_id, "events", session_id, subscription.after)
-                    self._deliver({"events": events, "streams": {}, "runs": {}})
+                elif not subscription.ends:
+                    await self._catch_up(subscription, seq)
         except (TimeoutError, UnderstudyError) as error:
             log.info("what is followed at node %s can't be compared: %s", node_id[:8], error)
+
+    async def _catch_up(self, subscription: Subscription, seq: int) -> None:
+        """Fetch what a session has committed, if its follower was told nothing since the last comparison."""
+        session_id, after, (told, before) = subscription.session_id, subscription.after, subscription.seen
+        if before == after and told != seq:
+            try:
+                async with asyncio.timeout(COMPARE_SECONDS):
+                    events = await self._nodes.request(session_id, "events", session_id, after)
+            except UnknownSession as error:  # it was removed
+                subscription.queue.put_nowait(("error", error))
+                return
+            self._deliver({"events": events, "streams": {}, "runs": {}})
+            told = told if events else seq  # there may be another page
+        subscription.seen = (told, after)
 
     def _wanted(self, node_id: str) -> dict[str, dict[str, Any]]:
         wanted: dict[str, dict[str, Any]] = {}
@@ -191,9 +201,9 @@ class Follower:
                 key, offset, text = news
                 have = subscription.stream[1] if subscription.stream[0] == key else 0
                 if offset <= have:
-                    previous, text = subscription.stream, text[have - offset :]
+                    text = text[have - offset :]
                     subscription.stream = (key, have + len(text))
-                    subscription.queue.put_nowait(("text", previous, key, have, text))
+                    subscription.queue.put_nowait(("text", key, have, text))
             for event in events:
                 if event.session_id == subscription.session_id and event.seq > subscription.after:
                     subscription.after = event.seq

@@ -43,6 +43,7 @@ class Frames:
     """Feeds the frames that call in. Each call is held until there is work for its frame.
 
     Attributes:
+        chosen: sessions that were taken from the queue, each for a frame, and whose activation has not begun yet.
         placing: sessions whose activation is being committed, by how many at once.
         expected: activations, with their roots, that a frame is known to hold which has not called in here yet.
         leaving: how many frames of each placement shall go when they next rest.
@@ -54,6 +55,7 @@ class Frames:
     def __init__(self, node: NodeService) -> None:
         self._node = node
         self.paging = Paging()
+        self.chosen = Counter[str]()
         self.placing = Counter[str]()
         self._found_meanwhile: dict[str, Ready] = {}
         self.expected: dict[str, dict[ActivationId, str]] = {}
@@ -138,6 +140,7 @@ class Frames:
             for slot, ready in self.paging.pairs():
                 parked = slot.activation
                 self.release(slot)
+                self.chosen[ready.session_id] += 1
                 self._node.spawn_task(self._activate(slot, ready, parked))
         if self.paging.ready:
             self.demand_changed.set()
@@ -147,7 +150,7 @@ class Frames:
     ) -> Callable[[Transaction], dict[str, Any]]:
         """The operation that gives a session to a frame; its result is the frame's work. `parked` leaves the frame.
 
-        It raises `Fenced` if the session has been activated since it was found ready: somebody is at work at it, or was.
+        It raises `Fenced` if the session was activated since it was found ready: somebody is, or was, at work at it.
         """
         frame = FrameRef(slot.frame_id, slot.pid, slot.node_id)
 
@@ -171,6 +174,7 @@ class Frames:
 
     async def _activate(self, slot: Slot, ready: Ready, parked: ActivationId | None) -> None:
         session_id = ready.session_id
+        self.chosen -= Counter([session_id])
         holder = self.paging.holder(session_id)
         if holder is not None or session_id in self.placing:  # it was placed in the meantime, or is about to be
             if holder is None:

@@ -24,7 +24,7 @@ from understudy.waiting import answered_within
 
 from . import packages
 from .placing import actor_options, obstacle, variables
-from .ray_edge import RAY_NAMESPACE, kill_process, process_identity, settle, submitted
+from .ray_edge import RAY_NAMESPACE, cluster_identity, kill_process, process_identity, settle, submitted
 from .repeating import SUPERVISOR_PATIENCE, Joining
 from .services import frame_name, node_name
 
@@ -244,18 +244,22 @@ class RayMachinery:
                 else:
                     await asyncio.to_thread(packages.give_back, address, data)
 
-    async def kill(self, node_id: str, pid: int, handle: Any) -> None:
-        """Make sure that a process is gone: by its pid, on another node through its service, else through Ray."""
+    async def kill(self, node_id: str, pid: int, handle: Any) -> bool:
+        """See `Machinery.kill`: by its pid, on another node through its service, else through Ray, whose word that an
+        actor is dead says nothing of a process on a machine that Ray does not reach."""
         node_id = getattr(handle, "host", node_id)
         if node_id == ray.get_runtime_context().get_node_id() and pid > 1:
             for _ in range(KILL_TRIES):
                 if await kill_process(pid):
-                    return
+                    return True
             log.error("process %d can't be killed", pid)
         elif isinstance(handle, RayNode):
             ray.kill(handle.handle, no_restart=False)
-        elif not await self._kill_there(self._nodes.get(node_id), pid):
+        elif await self._kill_there(self._nodes.get(node_id), pid):
+            return True
+        else:
             ray.kill(handle.handle)
+        return False
 
     async def _kill_there(self, node: RayNode | None, pid: int) -> bool:
         if node is None or pid <= 1:
@@ -280,12 +284,13 @@ class RayMachinery:
 
     def holder_is_dead(self, holder: str) -> bool:
         """A former supervisor of this cluster (its generation is fenced), or a process that would be seen here."""
-        cluster, instance, process = holder.rsplit("/", 2)
-        if (cluster, instance) == (str(ray.get_runtime_context().gcs_address), self._settings.instance):
+        *_, cluster, instance, process = holder.split("/")  # behind the address of the head, which may have moved
+        if (cluster, instance) == (cluster_identity().split("/")[-1], self._settings.instance):
             return True
         where, pid, _ = process.split(":")
         here = process_identity(os.getpid()).split(":")[0]
-        return where == here and (not psutil.pid_exists(int(pid)) or process_identity(int(pid)) != process)
+        alive = (process, f"{where}:{pid}:gone")
+        return where == here and (not psutil.pid_exists(int(pid)) or process_identity(int(pid)) not in alive)
 
     async def stop(self) -> None:
         """End all frames and node services of this cluster."""

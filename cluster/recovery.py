@@ -105,11 +105,11 @@ class Recovery:
             del self._frames.expected[frame_id]
         self._frames.condemned &= live
         adopted = await self._adopt(home, nodes)
-        rows = await self._node.reading.active([home])
-        resumed, others = 0, frozenset(adopted)
+        rows, resumed = await self._node.reading.active([home]), 0
         async for row in in_chunks(rows):
-            # Of a node that is no more nobody knows whether its processes are gone, nor of another cluster's.
-            resumed += await self._take_up_session(row, live, row["frame_id"] in lost or row["session_id"] in others)
+            # Of a node that is no more nobody knows whether its processes are gone, nor of another cluster's: what was
+            # adopted from there has no pid any more.
+            resumed += await self._take_up_session(row, live, row["frame_id"] in lost or row["actor_pid"] is None)
         await self._node.timers.look()
         return {"active": len(rows), "resumed": resumed, "adopted": len(adopted)}
 
@@ -153,7 +153,7 @@ class Recovery:
     @property
     def _places(self) -> tuple[Mapping[str, object], ...]:
         """Where sessions are that somebody is about to deal with."""
-        return self._paging.ready, self._node.own, self._frames.placing
+        return self._paging.ready, self._node.own, self._frames.chosen, self._frames.placing
 
     async def sweeping(self) -> None:
         """Compare what is in memory with the store, now and then: a wake-up that was lost must not last."""
@@ -242,10 +242,13 @@ class Recovery:
         same = holder.resting and resting.get(holder.frame_id) == holder.since
         return same and holder.activation == ActivationId.of(row)
 
-    async def frame_died(self, frame_id: str, cause: str, silence: float = 0.0) -> None:
-        """A frame's process is known to be gone: resume what it held. Harmless when repeated, and must be if it fails.
+    async def frame_died(
+        self, frame_id: str, cause: str, silence: float = 0.0, *, may_live: bool = False
+    ) -> None:  # fmt: skip
+        """A frame is given up: resume what it held. Harmless when repeated, and must be if it fails.
 
         Args:
+            may_live: whether its process may live, on a machine that is not reached; else it is known to be gone.
             silence: seconds since it was last known to be well, as far as the supervisor knows; 0: it does not.
 
         Raises:
@@ -274,7 +277,7 @@ class Recovery:
                 slot.pid, slot.placement, slot.root_id = row["actor_pid"] or 0, row["placement"], row["root_id"]
             self._frames.expected.pop(frame_id, None)
         for lost in held:
-            await self.crashed(slot, lost, cause, since, unseen)
+            await self.crashed(slot, lost, cause, since, unseen, may_live=may_live)
 
     def _bury(self, frame_id: str) -> None:
         """Note a death, and forget those of long ago."""

@@ -38,6 +38,7 @@ READS: dict[str, Callable[..., Any]] = {
     "runs": queries.runs,
     "trace": traces.trace_events,
     "questions": queries.questions,
+    "asked": queries.asked,
     "wakeups": queries.wakeups,
     "owner": queries.owner,
     "homes": queries.homes,
@@ -110,8 +111,11 @@ class Requests:
         for agent in spec.get("agents", {}).values():
             self._require_prices(agent, limited)
 
-    async def send(self, session_id: str, run: dict[str, Any]) -> dict[str, Any]:
+    async def send(self, session_id: str, run: dict[str, Any], request_id: str) -> dict[str, Any]:
         """Accept an input; it is durable when this returns. Where a frame is free the session is activated with it.
+
+        Not by `once`, which takes three statements more: the run remembers the request, and `requests.outlive` its
+        session's end.
 
         Returns:
             `{"created", "after"}`: whether it is new, and the session's `seq` before it.
@@ -128,7 +132,7 @@ class Requests:
             after = tx.session(session_id)["seq"]
             created = beginnings.accept(
                 tx, session_id, run["run_id"], run["content"], trace_id=run.get("trace_id", ""),
-                parent_span_id=run.get("parent_span_id", ""),
+                parent_span_id=run.get("parent_span_id", ""), request_id=request_id,
             )  # fmt: skip
             accepted = {"created": created, "after": after}
             if created:
@@ -167,7 +171,7 @@ class Requests:
         return bool(await self._once(session_id, request_id, lambda tx: endings.close(tx, session_id, reason)))
 
     async def answer(
-        self, session_id: str, call_id: str, decision: str, text: str, asked: int | None, request_id: str
+        self, session_id: str, call_id: str, decision: str, text: str, asked: int, request_id: str
     ) -> bool:
         """Answer a call that waits for a person; True if the answer is new. Raises as `questions.answer`."""
 

@@ -18,7 +18,7 @@ from understudy.errors import InvalidConfiguration, ServiceGone
 from understudy.redaction import know, passwords
 from understudy.telemetry import telemetry_of
 
-from .ray_edge import RAY_NAMESPACE, find_actor, kill_process, process_identity, settle, submitted
+from .ray_edge import RAY_NAMESPACE, cluster_identity, find_actor, kill_process, process_identity, settle, submitted
 from .repeating import FRAME_PATIENCE, Answering, Repeating
 
 if TYPE_CHECKING:  # the frame's process imports this module and must stay light
@@ -117,8 +117,8 @@ class NodeActor:
         """Make sure that a frame of this node is gone; True if it is."""
         return await kill_process(pid)
 
-    async def frame_died(self, frame_id: str, cause: str, silence: float) -> None:
-        await (await self._node()).recovery.frame_died(frame_id, cause, silence)
+    async def frame_died(self, frame_id: str, cause: str, silence: float, may_live: bool) -> None:
+        await (await self._node()).recovery.frame_died(frame_id, cause, silence, may_live=may_live)
 
     async def unschedulable(self, failures: dict[str, str]) -> None:
         (await self._node()).frames.unschedulable = failures
@@ -288,8 +288,7 @@ class SupervisorActor:
 
         from .machinery import RayMachinery
 
-        cluster = str(ray.get_runtime_context().gcs_address)
-        holder = f"{cluster}/{settings.instance}/{process_identity(os.getpid())}"
+        holder = f"{cluster_identity()}/{settings.instance}/{process_identity(os.getpid())}"
         self._settings = settings.of_services()
         self._machinery = RayMachinery(settings, span_directory, NodeActor, FrameActor)
         self.supervisor = Supervisor(self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors)

@@ -315,6 +315,9 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
 
     A node that is drained has no share, but keeps what it has: it knows when that can be moved.
 
+    A session that is in a frame stays there, without a pid: whoever notes that frame's death, be it after one more
+    restart, knows by this that its process may live (`crash`).
+
     Args:
         nodes: those that have a node service.
 
@@ -338,7 +341,7 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
     for row in map(tx.session, share):
         if row["node_id"] not in nodes:
             tx.changed(row)
-            row["node_id"] = node_id
+            row["node_id"], row["actor_pid"] = node_id, None
     return share
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, literal_column, select
 
 from understudy import events
 from understudy.errors import RunConflict, SessionClosed
@@ -13,7 +13,7 @@ from understudy.messages import encodable
 from understudy.records import Spawn
 
 from . import charging, upgrades
-from .statements import RUN
+from .statements import REQUEST, RUN
 from .transaction import Row, Transaction
 
 TASK = "task"
@@ -25,9 +25,25 @@ TASK_AT_WORK, TASK_UNTOLD, TASK_LINKED = 1, 2, 3
 PAUSE_TIMER = "pause"
 """The timer that ends a pause: before a crashed session is resumed, or a failed sub-agent is started again."""
 
-SELECT_DIGEST = select(RUN.c.digest).where(
-    RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
-)
+REMOVED = "removed"
+"""Instead of the digest of an input which a session took that had the id before (`requests.outlive`)."""
+
+SELECT_DIGEST = select(
+    func.coalesce(
+        select(RUN.c.digest)
+        .where(
+            RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"),
+            RUN.c.run_id == bindparam("run"),
+        )
+        .scalar_subquery(),
+        select(literal_column(f"'{REMOVED}'"))
+        .where(
+            REQUEST.c.namespace == bindparam("ns"), REQUEST.c.session_id == bindparam("session"),
+            REQUEST.c.request_id == bindparam("request"),
+        )
+        .scalar_subquery(),
+    ).label("digest")
+)  # fmt: skip
 SELECT_CONTENT = select(RUN.c.content).where(
     RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
 )
@@ -93,9 +109,12 @@ def create_session(
 
 def accept(
     tx: Transaction, session_id: str, run_id: str, content: Any, *, trace_id: str = "", parent_span_id: str = "",
-    source: str = "client",
+    source: str = "client", request_id: str = "",
 ) -> bool:  # fmt: skip
     """Accept an input as a run; True when it is new, False when the same one was accepted before.
+
+    Args:
+        request_id: of the client's request: also False if that was accepted by a session that had the id before.
 
     Raises:
         UnknownSession: there is no such session.
@@ -105,7 +124,9 @@ def accept(
     row = tx.session(session_id)
     content = encodable(content)
     fingerprint = digest(repr(content))
-    stored = tx.read_one(SELECT_DIGEST, session_id, session=session_id, run=run_id)
+    stored = tx.read_one(SELECT_DIGEST, session_id, session=session_id, run=run_id, request=request_id)
+    if stored == REMOVED:
+        return False
     if stored is not None:
         if stored != fingerprint:
             raise RunConflict(f"run {run_id!r} exists with another input", session_id=session_id)
@@ -116,7 +137,8 @@ def accept(
     tx.insert(
         RUN,
         {"session_id": session_id, "run_id": run_id, "digest": fingerprint, "content": content, "source": source,
-         "status": "queued", "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now},
+         "status": "queued", "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now,
+         "request_id": request_id},
     )  # fmt: skip
     event = events.RunAccepted(run_id=run_id, trace_id=trace_id, source=source, parent_span_id=parent_span_id)
     tx.append(row, event)

@@ -362,7 +362,7 @@ def status(scope: Scope) -> Iterator[Wrong]:
             for wait, more in waiting.items()
         ),
     )
-    frame = columns.frame_id.is_(None) == columns.actor_pid.is_(None)
+    frame = or_(columns.frame_id.is_not(None), columns.actor_pid.is_(None))  # without a pid: another node's, as it was
     idle_when_closed = or_(columns.closed == 0, columns.run_id.is_not(None), columns.active == 0)
     names = ("session_id", "status", "active", "wait", "closed", "run_id", "frame_id", "actor_pid")
     statement = select(*(columns[name] for name in names)).where(

@@ -10,6 +10,10 @@ from sqlalchemy import Connection, delete, insert, select, update
 from .statements import CODE_BLOB, SESSION
 from .transaction import Transaction
 
+LATELY = 3_600_000_000
+"""What was needed so many microseconds ago is not written again, or spawns of two nodes would wait for each other's
+locks. Retention leaves it alone: that takes a day."""
+
 
 def digests(spec: dict[str, Any], placement: str) -> set[str]:
     """The code that sessions of this specification and placement refer to, by hash."""
@@ -28,9 +32,12 @@ def waiting(next_spec: dict[str, Any] | None) -> set[str]:
 
 def touch(tx: Transaction, digest: str) -> bool:
     """Note that a piece of code was needed again; False if it is not there."""
-    tx.writes += 1
     where = (CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.digest == digest)
-    # Not a SELECT: retention, which may be removing it at this moment, is waited for by this.
+    needed_at = tx.connection.execute(select(CODE_BLOB.c.created_at).where(*where)).scalar()
+    if needed_at is None or needed_at > tx.now - LATELY:
+        return needed_at is not None
+    tx.writes += 1
+    # Retention, which may be removing it at this moment, is waited for by this.
     return bool(tx.connection.execute(update(CODE_BLOB).where(*where).values(created_at=tx.now)).rowcount)
 
 

@@ -14,24 +14,42 @@ from .statements import DRAIN
 from .transaction import Row, Transaction
 
 
+def check_drain(node_id: str, nodes: Collection[str], drained: Collection[str], *, stop: bool) -> None:
+    """Refuse a drain that would leave nobody to go on.
+
+    Args:
+        nodes: those that have a service.
+        drained: those of them that are drained already.
+        stop: the services are about to stop: nobody has to go on.
+
+    Raises:
+        CannotDrain: the node is unknown, or the last one.
+    """
+    if node_id not in nodes:
+        raise CannotDrain(f"node {node_id!r} has no service here", details={"nodes": sorted(nodes)})
+    if not stop and not set(nodes) - set(drained) - {node_id}:
+        raise CannotDrain(
+            f"node {node_id[:8]} is the only one that sessions can be on", details={"nodes": sorted(nodes)}
+        )
+
+
 def begin(
     tx: Transaction, node_id: str, deadline: int, *, reason: str, stop: bool = False, nodes: Collection[str] = ()
 ) -> None:
     """Have a node give its sessions away until `deadline` (microseconds UTC). Repeated, the earlier deadline holds.
 
     Args:
-        nodes: those that have a service; finished drains of others are forgotten.
+        nodes: those that have a service, if it is to be refused where it can't be; finished drains of others are
+            forgotten.
 
     Raises:
         StaleGeneration: the supervisor of this journal no longer owns the store.
-        CannotDrain: nobody would be left to go on; another drain may have begun since somebody looked.
+        CannotDrain: see `check_drain`.
     """
     found = drains(tx, lock=True)
     tx.require_generation()
-    if nodes and not stop and not set(nodes) - found.keys() - {node_id}:
-        raise CannotDrain(
-            f"node {node_id[:8]} is the only one that sessions can be on", details={"nodes": sorted(nodes)}
-        )
+    if nodes:
+        check_drain(node_id, nodes, found, stop=stop)
     known = found.get(node_id)
     gone = [row["node_id"] for row in found.values() if nodes and row["finished_at"] and row["node_id"] not in nodes]
     if gone:
@@ -58,12 +76,13 @@ def end(tx: Transaction, node_ids: Collection[str]) -> int:
     return int(tx.connection.execute(delete(DRAIN).where(*where)).rowcount)
 
 
-def finish(tx: Transaction, node_id: str) -> None:
-    """Note that a drained node has nothing left; nothing if the drain was taken back, or it was noted before."""
+def finish(tx: Transaction, node_id: str, started_at: int) -> None:
+    """Note that a drained node has nothing left; nothing if the drain that began then was taken back, or it was noted
+    before: this may come late, when another drain of the node has begun."""
     tx.require_generation()
     tx.writes += 1
-    where = (DRAIN.c.namespace == tx.namespace, DRAIN.c.node_id == node_id, DRAIN.c.finished_at == 0)
-    tx.connection.execute(update(DRAIN).where(*where).values(finished_at=tx.now))
+    where = (DRAIN.c.namespace == tx.namespace, DRAIN.c.node_id == node_id, DRAIN.c.started_at == started_at)
+    tx.connection.execute(update(DRAIN).where(*where, DRAIN.c.finished_at == 0).values(finished_at=tx.now))
 
 
 def end_stops(tx: Transaction) -> None:

@@ -154,9 +154,10 @@ class Database:
         After an outage no connection from before it is used: which server an old one leads to, nobody knows.
         """
         try:
-            with self.errors(), self._connected(self.writer) as connection:
-                with connection.begin(), self._watched(connection):
-                    yield connection
+            with (
+                self.errors(), self._connected(self.writer) as connection, connection.begin(), self._watched(connection)
+            ):  # fmt: skip
+                yield connection
         except StoreError as error:
             if failures.is_outage(type(error)):
                 self._outages += 1

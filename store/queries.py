@@ -104,6 +104,12 @@ def questions(connection: Connection, namespace: str, session_id: str) -> list[R
     return [dict(row) for row in connection.execute(statement).mappings()]
 
 
+def asked(connection: Connection, namespace: str, session_id: str, call_id: str) -> int:
+    """How many times a call has asked people, answered or not: the number of its last question."""
+    where = (QUESTION.c.namespace == namespace, QUESTION.c.session_id == session_id, QUESTION.c.call_id == call_id)
+    return connection.execute(select(func.max(QUESTION.c.asked)).where(*where)).scalar() or 0
+
+
 def wakeups(connection: Connection, namespace: str, session_id: str) -> list[Row]:
     """The wakeups of a session, the first that is due first. Raises `UnknownSession`."""
     session_info(connection, namespace, session_id)

@@ -43,14 +43,12 @@ def ask(tx: Transaction, row: Row, asked: Ask) -> None:
     _set_run_status(tx, row, "waiting_for_input")
 
 
-def answer(
-    tx: Transaction, session_id: str, call_id: str, decision: str, text: str = "", *, asked: int | None = None
-) -> bool:
+def answer(tx: Transaction, session_id: str, call_id: str, decision: str, text: str = "", *, asked: int) -> bool:
     """Accept an answer into the session's inbox; True when it is new, False when the same one was accepted before.
 
     Args:
         decision: one of `DECISIONS`.
-        asked: which time the call asked; None for the last one.
+        asked: which time the call asked: an answer that is late must not be one to the next question.
 
     Raises:
         UnknownSession: there is no such session.
@@ -59,11 +57,8 @@ def answer(
         AnswerConflict: it was answered otherwise.
     """
     row = tx.session(session_id)
-    where = (*_of_session(tx, row), QUESTION.c.call_id == call_id)
-    if asked is not None:
-        where = (*where, QUESTION.c.asked == asked)
-    latest = select(QUESTION).where(*where).order_by(QUESTION.c.asked.desc()).limit(1)
-    question = tx.read(latest, session_id).mappings().first()
+    where = (*_of_session(tx, row), QUESTION.c.call_id == call_id, QUESTION.c.asked == asked)
+    question = tx.read(select(QUESTION).where(*where), session_id).mappings().first()
     if question is None:
         raise NotAsked(f"call {call_id!r} did not ask for anything", session_id=session_id)
     if decision not in DECISIONS or (decision == "rerun" and question["kind"] == "question"):

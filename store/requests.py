@@ -6,17 +6,20 @@ the others. By then the same words may mean something else: another run, another
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from sqlalchemy import delete, select
+from sqlalchemy import and_, delete, exists, select
 
-from .statements import OWNER, REQUEST, SESSION
+from .statements import OWNER, REQUEST, RUN, SESSION
 from .transaction import Transaction
 
 AT_ONCE = 500
 KEPT = 3_600_000_000
 """How long a request is remembered at least, in microseconds."""
+
+NEWEST = 32
+"""So many of a session are remembered however old they are: the clock that says so may be hours ahead."""
 
 Result = TypeVar("Result")
 
@@ -30,6 +33,27 @@ def forget_old(tx: Transaction) -> None:
     gone = asked - set(tx.connection.execute(select(SESSION.c.session_id).where(*mine)).scalars())
     if gone:
         tx.connection.execute(delete(REQUEST).where(*old, REQUEST.c.session_id.in_(sorted(gone))))
+
+
+def outlive(tx: Transaction, session_ids: Sequence[str]) -> None:
+    """Remember the inputs that these sessions, which are about to be removed, took lately.
+
+    While a session lives its runs tell which inputs it has taken, so `send`, of which there are many, needs no row
+    here.
+    """
+    same = and_(
+        REQUEST.c.namespace == RUN.c.namespace, REQUEST.c.session_id == RUN.c.session_id,
+        REQUEST.c.request_id == RUN.c.request_id,
+    )  # fmt: skip
+    lately = (RUN.c.namespace == tx.namespace, RUN.c.request_id != "", RUN.c.accepted_at >= tx.now - KEPT)
+    columns = (RUN.c.session_id, RUN.c.request_id, RUN.c.accepted_at)
+    for start in range(0, len(session_ids), AT_ONCE):
+        mine = RUN.c.session_id.in_(session_ids[start : start + AT_ONCE])
+        # One that was exported, removed and imported again is remembered already.
+        taken = tx.read(select(*columns).where(*lately, mine, ~exists().where(same))).all()
+        for session_id, request_id, accepted_at in taken:
+            row = {"session_id": session_id, "request_id": request_id, "result": True, "created_at": accepted_at}
+            tx.insert(REQUEST, row)
 
 
 def once(tx: Transaction, session_id: str, request_id: str, operation: Callable[[Transaction], Result]) -> Result:
@@ -49,7 +73,10 @@ def once(tx: Transaction, session_id: str, request_id: str, operation: Callable[
     if done is not None:
         return done.result  # type: ignore[no-any-return]
     result = operation(tx)
-    tx.read(delete(REQUEST).where(*mine, REQUEST.c.created_at < tx.now - KEPT), session_id)
+    newest = select(REQUEST.c.created_at).where(*mine).order_by(REQUEST.c.created_at.desc()).offset(NEWEST - 1).limit(1)
+    # With fewer than so many, nothing is older than NULL.
+    old = (REQUEST.c.created_at < tx.now - KEPT, REQUEST.c.created_at < newest.correlate(None).scalar_subquery())
+    tx.read(delete(REQUEST).where(*mine, *old), session_id)
     row = {"session_id": session_id, "request_id": request_id, "result": result, "created_at": tx.now}
     tx.insert(REQUEST, row)
     return result

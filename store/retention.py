@@ -88,6 +88,7 @@ def drop_tree(tx: Transaction, root_id: str, before: int | None = None) -> Remov
         known = found
     removed = tree_to_drop(tx.connection, tx.namespace, root_id, before)
     if not removed.kept:
+        requests.outlive(tx, removed.session_ids)
         tx.drop(removed.session_ids)
         requests.forget_old(tx)
     return removed

@@ -220,7 +220,12 @@ class Session(Table, table=True):
 
 
 class Run(Table, table=True):
-    """One input to a session and what became of it. `digest` tells the same input from another under one id."""
+    """One input to a session and what became of it.
+
+    Attributes:
+        digest: tells the same input from another under one id.
+        request_id: of the client's request that brought it, which may arrive again after the session is removed.
+    """
 
     __tablename__ = "run"
     namespace: str = key_column()
@@ -241,6 +246,7 @@ class Run(Table, table=True):
     accepted_at: int = number_column()
     started_at: int = number_column()
     finished_at: int = number_column()
+    request_id: str = text_column("")
 
 
 class Message(Table, table=True):

@@ -1,11 +1,9 @@
-"""The decisions of a drain: who leaves a node now, in which order, and whether it can be drained. Pure functions."""
+"""The decisions of a drain: who leaves a node now, and in which order. Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-from understudy.errors import CannotDrain
 
 NOTICE_SECONDS = 600.0
 """For a node that will end at a time which nobody says."""
@@ -37,25 +35,6 @@ def leaving(sessions: Iterable[Departure], *, over: bool) -> list[Departure]:
     """
     now = [session for session in sessions if not session.held and (over or not session.busy)]
     return sorted(now, key=lambda session: (-session.tokens, session.session_id))
-
-
-def check_drain(node_id: str, nodes: Collection[str], drained: Collection[str], *, stop: bool) -> None:
-    """Refuse a drain that would leave nobody to go on.
-
-    Args:
-        nodes: those that have a service.
-        drained: those of them that are drained already.
-        stop: the services are about to stop: nobody has to go on.
-
-    Raises:
-        CannotDrain: the node is unknown, or the last one.
-    """
-    if node_id not in nodes:
-        raise CannotDrain(f"node {node_id!r} has no service here", details={"nodes": sorted(nodes)})
-    if not stop and not set(nodes) - set(drained) - {node_id}:
-        raise CannotDrain(
-            f"node {node_id[:8]} is the only one that sessions can be on", details={"nodes": sorted(nodes)}
-        )
 
 
 def seconds_for(left: float | None) -> float:

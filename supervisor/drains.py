@@ -14,7 +14,7 @@ from typing import Any
 from understudy.errors import UnderstudyError
 from understudy.identifiers import new_identifier
 
-from .draining import check_drain, seconds_for
+from .draining import seconds_for
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ Tell = Callable[[], Awaitable[None]]
 
 
 class Drains:
-    """Has nodes drained. Refuses what would leave nobody to go on.
+    """Has nodes drained. The store refuses what would leave nobody to go on.
 
     Args:
         ask: has a node service answer a client's request.
@@ -49,13 +49,9 @@ class Drains:
         Raises:
             CannotDrain: a node has no service, or nobody would be left.
         """
-        drained = {row["node_id"] for row in await self._ask("request", "read", "drains", [], {})}
-        nodes = self._nodes()
-        for node_id in node_ids:
-            check_drain(node_id, nodes, drained, stop=stop)
-            drained.add(node_id)
         deadline = time.time_ns() // 1000 + int(seconds * 1e6)
-        await self._ask("request", "begin_drains", node_ids, deadline, reason, stop, nodes, request_id)
+        # Nothing is refused here: where this is a repetition the store knows that it was done.
+        await self._ask("request", "begin_drains", node_ids, deadline, reason, stop, self._nodes(), request_id)
         log.warning("drain of %s within %.0f s: %s", ", ".join(node_id[:8] for node_id in node_ids), seconds, reason)
         await self._tell()
 

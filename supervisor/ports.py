@@ -63,8 +63,8 @@ class Machinery(Protocol):
     async def create_frame(self, node: NodeHandle, frame_id: str, placement: str) -> FrameHandle:
         """Start a frame; returns when it is ready."""
 
-    async def kill(self, node_id: str, pid: int, handle: Any) -> None:
-        """Make sure that a process is gone."""
+    async def kill(self, node_id: str, pid: int, handle: Any) -> bool:
+        """Have a process ended; whether it is known to be gone. One whose machine is not reached may live on."""
 
     def abandon(self, node: NodeHandle, frames: Sequence[FrameHandle]) -> None:
         """Have the processes of a lost node ended as far as they can still be reached; waits for nothing."""

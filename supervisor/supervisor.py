@@ -395,11 +395,11 @@ class Supervisor:
         if frame.node_id in self._nodes:
             self._nodes[frame.node_id].stock.died(frame.placement, cause, time.monotonic())
         # Also where Ray reported a death: a loop that failed leaves a process, and a session is resumed only after it.
-        await self.machinery.kill(frame.node_id, frame.pid, frame)
+        gone = await self.machinery.kill(frame.node_id, frame.pid, frame)
         # Its node's service must hear of it, and may have just been restarted itself, or be without its store.
         while (node := self._nodes.get(frame.node_id)) is not None and self._serves(node, term):
             try:
-                await node.handle.call("frame_died", frame.frame_id, cause, time.monotonic() - seen)
+                await node.handle.call("frame_died", frame.frame_id, cause, time.monotonic() - seen, not gone)
                 return
             except UnderstudyError as error:
                 log.warning("the death of frame %s is told again: %s", frame.frame_id, error)
@@ -461,7 +461,7 @@ class Supervisor:
                 self._frames[frame.frame_id] = frame
                 self._spawn(self._watch_frame(frame, term))
         for frame_id in sorted(here - self._frames.keys() - node.stock.starting.keys()):
-            await node.handle.call("frame_died", frame_id, "process_died", 0.0)
+            await node.handle.call("frame_died", frame_id, "process_died", 0.0, True)
 
     async def _balance(self, node: _Node, demand: dict[str, Any]) -> None:
         stock, now = node.stock, time.monotonic()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from understudy.actors.tools import ToolContext, tool
+from understudy.cluster import background
+from understudy.cluster.client import Session
 from understudy.errors import AnswerConflict, InvalidInput, NotAsked, UnknownSession
 from understudy.testing.offline import OfflineServer
 
@@ -25,6 +28,13 @@ async def pay(path: str, text: str, context: ToolContext) -> str:
     """Have an effect that must not happen twice unless a person says so."""
     await k.effect(path, context)
     return f"noted {text}"
+
+
+@tool(on_crash="ask")
+async def hang() -> str:
+    """Be at work until the process dies."""
+    await asyncio.Event().wait()
+    return ""
 
 
 @pytest.fixture
@@ -97,7 +107,7 @@ async def test_other_calls_of_the_round_go_on(kernel: k.Kernel, tmp_path: Path) 
     await begin(kernel, [QUESTION, ("look", {"path": str(notes), "text": "x"})], "done", tools=[k.look])
     await kernel.until("s", "input_requested")
     await answered.wait()
-    assert await kernel.ask("answer", "s", "r/1/0", "ok", "red", None)
+    assert await kernel.ask("answer", "s", "r/1/0", "ok", "red", 1)
     assert (await kernel.end("s"))["status"] == "completed"
     assert await results(kernel) == ["red", "noted x"]
 
@@ -192,10 +202,68 @@ async def test_ten_answers_at_once(kernel: k.Kernel) -> None:
     with pytest.raises(AnswerConflict):
         await kernel.ask("answer", "s", "r/1/0", "ok", "red", 1)
     assert (await kernel.end("s"))["status"] == "completed"
-    assert await kernel.ask("answer", "s", "r/1/0", "ok", "blue", None) is False
+    assert await kernel.ask("answer", "s", "r/1/0", "ok", "blue", 1) is False
     with pytest.raises(AnswerConflict):
-        await kernel.ask("answer", "s", "r/1/0", "error", "blue", None)
+        await kernel.ask("answer", "s", "r/1/0", "error", "blue", 1)
     assert (await results(kernel), (await kernel.types("s")).count("input_received")) == (["blue"], 1)
+
+
+class Connection:
+    """A program's connection to a kernel. A program is in another thread: only that of the test knows the kernel.
+
+    Attributes:
+        on_the_way: what happens between a program's request and its arrival.
+    """
+
+    def __init__(self, kernel: k.Kernel, on_the_way: Callable[[], Awaitable[Any]]) -> None:
+        self._kernel = kernel
+        self._loop = asyncio.get_running_loop()
+        self._on_the_way = on_the_way
+
+    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
+        return await self._there(self._kernel.ask("read", what, list(arguments), options))
+
+    async def change(self, method: str, *arguments: Any) -> Any:
+        await self._there(self._on_the_way())
+        return await self._there(self._kernel.ask(method, *arguments))
+
+    async def _there(self, coroutine: Any) -> Any:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+
+def program(kernel: k.Kernel, on_the_way: Callable[[], Awaitable[Any]], session_id: str = "s") -> Session:
+    connection: Any = Connection(kernel, on_the_way)
+    cluster: Any = SimpleNamespace(_connection=connection)
+    cluster._read = lambda what, *arguments: background.wait(connection.read(what, *arguments))
+    return Session(cluster, session_id)
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_an_answer_is_for_no_question_that_was_asked_after_it(kernel: k.Kernel, same: bool) -> None:
+    """Given a call in doubt that another person has let run again, when somebody who saw that question answers it too,
+    and the call asks anew before that arrives, then it counts as an answer to the first question: the same, or another.
+    """
+
+    async def dies(asked: int) -> None:
+        holder = kernel.holder("s")
+        assert holder is not None
+        kernel.kill(holder)
+        await kernel.until("s", "input_requested", asked)
+
+    await begin(kernel, [("hang", {})], "done", tools=[hang])
+    await kernel.until("s", "tool_started")
+    await dies(1)
+    await kernel.ask("answer", "s", "r/1/0", "rerun", "", 1)
+    await kernel.until("s", "tool_started", 2)
+    session = program(kernel, lambda: dies(2))
+    if same:
+        assert await asyncio.to_thread(session.answer, "r/1/0", rerun=True) is False
+    else:
+        with pytest.raises(AnswerConflict):
+            await asyncio.to_thread(session.answer, "r/1/0", "it was paid")
+    assert [question["asked"] for question in await kernel.paused("s")] == [2]
+    await kernel.ask("cancel", "s", None, "enough")
+    await kernel.end("s")
 
 
 async def test_ten_different_answers_at_once(kernel: k.Kernel) -> None:
@@ -215,18 +283,18 @@ async def test_answers_that_nobody_asked_for(kernel: k.Kernel) -> None:
     await begin(kernel, [QUESTION], "done")
     await kernel.paused("s")
     with pytest.raises(NotAsked):
-        await kernel.ask("answer", "s", "r/9/0", "ok", "x", None)
+        await kernel.ask("answer", "s", "r/9/0", "ok", "x", 1)
     with pytest.raises(NotAsked):
         await kernel.ask("answer", "s", "r/1/0", "ok", "x", 2)
     with pytest.raises(UnknownSession):
-        await kernel.ask("answer", "nobody", "r/1/0", "ok", "x", None)
+        await kernel.ask("answer", "nobody", "r/1/0", "ok", "x", 1)
     for decision in ("rerun", "aborted", "perhaps"):
         with pytest.raises(InvalidInput):
             await kernel.ask("answer", "s", "r/1/0", decision, "", 1)
     await kernel.ask("cancel", "s", None, "enough")
     assert (await kernel.end("s"))["status"] == "cancelled"
     with pytest.raises(NotAsked):
-        await kernel.ask("answer", "s", "r/1/0", "ok", "x", None)
+        await kernel.ask("answer", "s", "r/1/0", "ok", "x", 1)
     kernel.check()
 
 

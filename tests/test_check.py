@@ -330,7 +330,7 @@ async def scene(db: Store) -> None:
         await db.asking(session_id)
         await db.answer(session_id, tool_calls=(("p", "t", "{}"),))
         await db.commit(session_id, 1, 2, asks=(Ask("r/1/0", "question", "Well?"),), wait="input")
-    await db.do(questions.answer, "told", "r/1/0", "ok", "yes")
+    await db.do(questions.answer, "told", "r/1/0", "ok", "yes", asked=1)
     for session_id in ("resting", "rested"):
         await db.asking(session_id)
         await db.answer(session_id, tool_calls=(("p", "wait", "{}"),))
@@ -429,7 +429,7 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("status", "crashed", row("crashed", status="'idle'")),
     ("status", "lead", row("lead", active=0)),
     ("status", "lead", row("lead", wait="NULL")),
-    ("status", "kid", row("kid", actor_pid="NULL")),
+    ("status", "kid", row("kid", frame_id="NULL")),
     ("status", "old", row("old", closed=1)),
     ("tree", "kid", row("kid", depth=2)),
     ("tree", "aide", row("aide", root_id="'aide'")),
@@ -628,7 +628,7 @@ async def test_a_run_that_is_given_up_while_it_asks(store: str, answered: bool) 
         await db.answer("s", tool_calls=(("p", "t", "{}"), ("q", "t", "{}")))
         await db.commit("s", 1, 2, asks=(Ask("r/1/0", "question", "Well?"),))
         if answered:
-            await db.do(questions.answer, "s", "r/1/0", "ok", "yes")
+            await db.do(questions.answer, "s", "r/1/0", "ok", "yes", asked=1)
         assert not violations(db)
         hopeless = Verdict("quarantine", reason="hopeless")
         await db.do(activation.crash, db.held("s", 1), lambda _: hopeless, cause="died", pid=1, policy={})

@@ -297,6 +297,7 @@ async def test_what_a_person_can_do_is_done(tmp_path: Path) -> None:
             {**call, "text": 3},
             {**call, "decision": "ok", "text": "\0"},
             {**call, "asked": "once", "decision": "ok", "text": "blue"},
+            {**call, "asked": None, "decision": "ok", "text": "blue"},
         ):
             assert (await post("answer", **body)).status_code == 400
         assert (await post("answer", **call, decision="ok", text="blue")).json() == {"done": True}

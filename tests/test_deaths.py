@@ -164,7 +164,7 @@ async def test_an_input_is_repeated_during_a_take_up(store: str, tmp_path: Path)
                 await asyncio.sleep(0)
             requests = Requests(kernel.service)
             await kernel.service.placement("s")  # so that the next turn of the loop is its commit's
-            sent.append(asyncio.create_task(requests.send("s", {"run_id": "r", "content": "go"})))
+            sent.append(asyncio.create_task(requests.send("s", {"run_id": "r", "content": "go"}, "first")))
             await asyncio.sleep(0)
             return rows
 
@@ -205,3 +205,45 @@ async def test_a_service_dies_while_it_is_taken_up(store: str, tmp_path: Path, c
         await kernel.quiet()
         assert next(commits) > commit
         found.tool_may_end.set()
+
+
+async def test_what_was_read_before_a_session_was_given_away_gives_it_to_nobody(store: str, tmp_path: Path) -> None:
+    """Given a frame that died while its session waited for a model, when what was read of that is heard late, after the
+    answer has come and another frame is at work, then the session stays there."""
+    notes, read, heard = tmp_path / "notes", asyncio.Event(), asyncio.Event()
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        look, point = Reading.session, kernel.point
+
+        async def late(reading: Reading, session_id: str) -> dict[str, object]:
+            row = await look(reading, session_id)
+            if session_id == "s" and row["frame_id"] is None and not read.is_set():
+                read.set()
+                await heard.wait()
+            return row
+
+        async def waiting(label: str, who: k.Worker | None) -> None:
+            if label == "tool has had its effect":
+                begun.set()
+                await may_end.wait()
+            await point(label, who)
+
+        kernel.point = waiting  # type: ignore[method-assign]
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec(k.script([("note", {"path": str(notes), "text": "x"})], "done"), [k.note]))
+        await kernel.send("s")
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+        [worker] = kernel.workers.values()
+        with patch.object(Reading, "session", late):
+            kernel.kill(worker, replace=False)
+            await asyncio.wait_for(read.wait(), 10.0)
+            kernel.server.release()
+            kernel.add_frame()
+            await asyncio.wait_for(begun.wait(), 10.0)
+            heard.set()
+            await kernel.quiet()
+            assert not kernel.service.frames.paging.ready
+            may_end.set()
+            assert (await kernel.end("s"))["status"] == "completed"
+        assert "tool_in_doubt" not in await kernel.types("s")
+        assert len(k.notes(notes)) == 1

@@ -14,11 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from understudy.cluster import connection as connecting
+from understudy.cluster.connection import Connection
+from understudy.config import Settings
 from understudy.errors import CannotDrain
 from understudy.identifiers import home_of
 from understudy.store import draining
+from understudy.store.draining import check_drain
 from understudy.store.engine import now
-from understudy.supervisor.draining import Departure, check_drain, leaving, seconds_for
+from understudy.supervisor.draining import Departure, leaving, seconds_for
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
@@ -256,6 +260,31 @@ async def test_a_drain_is_taken_back(postgres: str, server: OfflineServer, tmp_p
         assert activations(await a.events("s")) == [("b", "ready")]
 
 
+async def test_a_drain_that_ends_while_another_begins(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given a drain of `b` whose end is being noted, when it is taken back and `b` is drained anew, then the second
+    drain is finished as well, and nobody took the first one's end for its own."""
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        a, b = nodes.kernels
+        held, go_on = asyncio.Event(), asyncio.Event()
+        submit = b.service.journal.submit
+
+        async def late(operation: Any, *touches: str) -> Any:
+            if "_finish" in operation.__qualname__ and not held.is_set():
+                held.set()
+                await go_on.wait()
+            return await submit(operation, *touches)
+
+        b.service.journal.submit = late  # type: ignore[method-assign]
+        await nodes.drain(b)
+        await asyncio.wait_for(held.wait(), PATIENCE)
+        await nodes.undo(b)
+        await nodes.drain(b)
+        go_on.set()
+        await nodes.drained(b)
+        [row] = await a.ask("read", "drains", [], {})
+        assert row["finished_at"]
+
+
 async def test_a_follower_is_told_where_its_session_is(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given a client that follows at `b`, when the session moves, then its pending call ends and says so."""
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
@@ -334,6 +363,26 @@ async def test_a_drain_under_load_with_kills(postgres: str, server: OfflineServe
                 assert len(moves) <= 1
                 left = [p for p in places if p != "b"]
                 assert places == ["b"] * (len(places) - len(left)) + left
+
+
+async def test_a_client_whose_clock_is_ahead_waits_for_the_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a deadline that is long over by the client's clock, when it drains a node, then it waits by its own measure
+    until the drain is done."""
+    connection = Connection(Settings("sqlite:///s.db", "tests"), "")
+    row = {"node_id": "b", "reason": "", "left": 0, "started_at": 1, "deadline": 1}
+    ends = iter([0, 0, 2])
+
+    async def supervise(method: str, *_arguments: Any) -> Any:
+        return {"nodes": [{"node_id": "b"}]} if method == "ready" else None
+
+    async def read(_what: str) -> list[dict[str, Any]]:
+        return [{**row, "finished_at": next(ends)}]
+
+    monkeypatch.setattr(connection, "_supervise", supervise)
+    monkeypatch.setattr(connection, "read", read)
+    monkeypatch.setattr(connecting, "DRAIN_LOOK_SECONDS", 0.0)
+    [drain] = await connection.drain("b", LONG, wait=True, stop=False)
+    assert drain.finished_at
 
 
 # Decisions.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from understudy.cluster import feed
 from understudy.cluster.feed import RING, Feed
+from understudy.errors import UnknownSession
 from understudy.events import Event, RunFinished, RunStarted
 
 
@@ -20,6 +24,7 @@ class Log:
         self.unpublished: list[tuple[int, Event]] = []
         self.streams: dict[str, tuple[str, str]] = {}
         self.reads = 0
+        self.removed: set[str] = set()
         self.feed = self.restarted()
 
     def restarted(self) -> Feed:
@@ -31,9 +36,11 @@ class Log:
     async def read(self, session_id: str, after: int) -> list[Event]:
         self.reads += 1
         await asyncio.sleep(0)
-        return [event for event in self.events.get(session_id, ()) if event.seq > after]
+        return [event for event in self.events.get(session_id, ()) if event.seq > after][: feed.PAGE]
 
     async def read_run(self, session_id: str, run_id: str) -> dict[str, Any]:
+        if session_id in self.removed:
+            raise UnknownSession("it was removed")
         return {"session_id": session_id, "run_id": run_id, "status": "completed"}
 
     def commit(self, session_id: str, gap: int = 1, *, ends: bool = False, foreign: bool = False) -> None:
@@ -72,8 +79,10 @@ actions = st.lists(
 
 @given(actions)
 def test_no_gap_and_no_repetition(steps: list[tuple[Any, ...]]) -> None:
-    """Whatever the order of commits (others' too), publication, calls, restarts: every event comes once, in order."""
-    asyncio.run(follow_through(steps))
+    """Whatever the order of commits (others' too), publication, calls, restarts, and however little the store tells at
+    a time: every event comes once, in order."""
+    with patch.object(feed, "PAGE", 50):
+        asyncio.run(follow_through(steps))
 
 
 async def follow_through(steps: list[tuple[Any, ...]]) -> None:  # noqa: C901 - a branch per action
@@ -114,7 +123,9 @@ async def follow_through(steps: list[tuple[Any, ...]]) -> None:  # noqa: C901 - 
     log.publish()
     log.feed.forget("ab")  # the notice of what others committed
     while {name: events[-1].seq for name, events in log.events.items()}.items() - after.items():
-        take(await (pending or watch(5)))
+        found = await (pending or watch(0))
+        assert found["events"]
+        take(found)
         pending = None
     if pending is not None:
         pending.cancel()
@@ -147,6 +158,45 @@ async def test_ends_tells_only_the_ends_of_runs() -> None:
     found = await watching
     assert [event["type"] for event in found["events"]] == ["run_finished"]
     assert found["runs"]["a/r3"]["status"] == "completed"
+
+
+async def test_a_long_log_is_told_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a log of more than a page that the feed does not remember, then each call tells the next page of it."""
+    monkeypatch.setattr(feed, "PAGE", 10)
+    log, told = Log(), list[int]()
+    for _ in range(25):
+        log.commit("a")
+    log.restarted()
+    while found := (await log.feed.watch("client", {"a": {"after": len(told)}}, 0))["events"]:
+        told += [event["seq"] for event in found]
+    assert told == [*range(1, 26)]
+
+
+async def test_who_waits_for_an_end_gets_over_a_long_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a run whose end is not on the first page, when a client asks for ends only, then each call tells how far it
+    went, and one of them the end."""
+    monkeypatch.setattr(feed, "PAGE", 10)
+    log, told = Log(), [0]
+    for number in range(25):
+        log.commit("a", ends=number == 24)
+    log.restarted()
+    while found := (await log.feed.watch("client", {"a": {"after": told[-1], "ends": True}}, 0))["events"]:
+        told += [event["seq"] for event in found]
+    assert told == [0, 10, 20, 25]
+
+
+async def test_a_removed_session_is_nothing_to_the_others_of_a_call() -> None:
+    """Given one of two sessions whose ends are remembered was removed, then the other's is told with its row, and of
+    the removed one the event alone: who waits for it looks for the row, and learns what became of it."""
+    log = Log()
+    for session_id in "ab":
+        log.commit(session_id, ends=True)
+    log.publish()
+    log.removed.add("a")
+    follow = {session_id: {"after": 0, "ends": True} for session_id in "ab"}
+    found = await log.feed.watch("client", follow, 60)
+    assert [event["session_id"] for event in found["events"]] == ["a", "b"]
+    assert [*found["runs"]] == ["b/r1"]
 
 
 async def test_a_newer_call_of_the_same_client_ends_the_older_one() -> None:
@@ -196,11 +246,11 @@ async def test_what_is_written_elsewhere_during_a_read_is_not_lost() -> None:
         await gate.wait()
         return found
 
-    feed = Feed(slow, log.streams.get, log.read_run)
-    watching = asyncio.create_task(feed.watch("c", {"a": {"after": 1}}, 60))
+    slowly = Feed(slow, log.streams.get, log.read_run)
+    watching = asyncio.create_task(slowly.watch("c", {"a": {"after": 1}}, 60))
     await asyncio.sleep(0.01)
     log.commit("a", foreign=True)
-    feed.forget(["a"])
+    slowly.forget(["a"])
     gate.set()
     assert [event["seq"] for event in (await watching)["events"]] == [2]
 

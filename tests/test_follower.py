@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from understudy.cluster import client
 from understudy.cluster import follower as following
+from understudy.cluster.feed import Feed
 from understudy.cluster.follower import Follower
+from understudy.cluster.reading import Reading
 from understudy.errors import ServiceGone
-from understudy.events import RunFinished
+from understudy.events import CancelRequested, RunFinished
+from understudy.records import PAGE
+from understudy.store import queries
+
+from .test_store import Store, opened
 
 PATIENCE = 20.0
 
@@ -49,6 +58,102 @@ async def test_an_end_is_told_while_homes_are_not(monkeypatch: pytest.MonkeyPatc
         kind, event, row = await subscription.queue.get()
     await follower.close()
     assert (kind, event.run_id, row) == ("event", "r", {"status": "completed"})
+
+
+class Service:
+    """One node whose service has a real feed and a real store, and whose clients hear of homes what the store says."""
+
+    def __init__(self, db: Store) -> None:
+        self.reading = Reading(db.database, db.namespace)
+        self.feed = Feed(self.reading.events, lambda _: None, self.reading.run)
+
+    async def home(self, _session_id: str) -> str:
+        return "node-1"
+
+    async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
+        found: dict[str, tuple[str, int]] = await self.reading.query(queries.homes, session_ids)
+        return {session_id: found.get(session_id, ("node-1", 0)) for session_id in session_ids}
+
+    async def request(self, session_id: str, _method: str, _session_id: str, after: int) -> list[dict[str, Any]]:
+        await self.reading.session(session_id)
+        return [event.to_wire() for event in await self.reading.events(session_id, after)]
+
+    async def call(self, _node_id: str, _request: str, _watch: str, *arguments: Any, timeout: float) -> dict[str, Any]:
+        return await self.feed.watch(*arguments)
+
+
+@asynccontextmanager
+async def followed(db: Store) -> AsyncIterator[tuple[Service, Follower]]:
+    service = Service(db)
+    follower = Follower(service)  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield service, follower
+    finally:
+        await follower.close()
+        await service.reading.close()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_log_of_more_than_a_page_is_followed_to_its_end(tmp_path: Path, ends: bool) -> None:
+    """Given a session with more events than the services tell at a time, which has ended, when a client follows it from
+    its beginning, then it is told all of them, or if it asks for ends, the end."""
+
+    def work(tx: Any) -> None:
+        row = tx.session("s")
+        for number in range(PAGE):
+            tx.append(row, CancelRequested(run_id="r", reason=str(number)))
+        tx.append(row, RunFinished(run_id="r", status="completed"))
+
+    async with opened(f"sqlite:///{tmp_path}/rows.db") as db:
+        await db.own()
+        await db.create("s")
+        await db.accept("s")
+        await db.do(work)
+        async with followed(db) as (_, follower), follower.follow("s", ends=ends) as subscription:
+            told: list[int] = []
+            while not told or told[-1] < PAGE + 3:
+                _, event, _ = await subscription.queue.get()
+                told.append(event.seq)
+    assert told == ([PAGE + 3] if ends else [*range(1, PAGE + 4)])
+
+
+async def test_what_was_not_told_is_fetched_although_nothing_follows(tmp_path: Path) -> None:
+    """Given a follower that was told something since it was last compared with the store, when a notice is lost and
+    nothing else happens, then a later comparison fetches what is missing."""
+    async with opened(f"sqlite:///{tmp_path}/rows.db") as db:
+        await db.own()
+        await db.create("s")
+        async with followed(db) as (_, follower), follower.follow("s") as subscription:
+            await subscription.queue.get()
+            await db.accept("s")  # the feed is not told
+            for _ in range(2):
+                await follower._compare("node-1")
+            _, event, _ = subscription.queue.get_nowait()
+            assert event.type == "run_accepted"
+
+
+async def test_a_removed_session_is_told_to_its_own_follower(tmp_path: Path) -> None:
+    """Given one of two sessions that are followed was removed, when they are compared with the store, then its follower
+    gets `UnknownSession`, and the other's gets what it has missed."""
+    async with opened(f"sqlite:///{tmp_path}/rows.db") as db:
+        await db.own()
+        for session_id in ("gone", "here"):
+            await db.create(session_id)
+        async with (
+            followed(db) as (_, follower),
+            follower.follow("gone") as gone,
+            follower.follow("here") as here,
+        ):
+            for subscription in (gone, here):
+                await subscription.queue.get()
+            await db.do(lambda tx: tx.drop(["gone"]))
+            await db.accept("here")  # the feed is not told
+            for _ in range(2):
+                await follower._compare("node-1")
+            assert here.queue.get_nowait()[1].type == "run_accepted"
+            kind, error = gone.queue.get_nowait()
+            assert (kind, error.code) == ("error", "unknown_session")
 
 
 def test_all_pages_of_a_long_log_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -60,16 +63,57 @@ async def test_a_pod_learns_whether_all_have_left(monkeypatch: pytest.MonkeyPatc
     assert sorted(asked) == [f"supervisor/{store} (['n1'], 0.1, 'asked for there', False)" for store in "ab"]
 
 
-def test_a_process_of_another_container_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> machinery.RayMachinery:
+    """Those of a supervisor in the cluster `ours`, whose head has a private address."""
+    monkeypatch.setattr(ray_edge.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="172.17.0.2:6379"))
+    cluster = SimpleNamespace(hex=lambda: "ours")
+    monkeypatch.setattr(ray_edge.ray._private.worker.Worker, "current_cluster_and_job", (cluster, None))
+    return machinery.RayMachinery(Settings(store="postgresql://host/db", model="m"), "", None, None)
+
+
+def holder(hands: machinery.RayMachinery, process: str, cluster: str = "theirs") -> str:
+    """A supervisor of the same store and address as its node service writes it."""
+    return f"172.17.0.2:6379/{cluster}/{hands._settings.instance}/{process}"
+
+
+def test_a_process_of_another_container_is_not_taken_for_dead(hands: machinery.RayMachinery) -> None:
     """Given a supervisor that died here, then it is known to be dead; given one in another container of the same
     machine, whose pid means nobody here, then it is not."""
-    monkeypatch.setattr(machinery.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="here:6379"))
-    settings = Settings(store="postgresql://host/db", model="m")
-    hands = machinery.RayMachinery(settings, "", None, None)
     where, pid, start = ray_edge.process_identity(os.getpid()).split(":")
-    boot, namespace = where.split("-")
+    boot, namespace = where.rsplit("-", 1)
     nobody = 2**22 + 1
-    assert hands.holder_is_dead(f"there:6379/{settings.instance}/{where}:{nobody}:1.00")
-    assert hands.holder_is_dead(f"there:6379/{settings.instance}/{where}:{pid}:1.00")
-    assert not hands.holder_is_dead(f"there:6379/{settings.instance}/{where}:{pid}:{start}")
-    assert not hands.holder_is_dead(f"there:6379/{settings.instance}/{boot}-{int(namespace) + 1}:{nobody}:1.00")
+    assert hands.holder_is_dead(holder(hands, f"{where}:{nobody}:1"))
+    assert hands.holder_is_dead(holder(hands, f"{where}:{pid}:1"))
+    assert not hands.holder_is_dead(holder(hands, f"{where}:{pid}:{start}"))
+    assert not hands.holder_is_dead(holder(hands, f"{boot}-{int(namespace) + 1}:{nobody}:1"))
+
+
+def test_a_cluster_whose_head_has_the_same_address_is_another_one(hands: machinery.RayMachinery) -> None:
+    """Given two hosts whose containers have the same private address, when the supervisor of one finds the other as the
+    owner of the store, then it does not take it for its own predecessor; a predecessor is known at any address."""
+    elsewhere = "another-boot-1:17:1"
+    assert not hands.holder_is_dead(holder(hands, elsewhere))
+    ours = ray_edge.cluster_identity().replace("172.17.0.2", "172.17.0.9")
+    assert hands.holder_is_dead(f"{ours}/{hands._settings.instance}/{elsewhere}")
+
+
+def test_a_clock_that_is_set_kills_nobody(hands: machinery.RayMachinery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given an owner that lives, when the machine's clock is set, which moves the times of day at which all processes
+    began, then it is still known to live."""
+    mine = ray_edge.process_identity(os.getpid())
+    began = psutil.Process().create_time()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: began + 2)
+    assert not hands.holder_is_dead(holder(hands, mine))
+
+
+def test_a_process_is_told_whatever_its_name(tmp_path: Path) -> None:
+    """Given a program whose name has spaces and parentheses, then it is known by the ticks at which it began."""
+    program = tmp_path / ") S 1 (2 3"
+    program.symlink_to(shutil.which("sleep") or "")
+    with subprocess.Popen([program, "60"]) as process:
+        began = psutil.Process(process.pid).create_time() - psutil.boot_time()
+        found = ray_edge.process_identity(process.pid)
+        process.kill()
+    assert int(found.split(":")[2]) == round(began * os.sysconf("SC_CLK_TCK"))
+    assert ray_edge.process_identity(process.pid).endswith(":gone")

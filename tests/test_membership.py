@@ -18,6 +18,7 @@ from understudy.errors import (
     UnderstudyError,
     Unschedulable,
 )
+from understudy.store.draining import check_drain
 from understudy.supervisor import supervisor as supervising
 from understudy.supervisor.supervisor import Supervisor
 
@@ -39,6 +40,7 @@ class Node:
         self.told: list[tuple[int, int, list[str], list[str], list[str]]] = []
         self.deaths: list[str] = []
         self.causes: list[str] = []
+        self.may_live: list[bool] = []
         self.demand: dict[str, dict[str, Any]] = {}
         self.unschedulable: list[dict[str, str]] = []
         self.profiles: list[str] = []
@@ -68,6 +70,7 @@ class Node:
                 raise self.refusals.pop()
             self.deaths.append(arguments[0])
             self.causes.append(arguments[1])
+            self.may_live.append(arguments[3])
             self.changed.set()
         if method == "unschedulable":
             self.unschedulable.append(arguments[0])
@@ -150,6 +153,7 @@ class Machinery:
         self.killing = asyncio.Event()
         self.killed = asyncio.Event()
         self.killed.set()
+        self.reached = True  # whether what is killed is known to be gone
 
     async def node_ids(self) -> list[str]:
         return list(self.nodes)
@@ -159,7 +163,9 @@ class Machinery:
         if method == "read" and arguments[0] == "drains":
             return list(self.drains.values())
         if method == "begin_drains":
-            node_ids, deadline, reason, *_ = arguments
+            node_ids, deadline, reason, stop, nodes, _ = arguments
+            for number, node_id in enumerate(node_ids):
+                check_drain(node_id, nodes, {*self.drains, *node_ids[:number]}, stop=stop)
             self.drains |= {
                 node_id: {"node_id": node_id, "deadline": deadline, "reason": reason} for node_id in node_ids
             }
@@ -189,9 +195,10 @@ class Machinery:
             raise Unschedulable(self.obstacle)
         await asyncio.Event().wait()
 
-    async def kill(self, _node_id: str, _pid: int, _handle: Any) -> None:
+    async def kill(self, _node_id: str, _pid: int, _handle: Any) -> bool:
         self.killing.set()
         await self.killed.wait()
+        return self.reached
 
     def abandon(self, node: Any, _frames: Any) -> None:
         self.abandoned.append(node.node_id)
@@ -350,6 +357,19 @@ async def test_why_a_frame_died_is_told(machinery: Machinery) -> None:
             node.changed.clear()
             await node.changed.wait()
     assert node.causes == ["out_of_memory"]
+
+
+@pytest.mark.parametrize("reached", [True, False])
+async def test_a_process_that_is_not_reached_may_live(machinery: Machinery, reached: bool) -> None:
+    """Given a frame that Ray gives up, when nobody can say whether its process is gone, then its node's service hears
+    that it may live."""
+    node, machinery.reached = machinery.nodes["a"], reached
+    machinery.frame.died.set()
+    async with asyncio.timeout(PATIENCE):
+        while not node.may_live:
+            node.changed.clear()
+            await node.changed.wait()
+    assert node.may_live == [not reached]
 
 
 async def test_what_can_not_be_started_is_told(machinery: Machinery) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
 from understudy.actors.tools import tool
 from understudy.cluster import recovery
-from understudy.errors import StaleGeneration
+from understudy.errors import StaleGeneration, StoreUnreachable
+from understudy.records import LEASE_SECONDS
 from understudy.store import activation, beginnings
 from understudy.testing.offline import OfflineServer
 
@@ -27,6 +30,7 @@ async def nodes(dsn: str, server: OfflineServer, directory: Path) -> AsyncIterat
     """Nodes `a` and `b` of one cluster, with a frame each."""
     names = ["a", "b"]
     a, b = (k.Kernel(dsn, server, directory, node_id=name) for name in names)
+    b._numbers = itertools.count(100)  # no frame of one has the id of one of the other
     try:
         await a.start(1)
         await b.start(1)
@@ -261,3 +265,63 @@ async def test_nodes_share_the_sessions_of_a_lost_one(postgres: str, server: Off
         assert set(shares[0]).isdisjoint(shares[1])
         homes = await a.ask("read", "homes", [names], {})
         assert {name: node_id in ("a", "b") for name, (node_id, _) in homes.items()} == dict.fromkeys(names, True)
+
+
+async def at_work(node: k.Kernel, session_id: str, notes: Path) -> asyncio.Event:
+    """Have a session of the node begin a tool; that goes on when the event is set."""
+    begun, may_end, point = asyncio.Event(), asyncio.Event(), node.point
+
+    async def waiting(label: str, worker: k.Worker | None) -> None:
+        if label == "tool has had its effect":
+            begun.set()
+            await may_end.wait()
+        await point(label, worker)
+
+    node.point = waiting  # type: ignore[method-assign]
+    await node.spawn(session_id, k.spec(k.script([("note", {"path": str(notes), "text": "x"})], "done"), [k.note]))
+    await node.send(session_id)
+    await asyncio.wait_for(begun.wait(), PATIENCE)
+    return may_end
+
+
+async def test_a_node_that_has_not_heard_of_another_takes_nothing_from_it(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a session at work at `b`, which has just joined, and `a` has not heard of it, when a client sends it an
+    input through `a`, and `a` looks for sessions of nodes that are gone, then it stays where it is at work."""
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        await a.take_up(a.generation, ["a"], b.workers)
+        await b.take_up(await b.ask("acquire", "tests", k.LEASE, "tests"), ["a", "b"], a.workers)  # as a join does
+        a._told, b._told = b._told, a._told
+        may_end = await at_work(b, "s", tmp_path / "notes")
+        await a.send("s", "more", "r2")
+        await a.service.recovery.sweep_all(0)
+        assert (await a.info("s"))["node_id"] == "b"
+        may_end.set()
+        assert (await asyncio.wait_for(b.end("s", "r2"), PATIENCE))["status"] == "completed"
+        assert activated_at(await b.events("s")) == {"b"}
+        assert "tool_in_doubt" not in await b.types("s")
+        await a.take_up(b.generation, ["a", "b"], b.workers)
+
+
+async def test_a_process_that_may_live_is_not_forgotten_by_a_restart(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a session at work at `b`, which is lost, when `a` makes itself its home and then can't go on, and is told
+    again by somebody who knows of no lost node, then the session waits until what its process may begin is over."""
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        may_end = await at_work(b, "s", tmp_path / "notes")
+        generation = await a.ask("acquire", "tests", k.LEASE, "tests")
+        with (
+            patch.object(a.service.reading, "active", AsyncMock(side_effect=StoreUnreachable("away"))),
+            pytest.raises(StoreUnreachable),
+        ):
+            await a.take_up(generation, ["a"])
+        await a.take_up(generation, ["a"])
+        assert (await a.info("s"))["status"] == "waiting_for_timer"
+        [crash] = [event for event in await a.events("s") if event["type"] == "session_crashed"]
+        assert crash["data"]["delay"] == LEASE_SECONDS * 1e6
+        await a.ask("cancel", "s", None, "enough")
+        assert (await asyncio.wait_for(a.end("s"), PATIENCE))["status"] == "cancelled"
+        may_end.set()
+        await b.lose()

@@ -13,7 +13,7 @@ import pytest
 from understudy.errors import CannotDrain, StaleGeneration, StoreOwned
 from understudy.ports import Verdict
 from understudy.records import ActivationId
-from understudy.store import activation, draining, queries, retention, timers, wakeups
+from understudy.store import activation, code, draining, queries, retention, timers, wakeups
 from understudy.store.transaction import Transaction
 
 from .test_store import FRAME, MINUTE, Store, opened
@@ -152,3 +152,42 @@ async def test_two_drains_at_once_leave_somebody(store: str) -> None:
         with pytest.raises(CannotDrain):
             await db.do(draining.begin, "b", 1 << 60, reason="", nodes=("a", "b"))
         assert [row["node_id"] for row in db.read(queries.drains)] == ["a"]
+
+
+async def test_code_that_was_needed_lately_is_not_locked(db: Store) -> None:
+    """Given a piece of code that was needed within the hour, when it is needed again, then nobody has to wait for that,
+    so spawns of two nodes can't wait for each other; only an older piece is written, and locked against retention."""
+    await db.do(code.put, "tool", b"x")
+    with psycopg.connect(db.database.dsn, autocommit=True) as peer:
+
+        def locked(tx: Transaction) -> bool:
+            assert code.touch(tx, "tool")
+            try:
+                peer.execute("SELECT 1 FROM code_blob FOR UPDATE NOWAIT")
+            except psycopg.errors.LockNotAvailable:
+                return True
+            return False
+
+        assert not await db.do(locked)
+        peer.execute("UPDATE code_blob SET created_at = 1")
+        assert await db.do(locked)
+        assert not await db.do(locked)
+
+
+async def test_a_late_end_of_a_drain_does_not_end_the_next(store: str) -> None:
+    """Given a drain that was taken back, and another of its node, when the end of the first is noted late, then the
+    second goes on; its own end is noted."""
+
+    async def begun(db: Store) -> int:
+        await db.do(draining.begin, "node-1", 1 << 60, reason="")
+        return int(db.read(queries.drains)[0]["started_at"])
+
+    async with opened(store) as db:
+        await db.own()
+        first = await begun(db)
+        await db.do(draining.end, ["node-1"])
+        second = await begun(db)
+        await db.do(draining.finish, "node-1", first)
+        assert not db.read(queries.drains)[0]["finished_at"]
+        await db.do(draining.finish, "node-1", second)
+        assert db.read(queries.drains)[0]["finished_at"]

@@ -104,9 +104,9 @@ async def test_repetitions_do_not_pile_up(
         await kernel.send("s")
         await asyncio.wait_for(Gate.begun.wait(), PATIENCE)
         mortal_server.kill()
-        run = {"run_id": "r2", "content": "again"}
+        send = ("send", "s", {"run_id": "r2", "content": "again"}, "a client's")
         client = Repeating(Patience(attempt=0.1))
-        sending = asyncio.create_task(client.call(lambda call_id: handle.remote(call_id, "send", "s", run)))
+        sending = asyncio.create_task(client.call(lambda call_id: handle.remote(call_id, *send)))
         Gate.opened.set()
         await handle.until_asked(2 * REPETITIONS)
         found = len(handle.answering), len(handle.pending), queued(kernel)

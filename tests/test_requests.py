@@ -12,10 +12,13 @@ from sqlalchemy import func, select, update
 
 from understudy.cluster.connection import Connection
 from understudy.config import Settings
-from understudy.store import activation, endings, requests
-from understudy.store.statements import REQUEST
+from understudy.errors import CannotDrain
+from understudy.store import activation, beginnings, endings, requests, retention
+from understudy.store.statements import REQUEST, RUN
+from understudy.supervisor.drains import Drains
 
 from . import kernel as k
+from .test_retention import export_all
 from .test_store import Store, opened
 
 QUESTION = ("request_user_input", {"prompt": "Which colour?"})
@@ -106,6 +109,25 @@ async def test_a_repeated_close_and_answer_say_the_same_again(kernel: k.Kernel) 
         assert await kernel.ask("close", "s", "enough", "second") is True
 
 
+async def test_a_late_input_to_a_removed_session_is_not_for_the_next_of_its_id(kernel: k.Kernel) -> None:
+    """Given a run that has ended, whose session retention removed, and another session of its id, when an attempt of
+    `send` arrives that was given up, then the second session does nothing; another request with that run's id counts.
+    """
+    late = ("send", "s", {"run_id": "r", "content": "transfer 100"}, "first")
+    await kernel.spawn("s", k.spec())
+    assert (await kernel.ask(*late))["created"]
+    await kernel.end("s")
+    await export_all(kernel)
+    removed = await kernel.service.journal.submit(lambda tx: retention.drop_tree(tx, "s"))
+    assert removed.session_ids == ("s",), removed
+    await kernel.spawn("s", k.spec())
+    assert not (await kernel.ask(*late))["created"]
+    assert await kernel.messages("s") == []
+    assert (await kernel.ask("read", "runs", ["s"], {})) == []
+    assert await kernel.send("s", "transfer 100")
+    assert (await kernel.end("s"))["status"] == "completed"
+
+
 async def test_repeated_requests_of_drains(kernel: k.Kernel) -> None:
     """A repeated drain does not undo that it was taken back, nor a repeated undrain the next drain."""
     begin = (["elsewhere"], 1 << 60, "why", False, ["elsewhere", "node1"])
@@ -116,6 +138,31 @@ async def test_repeated_requests_of_drains(kernel: k.Kernel) -> None:
     await kernel.ask("begin_drains", *begin, "third")
     assert await kernel.ask("end_drains", ["elsewhere"], "second") == 1
     assert [row["node_id"] for row in await kernel.ask("read", "drains", [], {})] == ["elsewhere"]
+
+
+async def test_a_repeated_drain_is_not_refused(kernel: k.Kernel) -> None:
+    """Given a drain that was done, and its node gone, or others drained since, when it is repeated, then it is told
+    that it was done; another request for the same is refused."""
+    nodes = ["elsewhere", "node1"]
+
+    async def ask(_method: str, *request: Any) -> Any:
+        return await kernel.ask(*request)
+
+    async def tell() -> None:
+        """Nobody has to know."""
+
+    drains = Drains(ask, tell, lambda: nodes)
+    await drains.begin(["elsewhere"], 60, "first", reason="why")
+    nodes.remove("elsewhere")
+    await drains.begin(["elsewhere"], 60, "first", reason="why")
+    with pytest.raises(CannotDrain, match="no service"):
+        await drains.begin(["elsewhere"], 60, "second", reason="why")
+    nodes.append("elsewhere")
+    await drains.undo("elsewhere", "third")
+    await drains.begin(["node1"], 60, "fourth", reason="why")
+    await drains.begin(["elsewhere"], 60, "first", reason="why")
+    with pytest.raises(CannotDrain, match="the only one"):
+        await drains.begin(["elsewhere"], 60, "fifth", reason="why")
 
 
 async def test_a_repeated_acquire_takes_no_further_generation(kernel: k.Kernel) -> None:
@@ -172,8 +219,29 @@ async def test_two_services_have_the_same_request_at_once(store: str) -> None:
             assert await asyncio.gather(*found) == [1] * 6
 
 
+@pytest.mark.conformance
+async def test_a_clock_that_is_ahead_forgets_no_request(store: str) -> None:
+    """Given a request that was done, when a node whose clock is hours ahead does others, then a repetition of the first
+    still does nothing, for a session as for the namespace; behind enough newer ones it is forgotten."""
+
+    def ahead(tx: Any, session_id: str, request_id: str) -> str:
+        tx.now += 2 * requests.KEPT
+        return requests.once(tx, session_id, request_id, lambda _tx: request_id)
+
+    async with opened(store) as db:
+        await db.own()
+        await db.create("s")
+        for session_id in ("s", ""):
+            await db.do(requests.once, session_id, "first", lambda _tx: "done")
+            for number in range(requests.NEWEST):
+                await db.do(ahead, session_id, f"other {number}")
+                assert await db.do(requests.once, session_id, "first", lambda _tx: "again") == "done"
+            await db.do(ahead, session_id, "one too many")
+            assert await db.do(requests.once, session_id, "first", lambda _tx: "again") == "again"
+
+
 async def test_requests_are_remembered_for_an_hour(tmp_path: Path) -> None:
-    """The next one of the session removes those that are older, so there are never many."""
+    """The next one of the session removes those that are older, but for the newest, so there are never many."""
 
     def age(tx: Any) -> None:
         tx.read(update(REQUEST).values(created_at=REQUEST.c.created_at - requests.KEPT))
@@ -184,12 +252,13 @@ async def test_requests_are_remembered_for_an_hour(tmp_path: Path) -> None:
     async with opened(f"sqlite:///{tmp_path}/rows.db") as db:
         await db.own()
         await db.create("s")
-        for number in range(3):
+        asked = requests.NEWEST + 3
+        for number in range(asked):
             await db.do(requests.once, "s", f"request {number}", lambda _tx: True)
-        assert await db.do(count) == 3
+        assert await db.do(count) == asked
         await db.do(age)
         await db.do(requests.once, "s", "the next", lambda _tx: True)
-        assert await db.do(count) == 1
+        assert await db.do(count) == requests.NEWEST + 1
 
 
 async def test_a_request_outlives_its_session(store: str) -> None:
@@ -217,6 +286,41 @@ async def test_a_request_outlives_its_session(store: str) -> None:
         await db.do(lambda tx: tx.drop(["s"]))
         await db.do(requests.forget_old)
         assert await db.do(count) == 0
+
+
+async def test_an_input_outlives_its_session(store: str) -> None:
+    """Given a session that took an input and was removed, and another of its id, when another attempt of that request
+    arrives, then it finds the input accepted, and the second session has none; a new request may use the run's id."""
+    async with opened(store) as db:
+        await db.own()
+        await db.create("s")
+        run = {"request_id": "first", "source": "client"}
+
+        def remove(tx: Any) -> None:
+            requests.outlive(tx, ["s"])
+            tx.drop(["s"])
+
+        assert await db.do(beginnings.accept, "s", "r", "go", **run)
+        assert not await db.do(beginnings.accept, "s", "r", "go", **run)
+        for _ in range(2):
+            await db.do(remove)
+            await db.create("s")
+            assert not await db.do(beginnings.accept, "s", "r", "go", **run)
+            assert not db.session()["active"]
+        assert await db.do(beginnings.accept, "s", "r", "go", **{**run, "request_id": "second"})
+
+
+async def test_what_was_accepted_long_ago_is_not_remembered(db: Store) -> None:
+    """Given an input of two hours ago, when its session is removed, then nothing is kept of it."""
+
+    def remove(tx: Any) -> int:
+        tx.read(update(RUN).values(accepted_at=tx.now - 2 * requests.KEPT))
+        requests.outlive(tx, ["s"])
+        tx.drop(["s"])
+        return int(tx.read(select(func.count()).select_from(REQUEST)).scalar())
+
+    await db.do(beginnings.accept, "s", "r", "go", request_id="first")
+    assert await db.do(remove) == 0
 
 
 async def test_a_refused_request_leaves_nothing(db: Store) -> None:

@@ -73,7 +73,7 @@ async def test_calls_that_are_not_to_blame_go_down_too_but_not_those_with_a_resu
     await kernel.spawn("s", compiled)
     await kernel.send("s")
     await kernel.until("s", "tool_finished", 3)
-    assert await kernel.ask("answer", "s", "r/1/3", "ok", "well", None)
+    assert await kernel.ask("answer", "s", "r/1/3", "ok", "well", 1)
     assert (await kernel.end("s"))["status"] == "completed"
     assert await results(kernel) == [GIVEN_UP, GIVEN_UP, "offline: dig", "well"]
 

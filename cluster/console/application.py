@@ -56,7 +56,6 @@ DEFAULTS = {
     "call_id": None,
     "decision": "ok",
     "text": "",
-    "asked": None,
 }
 
 
@@ -260,7 +259,7 @@ class Console:
             raise InvalidInput(f"a session can't be asked to {action!r}")
         body = await _body(request)
         _check_body(action, body)
-        arguments = [body.get(name, DEFAULTS[name]) for name in ACTIONS[action]]
+        arguments = [body.get(name, DEFAULTS.get(name)) for name in ACTIONS[action]]
         async with asyncio.timeout(ACT_SECONDS):
             return _json({"done": await self._source.act(action, session, *arguments)})
 
@@ -277,12 +276,10 @@ def _check_body(action: str, body: Wire) -> None:
     texts = [body.get(name) for name in ("run_id", "reason", "call_id", "decision", "text")]
     if any(text is not None and (not isinstance(text, str) or "\0" in text) for text in texts):
         raise InvalidInput("what is asked for is told in texts, without zero bytes")
-    if body.get("asked") is not None and not isinstance(body["asked"], int):
-        raise InvalidInput("`asked` is a number")
     if action != "answer":
         return
-    if not body.get("call_id"):
-        raise InvalidInput("an answer names the call")
+    if not body.get("call_id") or not isinstance(body.get("asked"), int):
+        raise InvalidInput("an answer names the call, and which time it asked: a number")
     decision = body.get("decision", DEFAULTS["decision"])
     if decision not in ("ok", "error", "rerun") or (decision == "rerun") == bool(body.get("text")):
         raise InvalidInput("an answer is a text, or has the call run again")

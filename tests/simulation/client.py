@@ -188,7 +188,7 @@ class Client:
     async def _send(self, action: Action) -> None:
         self.sent[action.what["run_id"]] = action.what["content"]
         try:
-            await self.request("send", self.session_id, action.what, session_id=self.session_id)
+            await self.request("send", self.session_id, action.what, new_identifier(), session_id=self.session_id)
         except SessionClosed:
             self.refused.append(action.what["run_id"])
         else:

@@ -240,6 +240,9 @@ class Ending:
         for name, actor in self._world.cluster.actors.items():
             if not name.startswith("node/") or actor.target is None:
                 continue
+            if not actor.target._started:
+                found.append(f"{name} has not started")
+                continue
             service = actor.target.service
             sizes = {
                 "calls": len(service.calls), "ready": len(service.frames.paging.ready), "own": len(service.own),
@@ -251,7 +254,7 @@ class Ending:
             writer = service.config.writer
             [(last,)] = self._world.committed(f"SELECT max(writer_seq) FROM event WHERE writer = '{writer}'")
             measured = service.projection.metrics.writer_seq
-            if actor.target._started and measured < (last or 0):
+            if measured < (last or 0):
                 found.append(f"{name}: metrics have {measured} events of {last}")
             for sink, export in service.projection.exports.items():
                 if export.cursor < (last or 0):

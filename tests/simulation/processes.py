@@ -151,8 +151,8 @@ class NodeProcess:
     async def notice(self, news: dict[str, Any]) -> None:
         await (await self._node()).notice(news)
 
-    async def frame_died(self, frame_id: str, cause: str, silence: float) -> None:
-        await (await self._node()).recovery.frame_died(frame_id, cause, silence)
+    async def frame_died(self, frame_id: str, cause: str, silence: float, may_live: bool) -> None:
+        await (await self._node()).recovery.frame_died(frame_id, cause, silence, may_live=may_live)
 
     async def unschedulable(self, failures: dict[str, str]) -> None:
         (await self._node()).frames.unschedulable = failures
@@ -408,20 +408,20 @@ class SimulatedMachinery:
             raise ClusterError(f"a frame was not ready after {CREATE_SECONDS:.0f} s") from None
         return frame
 
-    async def kill(self, node_id: str, pid: int, handle: Any) -> None:
+    async def kill(self, node_id: str, pid: int, handle: Any) -> bool:
         if node_id == self._machine.node_id:
-            await self._world.kill_and_wait(handle.pid)
-            return
+            return await self._world.kill_and_wait(handle.pid)
         if isinstance(handle, NodeHandle):
             self._world.ray_kill(handle.actor, restart=True)
-            return
+            return False
         node = self._nodes.get(node_id)
         try:
             if node is not None and await asyncio.wait_for(node.call("kill_process", pid), KILL_SECONDS):
-                return
+                return True
         except (TimeoutError, UnderstudyError):
             pass
         self._world.ray_kill(handle.actor, restart=False)
+        return False
 
     def abandon(self, node: Any, frames: Sequence[Any]) -> None:
         self._world.invariants.check_abandoned(node.actor.machine)

@@ -1,0 +1,124 @@
+"""Streamed text as a program sees it that iterates over a run: what it is told makes up the answer. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from understudy.cluster.client import Run
+from understudy.cluster.follower import Follower
+from understudy.events import Event, ModelCallCompleted, RunFinished
+from understudy.messages import Message
+
+IDS: dict[str, Any] = {"session_id": "s", "run_id": "r"}
+TOOL_CALL, ANSWER = 5, 8
+"""Where these messages are in the log."""
+
+
+class Connection:
+    """What the node service tells: a text or an event at a time, through the product's follower."""
+
+    def __init__(self, answer: str) -> None:
+        self.messages = [
+            Message("tool", "of a tool", run_id="r", round=1, seq=TOOL_CALL),
+            Message("assistant", answer, run_id="r", round=1, seq=ANSWER),
+        ]
+        self.news: list[dict[str, Any]] = []
+        self.follower = SimpleNamespace(follow=self.follow)
+
+    def text(self, key: str, offset: int, text: str) -> None:
+        """A watch tells of streamed text."""
+        self.news.append({"events": [], "streams": {"s": (key, offset, text)}, "runs": {}})
+
+    def event(self, event: Event) -> None:
+        """A watch tells of an event."""
+        self.news.append({"events": [event.to_wire()], "streams": {}, "runs": {}})
+
+    @asynccontextmanager
+    async def follow(self, _session_id: str, **_options: Any) -> AsyncIterator[Any]:
+        nodes: Any = SimpleNamespace(home=self._home, call=self._call)
+        follower = Follower(nodes)
+        async with follower.follow("s", stream=True) as subscription:
+            yield subscription
+        await follower.close()
+
+    async def _home(self, _session_id: str) -> str:
+        return "node"
+
+    async def _call(self, *_request: Any, timeout: float) -> dict[str, Any]:
+        if not self.news:
+            await asyncio.Event().wait()
+        return self.news.pop(0)
+
+    async def read(self, what: str, _session_id: str, after: int, limit: int) -> list[dict[str, Any]]:
+        assert what == "messages"
+        return [message.to_wire() for message in self.messages if message.seq > after][:limit]
+
+
+def completed(attempt: int, seq: int = ANSWER + 1) -> Event:
+    return ModelCallCompleted(request_key=f"s/r/1/{attempt}", attempt=attempt, round=1, seq=seq, **IDS)
+
+
+async def told(connection: Connection) -> list[str]:
+    """What a program prints, piece by piece, up to the run's end."""
+    connection.event(RunFinished(status="completed", seq=20, **IDS))
+    run = Run(SimpleNamespace(_connection=connection), "s", "r", 0)  # type: ignore[arg-type]
+    found = []
+    async with asyncio.timeout(20):
+        async for event in run._events():
+            if event.type in ("text_delta", "stream_restarted"):
+                found.append(getattr(event, "text", "RESTARTED"))
+    return found
+
+
+async def test_the_rest_of_an_answer_follows_what_has_streamed() -> None:
+    """Given an answer that was committed before all its text was told, then the rest of it is told."""
+    connection = Connection("Hello world")
+    connection.text("s/r/1/1/0", 0, "Hello")
+    connection.text("s/r/1/1/0", 5, " wor")
+    connection.event(completed(1))
+    assert await told(connection) == ["Hello", " wor", "ld"]
+
+
+async def test_the_answer_of_another_attempt_begins_anew() -> None:
+    """Given the text of an attempt that was lost, when the next one's answer is committed before any of its text was
+    told, then what was told is void, and all of the answer is told, also if it begins alike."""
+    for answer in ("Goodbye, friend", "Hello world"):
+        connection = Connection(answer)
+        connection.text("s/r/1/1/0", 0, "Hello wor")
+        connection.event(completed(2))
+        assert await told(connection) == ["Hello wor", "RESTARTED", answer]
+
+
+async def test_the_answer_of_another_try_begins_anew() -> None:
+    """Given the text of a try that the endpoint cut off, when the same attempt's next try is the answer, then the same
+    holds; also if the answer has no text."""
+    for answer in ("Goodbye, friend", ""):
+        connection = Connection(answer)
+        connection.text("s/r/1/1/0", 0, "Hello wor")
+        connection.event(completed(1))
+        assert await told(connection) == ["Hello wor", "RESTARTED", *filter(None, [answer])]
+
+
+async def test_a_try_that_begins_anew_is_told_as_such() -> None:
+    """Given the text of a try, when that of another follows, then what was told is void."""
+    connection = Connection("Goodbye, friend")
+    connection.text("s/r/1/1/0", 0, "Hello")
+    connection.text("s/r/1/2/0", 0, "Goodbye")
+    connection.event(completed(2))
+    assert await told(connection) == ["Hello", "RESTARTED", "Goodbye", ", friend"]
+
+
+async def test_an_answer_that_came_too_late_has_no_text() -> None:
+    """Given an attempt whose answer came after another one's, right behind a tool's result, then neither that nor any
+    streamed text that still comes is told as its text."""
+    connection = Connection("Hello world")
+    connection.messages[0] = Message("tool", "of a tool", run_id="r", round=1, seq=ANSWER + 2)
+    connection.messages.reverse()
+    connection.event(completed(1))
+    connection.event(completed(2, seq=ANSWER + 3))
+    connection.text("s/r/1/2/0", 0, "Hello")
+    assert await told(connection) == ["Hello world"]
