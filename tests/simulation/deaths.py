@@ -96,9 +96,14 @@ def waits(log: Sequence[Event], messages: dict[int, str]) -> bool | None:
 
 
 def _of_run(log: Sequence[Event]) -> Sequence[Event]:
-    """The events of the run that has begun and not ended."""
-    ends = [index for index, event in enumerate(log) if isinstance(event, RunStarted | RunFinished)]
-    return log[ends[-1] :] if ends and isinstance(log[ends[-1]], RunStarted) else ()
+    """The events of the run that has begun and not ended; not those of others, which may end while they are queued."""
+    run = list[Event]()
+    for event in log:
+        if isinstance(event, RunStarted):
+            run = [event]
+        elif run and event.run_id == run[0].run_id:
+            run = [] if isinstance(event, RunFinished) else [*run, event]
+    return run
 
 
 def progress(log: Sequence[Event], messages: dict[int, str]) -> tuple[bool, bool]:
