@@ -173,7 +173,7 @@ class Faults:
 
     def _slow_calls(self, fault: Fault) -> None:
         """For a while calls of one method are late, or its answers."""
-        method = SLOW_METHODS[int(fault.pick * len(SLOW_METHODS))]
+        method = SLOW_METHODS[min(int(fault.pick * len(SLOW_METHODS)), len(SLOW_METHODS) - 1)]
         slow = self._world.cluster.slow
         slow[method] = min(fault.seconds, 20.0) * (1 if fault.pick * 97 % 1 < 0.5 else -1)
         self._world.note(f"calls of {method} are late by {slow[method]:.3f} s")
