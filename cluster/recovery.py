@@ -332,8 +332,7 @@ class Recovery:
         resumes = verdict is not None and verdict.action != "quarantine" and work is None
         paused = verdict is not None and verdict.delay and not woken
         if resumes and not paused:  # a timer ends the pause
-            for row in await self._node.reading.active([self._node.config.node_id], session_ids=[session_id]):
-                self._pick_up(row, ready)
+            await self._pick_up(session_id, ready)
         elif not resumes and woken is not None:  # by somebody else, meanwhile
             self._frames.wake(woken)
         self._frames.dispatch()
@@ -341,25 +340,23 @@ class Recovery:
     async def look(self, session_id: str) -> None:
         """A frame that was thought to have the session was refused: it may be ready, in no frame, and nobody knows."""
         try:
-            rows = await self._node.reading.active([self._node.config.node_id], session_ids=[session_id])
+            await self._pick_up(session_id)
         except UnderstudyError as error:
             log.info("the sweep will look at session %s: %s", session_id, error)
-            return
-        for row in rows:
-            self._pick_up(row, ready_of(row, "takeover"))
         self._frames.dispatch()
 
-    def _pick_up(self, row: Row, ready: Ready) -> None:
-        """Queue a session that was read, if it is ready and in no frame: it may have been given to one since.
+    async def _pick_up(self, session_id: str, ready: Ready | None = None) -> None:
+        """Queue a session of this node if it is ready and in no frame: while it was read it may have got one.
 
         Also while commits of our own for it are under way: one that is refused, as a dead frame's late one is, wakes
         nobody, and after one that counts no activation finds the epoch that was read here.
         """
-        session_id, frames = row["session_id"], self._frames
-        placed = session_id in frames.chosen or session_id in frames.placing
+        rows = await self._node.reading.active([self._node.config.node_id], session_ids=[session_id])
+        placed = session_id in self._frames.chosen or session_id in self._frames.placing
         held = placed or self._paging.holder(session_id) is not None
-        if row["frame_id"] is None and not held and self._node.is_ready(row):
-            self._paging.add(replace(ready, epoch=row["epoch"]))
+        for row in rows:
+            if row["frame_id"] is None and not held and self._node.is_ready(row):
+                self._paging.add(replace(ready or ready_of(row, "takeover"), epoch=row["epoch"]))
 
 
 def _is_fresh(row: Row, age: int) -> bool:

@@ -589,6 +589,20 @@ async def careful(path: str, text: str, context: ToolContext) -> str:
     return f"noted {text}"
 
 
+def held_at_effect(kernel: Kernel) -> tuple[asyncio.Event, asyncio.Event]:
+    """Let tools go no further than their effect: set when one has had it, and what lets all go on when it is set."""
+    begun, may_end, point = asyncio.Event(), asyncio.Event(), kernel.point
+
+    async def waiting(label: str, worker: Worker | None) -> None:
+        if label == "tool has had its effect":
+            begun.set()
+            await may_end.wait()
+        await point(label, worker)
+
+    kernel.point = waiting  # type: ignore[method-assign]
+    return begun, may_end
+
+
 def notes(path: Path) -> list[str]:
     """The calls that had their effect, in order."""
     return path.read_text().splitlines() if path.exists() else []

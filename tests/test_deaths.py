@@ -41,19 +41,11 @@ class Replaced:
 
 @asynccontextmanager
 async def replaced(store: str, directory: Path) -> AsyncIterator[Replaced]:
-    notes, working, tool_may_end = directory / "notes", asyncio.Event(), asyncio.Event()
+    notes = directory / "notes"
     script = k.script([("note", {"path": str(notes), "text": "x"})], "done")
     async with k.running(store, directory, frames=1) as kernel:
         [worker] = kernel.workers.values()
-        point = kernel.point
-
-        async def waiting(label: str, who: k.Worker | None) -> None:
-            if label == "tool has had its effect":
-                working.set()
-                await tool_may_end.wait()
-            await point(label, who)
-
-        kernel.point = waiting  # type: ignore[method-assign]
+        working, tool_may_end = k.held_at_effect(kernel)
         run = asyncio.create_task(kernel.run("s", k.spec(script, [k.note])))
         await working.wait()
         life = kernel._life
@@ -213,9 +205,9 @@ async def test_what_was_read_before_a_session_was_given_away_gives_it_to_nobody(
     """Given a frame that died while its session waited for a model, when what was read of that is heard late, after the
     answer has come and another frame is at work, then the session stays there."""
     notes, read, heard = tmp_path / "notes", asyncio.Event(), asyncio.Event()
-    begun, may_end = asyncio.Event(), asyncio.Event()
     async with k.running(store, tmp_path, frames=1) as kernel:
-        active, point = Reading.active, kernel.point
+        active = Reading.active
+        begun, may_end = k.held_at_effect(kernel)
 
         async def late(reading: Reading, nodes: list[str] | None, **only: Any) -> list[dict[str, object]]:
             rows = await active(reading, nodes, **only)
@@ -225,13 +217,6 @@ async def test_what_was_read_before_a_session_was_given_away_gives_it_to_nobody(
                 await heard.wait()
             return rows
 
-        async def waiting(label: str, who: k.Worker | None) -> None:
-            if label == "tool has had its effect":
-                begun.set()
-                await may_end.wait()
-            await point(label, who)
-
-        kernel.point = waiting  # type: ignore[method-assign]
         kernel.server.hold()
         await kernel.spawn("s", k.spec(k.script([("note", {"path": str(notes), "text": "x"})], "done"), [k.note]))
         await kernel.send("s")

@@ -269,15 +269,7 @@ async def test_nodes_share_the_sessions_of_a_lost_one(postgres: str, server: Off
 
 async def at_work(node: k.Kernel, session_id: str, notes: Path) -> asyncio.Event:
     """Have a session of the node begin a tool; that goes on when the event is set."""
-    begun, may_end, point = asyncio.Event(), asyncio.Event(), node.point
-
-    async def waiting(label: str, worker: k.Worker | None) -> None:
-        if label == "tool has had its effect":
-            begun.set()
-            await may_end.wait()
-        await point(label, worker)
-
-    node.point = waiting  # type: ignore[method-assign]
+    begun, may_end = k.held_at_effect(node)
     await node.spawn(session_id, k.spec(k.script([("note", {"path": str(notes), "text": "x"})], "done"), [k.note]))
     await node.send(session_id)
     await asyncio.wait_for(begun.wait(), PATIENCE)
