@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import Fenced, ServiceGone, StaleGeneration, UnderstudyError
@@ -39,13 +40,22 @@ BUSY_DEMAND_PAUSE = 0.5
 MEASURE_SECONDS = 2.0
 
 
+@dataclass
+class Expected:
+    """A frame that has not called in here yet, and the activations, with their roots, that it is known to hold."""
+
+    pid: int
+    placement: str
+    held: dict[ActivationId, str] = field(default_factory=dict)
+
+
 class Frames:
     """Feeds the frames that call in. Each call is held until there is work for its frame.
 
     Attributes:
         chosen: sessions that were taken from the queue, each for a frame, and whose activation has not begun yet.
         placing: sessions whose activation is being committed, by how many at once.
-        expected: activations, with their roots, that a frame is known to hold which has not called in here yet.
+        expected: frames that hold something and have not called in here yet.
         leaving: how many frames of each placement shall go when they next rest.
         unschedulable: why no frame of a placement can be started, as the supervisor says.
         condemned: frames whose process the supervisor shall kill; one that calls in has come to its end by itself.
@@ -58,7 +68,7 @@ class Frames:
         self.chosen = Counter[str]()
         self.placing = Counter[str]()
         self._found_meanwhile: dict[str, Ready] = {}
-        self.expected: dict[str, dict[ActivationId, str]] = {}
+        self.expected: dict[str, Expected] = {}
         self.condemned: set[str] = set()
         self.leaving: Counter[str] = Counter()
         self.unschedulable: dict[str, str] = {}
@@ -91,7 +101,8 @@ class Frames:
         if held is not None and unheard and self.paging.holder(held.session_id) is None:
             # It was given a session and never heard of it: its last call was cut off.
             self.paging.add(Ready(held.session_id, slot.placement, tree, "takeover", epoch=held.epoch))
-        for other, root_id in self.expected.pop(slot.frame_id, {}).items():
+        expected = self.expected.pop(slot.frame_id, None)
+        for other, root_id in expected.held.items() if expected is not None else ():
             if other.session_id != session_id:
                 self.paging.add(Ready(other.session_id, slot.placement, root_id, "takeover", epoch=other.epoch))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
@@ -101,18 +112,30 @@ class Frames:
 
     def condemn(self, frame_id: str, activation: ActivationId) -> None:
         """The frame's activation was ended by force: its process must go, if it is still at it."""
-        slot, expected = self.paging.slots.get(frame_id), self.expected.get(frame_id, {})
+        slot, expected = self.paging.slots.get(frame_id), self.expected.get(frame_id)
         if slot is not None and slot.activation == activation and not slot.resting:
             self.release(slot)  # the session may be given to another frame at once
-        elif activation in expected:  # it has been at it since before this service was restarted
-            del expected[activation]
-            if not expected:
+        elif expected is not None and activation in expected.held:  # since before this service was restarted
+            del expected.held[activation]
+            if not expected.held:
                 del self.expected[frame_id]
         else:
             return
         self.condemned.add(frame_id)
         self._node.end_watch(activation)
         self.demand_changed.set()
+
+    def expect(self, row: Row) -> None:
+        """The session's frame, which has not called in here yet, will do so, with this session or with another; unless
+        it is dead, which the supervisor tells then."""
+        frame = self.expected.setdefault(row["frame_id"], Expected(row["actor_pid"], row["placement"]))
+        frame.held[ActivationId.of(row)] = row["root_id"]
+
+    def named(self) -> dict[str, int]:
+        """All frames that are known here: their pids, or 0 where one is not known or may be another machine's."""
+        known: dict[str, Expected | Slot] = {**self.expected, **self.paging.slots}
+        pids = {frame_id: 0 if is_scarce(frame.placement) else frame.pid for frame_id, frame in known.items()}
+        return {**dict.fromkeys(self.condemned, 0), **pids}
 
     def release(self, slot: Slot) -> None:
         """The frame holds no session any more."""
@@ -122,7 +145,7 @@ class Frames:
         """Hold the frame's call until there is work for it.
 
         Raises:
-            ServiceGone: a `take_up` has counted the frame among the dead while its call was worked at; it calls anew.
+            ServiceGone: the frame was told dead while its call was worked at; it calls anew.
         """
         if self.paging.slots.get(slot.frame_id) is not slot:
             raise ServiceGone(f"frame {slot.frame_id} was not known to live")

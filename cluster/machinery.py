@@ -257,7 +257,7 @@ class RayMachinery:
             ray.kill(handle.handle, no_restart=False)
         elif await self._kill_there(self._nodes.get(node_id), pid):
             return True
-        else:
+        elif handle is not None:
             ray.kill(handle.handle)
         return False
 

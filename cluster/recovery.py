@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +41,10 @@ class Recovery:
 
     Attributes:
         swept: how many sessions the sweep had to pick up; each is a wake-up that got lost.
-        knows_frames: a `take_up` has told which frames live. Until then a session at work in a frame that has not
-            called in here looks as if nobody held it.
-        buried: frames that died, and when; their ids are not used again. A `take_up` under way, or sent before, may
-            count one among those that live, and a call of its own may arrive after its death. Once neither can be, it
-            is forgotten.
+        knows_frames: a `take_up` has read which frames the store names. Until then a session at work in a frame that
+            has not called in here looks as if nobody held it.
+        buried: frames that died, and when; their ids are not used again. A `take_up` under way may have read that one
+            has a session, and a call of its own may arrive after its death. Once neither can be, it is forgotten.
     """
 
     def __init__(self, node: NodeService) -> None:
@@ -56,25 +55,23 @@ class Recovery:
         self.knows_frames = False
         self.buried: dict[str, float] = {}
         self._taking_up = 0
-        self._told = (0, 0)
+        self._told = 0
 
-    async def take_up(
-        self, generation: int, number: int, live_frames: list[str], nodes: list[str], lost: Collection[str] = ()
-    ) -> dict[str, Any]:  # fmt: skip
-        """Act for this generation: resume what is at home here and no live frame holds. Harmless when repeated.
+    async def take_up(self, generation: int, nodes: list[str]) -> dict[str, Any]:
+        """Act for this generation: resume what is at home here and in no frame. Harmless when repeated, or overtaken.
+
+        Which frames live is not said: it would be old when it arrives. The supervisor hears of all that are named here
+        (`demand`), and tells of those that are dead.
 
         Args:
-            number: rises with what a supervisor says; what was overtaken, or comes again when it is done, is dropped:
-                frames that have started since are not among those that it knows to be alive.
-            live_frames: frames known to be alive; sessions of others are treated as crashed.
-            nodes: those that have a node service, this one included; sessions of others get a new home (`adopt`).
-            lost: frames of lost nodes, which may be alive.
+            nodes: those that have a node service, this one included; sessions of others get a new home (`adopt`). They
+                do not change within a generation.
 
         Raises:
             StaleGeneration: another supervisor owns the store, or this node is not one of `nodes` any more.
         """
         home = self._node.config.node_id
-        if (generation, number) <= self._told:
+        if generation < self._told:
             return {"active": 0, "resumed": 0, "adopted": 0}
         if home not in nodes:
             raise StaleGeneration(f"node {home[:8]} was given up")
@@ -85,31 +82,23 @@ class Recovery:
             self._node.projection.nodes_changed()
         self._taking_up += 1
         try:
-            found = await self._take_up(home, set(live_frames), nodes, frozenset(lost))
+            found = await self._take_up(home, nodes)
         except BaseException:
             self._node.journal.generation = 0  # so that the supervisor sees that it must say it again
             raise
         finally:
             self._taking_up -= 1
-        self._told = max(self._told, (generation, number))
+        self._told = max(self._told, generation)
         self.knows_frames = True
         self._frames.dispatch()
         self._frames.demand_changed.set()
         return found
 
-    async def _take_up(self, home: str, live: set[str], nodes: list[str], lost: frozenset[str]) -> dict[str, Any]:
-        # Before anything is awaited: a frame that calls in meanwhile is younger than what was said of those that live.
-        for frame_id in [frame_id for frame_id in self._paging.slots if frame_id not in live]:
-            self._frames.fail_reply(self._paging.slots.pop(frame_id))
-        for frame_id in self._frames.expected.keys() - live:
-            del self._frames.expected[frame_id]
-        self._frames.condemned &= live
+    async def _take_up(self, home: str, nodes: list[str]) -> dict[str, Any]:
         adopted = await self._adopt(home, nodes)
         rows, resumed = await self._node.reading.active([home]), 0
         async for row in in_chunks(rows):
-            # Of a node that is no more nobody knows whether its processes are gone, nor of another cluster's: what was
-            # adopted from there has no pid any more.
-            resumed += await self._take_up_session(row, live, row["frame_id"] in lost or row["actor_pid"] is None)
+            resumed += await self._take_up_session(row)
         await self._node.timers.look()
         return {"active": len(rows), "resumed": resumed, "adopted": len(adopted)}
 
@@ -121,30 +110,27 @@ class Recovery:
         self._node.draining.told(drains)
         return adopted
 
-    async def _take_up_session(self, row: Row, live: set[str], may_live: bool) -> int:
+    async def _take_up_session(self, row: Row) -> int:
         session_id, frame_id = row["session_id"], row["frame_id"]
         held = self._frames.holder(row)
         if held is not None or self._is_placed(session_id):
             return 0
-        if frame_id is not None and frame_id in live and frame_id not in self.buried:
-            if frame_id not in self._paging.slots:  # it will call in, with this session or with another
-                self._frames.expected.setdefault(frame_id, {})[ActivationId.of(row)] = row["root_id"]
-            else:
-                self._paging.add(ready_of(row, "takeover"))
-            return 0
-        if frame_id is not None:
-            await self._crashed_unseen(row, may_live=may_live)
+        # What was adopted from a node that is no more, or from another cluster, has no pid any more.
+        if frame_id is not None and (row["actor_pid"] is None or frame_id in self.buried):
+            await self._crashed_unseen(row)
             return 1
-        if self._node.is_ready(row):
+        if frame_id is not None and frame_id not in self._paging.slots:
+            self._frames.expect(row)
+        elif frame_id is not None or self._node.is_ready(row):
             self._paging.add(ready_of(row, "takeover"))
         return 0
 
-    async def _crashed_unseen(self, row: Row, *, may_live: bool) -> None:
-        """A session is in a frame that nobody here knows."""
+    async def _crashed_unseen(self, row: Row) -> None:
+        """A session is in a frame that nobody here knows, nor whether its process is gone."""
         slot = Slot(
             row["frame_id"], row["actor_pid"] or 0, row["node_id"], row["placement"], root_id=row["root_id"]
         )  # fmt: skip
-        await self.crashed(slot, ActivationId.of(row), "process_died", now(), may_live=may_live)
+        await self.crashed(slot, ActivationId.of(row), "process_died", now(), may_live=True)
 
     def _is_placed(self, session_id: str) -> bool:
         """Whether somebody is about to deal with the session."""
@@ -223,7 +209,7 @@ class Recovery:
         holder, frame_id = self._frames.holder(row), row["frame_id"]
         if frame_id is not None and frame_id not in self._paging.slots and frame_id not in self._frames.expected:
             if not self._taking_up:  # which would deal with it
-                await self._crashed_unseen(row, may_live=True)  # nothing, if it has left that frame since it was read
+                await self._crashed_unseen(row)  # nothing, if it has left that frame since it was read
             return
         if holder is None and session_id in cared_for:
             return  # it has left its frame since its row was asked for, and that commit said what is to be done
@@ -252,8 +238,7 @@ class Recovery:
             silence: seconds since it was last known to be well, as far as the supervisor knows; 0: it does not.
 
         Raises:
-            StaleGeneration: this service acts for nobody yet. Were the death let pass, a `take_up` that was sent before
-                it would count the frame among those that live.
+            StaleGeneration: this service acts for nobody yet.
             StoreUnreachable: what the frame held is not known here.
         """
         if not self._node.generation:

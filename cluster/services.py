@@ -105,10 +105,8 @@ class NodeActor:
         await self._node()
         return await (await self._host.requests()).acquire(holder, lease, dead_holder, request_id)
 
-    async def take_up(
-        self, generation: int, number: int, frames: list[str], nodes: list[str], lost: list[str]
-    ) -> dict[str, Any]:  # fmt: skip
-        return await (await self._node()).recovery.take_up(generation, number, frames, nodes, lost)
+    async def take_up(self, generation: int, nodes: list[str]) -> dict[str, Any]:
+        return await (await self._node()).recovery.take_up(generation, nodes)
 
     async def notice(self, news: dict[str, Any]) -> None:
         await (await self._node()).notice(news)
@@ -136,9 +134,11 @@ class NodeActor:
         node = await self._node()
         node.frames.cap = cap or node.frames.cap
         demand = await node.frames.demand(timeout)
-        condemned = list(node.frames.condemned)
+        condemned, named = list(node.frames.condemned), node.frames.named()
         known = {"pid": os.getpid(), "generation": node.generation, "nodes": node.nodes, "draining": node.draining.on}
-        return {**known, "demand": demand, "condemned": condemned, "memory": node.frames.memory()}
+        return {
+            **known, "demand": demand, "condemned": condemned, "named": named, "memory": node.frames.memory(),
+        }  # fmt: skip
 
     async def watched_by(self, pid: int, node_id: str) -> None:
         """Learn who supervises, to replace it when it hangs: Ray does not see a stopped process for over a minute."""

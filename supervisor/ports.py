@@ -64,7 +64,12 @@ class Machinery(Protocol):
         """Start a frame; returns when it is ready."""
 
     async def kill(self, node_id: str, pid: int, handle: Any) -> bool:
-        """Have a process ended; whether it is known to be gone. One whose machine is not reached may live on."""
+        """Have a process ended; whether it is known to be gone. One whose machine is not reached may live on.
+
+        Args:
+            pid: on that node's machine; 0 if it is not known, or may be another machine's.
+            handle: of the frame or node service; None if the cluster has none any more.
+        """
 
     def abandon(self, node: NodeHandle, frames: Sequence[FrameHandle]) -> None:
         """Have the processes of a lost node ended as far as they can still be reached; waits for nothing."""

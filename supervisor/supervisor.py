@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.errors import InvalidConfiguration, StaleGeneration, StoreOwned, UnderstudyError, Unschedulable
+from understudy.errors import StaleGeneration, StoreOwned, UnderstudyError
 from understudy.identifiers import new_identifier
 from understudy.waiting import answered_within, is_set_within
 
@@ -34,9 +34,6 @@ ANSWER_SECONDS = 5.0
 CENSUS_SECONDS = 1.0
 LOST_SECONDS = 10.0
 """A node whose service was not heard of for so long is lost, whatever Ray says: a service restarts in less."""
-
-REMEMBERED_SECONDS = 600.0
-"""So long it is known of a frame that it was lost with its node, and not seen to die."""
 
 REPEAT_SECONDS = 0.5
 PROBE_SECONDS = 2.0
@@ -99,8 +96,6 @@ class Supervisor:
         self._nodes: dict[str, _Node] = {}
         self._frames: dict[str, FrameHandle] = {}
         self._well: dict[str, float] = {}
-        self._lost: dict[str, float] = {}
-        self._numbers = 0  # of what services were told about who is alive
         self._tasks: set[asyncio.Task[Any]] = set()
         self._under_way: dict[Any, asyncio.Task[Any]] = {}
         self._failure: Exception | None = None
@@ -252,19 +247,15 @@ class Supervisor:
         return term == self._term and self._nodes.get(node.handle.node_id) is node
 
     async def _take_up(self, node: _Node) -> None:
-        """Tell a node service whom it acts for, who is alive, and which credentials there are."""
-        if FENCE in self._under_way:  # all are told with the next generation
-            return
+        """Tell a node service whom it acts for, beside whom, and which credentials there are."""
         await node.handle.meet()
         for profile in await node.handle.call("profiles"):
             self.profiles.setdefault(profile.name, profile)
         for profile in self.profiles.values():
             await node.handle.call("register", profile)
-        alive = [*self._frames, *(frame_id for other in self._nodes.values() for frame_id in other.stock.starting)]
-        lost = [frame_id for frame_id, at in self._lost.items() if time.monotonic() - at < REMEMBERED_SECONDS]
-        self._lost = {frame_id: self._lost[frame_id] for frame_id in lost}
-        self._numbers += 1
-        found = await node.handle.call("take_up", self.generation, self._numbers, alive, list(self._nodes), lost)
+        if FENCE in self._under_way:  # the nodes have changed: all are told with the next generation
+            return
+        found = await node.handle.call("take_up", self.generation, list(self._nodes))
         node.heard = time.monotonic()
         log.info("node %s: %s", node.handle.node_id[:8], found)
 
@@ -337,8 +328,6 @@ class Supervisor:
         for frame in lost:
             del self._frames[frame.frame_id]
             self._well.pop(frame.frame_id, None)
-        # Those that are being started may have called in there already.
-        self._lost.update(dict.fromkeys((*(frame.frame_id for frame in lost), *node.stock.starting), time.monotonic()))
         self.machinery.abandon(node.handle, lost)
         self._alone(FENCE, self._fence, self._term)
 
@@ -434,9 +423,9 @@ class Supervisor:
                 known = (node.handle.pid, self.generation, set(self._nodes))
                 if (served["pid"], served["generation"], set(served["nodes"])) != known:
                     await self._take_up(node)
-                here = {frame_id for row in served["demand"].values() for frame_id in row.get("frames", ())}
-                if here - self._frames.keys() - node.stock.starting.keys():
-                    self._alone(("strangers", node.handle.node_id), self._meet_strangers, node, here)
+                named: dict[str, int] = served["named"]
+                if named.keys() - self._frames.keys() - node.stock.starting.keys():
+                    self._alone(("strangers", node.handle.node_id), self._meet_strangers, node, named)
                 for frame_id in served["condemned"]:
                     self._alone(f"kill {frame_id}", self._kill_frame, frame_id, "its run was ended by force")
                 if served.get("memory"):
@@ -447,10 +436,12 @@ class Supervisor:
                 log.warning("demand of node %s unknown: %s", node.handle.node_id[:8], error)
                 await asyncio.sleep(0.5)
 
-    async def _meet_strangers(self, node: _Node, here: set[str]) -> None:
-        """Frames have called in that are not known: a supervisor that was overtaken made them, or they died unnoticed.
+    async def _meet_strangers(self, node: _Node, named: dict[str, int]) -> None:
+        """A node's service names frames that are not known: a supervisor that was overtaken made them, they were not
+        seen to start, or they died unnoticed.
 
-        Those that live are watched from now on; of the others the node's service hears that they are gone.
+        Those that live are watched from now on; of the others the service hears that they are gone. They are looked for
+        only after they were named, so that one which is not found did live, and does no more.
         """
         term, known = self._term, {*self._frames, *node.stock.starting}
         alive = await self.machinery.frames(node.handle.node_id, known)
@@ -460,8 +451,13 @@ class Supervisor:
             if frame.frame_id not in self._frames and frame.frame_id not in node.stock.starting:
                 self._frames[frame.frame_id] = frame
                 self._spawn(self._watch_frame(frame, term))
-        for frame_id in sorted(here - self._frames.keys() - node.stock.starting.keys()):
-            await node.handle.call("frame_died", frame_id, "process_died", 0.0, True)
+        for frame_id in sorted(named.keys() - self._frames.keys() - node.stock.starting.keys()):
+            self._alone(("gone", frame_id), self._tell_of_stranger, node, frame_id, named[frame_id])
+
+    async def _tell_of_stranger(self, node: _Node, frame_id: str, pid: int) -> None:
+        """A frame is gone for the cluster; its process may not be. If this fails, the service names it again."""
+        gone = await self.machinery.kill(node.handle.node_id, pid, None)
+        await node.handle.call("frame_died", frame_id, "process_died", 0.0, not gone)
 
     async def _balance(self, node: _Node, demand: dict[str, Any]) -> None:
         stock, now = node.stock, time.monotonic()
@@ -510,28 +506,11 @@ class Supervisor:
             log.warning("a frame of placement %s could not be created: %s", placement or "(default)", error)
             node.stock.failed(placement, str(error), time.monotonic())
             self._spawn(node.handle.call("unschedulable", dict(node.stock.failures)))
-            if not isinstance(error, Unschedulable | InvalidConfiguration):
-                self._lost[frame_id] = time.monotonic()
-                self._alone(("unstarted", node.handle.node_id), self._tell_of_unstarted, node, term)
             return
         finally:
             del node.stock.starting[frame_id]
         self._frames[frame.frame_id] = frame
         self._spawn(self._watch_frame(frame, self._term))
-
-    async def _tell_of_unstarted(self, node: _Node, term: int) -> None:
-        """Frames were not seen to start. They may have called in nevertheless, and been counted among those that live:
-        what they held goes on elsewhere, as after the loss of their node."""
-        while self._serves(node, term) and FENCE not in self._under_way:  # else all are told with what follows
-            told = set(self._lost)
-            try:
-                await self._take_up(node)
-            except Exception as error:
-                log.warning("node %s is told again: %s", node.handle.node_id[:8], error)
-                await asyncio.sleep(REPEAT_SECONDS)
-            else:
-                if self._lost.keys() <= told:
-                    return
 
     async def _probing(self, term: int) -> None:
         """Find what hangs: a process that does not answer, or one that answers but does not progress."""

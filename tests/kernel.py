@@ -236,7 +236,6 @@ class Kernel:
         self.generation = 0
         self.serves = False
         self.workers: dict[str, Worker] = {}
-        self._told = 0  # of `take_up`
         self.telemetry = telemetry or {}
         self.points: list[str] = []
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
@@ -262,14 +261,17 @@ class Kernel:
         while len(self.service.frames.paging.slots) < frames:
             await self.service.frames.demand(1.0)
 
-    async def take_up(self, generation: int, nodes: list[str], frames: Iterable[str] = ()) -> None:
-        """What a supervisor tells when it begins, and whenever a node has come or gone."""
+    async def take_up(self, generation: int, nodes: list[str]) -> None:
+        """What a supervisor tells when it begins, and whenever a node has come or gone; then, which of the frames that
+        the service names are dead."""
         self.generation, self.nodes = generation, nodes
 
-        def told(life: Life) -> Awaitable[Any]:  # also the next one, with those that live then
-            self._told += 1
-            alive = [*self.workers, *frames]
-            return life.service.recovery.take_up(self.generation, self._told, alive, self.nodes)
+        async def told(life: Life) -> None:  # also the next one
+            await life.service.recovery.take_up(self.generation, self.nodes)
+            frames = life.service.frames
+            for frame_id in {**frames.paging.slots, **frames.expected, **dict.fromkeys(frames.condemned)}:
+                if frame_id not in self.workers:
+                    await life.service.recovery.frame_died(frame_id, "process_died")
 
         await self.remote(told)
 

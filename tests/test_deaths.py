@@ -59,15 +59,16 @@ async def replaced(store: str, directory: Path) -> AsyncIterator[Replaced]:
         assert len(k.notes(notes)) == 1
 
 
-async def test_a_death_is_told_before_a_take_up_that_does_not_know_of_it(store: str, tmp_path: Path) -> None:
-    """Given the frame died too, when that is told before the take-up, then it is refused; told again, after a take-up
-    that counted the frame as alive, it resumes the session."""
+async def test_a_death_is_told_before_the_take_up(store: str, tmp_path: Path) -> None:
+    """Given the frame died too, when that is told before the take-up, then it is refused; told again after it, it
+    resumes the session."""
     async with replaced(store, tmp_path) as found:
         recovery, kernel = found.kernel.service.recovery, found.kernel
         frame_id = found.kill_worker()
         with pytest.raises(StaleGeneration):
             await recovery.frame_died(frame_id, "process_died")
-        await kernel.take_up(kernel.generation, kernel.nodes, [frame_id])
+        await recovery.take_up(kernel.generation, kernel.nodes)
+        assert list(kernel.service.frames.named()) == [frame_id]
         await recovery.frame_died(frame_id, "process_died")
         kernel.add_frame()
         await found.run

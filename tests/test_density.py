@@ -191,8 +191,8 @@ async def test_what_ray_says_of_a_death(error: Exception, cause: str | None) -> 
 
 
 async def test_the_dead_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given frames that died long ago, then they are forgotten, but not while a `take_up` that may count them among the
-    living is under way."""
+    """Given frames that died long ago, then they are forgotten, but not while a `take_up` is under way, which may have
+    read that they have a session."""
     monkeypatch.setattr(recovery_module, "BURIED_SECONDS", 0.0, raising=False)
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=0) as kernel:
         found = kernel.service.recovery

@@ -48,9 +48,8 @@ class Nodes:
     async def tell(self) -> None:
         """What a supervisor tells when something about the nodes has changed."""
         generation = max(kernel.generation for kernel in self.kernels)
-        frames = [frame_id for kernel in self.kernels for frame_id in kernel.workers]
         for kernel in self.kernels:
-            await kernel.take_up(generation, self.names, frames)
+            await kernel.take_up(generation, self.names)
 
     async def drain(self, kernel: k.Kernel, seconds: float = LONG, *, stop: bool = False) -> None:
         """Begin to drain a node."""

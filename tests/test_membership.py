@@ -35,9 +35,10 @@ class Node:
         self.silent = self.draining = False
         self.probes = self.asked = 0
         self.condemned: list[str] = []
+        self.named: dict[str, int] = {}
         self.hung: set[str] = set()
         self.generation = 0
-        self.told: list[tuple[int, int, list[str], list[str], list[str]]] = []
+        self.told: list[tuple[int, list[str]]] = []
         self.deaths: list[str] = []
         self.causes: list[str] = []
         self.may_live: list[bool] = []
@@ -50,7 +51,7 @@ class Node:
 
     @property
     def nodes(self) -> list[str]:
-        return self.told[-1][3] if self.told else []
+        return self.told[-1][1] if self.told else []
 
     async def call(self, method: str, *arguments: Any) -> Any:
         if self.silent or (method == "request" and arguments[0] in self.hung):
@@ -80,7 +81,7 @@ class Node:
             self.changed.set()
             await asyncio.sleep(0.05)
             told = {"pid": self.process, "generation": self.generation, "nodes": self.nodes, "demand": self.demand}
-            return {**told, "draining": self.draining, "condemned": self.condemned}
+            return {**told, "draining": self.draining, "condemned": self.condemned, "named": self.named}
         if method == "register":
             self.profiles.append(arguments[0].name)
             self.changed.set()
@@ -110,7 +111,7 @@ class Node:
     async def until_told(self, nodes: list[str]) -> int:
         """Wait until it was told that these are the nodes; returns the generation it was told with."""
         async with asyncio.timeout(PATIENCE):
-            while not self.told or sorted(self.told[-1][3]) != nodes:
+            while not self.told or sorted(self.told[-1][1]) != nodes:
                 self.changed.clear()
                 await self.changed.wait()
         return self.told[-1][0]
@@ -150,6 +151,7 @@ class Machinery:
         self.asked = asyncio.Event()
         self.frame = Frame()
         self.known: list[set[str]] = []
+        self.pids: set[int] = set()
         self.killing = asyncio.Event()
         self.killed = asyncio.Event()
         self.killed.set()
@@ -195,7 +197,8 @@ class Machinery:
             raise Unschedulable(self.obstacle)
         await asyncio.Event().wait()
 
-    async def kill(self, _node_id: str, _pid: int, _handle: Any) -> bool:
+    async def kill(self, _node_id: str, pid: int, _handle: Any) -> bool:
+        self.pids.add(pid)
         self.killing.set()
         await self.killed.wait()
         return self.reached
@@ -490,8 +493,7 @@ async def test_a_stranger_that_hangs_lives_until_it_was_killed(machinery: Machin
     node, asked = machinery.nodes["a"], len(machinery.known)
     machinery.frame, machinery.killed = Frame(), asyncio.Event()
     machinery.frame.frame_id, machinery.frame.overdue = "stranger", 60.0
-    row = {"ready": 0, "acting": 1, "waiting": 0, "standby": 0, "taken": 0}
-    node.demand = {"": {**row, "frames": ["f", "stranger"]}}
+    node.named = {"f": 7, "stranger": 8}
     await asyncio.wait_for(machinery.killing.wait(), PATIENCE)
     served = node.asked
     await node.until(lambda: node.asked > served + 2)
@@ -502,14 +504,30 @@ async def test_a_stranger_that_hangs_lives_until_it_was_killed(machinery: Machin
 
 
 async def test_what_a_frame_held_that_was_not_seen_to_start_goes_on(machinery: Machinery) -> None:
-    """Given a frame whose creation failed after its process had begun, when that is noticed, then its node's service
-    hears that the frame is not among those that live, but may."""
+    """Given a frame whose creation failed after its process had begun and called in, when that is noticed, then its
+    node's service hears that the frame is dead, and that its process may live if that is not known to be gone."""
     node, supervisor = machinery.nodes["b"], machinery.supervisor  # type: ignore[attr-defined]
     machinery.failure = ServiceGone("it died while it started")
-    node.demand = {"": {"ready": 1, "acting": 0, "waiting": 0, "standby": 0, "taken": 0, "frames": []}}
-    told = len(node.told)
-    await node.until(lambda: bool(machinery.tried) and any(machinery.tried[0] in lost for *_, lost in node.told[told:]))
-    assert all(
-        machinery.tried[0] not in alive for _, _, alive, _, lost in node.told[told:] if machinery.tried[0] in lost
-    )
+    machinery.reached = False
+    row = {"ready": 1, "acting": 0, "waiting": 0, "standby": 0, "taken": 0}
+    node.demand = {"": {**row, "frames": []}}
+    await node.until(lambda: bool(machinery.tried))
+    node.named = {machinery.tried[0]: 8}
+    await node.until(lambda: machinery.tried[0] in node.deaths)
+    assert set(node.may_live) == {True}
     assert machinery.tried[0] not in supervisor._frames
+
+
+async def test_a_frame_that_died_unseen_is_told_of_where_it_is_named(machinery: Machinery) -> None:
+    """Given a frame that died while nobody watched it, when a service names it, then what may be left of its process is
+    killed, and only then the service hears of its death; of frames that live it hears nothing."""
+    node = machinery.nodes["a"]
+    machinery.killed.clear()
+    node.named = {"f": 7, "gone": 8}
+    await asyncio.wait_for(machinery.killing.wait(), PATIENCE)
+    served = node.asked
+    await node.until(lambda: node.asked > served + 2)
+    assert node.deaths == []
+    machinery.killed.set()
+    await node.until(lambda: bool(node.deaths))
+    assert (set(node.deaths), set(node.may_live), machinery.pids) == ({"gone"}, {False}, {8})

@@ -35,8 +35,8 @@ async def nodes(dsn: str, server: OfflineServer, directory: Path) -> AsyncIterat
         await a.start(1)
         await b.start(1)
         a.peers, b.peers = {"b": b}, {"a": a}
-        for node, other in ((a, b), (b, a)):
-            await node.take_up(b.generation, names, other.workers)
+        for node in (a, b):
+            await node.take_up(b.generation, names)
         yield a, b
     finally:
         await asyncio.gather(a.stop(), b.stop())
@@ -282,9 +282,8 @@ async def test_a_node_that_has_not_heard_of_another_takes_nothing_from_it(
     """Given a session at work at `b`, which has just joined, and `a` has not heard of it, when a client sends it an
     input through `a`, and `a` looks for sessions of nodes that are gone, then it stays where it is at work."""
     async with nodes(postgres, server, tmp_path) as (a, b):
-        await a.take_up(a.generation, ["a"], b.workers)
-        await b.take_up(await b.ask("acquire", "tests", k.LEASE, "tests"), ["a", "b"], a.workers)  # as a join does
-        a._told, b._told = b._told, a._told
+        await a.take_up(a.generation, ["a"])
+        await b.take_up(await b.ask("acquire", "tests", k.LEASE, "tests"), ["a", "b"])  # as a join does
         may_end = await at_work(b, "s", tmp_path / "notes")
         await a.send("s", "more", "r2")
         await a.service.recovery.sweep_all(0)
@@ -293,7 +292,7 @@ async def test_a_node_that_has_not_heard_of_another_takes_nothing_from_it(
         assert (await asyncio.wait_for(b.end("s", "r2"), PATIENCE))["status"] == "completed"
         assert activated_at(await b.events("s")) == {"b"}
         assert "tool_in_doubt" not in await b.types("s")
-        await a.take_up(b.generation, ["a", "b"], b.workers)
+        await a.take_up(b.generation, ["a", "b"])
 
 
 async def test_a_process_that_may_live_is_not_forgotten_by_a_restart(

@@ -143,10 +143,8 @@ class NodeProcess:
         await self._node()
         return await self._requests.acquire(holder, lease, dead_holder, request_id)
 
-    async def take_up(
-        self, generation: int, number: int, frames: list[str], nodes: list[str], lost: list[str]
-    ) -> dict[str, Any]:  # fmt: skip
-        return await (await self._node()).recovery.take_up(generation, number, frames, nodes, lost)
+    async def take_up(self, generation: int, nodes: list[str]) -> dict[str, Any]:
+        return await (await self._node()).recovery.take_up(generation, nodes)
 
     async def notice(self, news: dict[str, Any]) -> None:
         await (await self._node()).notice(news)
@@ -172,7 +170,8 @@ class NodeProcess:
         demand = await node.frames.demand(timeout)
         return {
             "pid": self._actor.pid, "generation": node.generation, "nodes": node.nodes, "draining": node.draining.on,
-            "demand": demand, "condemned": list(node.frames.condemned), "memory": node.frames.memory(),
+            "demand": demand, "condemned": list(node.frames.condemned), "named": node.frames.named(),
+            "memory": node.frames.memory(),
         }  # fmt: skip
 
     async def watched_by(self, pid: int, node_id: str) -> None:
@@ -409,18 +408,19 @@ class SimulatedMachinery:
         return frame
 
     async def kill(self, node_id: str, pid: int, handle: Any) -> bool:
-        if node_id == self._machine.node_id:
-            return await self._world.kill_and_wait(handle.pid)
+        if node_id == self._machine.node_id and pid > 1:
+            return await self._world.kill_and_wait(pid)
         if isinstance(handle, NodeHandle):
             self._world.ray_kill(handle.actor, restart=True)
             return False
         node = self._nodes.get(node_id)
         try:
-            if node is not None and await asyncio.wait_for(node.call("kill_process", pid), KILL_SECONDS):
+            if node is not None and pid > 1 and await asyncio.wait_for(node.call("kill_process", pid), KILL_SECONDS):
                 return True
         except (TimeoutError, UnderstudyError):
             pass
-        self._world.ray_kill(handle.actor, restart=False)
+        if handle is not None:
+            self._world.ray_kill(handle.actor, restart=False)
         return False
 
     def abandon(self, node: Any, frames: Sequence[Any]) -> None:
