@@ -9,13 +9,15 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from .simulation.plan import Action, Fault, Plan, Task, Trigger, Work, agent, draw
 from .simulation.scheduler import Exhausted, Scheduler, Signal
-from .simulation.seeded import read
+from .simulation.seeded import candidates, read
 from .simulation.tools import TOOLS
 from .simulation.world import World
 
@@ -151,6 +153,18 @@ def test_each_seeded_fault_has_its_place() -> None:
         path = ROOT.joinpath(*fault.module.removeprefix("understudy.").split(".")).with_suffix(".py")
         for old, _ in fault.changes:
             assert path.read_text().count(old) == 1, fault.name
+
+
+def test_seeds_that_can_not_show_a_fault_are_passed_over() -> None:
+    """Given what a fault needs, then only seeds are simulated whose plans have one alternative of each."""
+    fault = replace(read()["defect-2-kills-among-probes"], needs=("slow_kill|pause_node", "machines"), first=0)
+    seeds = list(islice(candidates(fault, 0), 5))
+    assert seeds == [seed for seed in range(seeds[-1] + 1) if _has_both(draw(seed, fault.backend))]
+    assert len(seeds) < seeds[-1] + 1
+
+
+def _has_both(plan: Plan) -> bool:
+    return plan.machines > 1 and any(fault.kind in ("slow_kill", "pause_node") for fault in plan.faults)
 
 
 # The scheduler.

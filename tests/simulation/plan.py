@@ -129,6 +129,25 @@ class Plan:
         )
         return cls(**{**data, "work": work, "faults": tuple(Fault(**_triggered(fault)) for fault in data["faults"])})
 
+    def features(self) -> set[str]:
+        """What occurs in it: kinds of faults, actions, budgets and tools; what its agents may do; and what happens at
+        which event (`kill_frame at tool_started`)."""
+        found = {"machines"} if self.machines > 1 else set()
+        found |= {"astray"} if self.astray else set()
+        for item in (*self.faults, *(action for work in self.work for action in work.actions)):
+            found |= {item.kind, f"{item.kind} at {item.on.event}"} if item.on else {item.kind}
+        for work in self.work:
+            helpers = work.spec["agents"].values()
+            found |= {"children"} if helpers else set()
+            found |= {"hooks"} if "hooks" in work.spec else set()
+            found |= {f"budget {name}" for limit in work.spec["budget"] or () for name in limit if name != "scope"}
+            found |= {f"tool {tool['on_crash']}" for tool in work.spec["tools"] if "on_crash" in tool}
+            for name in ("on_parent_end", "lifecycle", "restart_type", "shutdown"):
+                found |= {f"{name} {helper[name]}" for helper in helpers}
+            if helpers:
+                found.add(f"strategy {work.spec['supervision']['strategy']}")
+        return found
+
     def describe(self) -> Iterator[str]:
         """Lines for people."""
         yield (

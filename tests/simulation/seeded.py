@@ -18,10 +18,11 @@ import os
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, islice
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ class SeededFault:
         breaks: the promise that does not hold any more.
         backend: where it can be seen, if only there.
         first: a seed that has found it, to begin with.
+        needs: features (`Plan.features`) without which it can't show, each with its alternatives (`a|b`): seeds whose
+            plans lack one are passed over.
         plan: a kept plan that finds it, made shorter from what a seed had found; tried before any seed.
     """
 
@@ -53,6 +56,7 @@ class SeededFault:
     breaks: str
     backend: str = ""
     first: int = 0
+    needs: tuple[str, ...] = ()
     plan: str = ""
     also: tuple[tuple[str, str], ...] = ()
 
@@ -109,22 +113,48 @@ def install(name: str) -> None:
     sys.meta_path.insert(0, _Finder(fault))
 
 
-def hunt(name: str, first: int, seeds: int, skip: int = 0) -> tuple[int | None, str]:
-    """How many seeds it took to notice a fault (None: it survived), and what was noticed. Only once in a process.
+@dataclass(frozen=True)
+class Noticed:
+    """How a fault was noticed.
+
+    Attributes:
+        simulated: so many simulations it took.
+        seed: the last of them; None for a kept plan.
+        violation: what was violated.
+    """
+
+    simulated: int
+    seed: int | None
+    violation: str
+
+
+def hunt(name: str, first: int, seeds: int, skip: int = 0) -> Noticed | None:
+    """Simulate seeds with a fault until it is noticed; None: it survived. Only once in a process.
 
     Args:
         first: the first seed, unless the fault has one.
-        skip: so many of the seeds are not tried.
+        seeds: so many are simulated at most.
+        skip: so many of them are not.
     """
     install(name)
     fault = read()[name]
-    first = fault.first or first
     if fault.plan and not skip and (violations := violated_by(fault.plan)):
-        return 0, f"{violations[0].splitlines()[0]} (kept plan {fault.plan})"
-    for number in range(skip, seeds):
-        if violations := violated(first + number, fault.backend):
-            return number + 1, f"{violations[0].splitlines()[0]} (seed {first + number})"
-    return None, ""
+        return Noticed(0, None, f"{violations[0].splitlines()[0]} (kept plan {fault.plan})")
+    for number, seed in enumerate(islice(candidates(fault, first), skip, seeds), skip + 1):
+        if violations := violated(seed, fault.backend):
+            return Noticed(number, seed, f"{violations[0].splitlines()[0]} (seed {seed})")
+    return None
+
+
+def candidates(fault: SeededFault, first: int) -> Iterator[int]:
+    """Seeds whose plans have all that a fault needs."""
+    from .plan import draw
+
+    needed = [set(features.split("|")) for features in fault.needs]
+    for seed in count(fault.first or first):
+        features = draw(seed, fault.backend or None).features() if needed else set()
+        if all(features & wanted for wanted in needed):
+            yield seed
 
 
 def violated(seed: int, backend: str) -> list[str]:
@@ -162,23 +192,25 @@ def main() -> int:
         multiprocessing.get_context("fork").Pool(options.processes, maxtasksperchild=1) as pool,
         ThreadPoolExecutor(options.processes) as hunters,
     ):
-        for name, seeds, what in hunters.map(partial(_hunted, pool, options.first, options.seeds), names):
-            survived += seeds is None
-            outcome = f"killed after {seeds:3} seeds: {what[:130]}" if seeds is not None else f"SURVIVED {what}"
+        for name, noticed, problem in hunters.map(partial(_hunted, pool, options.first, options.seeds), names):
+            survived += noticed is None
+            outcome = f"SURVIVED {problem}".strip()
+            if noticed is not None:
+                outcome = f"killed after {noticed.simulated:3} seeds: {noticed.violation[:130]}"
             print(f"{name:36} {outcome}", flush=True)
     print(f"{len(names) - survived} of {len(names)} killed, {survived} survived, {time.perf_counter() - began:.0f} s")
     return 1 if survived else 0
 
 
-def _hunted(pool: Pool, first: int, seeds: int, name: str) -> tuple[str, int | None, str]:
+def _hunted(pool: Pool, first: int, seeds: int, name: str) -> tuple[str, Noticed | None, str]:
     """Hunts a fault, each try in a process of its own. A seed that the product fails as it is proves nothing."""
     fault, tried = read()[name], 0
     try:
         while True:
-            found, what = pool.apply(hunt, (name, first, seeds, tried))
-            if not found or not pool.apply(violated, ((fault.first or first) + found - 1, fault.backend)):
-                return name, found, what
-            tried = found
+            noticed = pool.apply(hunt, (name, first, seeds, tried))
+            if noticed is None or noticed.seed is None or not pool.apply(violated, (noticed.seed, fault.backend)):
+                return name, noticed, ""
+            tried = noticed.simulated
     except Exception as error:
         return name, None, f"{type(error).__name__}: {error}"
 
