@@ -127,7 +127,7 @@ class Stage:
         try:
             await self._service.start()
             generation = await self._requests.acquire(NODE, LEASE, NODE, new_identifier())
-            await self._service.recovery.take_up(generation, [NODE])
+            await self._service.recovery.take_up(generation, 1, [NODE])
         except BaseException:
             await self._service.close()
             raise

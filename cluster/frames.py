@@ -148,7 +148,7 @@ class Frames:
             ServiceGone: the frame was told dead while its call was worked at; it calls anew.
         """
         if self.paging.slots.get(slot.frame_id) is not slot:
-            raise ServiceGone(f"frame {slot.frame_id} was not known to live")
+            raise ServiceGone(f"frame {slot.frame_id} was told dead")
         slot.reply = asyncio.get_running_loop().create_future()
         self.paging.rest(slot, wait)
         self.dispatch()

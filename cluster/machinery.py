@@ -155,13 +155,24 @@ class RayMachinery:
         return node
 
     async def frames(self, node_id: str | None = None, known: Container[str] = ()) -> list[RayFrame]:
-        """The frames (of one node, or all) that are there, whoever created them, but for those known."""
+        """The frames (of one node, or all) that are there, whoever created them, but for those known.
+
+        Raises:
+            ClusterError: Ray lists one that it does not find.
+        """
+        names = await self._frame_names()
+        wanted = [name for name in names if node_id in (None, name.split("/")[3]) and name.split("/")[2] not in known]
+        found = await asyncio.gather(*(self._adopt(name) for name in wanted))
+        missing = {name for name, frame in zip(wanted, found, strict=True) if frame is None}
+        # It has gone since, or Ray's head failed to look it up: who is not returned here is taken for dead.
+        if missing and (missing := missing.intersection(await self._frame_names())):
+            raise ClusterError(f"Ray lists frames and does not find them: {', '.join(sorted(missing))}")
+        return [frame for frame in found if frame is not None]
+
+    async def _frame_names(self) -> list[str]:
         prefix = f"frame/{self._settings.instance}/"
         listed = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
-        names = [a["name"] for a in listed if a["namespace"] == RAY_NAMESPACE and a["name"].startswith(prefix)]
-        wanted = [name for name in names if node_id in (None, name.split("/")[3])]
-        found = await asyncio.gather(*(self._adopt(name) for name in wanted if name.split("/")[2] not in known))
-        return [frame for frame in found if frame is not None]
+        return [a["name"] for a in listed if a["namespace"] == RAY_NAMESPACE and a["name"].startswith(prefix)]
 
     async def _adopt(self, name: str) -> RayFrame | None:
         """A frame as it is found. One that does not answer may have a tool that blocks its event loop: whoever watches

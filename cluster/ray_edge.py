@@ -382,8 +382,12 @@ async def kill_process(pid: int, timeout: float = 5.0) -> bool:
             return True
     except (psutil.NoSuchProcess, IndexError):
         return True
-    with contextlib.suppress(ProcessLookupError):
+    try:
         os.kill(pid, signal.SIGKILL)
+    except PermissionError:  # another user's
+        return True
+    except ProcessLookupError:
+        pass
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         try:

@@ -55,15 +55,17 @@ class Recovery:
         self.knows_frames = False
         self.buried: dict[str, float] = {}
         self._taking_up = 0
-        self._told = 0
+        self._begun = self._done = (0, 0)
 
-    async def take_up(self, generation: int, nodes: list[str]) -> dict[str, Any]:
-        """Act for this generation: resume what is at home here and in no frame. Harmless when repeated, or overtaken.
+    async def take_up(self, generation: int, number: int, nodes: list[str]) -> dict[str, Any]:
+        """Act for this generation: resume what is at home here and in no frame. Harmless when repeated.
 
         Which frames live is not said: it would be old when it arrives. The supervisor hears of all that are named here
         (`demand`), and tells of those that are dead.
 
         Args:
+            number: rises with each that a supervisor sends. What was overtaken, or comes again when it is done, is
+                dropped.
             nodes: those that have a node service, this one included; sessions of others get a new home (`adopt`). They
                 do not change within a generation.
 
@@ -71,10 +73,11 @@ class Recovery:
             StaleGeneration: another supervisor owns the store, or this node is not one of `nodes` any more.
         """
         home = self._node.config.node_id
-        if generation < self._told:
+        if (generation, number) < self._begun or (generation, number) <= self._done:
             return {"active": 0, "resumed": 0, "adopted": 0}
         if home not in nodes:
             raise StaleGeneration(f"node {home[:8]} was given up")
+        self._begun = generation, number
         self._node.journal.generation = generation
         self._node.supervisor_heard = time.monotonic()
         if self._node.nodes != nodes:
@@ -84,11 +87,13 @@ class Recovery:
         try:
             found = await self._take_up(home, nodes)
         except BaseException:
-            self._node.journal.generation = 0  # so that the supervisor sees that it must say it again
+            if self._begun == (generation, number):
+                self._node.journal.generation = 0  # so that the supervisor sees that it must say it again
+                self._frames.demand_changed.set()
             raise
         finally:
             self._taking_up -= 1
-        self._told = max(self._told, generation)
+        self._done = max(self._done, (generation, number))
         self.knows_frames = True
         self._frames.dispatch()
         self._frames.demand_changed.set()
@@ -104,9 +109,15 @@ class Recovery:
 
     async def _adopt(self, home: str, nodes: list[str]) -> list[str]:
         """Take this node's share of what has no home, and learn which nodes are drained."""
-        adopted, drains = await self._node.journal.submit(
-            lambda tx: (activation.adopt(tx, home, nodes), draining.drains(tx))
-        )
+        generation = self._node.generation
+
+        def operation(tx: Transaction) -> tuple[list[str], dict[str, Row]]:
+            # While it waited the next generation may have begun: then `nodes` lacks those that have joined since.
+            if tx.generation != generation:
+                raise StaleGeneration(f"generation {generation} is over", details={"generation": generation})
+            return activation.adopt(tx, home, nodes), draining.drains(tx)
+
+        adopted, drains = await self._node.journal.submit(operation)
         self._node.draining.told(drains)
         return adopted
 

@@ -105,8 +105,8 @@ class NodeActor:
         await self._node()
         return await (await self._host.requests()).acquire(holder, lease, dead_holder, request_id)
 
-    async def take_up(self, generation: int, nodes: list[str]) -> dict[str, Any]:
-        return await (await self._node()).recovery.take_up(generation, nodes)
+    async def take_up(self, generation: int, number: int, nodes: list[str]) -> dict[str, Any]:
+        return await (await self._node()).recovery.take_up(generation, number, nodes)
 
     async def notice(self, news: dict[str, Any]) -> None:
         await (await self._node()).notice(news)

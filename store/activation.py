@@ -196,7 +196,7 @@ def crash(
     `abort` its open calls have a result as well; on `quarantine` its run is over and its parent has a result.
 
     Args:
-        may_live: nobody knows whether the process is gone: its node is lost (`outlast`).
+        may_live: nobody knows whether the process is gone, as that of a lost node (`outlast`).
     """
     row = tx.find(activation.session_id)
     tx.require_generation()

@@ -94,7 +94,10 @@ class Supervisor:
         self._term = 0
         self._joining: set[str] = set()
         self._nodes: dict[str, _Node] = {}
+        self._told = (0, list[str]())  # the generation, and the nodes that act for it: both change together
+        self._numbers = 0
         self._frames: dict[str, FrameHandle] = {}
+        self._ending: set[str] = set()  # frames whose deaths are being told
         self._well: dict[str, float] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._under_way: dict[Any, asyncio.Task[Any]] = {}
@@ -216,6 +219,7 @@ class Supervisor:
         await self._join(own)
         joined = [answered_within(self._join(node_id), LOST_SECONDS) for node_id in others]
         await asyncio.gather(*joined, return_exceptions=True)  # the census tries again those that are late
+        self._told = self.generation, list(self._nodes)
         await self._take_up(self._nodes[own])
         for node_id, node in self._nodes.items():
             if node_id != own:
@@ -253,9 +257,11 @@ class Supervisor:
             self.profiles.setdefault(profile.name, profile)
         for profile in self.profiles.values():
             await node.handle.call("register", profile)
-        if FENCE in self._under_way:  # the nodes have changed: all are told with the next generation
+        generation, nodes = self._told
+        if FENCE in self._under_way or node.handle.node_id not in nodes:  # it is told with the next generation
             return
-        found = await node.handle.call("take_up", self.generation, list(self._nodes))
+        self._numbers += 1
+        found = await node.handle.call("take_up", generation, self._numbers, nodes)
         node.heard = time.monotonic()
         log.info("node %s: %s", node.handle.node_id[:8], found)
 
@@ -342,6 +348,7 @@ class Supervisor:
         if term != self._term:
             return
         self.generation = generation
+        self._told = generation, list(self._nodes)
         del self._under_way[FENCE]
         for other in self._nodes.values():
             self._spawn(self._take_up(other))
@@ -384,15 +391,26 @@ class Supervisor:
         if frame.node_id in self._nodes:
             self._nodes[frame.node_id].stock.died(frame.placement, cause, time.monotonic())
         # Also where Ray reported a death: a loop that failed leaves a process, and a session is resumed only after it.
-        gone = await self.machinery.kill(frame.node_id, frame.pid, frame)
-        # Its node's service must hear of it, and may have just been restarted itself, or be without its store.
-        while (node := self._nodes.get(frame.node_id)) is not None and self._serves(node, term):
-            try:
-                await node.handle.call("frame_died", frame.frame_id, cause, time.monotonic() - seen, not gone)
-                return
-            except UnderstudyError as error:
-                log.warning("the death of frame %s is told again: %s", frame.frame_id, error)
-                await asyncio.sleep(REPEAT_SECONDS)
+        await self._end_frame(term, frame.node_id, frame.frame_id, frame.pid, frame, cause, seen)
+
+    async def _end_frame(
+        self, term: int, node_id: str, frame_id: str, pid: int, frame: FrameHandle | None, cause: str, seen: float
+    ) -> None:  # fmt: skip
+        """End what is left of a frame's process, then have its session resumed."""
+        self._ending.add(frame_id)
+        try:
+            gone = await self.machinery.kill(node_id, pid, frame)
+            # Its node's service must hear of it, and may have just been restarted itself, or be without its store.
+            while (node := self._nodes.get(node_id)) is not None and self._serves(node, term):
+                try:
+                    silence = time.monotonic() - seen if seen else 0.0
+                    await node.handle.call("frame_died", frame_id, cause, silence, not gone)
+                    return
+                except UnderstudyError as error:
+                    log.warning("the death of frame %s is told again: %s", frame_id, error)
+                    await asyncio.sleep(REPEAT_SECONDS)
+        finally:
+            self._ending.discard(frame_id)
 
     async def _watch_node(self, node: _Node, term: int) -> None:
         """Await a node service's death; Ray restarts it, and it must be told what it needs."""
@@ -420,11 +438,11 @@ class Supervisor:
                     return
                 # Restarted unnoticed (a `take_up` is repeated too, so the next process can have heard it without all
                 # that comes before it), or it did not hear who joined.
-                known = (node.handle.pid, self.generation, set(self._nodes))
-                if (served["pid"], served["generation"], set(served["nodes"])) != known:
+                known = (node.handle.pid, *self._told)
+                if (served["pid"], served["generation"], served["nodes"]) != known:
                     await self._take_up(node)
                 named: dict[str, int] = served["named"]
-                if named.keys() - self._frames.keys() - node.stock.starting.keys():
+                if named.keys() - self._known(node):
                     self._alone(("strangers", node.handle.node_id), self._meet_strangers, node, named)
                 for frame_id in served["condemned"]:
                     self._alone(f"kill {frame_id}", self._kill_frame, frame_id, "its run was ended by force")
@@ -443,21 +461,22 @@ class Supervisor:
         Those that live are watched from now on; of the others the service hears that they are gone. They are looked for
         only after they were named, so that one which is not found did live, and does no more.
         """
-        term, known = self._term, {*self._frames, *node.stock.starting}
+        term, known = self._term, self._known(node)
         alive = await self.machinery.frames(node.handle.node_id, known)
         if not self._serves(node, term):
             return
         for frame in alive:
-            if frame.frame_id not in self._frames and frame.frame_id not in node.stock.starting:
+            if frame.frame_id not in self._known(node):
                 self._frames[frame.frame_id] = frame
                 self._spawn(self._watch_frame(frame, term))
-        for frame_id in sorted(named.keys() - self._frames.keys() - node.stock.starting.keys()):
-            self._alone(("gone", frame_id), self._tell_of_stranger, node, frame_id, named[frame_id])
+        # One that was known before was not looked for; it may have become unknown since.
+        for frame_id in sorted(named.keys() - known - self._known(node)):
+            ended = self._end_frame(term, node.handle.node_id, frame_id, named[frame_id], None, "process_died", 0.0)
+            self._spawn(ended)
 
-    async def _tell_of_stranger(self, node: _Node, frame_id: str, pid: int) -> None:
-        """A frame is gone for the cluster; its process may not be. If this fails, the service names it again."""
-        gone = await self.machinery.kill(node.handle.node_id, pid, None)
-        await node.handle.call("frame_died", frame_id, "process_died", 0.0, not gone)
+    def _known(self, node: _Node) -> set[str]:
+        """Frames that are watched, or that are about to be, or whose deaths are being told."""
+        return {*self._frames, *node.stock.starting, *self._ending}
 
     async def _balance(self, node: _Node, demand: dict[str, Any]) -> None:
         stock, now = node.stock, time.monotonic()

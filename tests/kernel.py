@@ -244,6 +244,7 @@ class Kernel:
         self.dead: list[Life] = []
         self._up = asyncio.Event()
         self._numbers = itertools.count()
+        self._sent = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -267,9 +268,9 @@ class Kernel:
         self.generation, self.nodes = generation, nodes
 
         async def told(life: Life) -> None:  # also the next one
-            await life.service.recovery.take_up(self.generation, self.nodes)
-            frames = life.service.frames
-            for frame_id in {**frames.paging.slots, **frames.expected, **dict.fromkeys(frames.condemned)}:
+            self._sent += 1
+            await life.service.recovery.take_up(self.generation, self._sent, self.nodes)
+            for frame_id in life.service.frames.named():
                 if frame_id not in self.workers:
                     await life.service.recovery.frame_died(frame_id, "process_died")
 

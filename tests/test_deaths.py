@@ -67,7 +67,7 @@ async def test_a_death_is_told_before_the_take_up(store: str, tmp_path: Path) ->
         frame_id = found.kill_worker()
         with pytest.raises(StaleGeneration):
             await recovery.frame_died(frame_id, "process_died")
-        await recovery.take_up(kernel.generation, kernel.nodes)
+        await recovery.take_up(kernel.generation, 10, kernel.nodes)
         assert list(kernel.service.frames.named()) == [frame_id]
         await recovery.frame_died(frame_id, "process_died")
         kernel.add_frame()
@@ -104,7 +104,7 @@ async def test_nothing_is_swept_before_it_is_known_which_frames_live(store: str,
         assert "tool_in_doubt" not in await kernel.types("s")
 
 
-async def test_a_frame_dies_during_the_take_up_that_counts_it(store: str, tmp_path: Path) -> None:
+async def test_a_frame_dies_during_the_take_up_that_names_it(store: str, tmp_path: Path) -> None:
     """Given a session that was given to a frame by a node service that died before it could say so, when the frame,
     which called in at the next service as one without a session, dies while that is taken up, then the session goes on
     in another frame."""
@@ -262,3 +262,18 @@ async def test_a_session_that_was_activated_since_it_was_found_ready_is_looked_a
         kernel.add_frame()
         assert (await asyncio.wait_for(kernel.end("s"), 10.0))["status"] == "completed"
         assert kernel.service.recovery.swept == 0
+
+
+async def test_homes_are_given_under_the_generation_that_knew_the_nodes(store: str, tmp_path: Path) -> None:
+    """Given a service that looks for sessions of nodes that are gone, when the next generation begins before that is
+    committed, then it takes none: a node may have joined since."""
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        journal, submit = kernel.service.journal, kernel.service.journal.submit
+        generation = await kernel.ask("acquire", "tests", k.LEASE, "tests")
+
+        async def late(*arguments: Any) -> Any:
+            journal.generation = generation
+            return await submit(*arguments)
+
+        with patch.object(journal, "submit", late), pytest.raises(StaleGeneration):
+            await kernel.service.recovery._adopt("node1", ["node1"])

@@ -38,7 +38,7 @@ class Node:
         self.named: dict[str, int] = {}
         self.hung: set[str] = set()
         self.generation = 0
-        self.told: list[tuple[int, list[str]]] = []
+        self.told: list[tuple[int, int, list[str]]] = []
         self.deaths: list[str] = []
         self.causes: list[str] = []
         self.may_live: list[bool] = []
@@ -51,7 +51,7 @@ class Node:
 
     @property
     def nodes(self) -> list[str]:
-        return self.told[-1][1] if self.told else []
+        return self.told[-1][2] if self.told else []
 
     async def call(self, method: str, *arguments: Any) -> Any:
         if self.silent or (method == "request" and arguments[0] in self.hung):
@@ -111,7 +111,7 @@ class Node:
     async def until_told(self, nodes: list[str]) -> int:
         """Wait until it was told that these are the nodes; returns the generation it was told with."""
         async with asyncio.timeout(PATIENCE):
-            while not self.told or sorted(self.told[-1][1]) != nodes:
+            while not self.told or sorted(self.told[-1][2]) != nodes:
                 self.changed.clear()
                 await self.changed.wait()
         return self.told[-1][0]
@@ -531,3 +531,66 @@ async def test_a_frame_that_died_unseen_is_told_of_where_it_is_named(machinery: 
     machinery.killed.set()
     await node.until(lambda: bool(node.deaths))
     assert (set(node.deaths), set(node.may_live), machinery.pids) == ({"gone"}, {False}, {8})
+
+
+async def test_a_frame_is_not_judged_without_being_looked_for(
+    machinery: Machinery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a frame that is known, when it becomes unknown while others are looked for, then it is looked for as well
+    before anybody is told that it is dead."""
+    node, frames, looked = machinery.nodes["a"], machinery.frames, list[set[str]]()
+    supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
+
+    async def found(node_id: str, known: Collection[str] = ()) -> list[Any]:
+        looked.append(set(known))
+        supervisor._frames.pop("f", None)
+        return await frames(node_id, known)
+
+    monkeypatch.setattr(machinery, "frames", found)
+    node.named = {"f": 7, "gone": 8}
+    await node.until(lambda: len(looked) > 1)
+    node.named = {"f": 7}
+    await node.until(lambda: "f" in supervisor._frames)
+    assert (node.deaths, machinery.pids) == (["gone"], {8})
+
+
+async def test_a_death_that_is_being_told_is_told_once(machinery: Machinery) -> None:
+    """Given a frame whose death is being dealt with, when its node's service names it, then nobody else deals with it:
+    who saw it die knows more of it."""
+    node = machinery.nodes["a"]
+    machinery.killed.clear()
+    node.named = {"f": 7}
+    machinery.frame.details = {"cause": "out_of_memory"}
+    machinery.frame.died.set()
+    await asyncio.wait_for(machinery.killing.wait(), PATIENCE)
+    served = node.asked
+    await node.until(lambda: node.asked > served + 2)
+    machinery.killed.set()
+    await node.until(lambda: bool(node.causes))
+    assert node.causes == ["out_of_memory"]
+
+
+async def test_a_node_that_joins_is_named_under_the_next_generation_only(
+    machinery: Machinery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a node that joins while no generation can be taken, when others are told anew, then its name is not among
+    those of the present generation: whoever has not heard of it would take its sessions."""
+    supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
+    node, going, asked = machinery.nodes["b"], asyncio.Event(), supervisor._ask
+
+    async def held(method: str, *arguments: Any) -> Any:
+        if method == "acquire":
+            going.set()
+            await asyncio.Event().wait()
+        return await asked(method, *arguments)
+
+    monkeypatch.setattr(supervisor, "_ask", held)
+    machinery.nodes["d"] = Node("d")
+    await asyncio.wait_for(going.wait(), PATIENCE)
+    supervisor._under_way.pop("fence").cancel()  # as where it fails
+    told = len(node.told)
+    node.process = 2  # another process, which must be told
+    await node.until(lambda: len(node.told) > told)
+    generation, _, nodes = node.told[-1]
+    assert (generation, sorted(nodes)) == (supervisor.generation, ["a", "b", "c"])
+    assert machinery.nodes["d"].told == []

@@ -143,8 +143,8 @@ class NodeProcess:
         await self._node()
         return await self._requests.acquire(holder, lease, dead_holder, request_id)
 
-    async def take_up(self, generation: int, nodes: list[str]) -> dict[str, Any]:
-        return await (await self._node()).recovery.take_up(generation, nodes)
+    async def take_up(self, generation: int, number: int, nodes: list[str]) -> dict[str, Any]:
+        return await (await self._node()).recovery.take_up(generation, number, nodes)
 
     async def notice(self, news: dict[str, Any]) -> None:
         await (await self._node()).notice(news)
