@@ -96,9 +96,9 @@ class RayFrame:
 
     async def begin(self) -> None:
         """Let it take work, and learn where it is."""
-        self.pid = await settle(self.handle.start.remote())
+        self.pid = await settle(submitted(self.handle.start.remote))
         if is_scarce(self.placement):
-            self.host = await settle(self.handle.host.remote())
+            self.host = await settle(submitted(self.handle.host.remote))
 
     async def watch(self) -> str:
         """Why it left; fails when its process is gone."""
@@ -155,24 +155,20 @@ class RayMachinery:
         return node
 
     async def frames(self, node_id: str | None = None, known: Container[str] = ()) -> list[RayFrame]:
-        """The frames (of one node, or all) that are there, whoever created them, but for those known.
-
-        Raises:
-            ClusterError: Ray lists one that it does not find.
-        """
-        names = await self._frame_names()
-        wanted = [name for name in names if node_id in (None, name.split("/")[3]) and name.split("/")[2] not in known]
-        found = await asyncio.gather(*(self._adopt(name) for name in wanted))
-        missing = {name for name, frame in zip(wanted, found, strict=True) if frame is None}
-        # It has gone since, or Ray's head failed to look it up: who is not returned here is taken for dead.
-        if missing and (missing := missing.intersection(await self._frame_names())):
-            raise ClusterError(f"Ray lists frames and does not find them: {', '.join(sorted(missing))}")
+        """The frames (of one node, or all) that are there, whoever created them, but for those known."""
+        names = await self._frame_names(node_id)
+        found = await asyncio.gather(*(self._adopt(name) for name in names if name.split("/")[2] not in known))
         return [frame for frame in found if frame is not None]
 
-    async def _frame_names(self) -> list[str]:
+    async def frame_ids(self, node_id: str) -> set[str]:
+        """See `Machinery.frame_ids`."""
+        return {name.split("/")[2] for name in await self._frame_names(node_id)}
+
+    async def _frame_names(self, node_id: str | None) -> list[str]:
         prefix = f"frame/{self._settings.instance}/"
         listed = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
-        return [a["name"] for a in listed if a["namespace"] == RAY_NAMESPACE and a["name"].startswith(prefix)]
+        names = [a["name"] for a in listed if a["namespace"] == RAY_NAMESPACE and a["name"].startswith(prefix)]
+        return [name for name in names if node_id in (None, name.split("/")[3])]
 
     async def _adopt(self, name: str) -> RayFrame | None:
         """A frame as it is found. One that does not answer may have a tool that blocks its event loop: whoever watches
@@ -180,7 +176,7 @@ class RayMachinery:
         frame_id, node_id, placement = name.split("/")[2:]
         try:
             handle = ray.get_actor(name, namespace=RAY_NAMESPACE)
-        except ValueError:  # it has gone
+        except ValueError:  # it has gone, or Ray's head failed to look it up
             return None
         frame = RayFrame(handle, frame_id, node_id, "" if placement == "-" else placement)
         await frame.find()

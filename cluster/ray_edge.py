@@ -380,7 +380,7 @@ async def kill_process(pid: int, timeout: float = 5.0) -> bool:
     try:
         if not psutil.Process(pid).cmdline()[:1][0].startswith("ray::"):
             return True
-    except (psutil.NoSuchProcess, IndexError):
+    except (psutil.NoSuchProcess, psutil.AccessDenied, IndexError):
         return True
     try:
         os.kill(pid, signal.SIGKILL)

@@ -114,7 +114,7 @@ class Recovery:
         def operation(tx: Transaction) -> tuple[list[str], dict[str, Row]]:
             # While it waited the next generation may have begun: then `nodes` lacks those that have joined since.
             if tx.generation != generation:
-                raise StaleGeneration(f"generation {generation} is over", details={"generation": generation})
+                raise StaleGeneration(f"generation {generation} is over")
             return activation.adopt(tx, home, nodes), draining.drains(tx)
 
         adopted, drains = await self._node.journal.submit(operation)

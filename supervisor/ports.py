@@ -60,6 +60,9 @@ class Machinery(Protocol):
         """The frames of a node that have a process, whoever created them, but for those known. Their pids are known,
         also of those that give no answer within `ADOPT_SECONDS`: these may be well, or have to be killed."""
 
+    async def frame_ids(self, node_id: str) -> set[str]:
+        """The ids of the node's frames that the cluster knows: one that did run and is not among them is dead."""
+
     async def create_frame(self, node: NodeHandle, frame_id: str, placement: str) -> FrameHandle:
         """Start a frame; returns when it is ready."""
 

@@ -53,6 +53,7 @@ class _Node:
     Attributes:
         turns: who may create a frame of a placement now.
         leaving: how many frames of each placement were told to leave when they rest.
+        ending: frames whose deaths are being told to this service.
     """
 
     handle: NodeHandle
@@ -60,6 +61,7 @@ class _Node:
     stock: Stock
     turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     leaving: dict[str, int] = field(default_factory=dict)
+    ending: set[str] = field(default_factory=set)
     heard: float = field(default_factory=lambda: time.monotonic())
 
 
@@ -97,7 +99,6 @@ class Supervisor:
         self._told = (0, list[str]())  # the generation, and the nodes that act for it: both change together
         self._numbers = 0
         self._frames: dict[str, FrameHandle] = {}
-        self._ending: set[str] = set()  # frames whose deaths are being told
         self._well: dict[str, float] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._under_way: dict[Any, asyncio.Task[Any]] = {}
@@ -397,7 +398,9 @@ class Supervisor:
         self, term: int, node_id: str, frame_id: str, pid: int, frame: FrameHandle | None, cause: str, seen: float
     ) -> None:  # fmt: skip
         """End what is left of a frame's process, then have its session resumed."""
-        self._ending.add(frame_id)
+        home = self._nodes.get(node_id)
+        if home is not None:
+            home.ending.add(frame_id)
         try:
             gone = await self.machinery.kill(node_id, pid, frame)
             # Its node's service must hear of it, and may have just been restarted itself, or be without its store.
@@ -410,7 +413,8 @@ class Supervisor:
                     log.warning("the death of frame %s is told again: %s", frame_id, error)
                     await asyncio.sleep(REPEAT_SECONDS)
         finally:
-            self._ending.discard(frame_id)
+            if home is not None:
+                home.ending.discard(frame_id)
 
     async def _watch_node(self, node: _Node, term: int) -> None:
         """Await a node service's death; Ray restarts it, and it must be told what it needs."""
@@ -462,21 +466,22 @@ class Supervisor:
         only after they were named, so that one which is not found did live, and does no more.
         """
         term, known = self._term, self._known(node)
-        alive = await self.machinery.frames(node.handle.node_id, known)
+        found = await self.machinery.frames(node.handle.node_id, known)
+        listed = await self.machinery.frame_ids(node.handle.node_id)
         if not self._serves(node, term):
             return
-        for frame in alive:
+        for frame in found:
             if frame.frame_id not in self._known(node):
                 self._frames[frame.frame_id] = frame
                 self._spawn(self._watch_frame(frame, term))
         # One that was known before was not looked for; it may have become unknown since.
-        for frame_id in sorted(named.keys() - known - self._known(node)):
+        for frame_id in sorted(named.keys() - listed - known - self._known(node)):
             ended = self._end_frame(term, node.handle.node_id, frame_id, named[frame_id], None, "process_died", 0.0)
             self._spawn(ended)
 
     def _known(self, node: _Node) -> set[str]:
         """Frames that are watched, or that are about to be, or whose deaths are being told."""
-        return {*self._frames, *node.stock.starting, *self._ending}
+        return {*self._frames, *node.stock.starting, *node.ending}
 
     async def _balance(self, node: _Node, demand: dict[str, Any]) -> None:
         stock, now = node.stock, time.monotonic()

@@ -189,6 +189,9 @@ class Machinery:
         self.known.append(set(known))
         return [self.frame] if node_id == self.frame.node_id and self.frame.frame_id not in known else []
 
+    async def frame_ids(self, node_id: str) -> set[str]:
+        return {self.frame.frame_id} if node_id == self.frame.node_id else set()
+
     async def create_frame(self, _node: Any, frame_id: str, _placement: str) -> Any:
         self.tried.append(frame_id)
         if self.failure is not None:

@@ -137,6 +137,8 @@ class Invariants:
             self._event(event, now)
         for _, row in committed.written.values():
             self._held(row)
+            if row["cancel_reason"] is not None and row["wait"] == "input":
+                self.violated(f"run {row['run_id']} of {row['session_id']} was cancelled, and waits for a person")
         for event in committed.events:
             if isinstance(event, SessionActivated) and generation < self._generation and began > self._generation_since:
                 self.violated(f"{process} activated {event.session_id} for generation {generation}, which is over")

@@ -382,6 +382,11 @@ class SimulatedMachinery:
         named = [(name, actor) for name, actor in self._world.cluster.actors.items() if name.startswith(prefix)]
         return await asyncio.gather(*(self._adopt(actor) for name, actor in named if name.split("/")[2] not in known))
 
+    async def frame_ids(self, node_id: str) -> set[str]:
+        await asyncio.sleep(0.001)
+        names = [name.split("/") for name in self._world.cluster.actors]
+        return {parts[2] for parts in names if parts[:2] == ["frame", node_id]}
+
     async def _adopt(self, actor: Actor) -> FrameHandle:
         _, _, frame_id, placement = actor.name.split("/")
         frame = FrameHandle(self._world, self._supervisor, actor, frame_id, "" if placement == "-" else placement)
