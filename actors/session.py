@@ -29,6 +29,7 @@ from understudy.records import (
     Spawn,
     child_text,
 )
+from understudy.waiting import retrieve_error
 from understudy.wakeups import WAIT
 
 from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began, read_question
@@ -274,8 +275,8 @@ class Activation:
         finally:
             await self._stop({task for task in tasks if not task.done()})
             for task in tasks:
-                if task.done() and not task.cancelled():
-                    task.exception()  # the first one is raised, and others are no surprise
+                if task.done():
+                    retrieve_error(task)  # the first one is raised, and others are no surprise
 
     def _due(
         self, call: CallState, specs: dict[str, dict[str, Any]], limit: asyncio.Semaphore, repeated: set[str]
@@ -333,6 +334,7 @@ class Activation:
                     window = self.window
                     asked = (window.session_id, window.incarnation, window.epoch, window.run_id or "")
                     watch = asyncio.create_task(self._node.interrupted(*asked))
+                    watch.add_done_callback(retrieve_error)  # a commit may fail at the same time
         finally:
             if watch is not None:
                 watch.cancel()

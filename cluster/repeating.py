@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from understudy.errors import ServiceGone, StoreUnreachable
 from understudy.identifiers import new_identifier
+from understudy.waiting import retrieve_error
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class Joining:
         if work is None or work.done():
             call = Repeating(self._patience).call(attempt, call_id=f"{self._caller}/{asked}")
             work = self._under_way[asked] = asyncio.get_running_loop().create_task(call)
-            work.add_done_callback(_retrieve)
+            work.add_done_callback(retrieve_error)
         self._waiting[asked] += 1
         try:
             return await asyncio.shield(work)
@@ -197,10 +198,4 @@ class Answering:
 
     def _ended(self, call_id: str, work: asyncio.Task[Any]) -> None:
         del self._work[call_id]
-        _retrieve(work)
-
-
-def _retrieve(work: asyncio.Task[Any]) -> None:
-    """Take note of a task's error: whoever waited for it may be gone, and asyncio would report it as never seen."""
-    if not work.cancelled():
-        work.exception()
+        retrieve_error(work)

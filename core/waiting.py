@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 TICK_SECONDS = 1.0
 
@@ -51,6 +51,12 @@ async def answered_within(call: Awaitable[Answer], seconds: float) -> Answer:
         if not task.done():
             task.cancel()
             await asyncio.wait((task,))
-            if not task.cancelled():
-                task.exception()  # of a call that was given up, nobody wants it
+            retrieve_error(task)  # of a call that was given up, nobody wants it
     raise TimeoutError
+
+
+def retrieve_error(task: asyncio.Task[Any]) -> None:
+    """Take note of the error of a task that has ended, if it has one: whoever awaited it may be gone, and asyncio would
+    report the error as never seen."""
+    if not task.cancelled():
+        task.exception()
