@@ -290,16 +290,19 @@ class NodeService:
         """Whether the session is at home on another node that has a service."""
         return row["node_id"] != self.config.node_id and row["node_id"] in self.nodes
 
-    def take_in(self, row: Row) -> None:
+    def take_in(self, tx: Transaction, session_id: str) -> None:
         """Give a session that is being written a home, if its own is gone or drained: this node, unless it is too.
 
-        Not one that may be at work: a drained node gives it away when it can be, a lost one's is adopted under the
-        generation that follows from the loss. A node that is not known here may also have only just joined.
+        Not one that may be at work, with a run or about to begin one: a drained node gives it away when it can be, a
+        lost one's is adopted under the generation that follows from the loss. A node that is not known here may also
+        have only just joined.
         """
+        row = tx.session(session_id)
         if not self.nodes or row["node_id"] in self.draining.homes:
             return
+        rested = row["run_id"] is None and (session_id in tx.woken or not row["active"])
         at_work = row["node_id"] in self.nodes or row["frame_id"] is not None or row["wait"] == "model"
-        if row["run_id"] is not None and at_work:
+        if at_work and not rested:
             return
         row["frame_id"] = row["actor_pid"] = None  # the frame that it rests in will not call in elsewhere
         row["node_id"] = self.draining.home_for(row["root_id"])

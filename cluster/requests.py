@@ -136,7 +136,7 @@ class Requests:
             )  # fmt: skip
             accepted = {"created": created, "after": after}
             if created:
-                node.take_in(tx.session(session_id))
+                node.take_in(tx, session_id)
             if not created or spare is None or session_id not in tx.woken:
                 return accepted, None
             woken = tx.woken[session_id]
@@ -178,7 +178,7 @@ class Requests:
         def operation(tx: Transaction) -> bool:
             accepted = questions.answer(tx, session_id, call_id, decision, text, asked=asked)
             if accepted:
-                self._node.take_in(tx.session(session_id))
+                self._node.take_in(tx, session_id)
             return accepted
 
         return bool(await self._once(session_id, request_id, operation))
@@ -193,7 +193,7 @@ class Requests:
 
         def operation(tx: Transaction) -> dict[str, Any]:
             done = wakeups.schedule(tx, session_id, **wakeup)
-            self._node.take_in(tx.session(session_id))
+            self._node.take_in(tx, session_id)
             return done
 
         done: dict[str, Any] = await self._once(session_id, request_id, operation)

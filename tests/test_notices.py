@@ -316,3 +316,30 @@ async def test_a_process_that_may_live_is_not_forgotten_by_a_restart(
         assert (await asyncio.wait_for(a.end("s"), PATIENCE))["status"] == "cancelled"
         may_end.set()
         await b.lose()
+
+
+async def test_a_session_that_begins_a_run_is_taken_from_nobody(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a session whose frame at `b` begins a run, of which the store has heard nothing, when `b` is drained and `a`
+    accepts another input for it, then it stays in its frame."""
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        point, begun, may_go_on = b.point, asyncio.Event(), asyncio.Event()
+
+        async def held(label: str, worker: k.Worker | None) -> None:
+            if label == "before step" and worker is not None and b.holder("s") is worker:
+                begun.set()
+                await may_go_on.wait()
+            await point(label, worker)
+
+        await b.spawn("s", k.spec())
+        b.point = held  # type: ignore[method-assign]
+        await b.send("s")
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        a.service.draining.told({"b": {}})
+        await a.send("s", "more", "r2")
+        assert (await a.info("s"))["node_id"] == "b"
+        a.service.draining.told({})
+        may_go_on.set()
+        assert (await asyncio.wait_for(b.end("s", "r2"), PATIENCE))["status"] == "completed"
+        assert (await b.types("s")).count("session_activated") == 1
