@@ -321,8 +321,8 @@ async def test_a_process_that_may_live_is_not_forgotten_by_a_restart(
 async def test_a_session_that_begins_a_run_is_taken_from_nobody(
     postgres: str, server: OfflineServer, tmp_path: Path
 ) -> None:
-    """Given a session whose frame at `b` begins a run, of which the store has heard nothing, when `b` is drained and `a`
-    accepts another input for it, then it stays in its frame."""
+    """Given a session whose frame at `b` begins a run, of which the store has heard nothing, when `b` is drained and
+    `a` accepts another input for it, then it stays in its frame."""
     async with nodes(postgres, server, tmp_path) as (a, b):
         point, begun, may_go_on = b.point, asyncio.Event(), asyncio.Event()
 
