@@ -211,10 +211,16 @@ class Draining:
                 frames.condemned.add(row["frame_id"])
             self._node.end_activation(ActivationId.of(row), "the session goes on elsewhere")
 
+        frames_left = {slot.frame_id for slot in resting}
+
         def operation(tx: Transaction) -> None:
             tx.load(row["session_id"] for row in rows)
             for row in rows:
-                self.leave_frame(tx, ActivationId.of(row), forced=over)
+                here = tx.session(row["session_id"])["node_id"] == self._node.config.node_id
+                # One that is at work leaves its frame only for another home: whoever gave it one since, or keeps it
+                # because the drain was taken back, notes the death of its frame.
+                if here and (self.on or row["frame_id"] in frames_left):
+                    self.leave_frame(tx, ActivationId.of(row), forced=over)
 
         try:
             await self._node.journal.submit(operation)

@@ -201,7 +201,7 @@ class Frames:
         holder = self.paging.holder(session_id)
         if holder is not None or session_id in self.placing:  # it was placed in the meantime, or is about to be
             if holder is None:
-                self._found_meanwhile[session_id] = ready
+                self.queue(ready)
             elif holder.resting:
                 self.resume(holder)
             self.paging.rest(slot, None)
@@ -223,10 +223,17 @@ class Frames:
             else:
                 self.reply(slot, self.given(slot, work))
 
+    def queue(self, ready: Ready) -> None:
+        """A session was found ready, in no frame. One that is being placed queues only if no frame gets it."""
+        if ready.session_id in self.placing:
+            self._found_meanwhile[ready.session_id] = ready
+        else:
+            self.paging.add(ready)
+
     @contextmanager
     def being_placed(self, session_id: str, slot: Slot | None) -> Iterator[None]:
-        """While an activation is being committed: whoever finds the session ready leaves it alone. If no frame gets it,
-        it queues again. Without a frame for it this changes nothing."""
+        """While an activation is being committed: who finds the session ready says so (`queue`), and it queues if no
+        frame gets it. Without a frame for it this changes nothing."""
         if slot is None:
             yield
             return
@@ -313,12 +320,12 @@ class Frames:
         """A session is ready: its own frame goes on, or it queues for one.
 
         Neither, if its frame is not known here: that has not called in yet, or ends, and the session goes on with what
-        comes of it.
+        comes of it. One that is known to be dead comes to nothing.
         """
-        slot = self.holder(row)
+        slot, frame_id, buried = self.holder(row), row["frame_id"], self._node.recovery.buried
         if slot is not None and slot.resting and slot.activation == ActivationId.of(row):
             self.resume(slot)
-        elif slot is None and (row["frame_id"] is None or row["frame_id"] in self.paging.slots):
+        elif slot is None and (frame_id is None or frame_id in self.paging.slots or frame_id in buried):
             self.paging.add(ready_of(row, "ready"))
 
     def holder(self, row: Row) -> Slot | None:

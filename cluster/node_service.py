@@ -28,7 +28,7 @@ from understudy.supervisor.groups import decide_end
 from .calls import Calls
 from .draining import Draining
 from .feed import Feed
-from .frames import Frames, current_work
+from .frames import Frames, current_work, ready_of
 from .projection import Projection
 from .reading import Reading
 from .recovery import Recovery, cancelled
@@ -342,9 +342,13 @@ class NodeService:
         self.feed.forget(session_ids)
         self.spawn_task(self.timers.look())
         rows = await self.reading.active([self.config.node_id], session_ids=session_ids)
-        # One that is being placed is left alone: its frame learns the rest with the answer to its first commit.
-        ready = [row for row in rows if self.is_ready(row) and row["session_id"] not in self.frames.placing]
-        self.act(cancelled(rows), {row["session_id"]: row for row in ready})  # earlier news may have got lost
+        ready = [row for row in rows if self.is_ready(row)]
+        # One that is being placed may get no frame; one that gets it learns the rest with its first commit's answer.
+        placing = [row for row in ready if row["session_id"] in self.frames.placing and row["frame_id"] is None]
+        for row in placing:
+            self.frames.queue(ready_of(row, "ready"))
+        woken = {row["session_id"]: row for row in ready if row["session_id"] not in self.frames.placing}
+        self.act(cancelled(rows), woken)  # earlier news may have got lost
         self.frames.dispatch()
 
     def act(self, to_cancel: dict[str, Cancelled], woken: dict[str, Row]) -> None:

@@ -124,6 +124,8 @@ class Recovery:
     async def _take_up_session(self, row: Row) -> int:
         session_id, frame_id = row["session_id"], row["frame_id"]
         held = self._frames.holder(row)
+        if held is None and frame_id is None and session_id in self._frames.placing and self._node.is_ready(row):
+            self._frames.queue(ready_of(row, "takeover"))
         if held is not None or self._is_placed(session_id):
             return 0
         # What was adopted from a node that is no more, or from another cluster, has no pid any more.
@@ -348,11 +350,10 @@ class Recovery:
         nobody, and after one that counts no activation finds the epoch that was read here.
         """
         rows = await self._node.reading.active([self._node.config.node_id], session_ids=[session_id])
-        placed = session_id in self._frames.chosen or session_id in self._frames.placing
-        held = placed or self._paging.holder(session_id) is not None
+        held = session_id in self._frames.chosen or self._paging.holder(session_id) is not None
         for row in rows:
             if row["frame_id"] is None and not held and self._node.is_ready(row):
-                self._paging.add(replace(ready or ready_of(row, "takeover"), epoch=row["epoch"]))
+                self._frames.queue(replace(ready or ready_of(row, "takeover"), epoch=row["epoch"]))
 
 
 def _is_fresh(row: Row, age: int) -> bool:

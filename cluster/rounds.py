@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from understudy.actors.window import with_longest_reply
-from understudy.errors import Fenced, StaleGeneration, UnderstudyError
+from understudy.errors import BatchLost, Fenced, StaleGeneration, UnderstudyError
 from understudy.placement import is_isolated
 from understudy.records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
 from understudy.store import activation, operations
@@ -67,9 +67,9 @@ class Rounds:
         root_id = slot.root_id  # of this batch's session: with the commit the slot may hold another one
         node.claim(batch.session_id)
         try:
-            result, work = await self._commit_step(slot, batch, following, leave=leave)
+            result, work = await self._commit_step(slot, batch, request, following, leave=leave)
             if result is not None and request is not None:
-                result = await self._start_call(batch, request, result, slot.placement, root_id)
+                self._start_call(batch, request, result, slot.placement, root_id)
         except BaseException:
             node.disown(batch.session_id, FENCED)
             raise
@@ -132,7 +132,7 @@ class Rounds:
         return EXIT if leave else work or await self._node.frames.rest(slot, None)
 
     async def _commit_step(
-        self, slot: Slot, batch: Batch, following: Ready | None, *, leave: bool
+        self, slot: Slot, batch: Batch, request: ModelRequest | None, following: Ready | None, *, leave: bool
     ) -> tuple[operations.CommitResult | None, dict[str, Any] | None]:
         """Commit the batch and, in the same transaction, activate the session that the frame turns to.
 
@@ -142,6 +142,13 @@ class Rounds:
 
         def commit(tx: Transaction) -> operations.CommitResult:
             result = operations.commit(tx, batch, holder=self._node.holder, price=price)
+            if request is not None and self._is_lost(request, result):  # before the session leaves its frame
+                issued = activation.reissue(tx, batch.activation, self._node.holder, request.model)
+                if issued is None:
+                    result = replace(result, wait=None)
+                else:
+                    attempt, longest_reply = issued
+                    result = replace(result, attempt=attempt, longest_reply=longest_reply, holder=self._node.holder)
             if leave or result.wait in PASSIVE_WAITS or _outlasted(slot, result.wait):
                 activation.park(tx, batch.activation)
             return result
@@ -165,7 +172,8 @@ class Rounds:
                 work = None if isinstance(work, BaseException) else frames.given(slot, work)
         if isinstance(result, BaseException):
             if work is None:
-                self._node.frames.release(slot)
+                if not isinstance(result, BatchLost):  # whose process ends: its death is that of this session's frame
+                    self._node.frames.release(slot)
                 if isinstance(result, Fenced):
                     self._node.spawn_task(self._node.recovery.look(batch.session_id))
                 raise result
@@ -200,26 +208,23 @@ class Rounds:
         slot.reply_echo = None
         return await self._node.frames.rest(slot, "model")
 
-    async def _start_call(
+    def _is_lost(self, request: ModelRequest, result: operations.CommitResult) -> bool:
+        """Whether the batch was committed by a service that died with the call: that goes out as the next attempt."""
+        if result.wait != "model" or result.holder == self._node.holder:
+            return False
+        return self._node.calls.find(request.wait_key) is None
+
+    def _start_call(
         self, batch: Batch, request: ModelRequest, result: operations.CommitResult, placement: str, root_id: str
-    ) -> operations.CommitResult:
-        """Send the call out that the commit waits for, if it waits for one; the result says so if it does no more."""
-        node = self._node
+    ) -> None:
+        """Send the call out that the commit waits for, if it waits for one."""
         if result.wait != "model":
-            return result
-        issued: activation.Issued | None = activation.Issued(result.attempt, result.longest_reply)
-        if result.holder != node.holder and node.calls.find(request.wait_key) is None:
-            # The batch was committed by a service that died with the call: it goes out again, as the next attempt.
-            issued = await node.journal.submit(
-                lambda tx: activation.reissue(tx, batch.activation, node.holder, request.model)
-            )
-        if issued is None:
-            return replace(result, wait=None)
+            return
+        issued = activation.Issued(result.attempt, result.longest_reply)
         self._call(request, issued, batch.activation, placement, root_id)
         _, run_id, _ = split_wait_key(request.wait_key)
-        if node.cancelled.get(batch.session_id) == run_id:
-            node.calls.abort(batch.session_id, batch.incarnation, run_id)
-        return result
+        if self._node.cancelled.get(batch.session_id) == run_id:
+            self._node.calls.abort(batch.session_id, batch.incarnation, run_id)
 
     def _call(
         self, request: ModelRequest, issued: activation.Issued, of: ActivationId, placement: str, root_id: str

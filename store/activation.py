@@ -216,7 +216,8 @@ def crash(
         session_id=row["session_id"], number=row["restarts"],
     )  # fmt: skip
     verdict = decide(death)
-    if may_live and verdict.action in ("resume", "abort") and _may_begin(tx, row):
+    outlasts = may_live and verdict.action in ("resume", "abort") and _may_begin(tx, row)
+    if outlasts:
         verdict = replace(verdict, delay=max(verdict.delay, LEASE))
     tx.changed(row)
     row.update(
@@ -235,7 +236,7 @@ def crash(
     if verdict.action == "quarantine":
         quarantine(tx, row, verdict.rule, verdict.reason)
     elif verdict.delay and not waiting:
-        pause(tx, row, verdict.delay)
+        pause(tx, row, verdict.delay, outlasts=outlasts)
     return verdict
 
 
@@ -243,7 +244,7 @@ def outlast(tx: Transaction, row: Row) -> None:
     """Let a session whose last process may live, and was fenced in this transaction, go on only when that can begin
     nothing any more: the lease of a tool call that was marked as started is over by then, whatever its process does."""
     if row["active"] and row["wait"] is None and _may_begin(tx, row):
-        pause(tx, row, LEASE)
+        pause(tx, row, LEASE, outlasts=True)
 
 
 def _may_begin(tx: Transaction, row: Row) -> bool:
@@ -315,7 +316,7 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
 
     A node that is drained has no share, but keeps what it has: it knows when that can be moved.
 
-    A session that is in a frame stays there, without a pid: whoever notes that frame's death, be it after one more
+    A session at work in a frame stays there, without a pid: whoever notes that frame's death, be it after one more
     restart, knows by this that its process may live (`crash`).
 
     Args:
@@ -342,6 +343,8 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
         if row["node_id"] not in nodes:
             tx.changed(row)
             row["node_id"], row["actor_pid"] = node_id, None
+            if not row["active"]:
+                row["frame_id"] = None  # it did nothing there
     return share
 
 

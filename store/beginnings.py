@@ -13,7 +13,7 @@ from understudy.messages import encodable
 from understudy.records import Spawn
 
 from . import charging, upgrades
-from .statements import REQUEST, RUN
+from .statements import REQUEST, RUN, TIMER
 from .transaction import Row, Transaction
 
 TASK = "task"
@@ -214,8 +214,19 @@ def _begin(
     )  # fmt: skip
 
 
-def pause(tx: Transaction, row: Row, delay: int) -> None:
-    """Let a session wait for so many microseconds."""
+def pause(tx: Transaction, row: Row, delay: int, *, outlasts: bool = False) -> None:
+    """Let a session wait for so many microseconds.
+
+    Args:
+        outlasts: something that its last process may begin is over only then: nothing may end the wait before.
+    """
     tx.changed(row)
     row.update(wait="timer", wait_since=tx.now, status="waiting_for_timer", active=1)
-    tx.set_timer(row, PAUSE_TIMER, tx.now + delay)
+    tx.set_timer(row, PAUSE_TIMER, tx.now + delay, {"outlasts": True} if outlasts else None)
+
+
+def outlasting(tx: Transaction, row: Row) -> int:
+    """Microseconds until what the last process of a paused session may begin is over; 0 if it is known to be gone."""
+    where = (TIMER.c.namespace == tx.namespace, TIMER.c.session_id == row["session_id"], TIMER.c.name == PAUSE_TIMER)
+    found = tx.read(select(TIMER.c.due_at, TIMER.c.payload).where(*where), row["session_id"]).first()
+    return max(1, found.due_at - tx.now) if found is not None and (found.payload or {}).get("outlasts") else 0

@@ -9,10 +9,10 @@ from sqlalchemy import select, update
 from understudy import events
 from understudy.identifiers import run_link
 from understudy.messages import storable
-from understudy.records import ActivationId, Finish
+from understudy.records import LEASE_SECONDS, ActivationId, Finish
 
 from . import groups, wakeups
-from .beginnings import TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, start_again
+from .beginnings import TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again
 from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
 from .statements import RUN, SESSION
@@ -28,6 +28,7 @@ DEADLINE_TIMER = "deadline"
 """The timer of a run under a budget of seconds."""
 
 ENDED = "its parent's run ended"
+LEASE = int(LEASE_SECONDS * 1_000_000)
 
 
 def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) -> None:
@@ -220,7 +221,9 @@ def request_cancel(
         _leave(tx, child, reason)
     if row["run_id"] != run_id:  # the last of its children has ended, and it with them
         return True
-    if row["wait"] in ("timer", "input") or (row["wait"] is None and row["frame_id"] is None):
+    if row["wait"] == "timer" and (left := outlasting(tx, row)):
+        pause(tx, row, min(left, LEASE), outlasts=True)  # then it is activated, and ends
+    elif row["wait"] in ("timer", "input") or (row["wait"] is None and row["frame_id"] is None):
         end_without_agent(tx, row)
     elif row["shutdown"] == 0:
         end_by_force(tx, row)
@@ -314,7 +317,9 @@ def _end_queued_run(tx: Transaction, row: Row, item: dict[str, Any], status: str
             error_message=reason[: events.ERROR_UNCUT], parent_span_id=item["payload"]["parent_span_id"],
         ),
     )  # fmt: skip
-    if row["run_id"] is None and row["inbox_count"] == 0 and row["status"] in ("running", "waiting_for_timer"):
+    # One that is in a frame has begun with what is cancelled here, and rests when it finds that out (`commit`).
+    at_rest = row["frame_id"] is None and row["status"] in ("running", "waiting_for_timer")
+    if row["run_id"] is None and row["inbox_count"] == 0 and at_rest:
         row["status"] = "idle"
         _rest(row)
     if row["task_open"] == TASK_AT_WORK and item["key"] == TASK:

@@ -17,6 +17,8 @@ from understudy.cluster.reading import Reading
 from understudy.cluster.requests import Requests
 from understudy.errors import StaleGeneration, StoreUnreachable
 from understudy.store.transaction import Transaction
+from understudy.supervisor.paging import Slot
+from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
 
@@ -277,3 +279,56 @@ async def test_homes_are_given_under_the_generation_that_knew_the_nodes(store: s
 
         with patch.object(journal, "submit", late), pytest.raises(StaleGeneration):
             await kernel.service.recovery._adopt("node1", ["node1"])
+
+
+async def test_an_idle_session_whose_frame_died_with_its_service_is_woken(store: str, tmp_path: Path) -> None:
+    """Given an idle session in a frame that died together with its node service, when it gets an input, then a frame
+    takes it at once, and no death of it is noted."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        [worker] = kernel.workers.values()
+        await kernel.run("s", k.spec(k.script("one", "two")))
+        kernel.kill_node()
+        kernel.kill(worker)
+        await kernel.quiet()
+        await kernel.send("s", "more", "r2")
+        assert (await kernel.end("s", "r2"))["status"] == "completed"
+        assert kernel.service.recovery.swept == 0
+        assert "session_crashed" not in await kernel.types("s")
+
+
+async def test_a_repeated_step_gets_its_call_made_again_before_its_frame_turns_to_others(
+    store: str, tmp_path: Path
+) -> None:
+    """Given two sessions that wait for a model, one of them in the only frame, when their node service dies and the
+    frame's step is repeated, then both calls are made again at once, and the frame has one of the sessions."""
+    with OfflineServer() as server:
+        async with k.running(store, tmp_path, frames=1, server=server) as kernel:
+            server.hold()
+            for name in ("first", "second"):
+                await kernel.spawn(name, k.spec())
+                await kernel.send(name)
+            await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 2)
+            kernel.kill_node()
+            await kernel.quiet()
+            await asyncio.to_thread(server.wait, lambda stats: stats.requests == 4)
+            server.release()
+            for name in ("first", "second"):
+                assert (await kernel.end(name))["status"] == "completed"
+            assert kernel.service.recovery.swept == 0
+
+
+async def test_a_session_found_ready_while_it_is_being_placed(tmp_path: Path) -> None:
+    """Given a session for which a frame is reserved, when it is found ready, then it queues if no frame gets it, and
+    not before."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=0) as kernel:
+        frames = kernel.service.frames
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        assert frames.paging.remove("s") is not None
+        with frames.being_placed("s", Slot("f", 1, "node1", "")):
+            await kernel.service.notice({"sessions": ["s"]})
+            await kernel.service.recovery.look("s")
+            assert "s" not in frames.paging.ready
+        assert "s" in frames.paging.ready
+        kernel.add_frame()
+        assert (await kernel.end("s"))["status"] == "completed"

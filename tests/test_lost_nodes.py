@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from understudy.errors import Fenced
 from understudy.events import ToolStarted
 from understudy.identifiers import call_identifier
 from understudy.ports import Verdict
-from understudy.records import LEASE_SECONDS, ActivationId, Batch, CallState, ModelAnswer
-from understudy.store import activation, operations
+from understudy.records import LEASE_SECONDS, ActivationId, Batch, CallState, Finish, ModelAnswer
+from understudy.store import activation, endings, operations, wakeups
 from understudy.store.check import check
 
 from .test_store import Store, opened
@@ -87,3 +88,42 @@ async def test_an_abort_is_fenced_too(store: str, started: bool) -> None:
             await db.do(operations.commit, Batch(*held, 3))
         with db.database.read() as connection:
             assert check(connection, db.namespace) == []
+
+
+@pytest.mark.parametrize("known_gone", [False, True])
+async def test_a_cancel_waits_for_what_may_begin(store: str, known_gone: bool) -> None:
+    """Given a paused session, when its run is cancelled, then it ends at once if its last process is gone; else only
+    when what that may begin is over, and an input that waits goes on only then."""
+    async with opened(store) as db:
+        held = await acting(db, started=True)
+        verdict = Verdict("resume", delay=10 * LEASE)
+        await db.do(activation.crash, held, lambda _: verdict, **CRASH, may_live=not known_gone)
+        await db.accept("s", "next", "more")
+        await db.do(lambda tx: endings.request_cancel(tx, tx.session("s"), "enough"))
+        row = db.session()
+        if known_gone:
+            assert (row["run_id"], row["wait"]) == (None, None)
+            return
+        assert (row["run_id"], row["wait"], row["cancel_reason"]) == ("r", "timer", "enough")
+        with db.database.read() as connection:
+            [due_at] = connection.execute(text("SELECT due_at FROM timer WHERE name = 'pause'")).scalars()
+        assert due_at - row["wait_since"] == LEASE
+        with db.database.read() as connection:
+            assert check(connection, db.namespace) == []
+
+
+async def test_an_idle_session_of_a_lost_node_is_in_no_frame(store: str) -> None:
+    """Given an idle session of a lost node whose wakeup is due soon, when it gets a new home, then it is in no frame:
+    nobody's death is noted when it is woken."""
+    async with opened(store) as db:
+        await db.own()
+        await db.create("s")
+        await db.accept("s")
+        await db.activate("s")
+        await db.commit("s", 1, 1, start_run="r", finish=Finish("completed", "done"))
+        await db.commit("s", 1, 2, wait="idle")
+        await db.do(wakeups.schedule, "s", "w", "go on", 1.0, None)
+        assert db.session()["frame_id"] is not None
+        await db.do(activation.adopt, "other", ["other"])
+        row = db.session()
+        assert (row["node_id"], row["frame_id"], row["active"]) == ("other", None, 0)

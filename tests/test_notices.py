@@ -318,11 +318,12 @@ async def test_a_process_that_may_live_is_not_forgotten_by_a_restart(
         await b.lose()
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
 async def test_a_session_that_begins_a_run_is_taken_from_nobody(
-    postgres: str, server: OfflineServer, tmp_path: Path
+    postgres: str, server: OfflineServer, tmp_path: Path, cancelled: bool
 ) -> None:
-    """Given a session whose frame at `b` begins a run, of which the store has heard nothing, when `b` is drained and
-    `a` accepts another input for it, then it stays in its frame."""
+    """Given a session whose frame at `b` begins a run, of which the store has heard nothing, or which was cancelled
+    since, when `b` is drained and `a` accepts another input for it, then it stays in its frame."""
     async with nodes(postgres, server, tmp_path) as (a, b):
         point, begun, may_go_on = b.point, asyncio.Event(), asyncio.Event()
 
@@ -336,6 +337,8 @@ async def test_a_session_that_begins_a_run_is_taken_from_nobody(
         b.point = held  # type: ignore[method-assign]
         await b.send("s")
         await asyncio.wait_for(begun.wait(), PATIENCE)
+        if cancelled:
+            await b.ask("cancel", "s", "r", "enough")
         a.service.draining.told({"b": {}})
         await a.send("s", "more", "r2")
         assert (await a.info("s"))["node_id"] == "b"
@@ -343,3 +346,22 @@ async def test_a_session_that_begins_a_run_is_taken_from_nobody(
         may_go_on.set()
         assert (await asyncio.wait_for(b.end("s", "r2"), PATIENCE))["status"] == "completed"
         assert (await b.types("s")).count("session_activated") == 1
+
+
+async def test_a_drain_parks_nobody_who_has_another_home(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given a session at work at `b`, whose drain is over, when `a` has made itself its home in the meantime, then `b`
+    leaves it in its frame: the frame's death is for `a` to note, which knows that its process may live."""
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        may_end = await at_work(b, "s", tmp_path / "notes")
+        rows = await b.service.reading.active(["b"])
+        a.service.journal.generation = await a.ask("acquire", "tests", k.LEASE, "tests")
+        await a.service.journal.submit(lambda tx: activation.adopt(tx, "a", ["a"]))
+        with patch.object(b.service.draining, "_drain", {"deadline": 0, "finished_at": 0}):
+            await b.service.draining._send_off(rows, True)
+        [row] = await a.service.reading.active(["a"])
+        assert (row["frame_id"], row["actor_pid"]) == (rows[0]["frame_id"], None)
+        await a.take_up(a.service.generation, ["a"])
+        assert (await a.info("s"))["status"] == "waiting_for_timer"
+        may_end.set()
+        await a.ask("cancel", "s", None, "enough")
+        await b.lose()

@@ -454,20 +454,21 @@ def test_a_call_without_a_result_says_so() -> None:
 
 
 async def test_a_session_that_a_frame_turned_to_is_held_at_once(tmp_path: Path) -> None:
-    """Given a frame that turns to another session while its last one's model call is still being sent out, when the
-    store is swept for sessions that nobody holds, then the other is not taken from it."""
+    """Given a frame that turns to another session with a commit whose result is not heard of yet, when the store is
+    swept for sessions that nobody holds, then the other is not taken from it."""
     path = tmp_path / "notes"
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=0) as kernel:
         service, sending, sent = kernel.service, asyncio.Event(), asyncio.Event()
-        start_call = service.rounds._start_call
+        commit_step = service.rounds._commit_step
 
-        async def slow(batch: Any, *arguments: Any) -> Any:
+        async def slow(slot: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
+            result = await commit_step(slot, batch, *arguments, **options)
             if batch.session_id == "first":
                 sending.set()
                 await sent.wait()
-            return await start_call(batch, *arguments)
+            return result
 
-        service.rounds._start_call = slow  # type: ignore[method-assign]
+        service.rounds._commit_step = slow  # type: ignore[method-assign]
         compiled = k.spec(k.script([("note", {"path": str(path), "text": "x"})], "done"), [k.note])
         for name in ("first", "second"):
             await kernel.spawn(name, compiled)
