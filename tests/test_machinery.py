@@ -58,6 +58,7 @@ async def found(monkeypatch: pytest.MonkeyPatch, ray: Ray, *known: str) -> list[
 
     monkeypatch.setattr(machinery, "ray", ray)
     monkeypatch.setattr(machinery, "settle", settle)
+    monkeypatch.setattr(machinery, "submitted", lambda call: call())
     monkeypatch.setattr(machinery, "ADOPT_SECONDS", 0.05)
     settings: Any = SimpleNamespace(instance="instance")
     return await machinery.RayMachinery(settings, "", None, None).frames("n1", *([known] if known else []))
