@@ -384,10 +384,8 @@ async def kill_process(pid: int, timeout: float = 5.0) -> bool:
         return True
     try:
         os.kill(pid, signal.SIGKILL)
-    except PermissionError:  # another user's
+    except (ProcessLookupError, PermissionError):  # it has gone, or it is another user's
         return True
-    except ProcessLookupError:
-        pass
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         try:

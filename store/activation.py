@@ -12,18 +12,16 @@ from understudy import events
 from understudy.errors import Fenced, SessionClosed, StaleGeneration, StoreOwned
 from understudy.identifiers import home_of
 from understudy.ports import Death, Decide, Verdict
-from understudy.records import LEASE_SECONDS, ActivationId, CallState
+from understudy.records import ActivationId, CallState
 
 from . import timers
-from .beginnings import PAUSE_TIMER, pause
+from .beginnings import LEASE, PAUSE_TIMER, pause
 from .charging import longest_reply
 from .draining import drains, end_stops
 from .endings import end_queued, end_without_agent
 from .operations import request_key, require_current, require_held
 from .statements import OWNER, SESSION, TIMER
 from .transaction import Row, Transaction
-
-LEASE = int(LEASE_SECONDS * 1_000_000)
 
 SOON = 60_000_000
 """A session without work whose timer is due within this time (microseconds) needs a home."""

@@ -10,7 +10,7 @@ from understudy import events
 from understudy.errors import RunConflict, SessionClosed
 from understudy.identifiers import child_identifier, digest, run_link, tool_span_identifier, trace_identifier
 from understudy.messages import encodable
-from understudy.records import Spawn
+from understudy.records import LEASE_SECONDS, Spawn
 
 from . import charging, upgrades
 from .statements import REQUEST, RUN, TIMER
@@ -23,6 +23,7 @@ TASK_AT_WORK, TASK_UNTOLD, TASK_LINKED = 1, 2, 3
 """`task_open` of a child: its task has not ended; has, and its parent was not told; was, and it is still linked."""
 
 PAUSE_TIMER = "pause"
+LEASE = int(LEASE_SECONDS * 1_000_000)
 """The timer that ends a pause: before a crashed session is resumed, or a failed sub-agent is started again."""
 
 REMOVED = "removed"
@@ -227,6 +228,12 @@ def pause(tx: Transaction, row: Row, delay: int, *, outlasts: bool = False) -> N
 
 def outlasting(tx: Transaction, row: Row) -> int:
     """Microseconds until what the last process of a paused session may begin is over; 0 if it is known to be gone."""
-    where = (TIMER.c.namespace == tx.namespace, TIMER.c.session_id == row["session_id"], TIMER.c.name == PAUSE_TIMER)
-    found = tx.read(select(TIMER.c.due_at, TIMER.c.payload).where(*where), row["session_id"]).first()
-    return max(1, found.due_at - tx.now) if found is not None and (found.payload or {}).get("outlasts") else 0
+    found = timer(tx, row["session_id"], PAUSE_TIMER)
+    return max(1, found["due_at"] - tx.now) if found is not None and (found["payload"] or {}).get("outlasts") else 0
+
+
+def timer(tx: Transaction, session_id: str, name: str) -> Row | None:
+    """A timer of a session: when it is `due_at`, and its `payload`; None if it is not set."""
+    where = (TIMER.c.namespace == tx.namespace, TIMER.c.session_id == session_id, TIMER.c.name == name)
+    row = tx.read(select(TIMER.c.due_at, TIMER.c.payload).where(*where), session_id).mappings().first()
+    return dict(row) if row is not None else None

@@ -9,10 +9,10 @@ from sqlalchemy import select, update
 from understudy import events
 from understudy.identifiers import run_link
 from understudy.messages import storable
-from understudy.records import LEASE_SECONDS, ActivationId, Finish
+from understudy.records import ActivationId, Finish
 
 from . import groups, wakeups
-from .beginnings import TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again
+from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again
 from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
 from .statements import RUN, SESSION
@@ -28,7 +28,6 @@ DEADLINE_TIMER = "deadline"
 """The timer of a run under a budget of seconds."""
 
 ENDED = "its parent's run ended"
-LEASE = int(LEASE_SECONDS * 1_000_000)
 
 
 def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) -> None:

@@ -11,19 +11,16 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
-
 from . import waiting, wakeups
-from .beginnings import PAUSE_TIMER
+from .beginnings import PAUSE_TIMER, timer
 from .endings import DEADLINE_TIMER, SHUTDOWN_TIMER, out_of_time, shut_down
-from .statements import TIMER
 from .transaction import Row, Transaction
 
 
 def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
     """Do what was due at this time; nothing if the timer was dropped, or set again for another."""
     row = tx.find(session_id)  # first: who sets or drops the timer has locked it
-    found = _timer(tx, session_id, name)
+    found = timer(tx, session_id, name)
     if found is None or row is None or found["due_at"] != due_at:
         return
     tx.drop_timer(row, name)
@@ -41,11 +38,5 @@ def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
 
 def left(tx: Transaction, row: Row, name: str) -> int:
     """Microseconds until a timer of the session is due, at least 1; 0 if there is none."""
-    found = _timer(tx, row["session_id"], name)
+    found = timer(tx, row["session_id"], name)
     return max(1, found["due_at"] - tx.now) if found is not None else 0
-
-
-def _timer(tx: Transaction, session_id: str, name: str) -> Row | None:
-    where = (TIMER.c.namespace == tx.namespace, TIMER.c.session_id == session_id, TIMER.c.name == name)
-    row = tx.read(select(TIMER.c.due_at, TIMER.c.payload).where(*where), session_id).mappings().first()
-    return dict(row) if row is not None else None
