@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import Fenced, ServiceGone, StaleGeneration, UnderstudyError
-from understudy.placement import is_scarce
+from understudy.placement import is_isolated, is_scarce
 from understudy.records import ActivationId
 from understudy.store import activation, operations
 from understudy.store.activation import FrameRef
@@ -138,8 +138,13 @@ class Frames:
         return {**dict.fromkeys(self.condemned, 0), **pids}
 
     def release(self, slot: Slot) -> None:
-        """The frame holds no session any more."""
-        slot.session_id, slot.epoch, slot.wait = None, 0, None
+        """The frame holds no session any more. One that was for that activation only ends; at work, it does so itself."""
+        held, slot.session_id, slot.epoch, slot.wait = slot.session_id, None, 0, None
+        if held is not None and slot.resting and is_isolated(slot.placement):
+            slot.resting = False
+            self.paging.slots.pop(slot.frame_id, None)
+            self.reply(slot, EXIT)
+            self.demand_changed.set()
 
     async def rest(self, slot: Slot, wait: str | None) -> dict[str, Any]:
         """Hold the frame's call until there is work for it.
@@ -184,6 +189,8 @@ class Frames:
                 raise Fenced("another node looks after the session, or will", session_id=ready.session_id)
             if ready.epoch not in (0, row["epoch"]):
                 raise Fenced("the session was activated since", session_id=ready.session_id)
+            if row["placement"] != slot.placement:
+                raise Fenced("the session was upgraded to another placement", session_id=ready.session_id)
             tx.woken.pop(ready.session_id, None)
             work = activation.activate(
                 tx, ready.session_id, frame, after_seq=known or 0, cause=ready.cause, down_since=ready.down_since,

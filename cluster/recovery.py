@@ -353,7 +353,8 @@ class Recovery:
         held = session_id in self._frames.chosen or self._paging.holder(session_id) is not None
         for row in rows:
             if row["frame_id"] is None and not held and self._node.is_ready(row):
-                self._frames.queue(replace(ready or ready_of(row, "takeover"), epoch=row["epoch"]))
+                found = ready or ready_of(row, "takeover")
+                self._frames.queue(replace(found, epoch=row["epoch"], placement=row["placement"]))
 
 
 def _is_fresh(row: Row, age: int) -> bool:

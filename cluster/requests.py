@@ -141,7 +141,7 @@ class Requests:
                 return accepted, None
             woken = tx.woken[session_id]
             node.remember_placement(session_id, woken["placement"])
-            if woken["frame_id"] is not None or woken["placement"] != placement:
+            if woken["frame_id"] is not None:
                 return accepted, None
             try:
                 work = node.frames.activation(spare, ready, None)(tx)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from understudy.actors.window import with_longest_reply
-from understudy.errors import BatchLost, Fenced, StaleGeneration, UnderstudyError
+from understudy.errors import Fenced, StaleGeneration, UnderstudyError, UnknownSession
 from understudy.placement import is_isolated
 from understudy.records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
 from understudy.store import activation, operations
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 PASSIVE_WAITS = ("input", "child")
 """Waits that may be long: a session leaves its frame with the commit that begins one, whether others want it or not."""
+
+OVER = (Fenced, UnknownSession)
+"""With these a frame leaves its session and calls in anew; anything else ends its process."""
 
 FENCED = ActivationId("", 0, 0)
 """The epoch of an activation that is over: no session has it."""
@@ -137,11 +140,19 @@ class Rounds:
         """Commit the batch and, in the same transaction, activate the session that the frame turns to.
 
         With the commit the frame holds that session: before anything else is awaited, or others would find it ready.
+        Not if the batch is refused in a way that ends the frame's process (`OVER`).
         """
         price = self._node.gateway.price(batch.request_profile, batch.request_model)
+        refused = False
 
         def commit(tx: Transaction) -> operations.CommitResult:
-            result = operations.commit(tx, batch, holder=self._node.holder, price=price)
+            nonlocal refused
+            refused = True
+            try:
+                result = operations.commit(tx, batch, holder=self._node.holder, price=price)
+            except OVER:
+                refused = False
+                raise
             if request is not None and self._is_lost(request, result):  # before the session leaves its frame
                 issued = activation.reissue(tx, batch.activation, self._node.holder, request.model)
                 if issued is None:
@@ -151,13 +162,21 @@ class Rounds:
                     result = replace(result, attempt=attempt, longest_reply=longest_reply, holder=self._node.holder)
             if leave or result.wait in PASSIVE_WAITS or _outlasted(slot, result.wait):
                 activation.park(tx, batch.activation)
+            refused = False
             return result
 
-        frames, root_id = self._node.frames, slot.root_id
+        frames = self._node.frames
         if following is None:
             (result,), work = await self._node.journal.submit_all([commit], batch.session_id), None
         else:
-            todo: list[Any] = [commit, frames.activation(slot, following, batch.activation)]
+            activate = frames.activation(slot, following, batch.activation)
+
+            def turn(tx: Transaction) -> dict[str, Any]:
+                if refused:
+                    raise Fenced("the frame ends", session_id=following.session_id)
+                return activate(tx)
+
+            todo: list[Any] = [commit, turn]
             with frames.being_placed(following.session_id, slot):
                 try:
                     result, work = await self._node.journal.submit_all(todo, batch.session_id, following.session_id)
@@ -172,18 +191,13 @@ class Rounds:
                 work = None if isinstance(work, BaseException) else frames.given(slot, work)
         if isinstance(result, BaseException):
             if work is None:
-                if not isinstance(result, BatchLost):  # whose process ends: its death is that of this session's frame
+                if isinstance(result, OVER):  # else its process ends: its death is that of this session's frame
                     self._node.frames.release(slot)
                 if isinstance(result, Fenced):
                     self._node.spawn_task(self._node.recovery.look(batch.session_id))
                 raise result
-            if isinstance(result, Fenced):
-                self._node.projection.metrics.count_fenced()
-                self._node.spawn_task(self._node.recovery.look(batch.session_id))
-            else:  # the frame has other work, and what it could not commit is lost: it is done again, elsewhere
-                ready = Ready(batch.session_id, slot.placement, root_id, "takeover", epoch=batch.epoch)
-                self._node.frames.paging.add(ready)
-                self._node.frames.dispatch()
+            self._node.projection.metrics.count_fenced()
+            self._node.spawn_task(self._node.recovery.look(batch.session_id))
             return None, work
         return result, work
 
@@ -238,15 +252,20 @@ class Rounds:
         """Commit an answer where it arrives, and give it to the frame that waits for it, or to a free one."""
         slot = self._node.frames.paging.holder(call.session_id)
         resident = slot if slot is not None and slot.resting else None
+        held, since = (resident.activation, resident.since) if resident is not None else (None, 0)
         spare = self._node.frames.take_spare(call.session_id, call.placement) if slot is None else None
-        ready = Ready(call.session_id, call.placement, call.root_id)
+        ready, over = Ready(call.session_id, call.placement, call.root_id), False
 
         def operation(tx: Transaction) -> tuple[operations.AnswerResult, dict[str, Any] | None, dict[str, Any] | None]:
+            nonlocal over
             result = operations.answer(
                 tx, call.session_id, call.run_id, call.round, call.attempt, call.request.model, answer,
                 incarnation=call.incarnation,
             )  # fmt: skip
             row = tx.session(call.session_id)
+            over = held is not None and (result.ended or row["wait"] == "idle" or ActivationId.of(row) != held)
+            if over and held is not None and is_isolated(call.placement):
+                activation.park(tx, held)  # the process was for this activation, which ends with its run
             if slot is resident and self._node.draining.on:
                 self._node.draining.leave_frame(tx, ActivationId.of(row))
                 return result, None, None
@@ -280,6 +299,10 @@ class Rounds:
                 self._node.frames.release(resident)
             self._node.draining.look()
             return
+        if over and resident is not None and resident.resting and (resident.activation, resident.since) == (held, since):
+            resident.wait = "idle"
+            if is_isolated(resident.placement):
+                self._node.frames.release(resident)
         # By others too, perhaps under another specification; perhaps right behind the frame's activation.
         if woken is not None and (result.ended or not result.won or work is not None):
             self._node.frames.wake(woken)

@@ -123,7 +123,11 @@ class Paging:
         self._clock = 0
 
     def add(self, ready: Ready) -> None:
-        """Queue a session. One that is queued keeps its turn; of its epochs the latest is known."""
+        """Queue a session. One that is queued keeps its turn, unless it was upgraded to another placement since; of its
+        epochs the latest is known."""
+        queued = self.ready.get(ready.session_id)
+        if queued is not None and queued.placement != ready.placement and queued.epoch <= ready.epoch:
+            self.remove(ready.session_id)
         queued = self.ready.setdefault(ready.session_id, ready)
         if queued is ready:
             self._turns.setdefault(ready.placement, Turns()).add(ready)

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from understudy.errors import BatchLost, Fenced
 from understudy.events import ToolFinished, ToolStarted
-from understudy.records import Ask, CallState
-from understudy.store import activation
+from understudy.records import Ask, Batch, CallState
+from understudy.store import activation, operations
 from understudy.supervisor.restarts import Verdict
 
 from . import kernel as k
@@ -92,3 +93,34 @@ async def test_a_batch_that_arrives_after_the_death_of_its_frame_is_refused(db: 
     with pytest.raises(Fenced, match="left its frame"):
         await db.commit("s", 1, 2, entries=(ToolStarted(call_id="r/1/0", tool="t"),))
     assert db.dump() == before
+
+
+async def test_a_frame_whose_batch_is_lost_turns_to_no_other_session(store: str, tmp_path: Path) -> None:
+    """Given a session that queues for the only frame, when the batch with which that would turn to it can't follow its
+    last one, then the frame's process ends, which counts as a death, and both sessions go on in another frame."""
+    tools = [("note", {"path": str(tmp_path / "notes"), "text": "x"})]
+    commit = operations.commit
+
+    def lose(tx: Any, batch: Batch, **more: Any) -> operations.CommitResult:
+        if batch.session_id == "s" and batch.epoch == 1 and batch.wait == "model" and batch.batch_no > 1:
+            raise BatchLost("batch 4 can't follow", session_id="s")
+        return commit(tx, batch, **more)
+
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        [worker] = kernel.workers.values()
+        begun, may_end = k.held_at_effect(kernel)
+        await kernel.spawn("s", k.spec(k.script(tools, "done"), [k.note]))
+        await kernel.send("s")
+        await begun.wait()
+        await kernel.spawn("next", k.spec(k.script("done")))
+        await kernel.send("next")
+        with patch.object(operations, "commit", lose):
+            may_end.set()
+            with pytest.raises(BatchLost):
+                await worker.task
+        kernel.kill(worker)
+        assert (await kernel.end("next"))["status"] == (await kernel.end("s"))["status"] == "completed"
+        assert "session_crashed" in await kernel.types("s")
+        for name in ("s", "next"):
+            frames = [event["data"]["frame_id"] for event in await kernel.events(name) if "frame_id" in event["data"]]
+            assert (worker.frame_id in frames) == (name == "s")

@@ -13,6 +13,7 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
+from understudy.cluster.node_service import NodeService
 from understudy.cluster.reading import Reading
 from understudy.cluster.requests import Requests
 from understudy.errors import StaleGeneration, StoreUnreachable
@@ -300,7 +301,14 @@ async def test_a_repeated_step_gets_its_call_made_again_before_its_frame_turns_t
     store: str, tmp_path: Path
 ) -> None:
     """Given two sessions that wait for a model, one of them in the only frame, when their node service dies and the
-    frame's step is repeated, then both calls are made again at once, and the frame has one of the sessions."""
+    frame's step is repeated only after the take-up has queued the other, then both calls are made again at once, and
+    the frame has one of the sessions."""
+    queued, step = asyncio.Event(), NodeService.step
+
+    async def late(service: NodeService, call: dict[str, Any]) -> dict[str, Any]:
+        await queued.wait()
+        return await step(service, call)
+
     with OfflineServer() as server:
         async with k.running(store, tmp_path, frames=1, server=server) as kernel:
             server.hold()
@@ -308,12 +316,16 @@ async def test_a_repeated_step_gets_its_call_made_again_before_its_frame_turns_t
                 await kernel.spawn(name, k.spec())
                 await kernel.send(name)
             await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 2)
-            kernel.kill_node()
-            await kernel.quiet()
-            await asyncio.to_thread(server.wait, lambda stats: stats.requests == 4)
+            with patch.object(NodeService, "step", late):
+                kernel.kill_node()
+                await kernel.quiet()
+                assert len(kernel.service.frames.paging.ready) == 1
+                queued.set()
+                await asyncio.to_thread(server.wait, lambda stats: stats.requests == 4)
             server.release()
             for name in ("first", "second"):
                 assert (await kernel.end(name))["status"] == "completed"
+                assert (await kernel.types(name)).count("model_call_reissued") == 1
             assert kernel.service.recovery.swept == 0
 
 

@@ -278,3 +278,36 @@ def test_a_store_in_a_working_dir() -> None:
         refuse_temporary(f"sqlite:///{unpacked}/store.db")
     for store in ("sqlite:////home/user/store.db", "postgresql://host/db"):
         refuse_temporary(store)
+
+
+@pytest.mark.parametrize("shutdown", [0.0, 10.0])
+async def test_a_process_of_its_own_ends_with_a_run_that_ends_during_a_model_call(
+    store: str, tmp_path: Path, shutdown: float
+) -> None:
+    """Given isolated runs that wait for a model, one by one, when each is cancelled, then its frame ends, the next one
+    has another, and no frame is left that nobody can have."""
+    spec = k.spec(k.script("never"), placement=ALONE, shutdown=shutdown)
+    used: list[str] = []
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        kernel.add_frame(ALONE)
+        keeper = asyncio.create_task(replacing(kernel, used))
+        kernel.server.hold()
+        await kernel.spawn("s", spec)
+        for run in ("a", "b"):
+            await kernel.send("s", "go", run)
+        for run in ("a", "b"):
+            await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+            await kernel.ask("cancel", "s", run, "enough")
+            assert (await kernel.end("s", run))["status"] == "cancelled"
+            await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight != 1)
+        kernel.server.release()
+        assert (await kernel.run("other", {**spec, "hash": "other"}))["status"] == "completed"
+        frames = [
+            event["data"]["frame_id"]
+            for name in ("s", "other")
+            for event in await kernel.events(name)
+            if event["type"] == "session_activated"
+        ]
+        assert len(frames) == len(set(frames)) == 3
+        assert set(frames) - set(used) <= {frames[-1]}
+        keeper.cancel()

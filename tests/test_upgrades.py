@@ -229,3 +229,27 @@ async def test_a_session_of_the_last_version_goes_on(store: str, tmp_path: Path)
         compiled["tools"][0]["code"] = "its source"
         assert not (await kernel.spawn("s", compiled))["created"]  # type: ignore[index]
         assert "session_migrated" not in await kernel.types("s")
+
+
+async def test_one_that_is_queued_goes_on_in_a_process_of_its_new_placement(store: str, tmp_path: Path) -> None:
+    """Given a session that queues for a frame, when it is upgraded to another placement, then it has a frame of that
+    one and none of the old one."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        kernel.server.hold()
+        await kernel.spawn("busy", k.spec(k.script([("note", {"path": str(tmp_path / "n"), "text": "x"})], "end"), [k.note]))
+        begun, may_end = k.held_at_effect(kernel)
+        await kernel.send("busy")
+        kernel.server.release()
+        await begun.wait()
+        await kernel.spawn("s", other(k.script("one")))
+        await kernel.send("s")
+        assert kernel.service.frames.paging.queued("") == 1
+        await kernel.spawn("s", other(k.script("two"), placement="gpu"))
+        assert kernel.service.frames.paging.queued("gpu") == 1
+        assert kernel.service.frames.paging.queued("") == 0
+        worker = kernel.add_frame("gpu")
+        assert (await kernel.end("s"))["text"] == "two"
+        may_end.set()
+        await kernel.end("busy")
+        frames = [event["data"]["frame_id"] for event in await kernel.events("s") if event["type"] == "session_activated"]
+        assert set(frames) == {worker.frame_id}
