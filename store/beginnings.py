@@ -181,8 +181,8 @@ def start_again(tx: Transaction, parent: Row, ended: Row, delay: int) -> bool:
     child_id = child_identifier(parent["session_id"], ended["call_id"], number)
     spec = tx.specification(ended["session_id"])
     task = tx.read_one(SELECT_CONTENT, ended["session_id"], session=ended["session_id"], run=TASK)
-    tx.changed(ended)
-    ended["replaced_by"], ended["task_open"] = child_id, 0
+    told(tx, ended)
+    ended["replaced_by"] = child_id
     event = events.ChildRestarted(
         call_id=ended["call_id"], child_id=child_id, lost_id=ended["session_id"], restart=number, delay=delay,
         status=ended["status"],
@@ -194,6 +194,12 @@ def start_again(tx: Transaction, parent: Row, ended: Row, delay: int) -> bool:
     )  # fmt: skip
     _begin(tx, parent, ended["call_id"], child_id, spec, task, replaces=ended, delay=delay)
     return True
+
+
+def told(tx: Transaction, child: Row) -> None:
+    """The parent knows of the end of the child's task, or does not want to."""
+    tx.changed(child)
+    child["task_open"] = TASK_LINKED if child["lifecycle"] == "linked" and not child["closed"] else 0
 
 
 def _begin(

@@ -12,7 +12,7 @@ from understudy.messages import storable
 from understudy.records import ActivationId, Finish
 
 from . import groups, wakeups
-from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again
+from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, told
 from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
 from .statements import RUN, SESSION
@@ -69,7 +69,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     had_children = groups.at_work(tx, row) if row["children_open"] > 0 else []
     for child in map(tx.session, groups.drop_plan(tx, row)):  # nobody starts them again, or hears of their end
         child["abandoned"] = 1
-        _told(tx, child)
+        told(tx, child)
     row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
     if row["task_open"] == TASK_AT_WORK and run_id == TASK:
         _end_task(tx, row, status)
@@ -121,7 +121,7 @@ def _task_ended(tx: Transaction, child: Row, status: str, finish: Finish, error:
     """Do what the parent's rules say about the end of a child's task: deliver the result, or start it again."""
     parent = _waits_for(tx, child)
     if parent is None:
-        _told(tx, child)
+        told(tx, child)
         return
     decision = groups.decide(tx, parent, child, status)
     for child_id in decision.deliver:
@@ -150,7 +150,7 @@ def _deliver(
     usage: list[Any] | None, rounds: int,
 ) -> None:  # fmt: skip
     """Put a child's result into its parent's inbox; the parent goes on when it has them all."""
-    _told(tx, child)
+    told(tx, child)
     tx.append(parent, events.ChildFinished(call_id=child["call_id"], child_id=child["session_id"], status=status))
     parent["children_open"] -= 1
     if parent["held"] is None:
@@ -168,12 +168,6 @@ def _deliver(
         end_without_agent(tx, parent)
     else:
         tx.wake(parent)
-
-
-def _told(tx: Transaction, child: Row) -> None:
-    """The parent knows of the end of the child's task, or does not want to."""
-    tx.changed(child)
-    child["task_open"] = TASK_LINKED if child["lifecycle"] == "linked" and not child["closed"] else 0
 
 
 def _deliver_late(tx: Transaction, parent: Row, child: Row) -> None:

@@ -506,6 +506,17 @@ async def test_lifecycles(kernel: k.Kernel, lifecycle: str, closed: bool) -> Non
     assert bool((await kernel.info(kid))["closed"]) == (lifecycle != "detached")
 
 
+async def test_a_linked_child_that_was_started_again(kernel: k.Kernel) -> None:
+    """Given a linked sub-agent whose task was started again in another session, then both are closed with their
+    parent."""
+    flaky = worker(fails_first("linked", 1), restart_type="transient", lifecycle="linked")
+    assert (await kernel.run("s", lead(flaky)))["status"] == "completed"
+    kids = [row["session_id"] for row in await tree(kernel)]
+    assert [bool((await kernel.info(kid))["closed"]) for kid in kids] == [False, False]
+    await kernel.ask("close", "s", "enough")
+    assert [bool((await kernel.info(kid))["closed"]) for kid in kids] == [True, True]
+
+
 async def test_a_linked_child_whose_restart_is_given_up(stored: k.Kernel) -> None:
     """Given a linked sub-agent that failed, and waits for its group to stop before it is started again, when the parent
     is quarantined, then it stays linked: it is closed with the parent."""
