@@ -78,6 +78,7 @@ class Feed:
             written: the `seq` of every session that it changed, before and after.
         """
         for session_id, (before, after) in written.items():
+            self._gone.pop(session_id, None)  # unless it is at home elsewhere, which is told next (`leave`)
             recent = self._recent.get(session_id)
             if recent is None or recent.complete_to != before:  # new here, or somebody else wrote in between
                 recent = self._recent[session_id] = _Recent(before)
@@ -116,6 +117,10 @@ class Feed:
                     watcher.tell(session_id)
         while len(self._gone) > SESSIONS:
             self._gone.popitem(last=False)
+
+    def at_home(self, session_ids: Iterable[str]) -> None:
+        """These sessions are at home here, whether their return was heard of or not."""
+        self.forget([session_id for session_id in session_ids if session_id in self._gone])
 
     def forget_all(self) -> None:
         """Anything may have been written that was not told here."""

@@ -171,9 +171,10 @@ class Recovery:
             # A node that was given up may have accepted something since; an import has no home yet.
             await self._adopt(home, nodes)
             held = {slot.session_id for slot in self._paging.slots.values() if slot.session_id is not None}
-            cared_for = held.union(*self._places)
+            cared_for = held.union(*self._places, self._node.calls.runs())
             resting = {slot.frame_id: slot.since for slot in self._paging.slots.values() if slot.resting}
             rows = await self._node.reading.active([home], may_be_ready=True)
+            self._node.feed.at_home(row["session_id"] for row in rows)
             self._node.act(cancelled(rows), {})
             await self._end_what_is_over(age)
             async for row in in_chunks(rows):
@@ -225,7 +226,7 @@ class Recovery:
                 await self._crashed_unseen(row)  # nothing, if it has left that frame since it was read
             return
         if holder is None and session_id in cared_for:
-            return  # it has left its frame since its row was asked for, and that commit said what is to be done
+            return  # its row was asked for before it left its frame or had its answer: that commit says what follows
         if holder is None and frame_id not in self._frames.expected:
             self._paging.add(ready_of(row, "takeover"))
         elif holder is not None and self._rests(holder, row, resting):

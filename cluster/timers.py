@@ -39,7 +39,7 @@ class Timers:
     def __init__(self, node: NodeService, clock: Callable[[], int] = now) -> None:
         self._node = node
         self._now = clock
-        self._due: dict[Key, int] = {}
+        self._noted: set[tuple[Key, int]] = set()  # not the last one of each: what was read may be older than what is set
         self._order: list[tuple[float, int, Key]] = []
         self._changed = asyncio.Event()
 
@@ -48,8 +48,8 @@ class Timers:
         clock, monotonic = self._now(), time.monotonic()
         for key, due_at in found:
             seconds = (due_at - clock) / 1e6
-            if seconds <= HORIZON_SECONDS and self._due.get(key) != due_at:
-                self._due[key] = due_at
+            if seconds <= HORIZON_SECONDS and (key, due_at) not in self._noted:
+                self._noted.add((key, due_at))
                 heapq.heappush(self._order, (monotonic + seconds, due_at, key))
                 self._changed.set()
 
@@ -72,9 +72,8 @@ class Timers:
                 if at > time.monotonic():
                     break
                 heapq.heappop(self._order)
-                if self._due.get(key) == due_at:  # else it was set again
-                    del self._due[key]
-                    self._node.spawn_task(self._fire(key, due_at))
+                self._noted.remove((key, due_at))
+                self._node.spawn_task(self._fire(key, due_at))
             await asyncio.sleep(0)
 
     async def _fire(self, key: Key, due_at: int) -> None:

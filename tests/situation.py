@@ -53,7 +53,7 @@ def _in_memory(service: NodeService) -> list[str]:
     facts: dict[str, Any] = {
         "generation": service.generation, "take-up": recovery.knows_frames, "ready": list(frames.paging.ready),
         "placing": frames.placing, "own": service.own, "expected": frames.expected, "condemned": frames.condemned,
-        "calls": list(service.calls._calls), "timers": service.timers._due, "swept": recovery.swept,
+        "calls": list(service.calls._calls), "timers": len(service.timers._order), "swept": recovery.swept,
         "journal away": journal.unreachable_since or journal.busy_since,
         "operations": journal._submitted.qsize() + len(journal._groups),
     }  # fmt: skip

@@ -107,6 +107,32 @@ async def test_nothing_is_swept_before_it_is_known_which_frames_live(store: str,
         assert "tool_in_doubt" not in await kernel.types("s")
 
 
+async def test_what_was_read_before_an_answer_is_no_lost_call(store: str, tmp_path: Path) -> None:
+    """Given a session that waits for a model in no frame, when the sweep reads that, and it is answered, ends and
+    leaves its frame before the sweep looks at it, then it is not taken for one whose call is lost."""
+    with OfflineServer() as server:
+        async with k.running(store, tmp_path, frames=1, server=server) as kernel:
+            server.hold()
+            for name in ("s", "other"):
+                await kernel.spawn(name, k.spec(k.script("done")))
+                await kernel.send(name)
+            await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 2)
+            reading, recovery = kernel.service.reading, kernel.service.recovery
+            active = reading.active
+
+            async def slow(*arguments: Any, **more: Any) -> Any:
+                rows = await active(*arguments, **more)
+                server.release()
+                for name in ("s", "other"):
+                    assert (await kernel.end(name))["status"] == "completed"
+                await kernel.run("third", k.spec(k.script("done")))
+                return rows
+
+            with patch.object(reading, "active", slow):
+                await recovery.sweep_all(0)
+            assert recovery.swept == 0
+
+
 async def test_a_frame_dies_during_the_take_up_that_names_it(store: str, tmp_path: Path) -> None:
     """Given a session that was given to a frame by a node service that died before it could say so, when the frame,
     which called in at the next service as one without a session, dies while that is taken up, then the session goes on

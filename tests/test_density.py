@@ -19,6 +19,7 @@ from understudy.cluster.recovery import CHUNK
 from understudy.config import Settings
 from understudy.errors import ServiceGone
 from understudy.store import beginnings, queries
+from understudy.store.engine import now
 from understudy.store.transaction import Transaction
 from understudy.supervisor.capacity import Memory
 from understudy.supervisor.turns import Ready
@@ -88,6 +89,23 @@ async def test_timers_that_are_due_together_fire_in_portions(tmp_path: Path) -> 
                 turn += 1
                 await asyncio.sleep(0)
         assert max(fired.count(number) for number in set(fired)) <= 2 * timers_module.CHUNK
+
+
+async def test_a_timer_that_is_set_again_is_not_lost_to_a_late_reading(tmp_path: Path) -> None:
+    """Given a timer that was set again for an earlier time, when what was read before is noted after it, then it fires
+    at both times: the store knows which one counts."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
+        fired = asyncio.Queue[int]()
+
+        async def fire(_key: Any, due_at: int) -> None:
+            fired.put_nowait(due_at)
+
+        timers, later = kernel.service.timers, now() + 20_000_000
+        with patch.object(timers, "_fire", fire):
+            for due_at in (1, later, 2, later):
+                timers.note([(("s", "pause"), due_at)])
+            assert sorted([await fired.get(), await fired.get()]) == [1, 2]
+        assert [due_at for _, due_at, _ in timers._order] == [later]
 
 
 async def test_only_those_are_swept_that_may_be_ready(store: str, tmp_path: Path) -> None:

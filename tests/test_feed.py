@@ -221,6 +221,23 @@ async def test_after_its_timeout_a_call_returns_nothing() -> None:
     }
 
 
+@pytest.mark.parametrize("heard", [False, True])
+async def test_a_session_that_came_back_is_followed_here_again(heard: bool) -> None:
+    """Given a session that went to another node, when it is at home here again, and that was heard of by a commit or
+    found by looking, then nobody is told any more to look elsewhere, and what it did there is told."""
+    log = Log()
+    log.commit("a", foreign=True)
+    log.feed.leave(["a"])
+    assert (await log.feed.watch("c", {"a": {"after": 0}}, 1))["gone"] == ["a"]
+    if heard:
+        log.commit("a")
+        log.publish()
+    else:
+        log.feed.at_home(["a", "b"])
+    found = await log.feed.watch("c", {"a": {"after": 0}}, 1)
+    assert (found["gone"], len(found["events"])) == ([], 1 + heard)
+
+
 async def test_recent_events_need_no_store() -> None:
     """A client that keeps up is served from memory; one that lags behind the ring reads the store."""
     log = Log()
