@@ -199,7 +199,6 @@ class Draining:
         for row in rows:
             session_id, slot = row["session_id"], frames.holder(row)
             frames.paging.remove(session_id)
-            self._node.calls.drop(session_id)
             if slot is not None and slot.resting:
                 slot.resting = False
                 frames.release(slot)
@@ -213,17 +212,21 @@ class Draining:
 
         frames_left = {slot.frame_id for slot in resting}
 
-        def operation(tx: Transaction) -> None:
+        def operation(tx: Transaction) -> list[str]:
             tx.load(row["session_id"] for row in rows)
+            left = []
             for row in rows:
                 here = tx.session(row["session_id"])["node_id"] == self._node.config.node_id
                 # One that is at work leaves its frame only for another home: whoever gave it one since, or keeps it
                 # because the drain was taken back, notes the death of its frame.
-                if here and (self.on or row["frame_id"] in frames_left):
-                    self.leave_frame(tx, ActivationId.of(row), forced=over)
+                stays = not here or not (self.on or row["frame_id"] in frames_left)
+                if not stays and self.leave_frame(tx, ActivationId.of(row), forced=over):
+                    left.append(row["session_id"])
+            return left
 
         try:
-            await self._node.journal.submit(operation)
+            for session_id in await self._node.journal.submit(operation):
+                self._node.calls.drop(session_id)  # not before: who stays after all keeps the call
         finally:
             for slot in resting:
                 frames.reply(slot, self._go(slot))

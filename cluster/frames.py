@@ -138,7 +138,7 @@ class Frames:
         return {**dict.fromkeys(self.condemned, 0), **pids}
 
     def release(self, slot: Slot) -> None:
-        """The frame holds no session any more. One that was for that activation only ends; at work, it does so itself."""
+        """The frame holds no session any more. If it was for that activation only and rests, it ends."""
         held, slot.session_id, slot.epoch, slot.wait = slot.session_id, None, 0, None
         if held is not None and slot.resting and is_isolated(slot.placement):
             slot.resting = False
@@ -333,7 +333,7 @@ class Frames:
         if slot is not None and slot.resting and slot.activation == ActivationId.of(row):
             self.resume(slot)
         elif slot is None and (frame_id is None or frame_id in self.paging.slots or frame_id in buried):
-            self.paging.add(ready_of(row, "ready"))
+            self.queue(ready_of(row, "ready"))
 
     def holder(self, row: Row) -> Slot | None:
         """The frame that holds the session, as the row says or since it was read; one whose activation is over, or was

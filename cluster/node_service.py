@@ -28,7 +28,7 @@ from understudy.supervisor.groups import decide_end
 from .calls import Calls
 from .draining import Draining
 from .feed import Feed
-from .frames import Frames, current_work, ready_of
+from .frames import Frames, current_work
 from .projection import Projection
 from .reading import Reading
 from .recovery import Recovery, cancelled
@@ -342,12 +342,7 @@ class NodeService:
         self.feed.forget(session_ids)
         self.spawn_task(self.timers.look())
         rows = await self.reading.active([self.config.node_id], session_ids=session_ids)
-        ready = [row for row in rows if self.is_ready(row)]
-        # One that is being placed may get no frame; one that gets it learns the rest with its first commit's answer.
-        placing = [row for row in ready if row["session_id"] in self.frames.placing and row["frame_id"] is None]
-        for row in placing:
-            self.frames.queue(ready_of(row, "ready"))
-        woken = {row["session_id"]: row for row in ready if row["session_id"] not in self.frames.placing}
+        woken = {row["session_id"]: row for row in rows if self.is_ready(row)}
         self.act(cancelled(rows), woken)  # earlier news may have got lost
         self.frames.dispatch()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -134,25 +135,14 @@ class Rounds:
             self._node.frames.dispatch()
         return EXIT if leave else work or await self._node.frames.rest(slot, None)
 
-    async def _commit_step(
-        self, slot: Slot, batch: Batch, request: ModelRequest | None, following: Ready | None, *, leave: bool
-    ) -> tuple[operations.CommitResult | None, dict[str, Any] | None]:
-        """Commit the batch and, in the same transaction, activate the session that the frame turns to.
-
-        With the commit the frame holds that session: before anything else is awaited, or others would find it ready.
-        Not if the batch is refused in a way that ends the frame's process (`OVER`).
-        """
+    def _commit(
+        self, slot: Slot, batch: Batch, request: ModelRequest | None, *, leave: bool
+    ) -> Callable[[Transaction], operations.CommitResult]:
+        """The operation that commits a batch; with it the session leaves its frame, if it has to."""
         price = self._node.gateway.price(batch.request_profile, batch.request_model)
-        refused = False
 
         def commit(tx: Transaction) -> operations.CommitResult:
-            nonlocal refused
-            refused = True
-            try:
-                result = operations.commit(tx, batch, holder=self._node.holder, price=price)
-            except OVER:
-                refused = False
-                raise
+            result = operations.commit(tx, batch, holder=self._node.holder, price=price)
             if request is not None and self._is_lost(request, result):  # before the session leaves its frame
                 issued = activation.reissue(tx, batch.activation, self._node.holder, request.model)
                 if issued is None:
@@ -162,12 +152,34 @@ class Rounds:
                     result = replace(result, attempt=attempt, longest_reply=longest_reply, holder=self._node.holder)
             if leave or result.wait in PASSIVE_WAITS or _outlasted(slot, result.wait):
                 activation.park(tx, batch.activation)
+            return result
+
+        return commit
+
+    async def _commit_step(
+        self, slot: Slot, batch: Batch, request: ModelRequest | None, following: Ready | None, *, leave: bool
+    ) -> tuple[operations.CommitResult | None, dict[str, Any] | None]:
+        """Commit the batch and, in the same transaction, activate the session that the frame turns to.
+
+        With the commit the frame holds that session: before anything else is awaited, or others would find it ready.
+        Not if the batch is refused in a way that ends the frame's process (`OVER`).
+        """
+        commit, refused = self._commit(slot, batch, request, leave=leave), False
+
+        def first(tx: Transaction) -> operations.CommitResult:
+            nonlocal refused
+            refused = True
+            try:
+                result = commit(tx)
+            except OVER:
+                refused = False
+                raise
             refused = False
             return result
 
         frames = self._node.frames
         if following is None:
-            (result,), work = await self._node.journal.submit_all([commit], batch.session_id), None
+            (result,), work = await self._node.journal.submit_all([first], batch.session_id), None
         else:
             activate = frames.activation(slot, following, batch.activation)
 
@@ -176,7 +188,7 @@ class Rounds:
                     raise Fenced("the frame ends", session_id=following.session_id)
                 return activate(tx)
 
-            todo: list[Any] = [commit, turn]
+            todo: list[Any] = [first, turn]
             with frames.being_placed(following.session_id, slot):
                 try:
                     result, work = await self._node.journal.submit_all(todo, batch.session_id, following.session_id)
@@ -267,7 +279,8 @@ class Rounds:
             if over and held is not None and is_isolated(call.placement):
                 activation.park(tx, held)  # the process was for this activation, which ends with its run
             if slot is resident and self._node.draining.on:
-                self._node.draining.leave_frame(tx, ActivationId.of(row))
+                if held is not None or row["frame_id"] is None:  # else it is in another node's frame by now
+                    self._node.draining.leave_frame(tx, held or ActivationId.of(row))
                 return result, None, None
             if not result.won:
                 return result, None, None
@@ -299,17 +312,26 @@ class Rounds:
                 self._node.frames.release(resident)
             self._node.draining.look()
             return
-        if over and resident is not None and resident.resting and (resident.activation, resident.since) == (held, since):
-            resident.wait = "idle"
-            if is_isolated(resident.placement):
-                self._node.frames.release(resident)
+        if over and resident is not None and (resident.activation, resident.since) == (held, since):
+            self._end_rest(resident)
         # By others too, perhaps under another specification; perhaps right behind the frame's activation.
         if woken is not None and (result.ended or not result.won or work is not None):
             self._node.frames.wake(woken)
             self._node.frames.dispatch()
-            return
-        if not result.won or work is not None or result.ended:
-            return
+        elif result.won and work is None and not result.ended:
+            self._go_on(call, result, resident, current)
+
+    def _end_rest(self, slot: Slot) -> None:
+        """A run ended while its frame waited for a model: the session rests there, unless it was for this run only."""
+        if slot.resting:
+            slot.wait = "idle"
+            if is_isolated(slot.placement):
+                self._node.frames.release(slot)
+
+    def _go_on(
+        self, call: Call, result: operations.AnswerResult, resident: Slot | None, current: dict[str, Any] | None
+    ) -> None:
+        """A run goes on with its answer: in the frame that waited for it, or in another one."""
         still = resident is not None and resident.resting and resident.session_id == call.session_id
         fresh = resident is not None and resident.reply_echo is not None and not result.repeated
         if resident is not None and still and current is not None and fresh:

@@ -39,7 +39,9 @@ class Timers:
     def __init__(self, node: NodeService, clock: Callable[[], int] = now) -> None:
         self._node = node
         self._now = clock
-        self._noted: set[tuple[Key, int]] = set()  # not the last one of each: what was read may be older than what is set
+        self._noted: set[tuple[Key, int]] = (
+            set()
+        )  # not the last one of each: what was read may be older than what is set
         self._order: list[tuple[float, int, Key]] = []
         self._changed = asyncio.Event()
 

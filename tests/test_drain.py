@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -257,6 +258,35 @@ async def test_a_drain_is_taken_back(postgres: str, server: OfflineServer, tmp_p
         await b.send("s")
         assert (await nodes.end("s"))["status"] == "completed"
         assert activations(await a.events("s")) == [("b", "ready")]
+
+
+async def test_a_call_goes_on_if_the_drain_is_taken_back_at_its_deadline(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a call of `b` in flight when the time of a drain is over, when the drain is taken back before the session
+    is given away, then it stays, and its call is not made again."""
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        a, b = nodes.kernels
+        server.hold()
+        await b.spawn("s", k.spec(k.script("done")))
+        await b.send("s")
+        await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
+        submit, taken_back = b.service.journal.submit, asyncio.Event()
+
+        async def late(operation: Any, *touches: str) -> Any:
+            if "_send_off" in operation.__qualname__ and not taken_back.is_set():
+                await nodes.undo(b)
+                taken_back.set()
+            return await submit(operation, *touches)
+
+        with patch.object(b.service.journal, "submit", late):
+            await nodes.drain(b, 0.0)
+            await asyncio.wait_for(taken_back.wait(), PATIENCE)
+            b.add_frame()
+            server.release()
+            assert (await nodes.end("s"))["status"] == "completed"
+        assert server.stats.requests == 1
+        assert "model_call_reissued" not in await a.types("s")
 
 
 async def test_a_drain_that_ends_while_another_begins(postgres: str, server: OfflineServer, tmp_path: Path) -> None:

@@ -236,7 +236,9 @@ async def test_one_that_is_queued_goes_on_in_a_process_of_its_new_placement(stor
     one and none of the old one."""
     async with k.running(store, tmp_path, frames=1) as kernel:
         kernel.server.hold()
-        await kernel.spawn("busy", k.spec(k.script([("note", {"path": str(tmp_path / "n"), "text": "x"})], "end"), [k.note]))
+        await kernel.spawn(
+            "busy", k.spec(k.script([("note", {"path": str(tmp_path / "n"), "text": "x"})], "end"), [k.note])
+        )
         begun, may_end = k.held_at_effect(kernel)
         await kernel.send("busy")
         kernel.server.release()
@@ -251,5 +253,7 @@ async def test_one_that_is_queued_goes_on_in_a_process_of_its_new_placement(stor
         assert (await kernel.end("s"))["text"] == "two"
         may_end.set()
         await kernel.end("busy")
-        frames = [event["data"]["frame_id"] for event in await kernel.events("s") if event["type"] == "session_activated"]
+        frames = [
+            event["data"]["frame_id"] for event in await kernel.events("s") if event["type"] == "session_activated"
+        ]
         assert set(frames) == {worker.frame_id}

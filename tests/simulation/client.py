@@ -23,6 +23,7 @@ from understudy.errors import (
     UnknownSession,
 )
 from understudy.identifiers import new_identifier
+from understudy.placement import DEFAULT
 
 from . import operator
 from .moments import Moments
@@ -158,14 +159,17 @@ class Client:
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def _found(self, spec: dict[str, Any]) -> None:
-        session = {"session_id": self.session_id, "spec": spec, "placement": "", "metadata": {}}
+        placement = spec.get("placement", DEFAULT)
+        session = {"session_id": self.session_id, "spec": spec, "placement": placement, "metadata": {}}
         await self._patiently(lambda: self.directory.spawn(session, BLOBS))
 
-    async def _upgrade(self, _action: Action) -> None:
+    async def _upgrade(self, action: Action) -> None:
         """The session shall go on under another specification, from its next run on."""
         self._specification += 1
         name = f"{self.work.spec['hash']}.{self._specification}"
         spec = {**self.work.spec, "max_rounds": 20 + self._specification, "hash": name, "on_change": "migrate"}
+        if "placement" in action.what:
+            spec["placement"] = action.what["placement"]
         self.world.invariants.upgraded.add(self.session_id)  # also if it is not told that this was done
         try:
             await self._found(spec)

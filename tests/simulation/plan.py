@@ -11,12 +11,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from understudy.placement import DEFAULT, ISOLATED
+
 from .hooks import HOOKS
 from .tools import BY_POLICY, TOOLS
 
 SPAWN = "spawn_agent"
 WINDOWS = (12.0, 20.0, 30.0, 60.0)
 """Within one of these times faults happen; after it everything is healed, and all work must end."""
+
+PLACEMENTS = (DEFAULT, "other", f"own{ISOLATED}")
+"""Where sessions run: with most others, in processes of their own kind, in a process for each activation."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,7 @@ class Plan:
             helpers = work.spec["agents"].values()
             found |= {"children"} if helpers else set()
             found |= {"hooks"} if "hooks" in work.spec else set()
+            found |= {f"placement {spec['placement']}" for spec in (work.spec, *helpers) if spec.get("placement")}
             found |= {f"budget {name}" for limit in work.spec["budget"] or () for name in limit if name != "scope"}
             found |= {f"tool {tool['on_crash']}" for tool in work.spec["tools"] if "on_crash" in tool}
             for name in ("on_parent_end", "lifecycle", "restart_type", "shutdown"):
@@ -435,6 +441,19 @@ def fragile(chosen: random.Random, work: Work) -> Work:
     return replace(work, spec={**work.spec, "restart": restart}, actions=(*work.actions, *moments))
 
 
+def placed(chosen: random.Random, work: Work) -> Work:
+    """The same work; its agents ask for processes of some kind, and with upgrades for those of others."""
+    agents = {name: {**spec, "placement": chosen.choice(PLACEMENTS)} for name, spec in work.spec["agents"].items()}
+    actions = tuple(
+        replace(action, what={**action.what, "placement": chosen.choice(PLACEMENTS)})
+        if action.kind == "upgrade"
+        else action
+        for action in work.actions
+    )
+    spec = {**work.spec, "agents": agents, "placement": chosen.choice(PLACEMENTS)}
+    return replace(work, spec=spec, actions=actions)
+
+
 def lose(
     chosen: random.Random, work: tuple[Work, ...], others: tuple[Fault, ...]
 ) -> tuple[tuple[Work, ...], tuple[Fault, ...]]:  # fmt: skip
@@ -505,6 +524,9 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         work = tuple(fragile(given_up, item) for item in work)
     archived = random.Random(f"{seed}/archives")
     work = tuple(put_away(archived, item, window) if archived.random() < 0.08 else item for item in work)
+    placements = random.Random(f"{seed}/placements")
+    if placements.random() < 0.15:
+        work = tuple(placed(placements, item) for item in work)
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
         wrong, window,

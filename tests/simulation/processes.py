@@ -15,6 +15,7 @@ from understudy.cluster.repeating import FRAME_PATIENCE, SUPERVISOR_PATIENCE, An
 from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
 from understudy.errors import ClusterError, ServiceGone, UnderstudyError
+from understudy.placement import DEFAULT, is_isolated
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.supervisor.ports import ADOPT_SECONDS
 from understudy.supervisor.supervisor import Supervisor
@@ -205,6 +206,7 @@ class NodeLink:
         self._actor = actor
         self._node = node
         self._repeating = Repeating(FRAME_PATIENCE)
+        self._served: set[tuple[str, int]] = set()
 
     def __getattr__(self, method: str) -> Any:
         async def call(*arguments: Any) -> Any:
@@ -212,12 +214,29 @@ class NodeLink:
                 return self._world.call(self._node, "repeated", call_id, method, *arguments, here=self._actor.machine)
 
             try:
-                return await self._repeating.call(attempt)
+                answer = await self._repeating.call(attempt)
+                if method == "step" and answer["kind"] == "work":
+                    self._check_work(answer)
+                return answer
             except ServiceGone:
                 self._world.scheduler.world.soon(self._actor.kill)
                 await asyncio.Event().wait()
 
         return call
+
+    def _check_work(self, work: dict[str, Any]) -> None:
+        """A process has sessions of its placement only; one for a single activation has no other."""
+        _, _, frame_id, name = self._actor.name.split("/")
+        placement = DEFAULT if name == "-" else name
+        self._served.add((work["session_id"], work["epoch"]))
+        if is_isolated(placement) and len(self._served) > 1:
+            self._world.invariants.violated(
+                f"frame {frame_id} was for one activation, and has had {sorted(self._served)}"
+            )
+        where = f"session_id = '{work['session_id']}' AND incarnation = {work['incarnation']}"
+        for (wanted,) in self._world.committed(f"SELECT placement FROM session WHERE {where}"):
+            if wanted != placement:
+                self._world.invariants.violated(f"{work['session_id']} wants placement {wanted!r}, not {placement!r}")
 
 
 class FrameProcess:
