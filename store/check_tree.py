@@ -87,6 +87,21 @@ def children_open(scope: Scope) -> Iterator[Wrong]:
 
 
 @selected
+def linked(scope: Scope) -> Iterator[Wrong]:
+    """A linked child whose task has ended, also one whose task was started again, is closed with its parent."""
+    parent = SESSION.alias("parent")
+    statement = (
+        select(SESSION.c.session_id, SESSION.c.parent_id)
+        .join(parent, and_(parent.c.namespace == SESSION.c.namespace, parent.c.session_id == SESSION.c.parent_id))
+        .where(
+            scope.of(SESSION), SESSION.c.lifecycle == "linked", SESSION.c.closed == 0, parent.c.closed == 1,
+            SESSION.c.task_open.not_in((TASK_AT_WORK, TASK_UNTOLD)),
+        )
+    )  # fmt: skip
+    yield statement, lambda row: f"its parent {row['parent_id']} is closed, and it takes input"
+
+
+@selected
 def child_events(scope: Scope) -> Iterator[Wrong]:
     """A child's parent has one `child_spawned` event, and one `child_finished` with its status once its task ended,
     unless the parent's run had ended before: then the child was cancelled.
@@ -154,5 +169,5 @@ def child_events(scope: Scope) -> Iterator[Wrong]:
 
 
 TREE_RULES: dict[str, Callable[[Books], Iterable[Found]]] = {
-    rule.__name__: rule for rule in (tree, children_open, child_events)
+    rule.__name__: rule for rule in (tree, children_open, linked, child_events)
 }

@@ -436,6 +436,11 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("tree", "old", row("old", call_id="'x'")),
     ("tree", "kid", "UPDATE tool_call SET child_id = NULL WHERE session_id = 'lead'"),
     ("children_open", "lead", row("lead", children_open=2)),
+    (
+        "linked",
+        "aide",
+        row("boss", closed=1) + ";" + row("aide", lifecycle="'linked'", closed=0, status="'idle'"),
+    ),
     ("child_events", "kid", retype("lead", "child_spawned", "tool_in_doubt")),
     ("child_events", "aide", retype("boss", "child_finished", "tool_in_doubt")),
     ("child_events", "aide", "UPDATE run SET status = 'failed' WHERE session_id = 'aide'"),

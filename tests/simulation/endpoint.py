@@ -24,8 +24,10 @@ class Endpoint(httpx2.AsyncBaseTransport):
         refused: what was not acceptable to a real endpoint; must stay empty.
     """
 
-    def __init__(self, chosen: random.Random, note: Callable[[str], None], trouble: float) -> None:
+    def __init__(self, chosen: random.Random, note: Callable[[str], None], trouble: float, stuck: float) -> None:
         self._chosen = chosen
+        self._stuck = stuck
+        self._met: set[str] = set()
         self._note = note
         self.trouble = trouble
         self.calls: Counter[str] = Counter()
@@ -49,6 +51,10 @@ class Endpoint(httpx2.AsyncBaseTransport):
             self.refused.append(error.message)
             return httpx2.Response(error.status, content=error_body(error.status, error.message), headers=JSON)
         await asyncio.sleep(reply.delay + 0.005 + self._chosen.random() * 0.05)
+        if key not in self._met:
+            self._met.add(key)
+            if self._stuck and self._chosen.random() < self._stuck:
+                await asyncio.sleep(self._chosen.uniform(10.0, 50.0))
         if kind == "connect":
             raise httpx2.ConnectError("connection refused")
         if kind in ("500", "429"):

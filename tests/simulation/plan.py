@@ -106,6 +106,7 @@ class Plan:
         seconds: faults happen within this time.
         calm: nobody loses the CPU by chance.
         astray: share of the requests that clients send to another node than the session's, as it was known once.
+        stuck: share of the model calls that take very long, unless they are made again.
     """
 
     seed: int
@@ -119,6 +120,7 @@ class Plan:
     endpoint_trouble: float = 0.0
     calm: bool = False
     astray: float = 0.0
+    stuck: float = 0.0
 
     def to_json(self) -> str:
         """All of it, as a regression keeps it."""
@@ -138,7 +140,7 @@ class Plan:
         """What occurs in it: kinds of faults, actions, budgets and tools; what its agents may do; and what happens at
         which event (`kill_frame at tool_started`)."""
         found = {"machines"} if self.machines > 1 else set()
-        found |= {"astray"} if self.astray else set()
+        found |= {name for name in ("astray", "stuck") if getattr(self, name)}
         for item in (*self.faults, *(action for work in self.work for action in work.actions)):
             found |= {item.kind, f"{item.kind} at {item.on.event}"} if item.on else {item.kind}
         for work in self.work:
@@ -506,8 +508,9 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     work = tuple(replace(item, spec={**item.spec, "hooks": HOOKS}) if hooked.random() < 0.25 else item for item in work)
     wrong = faults(random.Random(f"{seed}/faults"), backend, machines, window)
     wrong = meet(random.Random(f"{seed}/meet"), work, wrong)
-    lost = random.Random(f"{seed}/lost")
-    if machines > 1 and lost.random() < 0.2:
+    lost, stuck = random.Random(f"{seed}/lost"), random.Random(f"{seed}/stuck")
+    loses = machines > 1 and lost.random() < 0.2
+    if loses:
         window = 60.0
         work, wrong = lose(lost, work, wrong)
     noticed = random.Random(f"{seed}/notices")
@@ -532,4 +535,5 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         wrong, window,
         shape.choice((0.0, 0.0, 0.05)), calm=shape.random() < 0.3,
         astray=0.5 if random.Random(f"{seed}/astray").random() < 0.2 else 0.0,
+        stuck=0.2 if stuck.random() < (0.5 if loses else 0.05) else 0.0,
     )  # fmt: skip

@@ -27,7 +27,7 @@ class Shrinker:
 
     def shrink(self, plan: Plan) -> Plan:
         """The shortest plan found within the time that still fails."""
-        for change in ({"calm": True}, {"endpoint_trouble": 0.0}, {"machines": 1}, {"machines": 2}):
+        for change in ({"calm": True}, {"endpoint_trouble": 0.0}, {"stuck": 0.0}, {"machines": 1}, {"machines": 2}):
             if change.get("machines", 0) < plan.machines:
                 plan = self._first((replace(plan, **change), plan))  # type: ignore[arg-type]
         plan = self._without_faults(plan)
