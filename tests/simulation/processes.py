@@ -117,7 +117,14 @@ class NodeProcess:
     # What frames call.
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
-        return await (await self._node()).step(call)
+        """A process whose death was told is given nothing any more, however late its call arrives."""
+        node = await self._node()
+        frame_id: str = call["frame"]["frame_id"]
+        told = frame_id in node.recovery.buried
+        answer = await node.step(call)
+        if told and answer["kind"] == "work":
+            self._world.invariants.violated(f"frame {frame_id}, whose death was told, was given work")
+        return answer
 
     async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
         return await (await self._node()).commit(call)
