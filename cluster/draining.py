@@ -122,6 +122,7 @@ class Draining:
         except Fenced:
             self._node.projection.metrics.count_fenced()
             self._node.frames.release(slot)
+            self._node.spawn_task(self._node.recovery.look(batch.session_id))
             raise
         finally:
             woken = self._node.disown(batch.session_id)
@@ -134,6 +135,7 @@ class Draining:
         held = slot.activation
         assert held is not None
         await self._node.journal.submit(lambda tx: self.leave_frame(tx, held), held.session_id)
+        self._node.spawn_task(self._node.recovery.look(held.session_id))  # the drain may have been taken back
         return self._go(slot)
 
     def _go(self, slot: Slot) -> dict[str, Any]:
@@ -197,22 +199,15 @@ class Draining:
         frames = self._node.frames
         resting: list[Slot] = []
         for row in rows:
-            session_id, slot = row["session_id"], frames.holder(row)
-            frames.paging.remove(session_id)
+            frames.paging.remove(row["session_id"])
+            slot = frames.holder(row)
             if slot is not None and slot.resting:
                 slot.resting = False
                 frames.release(slot)
                 resting.append(slot)
-            elif slot is not None:
-                frames.condemn(slot.frame_id, ActivationId.of(row))
-            elif row["frame_id"] in frames.expected:  # it has not called in yet
-                frames.expected.pop(row["frame_id"])
-                frames.condemned.add(row["frame_id"])
-            self._node.end_activation(ActivationId.of(row), "the session goes on elsewhere")
-
         frames_left = {slot.frame_id for slot in resting}
 
-        def operation(tx: Transaction) -> list[str]:
+        def operation(tx: Transaction) -> list[Row]:
             tx.load(row["session_id"] for row in rows)
             left = []
             for row in rows:
@@ -221,15 +216,20 @@ class Draining:
                 # because the drain was taken back, notes the death of its frame.
                 stays = not here or not (self.on or row["frame_id"] in frames_left)
                 if not stays and self.leave_frame(tx, ActivationId.of(row), forced=over):
-                    left.append(row["session_id"])
+                    left.append(row)
             return left
 
         try:
-            for session_id in await self._node.journal.submit(operation):
-                self._node.calls.drop(session_id)  # not before: who stays after all keeps the call
+            for row in await self._node.journal.submit(operation):  # not before: who stays keeps process and call
+                held = ActivationId.of(row)
+                self._node.calls.drop(row["session_id"])
+                if row["frame_id"] is not None and row["frame_id"] not in frames_left:
+                    frames.condemn(row["frame_id"], held)
+                self._node.end_activation(held, "the session goes on elsewhere")
         finally:
             for slot in resting:
                 frames.reply(slot, self._go(slot))
+        self.look()
 
     async def _finish(self) -> None:
         """Nothing is left: say so, once."""

@@ -68,7 +68,8 @@ class Feed:
         self._watchers: dict[_Watcher, None] = {}  # in the order in which they came
         self._clients: dict[str, _Watcher] = {}
         self._reading: dict[str, object] = {}
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._gone: OrderedDict[str, int] = OrderedDict()
+        self._times_gone = 0
 
     def publish(self, events: list[Event], written: dict[str, tuple[int, int]]) -> None:
         """Take in what one transaction committed.
@@ -110,7 +111,8 @@ class Feed:
     def leave(self, session_ids: Iterable[str]) -> None:
         """These sessions are at home on another node: whoever follows them here is told to look there."""
         for session_id in session_ids:
-            self._gone[session_id] = None
+            self._times_gone += 1
+            self._gone[session_id] = self._times_gone
             self._gone.move_to_end(session_id)
             for watcher in self._watchers:
                 if session_id in watcher.follow:
@@ -118,9 +120,16 @@ class Feed:
         while len(self._gone) > SESSIONS:
             self._gone.popitem(last=False)
 
-    def at_home(self, session_ids: Iterable[str]) -> None:
-        """These sessions are at home here, whether their return was heard of or not."""
-        self.forget([session_id for session_id in session_ids if session_id in self._gone])
+    @property
+    def gone(self) -> dict[str, int]:
+        """The sessions that are at home elsewhere, as far as was heard; each time with another number."""
+        return dict(self._gone)
+
+    def at_home(self, session_ids: Iterable[str], gone: dict[str, int]) -> None:
+        """These sessions are at home here, whether their return was heard of or not: so it was read after `gone` was
+        asked for, and of those that went since that says nothing."""
+        returned = gone.keys() & self._gone.keys() if gone else set()
+        self.forget([name for name in session_ids if name in returned and self._gone[name] == gone[name]])
 
     def forget_all(self) -> None:
         """Anything may have been written that was not told here."""

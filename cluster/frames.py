@@ -174,11 +174,12 @@ class Frames:
             self.demand_changed.set()
 
     def activation(
-        self, slot: Slot, ready: Ready, parked: ActivationId | None
+        self, slot: Slot, ready: Ready, parked: ActivationId | None = None
     ) -> Callable[[Transaction], dict[str, Any]]:
-        """The operation that gives a session to a frame; its result is the frame's work. `parked` leaves the frame.
+        """The operation that gives a session to a frame; its result is the frame's work. With it `parked` leaves.
 
-        It raises `Fenced` if the session was activated since it was found ready: somebody is, or was, at work at it.
+        It raises `Fenced` if the session was activated since it was found ready, so that somebody is, or was, at work
+        at it; and if it waits, so that it was at work when its row was read.
         """
         frame = FrameRef(slot.frame_id, slot.pid, slot.node_id)
 
@@ -189,6 +190,8 @@ class Frames:
                 raise Fenced("another node looks after the session, or will", session_id=ready.session_id)
             if ready.epoch not in (0, row["epoch"]):
                 raise Fenced("the session was activated since", session_id=ready.session_id)
+            if row["active"] and row["wait"] not in (None, "model"):
+                raise Fenced(f"the session waits ({row['wait']})", session_id=ready.session_id)
             if row["placement"] != slot.placement:
                 raise Fenced("the session was upgraded to another placement", session_id=ready.session_id)
             tx.woken.pop(ready.session_id, None)
@@ -211,12 +214,19 @@ class Frames:
                 self.queue(ready)
             elif holder.resting:
                 self.resume(holder)
+            if parked is not None:
+                self._node.spawn_task(self._node.journal.submit(lambda tx: activation.park(tx, parked)))
             self.paging.rest(slot, None)
             self.dispatch()
             return
         with self.being_placed(session_id, slot):
             try:
-                work = await self._node.journal.submit(self.activation(slot, ready, parked), session_id)
+                # Who was in the frame has left it, also if nobody comes.
+                leave = [lambda tx: activation.park(tx, parked)] if parked is not None else []
+                todo: list[Callable[[Transaction], Any]] = [*leave, self.activation(slot, ready)]
+                *_, work = await self._node.journal.submit_all(todo, session_id)
+                if isinstance(work, BaseException):
+                    raise work
             except StaleGeneration as error:
                 self._node.stale(error)
                 self.paging.add(ready)
@@ -292,7 +302,7 @@ class Frames:
     def given(self, slot: Slot, work: dict[str, Any] | None) -> dict[str, Any]:
         """Note that the frame holds the session of `work` from now on."""
         assert work is not None
-        for other in self.paging.slots.values():
+        for other in list(self.paging.slots.values()):
             if other is not slot and other.session_id == work["session_id"]:
                 self.release(other)  # fenced by this activation; its next call will tell it
         found = self._found_ready(work["session_id"])
@@ -326,14 +336,22 @@ class Frames:
     def wake(self, row: Row) -> None:
         """A session is ready: its own frame goes on, or it queues for one.
 
-        Neither, if its frame is not known here: that has not called in yet, or ends, and the session goes on with what
-        comes of it. One that is known to be dead comes to nothing.
+        Neither, if its frame has not called in yet, or ends: the session goes on with what comes of it. Of one that is
+        not expected, or known to be dead, nothing comes: the session only rested there.
         """
-        slot, frame_id, buried = self.holder(row), row["frame_id"], self._node.recovery.buried
+        slot, frame_id = self.holder(row), row["frame_id"]
         if slot is not None and slot.resting and slot.activation == ActivationId.of(row):
             self.resume(slot)
-        elif slot is None and (frame_id is None or frame_id in self.paging.slots or frame_id in buried):
+        elif slot is None and (frame_id is None or frame_id in self.paging.slots or self._is_gone(row)):
             self.queue(ready_of(row, "ready"))
+
+    def _is_gone(self, row: Row) -> bool:
+        """Whether a session's frame, which is not known here, is dead or had nothing to do when it was last seen: once
+        it is known which frames the store names, those that hold a session with work are expected."""
+        if row["frame_id"] in self._node.recovery.buried:
+            return True
+        here = row["actor_pid"] is not None  # it was not a lost node's
+        return here and self._node.recovery.knows_frames and row["frame_id"] not in self.expected
 
     def holder(self, row: Row) -> Slot | None:
         """The frame that holds the session, as the row says or since it was read; one whose activation is over, or was

@@ -123,18 +123,18 @@ class Recovery:
 
     async def _take_up_session(self, row: Row) -> int:
         session_id, frame_id = row["session_id"], row["frame_id"]
-        held = self._frames.holder(row)
-        if held is None and frame_id is None and session_id in self._frames.placing and self._node.is_ready(row):
-            self._frames.queue(ready_of(row, "takeover"))
-        if held is not None or self._is_placed(session_id):
+        if self._frames.holder(row) is not None:
             return 0
         # What was adopted from a node that is no more, or from another cluster, has no pid any more.
         if frame_id is not None and (row["actor_pid"] is None or frame_id in self.buried):
             await self._crashed_unseen(row)
             return 1
+        # Also if somebody is about to deal with the session: a request that is repeated does nothing with it.
         if frame_id is not None and frame_id not in self._paging.slots:
             self._frames.expect(row)
-        elif frame_id is not None or self._node.is_ready(row):
+        elif session_id in self._frames.placing and frame_id is None and self._node.is_ready(row):
+            self._frames.queue(ready_of(row, "takeover"))
+        elif not self._is_placed(session_id) and (frame_id is not None or self._node.is_ready(row)):
             self._paging.add(ready_of(row, "takeover"))
         return 0
 
@@ -173,8 +173,9 @@ class Recovery:
             held = {slot.session_id for slot in self._paging.slots.values() if slot.session_id is not None}
             cared_for = held.union(*self._places, self._node.calls.runs())
             resting = {slot.frame_id: slot.since for slot in self._paging.slots.values() if slot.resting}
+            gone = self._node.feed.gone
             rows = await self._node.reading.active([home], may_be_ready=True)
-            self._node.feed.at_home(row["session_id"] for row in rows)
+            self._node.feed.at_home((row["session_id"] for row in rows), gone)
             self._node.act(cancelled(rows), {})
             await self._end_what_is_over(age)
             async for row in in_chunks(rows):
@@ -223,6 +224,7 @@ class Recovery:
         holder, frame_id = self._frames.holder(row), row["frame_id"]
         if frame_id is not None and frame_id not in self._paging.slots and frame_id not in self._frames.expected:
             if not self._taking_up:  # which would deal with it
+                self.swept += row["actor_pid"] is not None  # else it was a lost node's, and nobody could know
                 await self._crashed_unseen(row)  # nothing, if it has left that frame since it was read
             return
         if holder is None and session_id in cared_for:
@@ -302,6 +304,8 @@ class Recovery:
         ready = Ready(session_id, slot.placement, slot.root_id, "resume", since)
 
         def operation(tx: Transaction) -> tuple[Any, dict[str, Any] | None]:
+            if parked is not None:  # it has left the frame, also if that is not needed
+                activation.park(tx, parked)
             if self._node.elsewhere(tx.session(session_id)):
                 return None, None  # its new home has dealt with this death
             policy = self._node.specification_in(tx, session_id)["restart"]
@@ -310,10 +314,9 @@ class Recovery:
             )
             if verdict is None or verdict.action == "quarantine" or spare is None:
                 return verdict, None
-            wait = tx.session(session_id)["wait"]
-            if wait == "input" or (verdict.delay and wait == "timer"):
+            if tx.session(session_id)["wait"] not in (None, "model"):
                 return verdict, None
-            return verdict, self._frames.activation(spare, ready, parked)(tx)
+            return verdict, self._frames.activation(spare, ready)(tx)
 
         self._node.claim(session_id)
         with self._frames.being_placed(session_id, spare):

@@ -144,7 +144,7 @@ class Requests:
             if woken["frame_id"] is not None:
                 return accepted, None
             try:
-                work = node.frames.activation(spare, ready, None)(tx)
+                work = node.frames.activation(spare, ready)(tx)
             except UnderstudyError:
                 tx.woken[session_id] = woken
                 return accepted, None

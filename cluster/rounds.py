@@ -89,7 +89,7 @@ class Rounds:
             frames.paging.slots.pop(slot.frame_id, None)
             frames.demand_changed.set()
             work = EXIT
-        if woken and result.wait != "model":  # an input or a child's result was committed right behind the batch
+        if woken:  # what it waits for was committed right behind the batch
             result = replace(result, wait=None)
         if work is not None:
             frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
@@ -145,12 +145,12 @@ class Rounds:
             result = operations.commit(tx, batch, holder=self._node.holder, price=price)
             if request is not None and self._is_lost(request, result):  # before the session leaves its frame
                 issued = activation.reissue(tx, batch.activation, self._node.holder, request.model)
-                if issued is None:
-                    result = replace(result, wait=None)
+                if issued is None:  # the run has ended, and with it a process that was for it only
+                    result = replace(result, wait=None, over=is_isolated(slot.placement))
                 else:
                     attempt, longest_reply = issued
                     result = replace(result, attempt=attempt, longest_reply=longest_reply, holder=self._node.holder)
-            if leave or result.wait in PASSIVE_WAITS or _outlasted(slot, result.wait):
+            if leave or result.over or result.wait in PASSIVE_WAITS or _outlasted(slot, result.wait):
                 activation.park(tx, batch.activation)
             return result
 
@@ -220,19 +220,35 @@ class Rounds:
         if self._node.calls.find(request.wait_key) is None:
             if self._node.draining.on:
                 return await self._node.draining.dismiss(slot)
+            self._node.claim(held.session_id)
             try:
-                issued = await self._node.journal.submit(
-                    lambda tx: activation.reissue(tx, held, self._node.holder, request.model)
-                )
-            except Fenced:
-                self._node.frames.release(slot)
-                self._node.spawn_task(self._node.recovery.look(held.session_id))
+                issued, over = await self._node.journal.submit(lambda tx: self._reissue(tx, slot, held, request))
+                if issued is not None:
+                    self._call(request, issued, held, slot.placement, slot.root_id)
+            except BaseException as error:
+                self._node.disown(held.session_id, FENCED)
+                if isinstance(error, Fenced):
+                    self._node.frames.release(slot)
+                    self._node.spawn_task(self._node.recovery.look(held.session_id))
                 raise
-            if issued is None:
+            woken = self._node.disown(held.session_id, held)
+            if over:
+                return await self._over(slot, None, woken, leave=True)
+            if issued is None or woken is not None:  # it was answered, or its run ended
                 return {"kind": "work", **await self._node.frames.work(slot)}
-            self._call(request, issued, held, slot.placement, slot.root_id)
         slot.reply_echo = None
         return await self._node.frames.rest(slot, "model")
+
+    def _reissue(
+        self, tx: Transaction, slot: Slot, held: ActivationId, request: ModelRequest
+    ) -> tuple[activation.Issued | None, bool]:
+        """Make a lost call again, if it is still waited for; and whether the frame ends, since its run has."""
+        issued = activation.reissue(tx, held, self._node.holder, request.model)
+        ended = issued is None and tx.session(held.session_id)["run_id"] != split_wait_key(request.wait_key)[1]
+        if ended and is_isolated(slot.placement):
+            activation.park(tx, held)
+            return None, True
+        return issued, False
 
     def _is_lost(self, request: ModelRequest, result: operations.CommitResult) -> bool:
         """Whether the batch was committed by a service that died with the call: that goes out as the next attempt."""
@@ -248,17 +264,17 @@ class Rounds:
             return
         issued = activation.Issued(result.attempt, result.longest_reply)
         self._call(request, issued, batch.activation, placement, root_id)
-        _, run_id, _ = split_wait_key(request.wait_key)
-        if self._node.cancelled.get(batch.session_id) == run_id:
-            self._node.calls.abort(batch.session_id, batch.incarnation, run_id)
 
     def _call(
         self, request: ModelRequest, issued: activation.Issued, of: ActivationId, placement: str, root_id: str
     ) -> None:
+        """Send a call out, of a session that is claimed; a run that was asked to end meanwhile aborts it."""
         _, run_id, round_number = split_wait_key(request.wait_key)
         request = with_longest_reply(request, issued.longest_reply)
         wanted = (of.session_id, of.incarnation, run_id, round_number, issued.attempt)
         self._node.calls.start(Call(*wanted, placement, root_id, request))
+        if self._node.cancelled.get(of.session_id) == run_id:
+            self._node.calls.abort(of.session_id, of.incarnation, run_id)
 
     async def answered(self, call: Call, answer: ModelAnswer) -> None:
         """Commit an answer where it arrives, and give it to the frame that waits for it, or to a free one."""
@@ -266,18 +282,18 @@ class Rounds:
         resident = slot if slot is not None and slot.resting else None
         held, since = (resident.activation, resident.since) if resident is not None else (None, 0)
         spare = self._node.frames.take_spare(call.session_id, call.placement) if slot is None else None
-        ready, over = Ready(call.session_id, call.placement, call.root_id), False
+        ready, at, ended = Ready(call.session_id, call.placement, call.root_id), FENCED, False
 
         def operation(tx: Transaction) -> tuple[operations.AnswerResult, dict[str, Any] | None, dict[str, Any] | None]:
-            nonlocal over
+            nonlocal at, ended
             result = operations.answer(
                 tx, call.session_id, call.run_id, call.round, call.attempt, call.request.model, answer,
                 incarnation=call.incarnation,
             )  # fmt: skip
             row = tx.session(call.session_id)
-            over = held is not None and (result.ended or row["wait"] == "idle" or ActivationId.of(row) != held)
-            if over and held is not None and is_isolated(call.placement):
-                activation.park(tx, held)  # the process was for this activation, which ends with its run
+            at, ended = ActivationId.of(row), row["wait"] == "idle" or (result.ended and not result.repeated)
+            if ended and is_isolated(call.placement):
+                activation.park(tx, at)  # the process was for this activation, which ends with its run
             if slot is resident and self._node.draining.on:
                 if held is not None or row["frame_id"] is None:  # else it is in another node's frame by now
                     self._node.draining.leave_frame(tx, held or ActivationId.of(row))
@@ -291,7 +307,7 @@ class Rounds:
                 return result, {**activation.current(tx, row), "seq": row["seq"], "batch_no": row["batch_no"]}, None
             if spare is not None and row["frame_id"] is None:  # else its crash, committed just before, placed it
                 try:
-                    return result, None, self._node.frames.activation(spare, ready, None)(tx)
+                    return result, None, self._node.frames.activation(spare, ready)(tx)
                 except UnderstudyError:
                     tx.woken[call.session_id] = row
             return result, None, None
@@ -312,8 +328,7 @@ class Rounds:
                 self._node.frames.release(resident)
             self._node.draining.look()
             return
-        if over and resident is not None and (resident.activation, resident.since) == (held, since):
-            self._end_rest(resident)
+        self._end_rest(call.session_id, at, since, ended=ended)
         # By others too, perhaps under another specification; perhaps right behind the frame's activation.
         if woken is not None and (result.ended or not result.won or work is not None):
             self._node.frames.wake(woken)
@@ -321,9 +336,19 @@ class Rounds:
         elif result.won and work is None and not result.ended:
             self._go_on(call, result, resident, current)
 
-    def _end_rest(self, slot: Slot) -> None:
-        """A run ended while its frame waited for a model: the session rests there, unless it was for this run only."""
-        if slot.resting:
+    def _end_rest(self, session_id: str, at: ActivationId, since: int, *, ended: bool) -> None:
+        """A run ended while its frame waited for a model, or came to do so: the session rests there, unless the process
+        was for this run only.
+
+        Args:
+            at: the activation when the answer was committed.
+            since: when the frame's wait for it had begun, if one waited: one that was fenced waits for nothing else.
+            ended: the run ended without a fence.
+        """
+        slot = self._node.frames.paging.holder(session_id)
+        if slot is None or slot.activation is None or not slot.resting:
+            return
+        if (ended and slot.activation == at) or (slot.activation < at and slot.since == since):
             slot.wait = "idle"
             if is_isolated(slot.placement):
                 self._node.frames.release(slot)

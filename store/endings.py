@@ -115,6 +115,7 @@ def _end_task(tx: Transaction, child: Row, status: str) -> None:
         if child["lifecycle"] != "ephemeral":  # it could schedule nothing
             wakeups.drop_all(tx, child)
         child["status"] = status if status in TERMINAL else "completed"
+        _close_linked(tx, child["session_id"], "its parent ended")
 
 
 def _task_ended(tx: Transaction, child: Row, status: str, finish: Finish, error: dict[str, Any] | None) -> None:
@@ -343,9 +344,14 @@ def close(tx: Transaction, session_id: str, reason: str) -> bool:
     if row["run_id"] is None:
         row["status"] = "completed"
         _rest(row)
+    _close_linked(tx, session_id, reason)
+    return True
+
+
+def _close_linked(tx: Transaction, session_id: str, reason: str) -> None:
+    """Close the sub-agents of a session that is closed, of those that are linked to it and whose tasks have ended."""
     linked = select(SESSION.c.session_id).where(
         SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == session_id, SESSION.c.task_open == TASK_LINKED
     )  # fmt: skip
     for child_id in list(tx.read(linked).scalars()):
         close(tx, child_id, reason)
-    return True

@@ -16,9 +16,12 @@ import pytest
 from understudy.cluster.node_service import NodeService
 from understudy.cluster.reading import Reading
 from understudy.cluster.requests import Requests
+from understudy.cluster.rounds import Rounds
 from understudy.errors import StaleGeneration, StoreUnreachable
+from understudy.records import ActivationId
+from understudy.store.engine import now
 from understudy.store.transaction import Transaction
-from understudy.supervisor.paging import Slot
+from understudy.supervisor.paging import Ready, Slot
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
@@ -182,10 +185,12 @@ async def test_an_input_is_repeated_during_a_take_up(store: str, tmp_path: Path)
                 await taken_up.wait()
             await point(label, who)
 
-        async def meanwhile(nodes: list[str] | None) -> list[dict[str, object]]:
-            rows = await active(nodes)
-            while not kernel.service.frames.paging.slots:  # noqa: ASYNC110
+        async def meanwhile(nodes: list[str] | None, **wanted: Any) -> list[dict[str, object]]:
+            rows = await active(nodes, **wanted)
+            while nodes is not None and not kernel.service.frames.paging.slots:  # noqa: ASYNC110
                 await asyncio.sleep(0)
+            if sent or nodes is None:
+                return rows
             requests = Requests(kernel.service)
             await kernel.service.placement("s")  # so that the next turn of the loop is its commit's
             sent.append(asyncio.create_task(requests.send("s", {"run_id": "r", "content": "go"}, "first")))
@@ -321,6 +326,106 @@ async def test_an_idle_session_whose_frame_died_with_its_service_is_woken(store:
         assert (await kernel.end("s", "r2"))["status"] == "completed"
         assert kernel.service.recovery.swept == 0
         assert "session_crashed" not in await kernel.types("s")
+
+
+async def test_an_idle_session_of_a_frame_that_died_long_ago_is_woken(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given an idle session in a frame that died together with its service, and whose death was forgotten since, when
+    it gets an input, then a frame takes it at once, and no death of it is noted."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        [worker] = kernel.workers.values()
+        await kernel.run("s", k.spec(k.script("one", "two")))
+        kernel.kill_node()
+        kernel.kill(worker)
+        await kernel.quiet()
+        monkeypatch.setattr("understudy.cluster.recovery.BURIED_SECONDS", 0.0)
+        kernel.kill(kernel.add_frame(), replace=False)
+        await kernel.quiet()
+        assert worker.frame_id not in kernel.service.recovery.buried
+        await kernel.send("s", "more", "r2")
+        assert (await kernel.end("s", "r2"))["status"] == "completed"
+        assert kernel.service.recovery.swept == 0
+        assert "session_crashed" not in await kernel.types("s")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_who_makes_room_for_nobody_has_left_its_frame(store: str, tmp_path: Path, refused: bool) -> None:
+    """Given an idle session whose frame is reserved for another one that then needs none, be it that a pause comes
+    first or that it was cancelled, then the store says that the idle one is in no frame."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        await kernel.run("idle", k.spec(k.script("one", "two")))
+        frames, recovery = kernel.service.frames, kernel.service.recovery
+        await kernel.spawn("s", k.spec(k.script("done")))
+        if refused:
+            frames.paging.add(Ready("s", "", "s"))
+            frames.dispatch()
+        else:
+            incarnation = await kernel.service.journal.submit(lambda tx: tx.session("s")["incarnation"])
+            lost = ActivationId("s", incarnation, 7)
+            await recovery.crashed(Slot("gone", 1, "node1", ""), lost, "process_died", now())
+        async with asyncio.timeout(k.STUCK_SECONDS):
+            while (await kernel.info("idle"))["frame_id"] is not None:  # noqa: ASYNC110 - that it left is not told
+                await asyncio.sleep(0.01)
+        await kernel.send("idle", "more", "r2")
+        assert (await kernel.end("idle", "r2"))["status"] == "completed"
+
+
+async def test_a_session_that_waits_for_a_person_is_given_to_no_frame(store: str, tmp_path: Path) -> None:
+    """Given a row that was read while the session was at work, when it waits for a person by the time that is acted
+    upon, then no frame gets it."""
+    async with k.running(store, tmp_path, frames=2) as kernel:
+        ask = [("request_user_input", {"prompt": "Go on?"})]
+        await kernel.spawn("s", k.spec(k.script(ask, "done"), ["request_user_input"]))
+        await kernel.send("s")
+        [question] = await kernel.paused("s")
+        epoch = (await kernel.info("s"))["epoch"]
+        frames = kernel.service.frames
+        frames.queue(Ready("s", "", "s", epoch=epoch))
+        frames.dispatch()
+        async with asyncio.timeout(k.STUCK_SECONDS):
+            while frames.chosen or frames.placing or not all(slot.resting for slot in frames.paging.slots.values()):
+                await asyncio.sleep(0.01)
+        assert (await kernel.info("s"))["epoch"] == epoch
+        await kernel.ask("answer", "s", question["call_id"], "ok", "yes", question["asked"])
+        assert (await kernel.end("s"))["status"] == "completed"
+
+
+async def test_a_cancel_beside_a_call_that_is_made_again_aborts_it(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a session whose model call was lost with its service, when it is cancelled in the moment in which the call
+    is made again, then that call is aborted at once."""
+    attach = Rounds._attach
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec(k.script("never"), shutdown=None))
+        await kernel.send("s")
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+        cancelled = asyncio.Event()
+
+        async def beside(rounds: Rounds, slot: Slot, request: Any) -> dict[str, Any]:
+            submit = kernel.service.journal.submit
+
+            async def first(operation: Any, *touches: str) -> Any:
+                issued = await submit(operation, *touches)
+                if not cancelled.is_set():
+                    cancelled.set()
+                    await kernel.ask("cancel", "s", "r", "enough")
+                return issued
+
+            with patch.object(kernel.service.journal, "submit", first):
+                return await attach(rounds, slot, request)
+
+        monkeypatch.setattr(Rounds, "_attach", beside)
+        [worker] = kernel.workers.values()
+        kernel.kill_node()
+        kernel.kill(worker)
+        await cancelled.wait()
+        assert (await kernel.end("s"))["status"] == "cancelled"
+        assert kernel.service.recovery.swept == 0
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 0)
+        kernel.server.release()
 
 
 async def test_a_repeated_step_gets_its_call_made_again_before_its_frame_turns_to_others(

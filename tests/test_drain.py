@@ -289,6 +289,36 @@ async def test_a_call_goes_on_if_the_drain_is_taken_back_at_its_deadline(
         assert "model_call_reissued" not in await a.types("s")
 
 
+async def test_a_tool_goes_on_if_the_drain_is_taken_back_at_its_deadline(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a tool at work at `b` when the time of a drain is over, when the drain is taken back before the session is
+    given away, then its process keeps it: the tool acts once, and nothing is in doubt."""
+    notes = tmp_path / "notes"
+    async with cluster(postgres, server, tmp_path, "a", "b", frames=2) as nodes:
+        a, b = nodes.kernels
+        begun, may_end = k.held_at_effect(b)
+        await b.spawn("s", k.spec(k.script([("note", {"path": str(notes), "text": "x"})], "done"), [k.note]))
+        await b.send("s")
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        submit, taken_back = b.service.journal.submit, asyncio.Event()
+
+        async def late(operation: Any, *touches: str) -> Any:
+            if "_send_off" in operation.__qualname__ and not taken_back.is_set():
+                await nodes.undo(b)
+                taken_back.set()
+            return await submit(operation, *touches)
+
+        with patch.object(b.service.journal, "submit", late):
+            await nodes.drain(b, 0.0)
+            await asyncio.wait_for(taken_back.wait(), PATIENCE)
+            assert not b.service.frames.condemned
+            may_end.set()
+            assert (await nodes.end("s"))["status"] == "completed"
+        assert len(k.notes(notes)) == 1
+        assert activations(await a.events("s")) == [("b", "ready")]
+
+
 async def test_a_drain_that_ends_while_another_begins(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given a drain of `b` whose end is being noted, when it is taken back and `b` is drained anew, then the second
     drain is finished as well, and nobody took the first one's end for its own."""

@@ -233,7 +233,7 @@ async def test_a_session_that_came_back_is_followed_here_again(heard: bool) -> N
         log.commit("a")
         log.publish()
     else:
-        log.feed.at_home(["a", "b"])
+        log.feed.at_home(["a", "b"], log.feed.gone)
     found = await log.feed.watch("c", {"a": {"after": 0}}, 1)
     assert (found["gone"], len(found["events"])) == ([], 1 + heard)
 

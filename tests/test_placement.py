@@ -15,6 +15,7 @@ from ray.experimental import internal_kv
 from understudy import AgentSpec, tool
 from understudy.cluster.compiling import compile_spec, place
 from understudy.cluster.doctor import placements
+from understudy.cluster.node_service import NodeService
 from understudy.cluster.packages import LARGEST, fetch, package_key, refuse_temporary, within_job
 from understudy.cluster.placing import actor_options, obstacle, variables
 from understudy.errors import InvalidConfiguration, InvalidSpec
@@ -311,3 +312,77 @@ async def test_a_process_of_its_own_ends_with_a_run_that_ends_during_a_model_cal
         assert len(frames) == len(set(frames)) == 3
         assert set(frames) - set(used) <= {frames[-1]}
         keeper.cancel()
+
+
+async def test_a_process_of_its_own_that_comes_for_a_call_while_its_run_is_cancelled_ends(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given an isolated session whose process died during a model call, when the run is cancelled, and the next process
+    asks for the call while the cancel is being committed, then that process ends too."""
+    attaching, go, step = asyncio.Event(), asyncio.Event(), NodeService.step
+
+    async def late(service: NodeService, call: dict[str, Any]) -> dict[str, Any]:
+        if call.get("request") and call["batch"] is None:
+            attaching.set()
+            await go.wait()
+        return await step(service, call)
+
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        workers = [kernel.add_frame(ALONE), kernel.add_frame(ALONE)]
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec(k.script("never"), placement=ALONE))
+        await kernel.send("s")
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+        submit = kernel.service.journal.submit
+
+        async def slow(operation: Any, *touches: str) -> Any:
+            if "answered" in operation.__qualname__:
+                go.set()
+                while not any(slot.resting for slot in kernel.service.frames.paging.slots.values()):
+                    await asyncio.sleep(0)
+            return await submit(operation, *touches)
+
+        monkeypatch.setattr(NodeService, "step", late)
+        monkeypatch.setattr(kernel.service.journal, "submit", slow)
+        first = kernel.holder("s")
+        assert first is not None
+        kernel.kill(first, replace=False)
+        await attaching.wait()
+        await kernel.ask("cancel", "s", "r", "enough")
+        assert (await kernel.end("s"))["status"] == "cancelled"
+        [second] = [worker for worker in workers if worker is not first]
+        await asyncio.wait_for(second.task, k.STUCK_SECONDS)
+        assert not kernel.service.frames.paging.slots
+        kernel.server.release()
+
+
+async def test_a_process_of_its_own_ends_with_a_run_that_ends_instead_of_asking_again(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given an isolated session that waits for a model, with another run queued, when its service dies, and the run is
+    cancelled before the process calls in again, then the other run has another process."""
+    go, step = asyncio.Event(), NodeService.step
+
+    async def late(service: NodeService, call: dict[str, Any]) -> dict[str, Any]:
+        await go.wait()
+        return await step(service, call)
+
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        for _ in range(2):
+            kernel.add_frame(ALONE)
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec(k.script("one"), placement=ALONE))
+        await kernel.send("s", "go", "a")
+        await kernel.send("s", "go", "b")
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+        monkeypatch.setattr(NodeService, "step", late)
+        kernel.kill_node()
+        await kernel.quiet()
+        await kernel.ask("cancel", "s", "a", "enough")
+        go.set()
+        kernel.server.release()
+        assert (await kernel.end("s", "a"))["status"] == "cancelled"
+        assert (await kernel.end("s", "b"))["status"] == "completed"
+        events = await kernel.events("s")
+        frames = [event["data"]["frame_id"] for event in events if event["type"] == "session_activated"]
+        assert len(frames) == len(set(frames)) == 2

@@ -506,6 +506,19 @@ async def test_lifecycles(kernel: k.Kernel, lifecycle: str, closed: bool) -> Non
     assert bool((await kernel.info(kid))["closed"]) == (lifecycle != "detached")
 
 
+@pytest.mark.parametrize("lifecycle", ["ephemeral", "linked"])
+async def test_a_linked_child_of_a_child(kernel: k.Kernel, lifecycle: str) -> None:
+    """A sub-agent that is linked to a sub-agent is closed with that, whatever closes it: its end, or its parent's."""
+    inner = lead(worker(lifecycle="linked"))
+    middle = {**inner, "name": "middle", "hash": "middle", "lifecycle": lifecycle}
+    assert (await kernel.run("s", lead(middle)))["status"] == "completed"
+    await kernel.ask("close", "s", "enough")
+    rows = await tree(kernel)
+    assert [row["agent"] for row in rows] == ["middle", "worker"]
+    assert [bool((await kernel.info(row["session_id"]))["closed"]) for row in rows] == [True, True]
+    kernel.check()
+
+
 async def test_a_linked_child_that_was_started_again(kernel: k.Kernel) -> None:
     """Given a linked sub-agent whose task was started again in another session, then both are closed with their
     parent."""
