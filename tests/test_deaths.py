@@ -384,7 +384,8 @@ async def test_a_session_that_waits_for_a_person_is_given_to_no_frame(store: str
         frames.queue(Ready("s", "", "s", epoch=epoch))
         frames.dispatch()
         async with asyncio.timeout(k.STUCK_SECONDS):
-            while frames.chosen or frames.placing or not all(slot.resting for slot in frames.paging.slots.values()):
+            slots = frames.paging.slots.values()
+            while frames.chosen or frames.placing or not all(slot.resting for slot in slots):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert (await kernel.info("s"))["epoch"] == epoch
         await kernel.ask("answer", "s", question["call_id"], "ok", "yes", question["asked"])

@@ -338,7 +338,7 @@ async def test_a_process_of_its_own_that_comes_for_a_call_while_its_run_is_cance
         async def slow(operation: Any, *touches: str) -> Any:
             if "answered" in operation.__qualname__:
                 go.set()
-                while not any(slot.resting for slot in kernel.service.frames.paging.slots.values()):
+                while not any(slot.resting for slot in kernel.service.frames.paging.slots.values()):  # noqa: ASYNC110 - told by nothing
                     await asyncio.sleep(0)
             return await submit(operation, *touches)
 
