@@ -27,7 +27,7 @@ SHUTDOWN_TIMER = "shutdown"
 DEADLINE_TIMER = "deadline"
 """The timer of a run under a budget of seconds."""
 
-ENDED = "its parent's run ended"
+ENDED, PARENT_ENDED = "its parent's run ended", "its parent ended"
 
 
 def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) -> None:
@@ -86,6 +86,8 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     migrate(tx, row)
     if row["closed"] or status == "quarantined":
         end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
+    elif run_id == TASK and row["task_open"] == TASK_LINKED and tx.session(row["parent_id"])["closed"]:
+        close(tx, row["session_id"], PARENT_ENDED)
     elif row["inbox_count"] > 0:
         tx.wake(row)
 
@@ -115,7 +117,7 @@ def _end_task(tx: Transaction, child: Row, status: str) -> None:
         if child["lifecycle"] != "ephemeral":  # it could schedule nothing
             wakeups.drop_all(tx, child)
         child["status"] = status if status in TERMINAL else "completed"
-        _close_linked(tx, child["session_id"], "its parent ended")
+        _close_linked(tx, child["session_id"], PARENT_ENDED)
 
 
 def _task_ended(tx: Transaction, child: Row, status: str, finish: Finish, error: dict[str, Any] | None) -> None:
@@ -354,4 +356,5 @@ def _close_linked(tx: Transaction, session_id: str, reason: str) -> None:
         SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == session_id, SESSION.c.task_open == TASK_LINKED
     )  # fmt: skip
     for child_id in list(tx.read(linked).scalars()):
-        close(tx, child_id, reason)
+        if tx.session(child_id)["run_id"] != TASK:  # else its task is ending, which has ended its parent (`finish_run`)
+            close(tx, child_id, reason)

@@ -519,6 +519,23 @@ async def test_a_linked_child_of_a_child(kernel: k.Kernel, lifecycle: str) -> No
     kernel.check()
 
 
+async def test_a_linked_child_whose_end_ends_its_parent(stored: k.Kernel) -> None:
+    """Given a linked sub-agent of a sub-agent that asks a person, when the whole tree is cancelled, so that its end
+    ends its parent in the same transaction, then it is closed with that, and the books balance."""
+    asking = worker(k.script([("request_user_input", {"prompt": "?"})]), ["request_user_input"], lifecycle="linked")
+    middle = {**lead(asking), "name": "middle", "hash": "middle"}
+    await stored.spawn("s", lead(middle))
+    await stored.send("s")
+    async with asyncio.timeout(k.STUCK_SECONDS):
+        while not (kids := await tree(stored)) or kids[-1]["agent"] == "middle":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await stored.paused(kids[-1]["session_id"])
+    await stored.ask("cancel", "s", None, "enough")
+    assert (await stored.end("s"))["status"] == "cancelled"
+    assert [bool((await stored.info(row["session_id"]))["closed"]) for row in kids] == [True, True]
+    stored.check()
+
+
 async def test_a_linked_child_that_was_started_again(kernel: k.Kernel) -> None:
     """Given a linked sub-agent whose task was started again in another session, then both are closed with their
     parent."""

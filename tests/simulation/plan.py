@@ -144,7 +144,9 @@ class Plan:
         for item in (*self.faults, *(action for work in self.work for action in work.actions)):
             found |= {item.kind, f"{item.kind} at {item.on.event}"} if item.on else {item.kind}
         for work in self.work:
-            helpers = work.spec["agents"].values()
+            helpers = [*work.spec["agents"].values()]
+            found |= {"grandchildren"} if any(helper["agents"] for helper in helpers) else set()
+            helpers += [inner for helper in helpers for inner in helper["agents"].values()]
             found |= {"children"} if helpers else set()
             found |= {"hooks"} if "hooks" in work.spec else set()
             found |= {f"placement {spec['placement']}" for spec in (work.spec, *helpers) if spec.get("placement")}
@@ -443,6 +445,36 @@ def fragile(chosen: random.Random, work: Work) -> Work:
     return replace(work, spec={**work.spec, "restart": restart}, actions=(*work.actions, *moments))
 
 
+def deepen(chosen: random.Random, work: Work) -> Work:
+    """The same work; its sub-agents have a sub-agent each, to begin with."""
+    policies = [name for name in BY_POLICY if any(tool["name"] in BY_POLICY[name] for tool in work.spec["tools"])]
+    agents = {
+        name: {
+            **spec, "agents": {"inner": child_spec(chosen, "inner", policies)},
+            "tools": [*spec["tools"], TOOLS[SPAWN]], "supervision": work.spec["supervision"],
+        }
+        for name, spec in work.spec["agents"].items()
+    }  # fmt: skip
+
+    def deeper(text: str, *, root: bool) -> str:
+        said = json.loads(text)
+        for _, arguments in (call for calls in said["rounds"] for call in calls if call[0] == SPAWN):
+            arguments["task"] = deeper(arguments["task"], root=False)
+        if not root:
+            inner = task(chosen, f"{said['name']}.inner", policies, spawns=False).text()
+            said["rounds"].insert(0, [[SPAWN, {"agent": "inner", "task": inner}]])
+            said["thinking"].insert(0, 0.05)
+        return json.dumps(said)
+
+    actions = tuple(
+        replace(action, what={**action.what, "content": deeper(action.what["content"], root=True)})
+        if "content" in action.what
+        else action
+        for action in work.actions
+    )
+    return replace(work, spec={**work.spec, "agents": agents}, actions=actions)
+
+
 def placed(chosen: random.Random, work: Work) -> Work:
     """The same work; its agents ask for processes of some kind, and with upgrades for those of others."""
     agents = {name: {**spec, "placement": chosen.choice(PLACEMENTS)} for name, spec in work.spec["agents"].items()}
@@ -527,6 +559,9 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         work = tuple(fragile(given_up, item) for item in work)
     archived = random.Random(f"{seed}/archives")
     work = tuple(put_away(archived, item, window) if archived.random() < 0.08 else item for item in work)
+    deep = random.Random(f"{seed}/deep")
+    if deep.random() < 0.15:
+        work = tuple(deepen(deep, item) if item.spec["agents"] else item for item in work)
     placements = random.Random(f"{seed}/placements")
     if placements.random() < 0.15:
         work = tuple(placed(placements, item) for item in work)
