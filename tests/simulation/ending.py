@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
@@ -11,6 +12,7 @@ from sqlalchemy import select
 from understudy.events import RunFinished, TimerFired, TimerSet
 from understudy.observability.metrics import Metrics
 from understudy.observability.spans import spans_of
+from understudy.placement import is_isolated
 from understudy.store import queries
 from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 
@@ -251,6 +253,7 @@ class Ending:
                 "expected": len(service.frames.expected), "condemned": len(service.frames.condemned),
             }  # fmt: skip
             found += [f"{name} still has {size} {what} when nothing is to do" for what, size in sizes.items() if size]
+            found += self._misplaced(service)
             writer = service.config.writer
             [(last,)] = self._world.committed(f"SELECT max(writer_seq) FROM event WHERE writer = '{writer}'")
             measured = service.projection.metrics.writer_seq
@@ -260,6 +263,17 @@ class Ending:
                 if export.cursor < (last or 0):
                     found.append(f"{name}: {sink} have {export.cursor} events of {last}")
         return found
+
+    def _misplaced(self, service: NodeService) -> Iterator[str]:
+        """What the store says of sessions in frames that live is what their service knows; and no process that is for
+        one activation is left when that is over."""
+        slots = service.frames.paging.slots
+        for session_id, frame_id in self._world.committed("SELECT session_id, frame_id FROM session"):
+            if frame_id in slots and slots[frame_id].session_id != session_id:
+                yield f"the store has {session_id} in frame {frame_id}, which has {slots[frame_id].session_id}"
+        for slot in slots.values():
+            if is_isolated(slot.placement) and slot.session_id is not None:
+                yield f"frame {slot.frame_id} is left behind by {slot.session_id}, and was for it only"
 
     def _services(self) -> None:
         for left in self.leftovers():
