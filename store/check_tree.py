@@ -23,11 +23,11 @@ def tree(scope: Scope) -> Iterator[Wrong]:
     has_task = exists().where(same_session(RUN, SESSION), RUN.c.run_id == TASK)
     alone = and_(
         columns.root_id == columns.session_id, columns.depth == 0, columns.call_id.is_(None),
-        columns.parent_run_id.is_(None),
+        columns.parent_run_id.is_(None), columns.task_open == 0,
     )  # fmt: skip
     below = and_(parent.c.root_id == columns.root_id, parent.c.depth + 1 == columns.depth)
     faults = case(
-        (and_(columns.parent_id.is_(None), not_(alone)), "it is a root, and is placed as if it were none"),
+        (and_(columns.parent_id.is_(None), not_(alone)), "it is a root, and is kept as if it were none"),
         (columns.parent_id.is_(None), None),
         (parent.c.session_id.is_(None), "its parent does not exist"),
         (not_(below), "its root or its depth is not its parent's"),

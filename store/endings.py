@@ -260,7 +260,9 @@ def shut_down(tx: Transaction, row: Row, run_id: str) -> None:
     is given as much again."""
     if row["run_id"] != run_id or row["cancel_reason"] is None or row["shutdown"] is None:
         return
-    if row["wait"] == "child" and row["children_open"] > 0:
+    if row["wait"] == "timer" and (left := outlasting(tx, row)):  # what its last process may begin is over only then
+        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + left, {"run_id": run_id})
+    elif row["wait"] == "child" and row["children_open"] > 0:
         tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(row["shutdown"], 1_000_000), {"run_id": run_id})
     else:
         end_by_force(tx, row)

@@ -422,6 +422,26 @@ async def test_waits_and_wakeups_go_on_elsewhere(
         assert [row["name"] for row in await kernel.ask("read", "wakeups", ["sleeps"], {})] == ["soon", "later"]
 
 
+@pytest.mark.parametrize("lifecycle", ["ephemeral", "linked", "detached"])
+async def test_a_sub_agent_at_work_goes_on_alone(
+    store: str, beside: str, tmp_path: Path, server: OfflineServer, lifecycle: str
+) -> None:
+    """A sub-agent that is imported without its parent while it is at work is a session of its own: its run ends."""
+    child = {**CHILD, "lifecycle": lifecycle}
+    compiled = k.spec(k.script(SPAWN, "both seen"), ["spawn_agent"], agents={"child": child})
+    async with k.running(store, tmp_path, server=server, frames=1) as kernel:
+        await kernel.spawn("lead", compiled)
+        await kernel.send("lead")
+        await kernel.until("lead", "child_spawned", 1)
+        await kernel.stop_frames()
+        kids = [row for row in await kernel.ask("read", "tree", ["lead"], {}) if row["session_id"] != "lead"]
+        kid = next(row["session_id"] for row in kids)
+    assert await load(beside, export(store, kid, tree=False), resume=True) is True
+    async with k.running(beside, tmp_path, server=server) as kernel:
+        assert (await kernel.end(kid, "task"))["status"] == "completed"
+        kernel.check()
+
+
 async def test_a_parent_that_waits_needs_its_children(
     store: str, beside: str, tmp_path: Path, server: OfflineServer
 ) -> None:

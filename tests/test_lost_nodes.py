@@ -12,7 +12,7 @@ from understudy.events import ToolStarted
 from understudy.identifiers import call_identifier
 from understudy.ports import Verdict
 from understudy.records import LEASE_SECONDS, ActivationId, Batch, CallState, Finish, ModelAnswer
-from understudy.store import activation, endings, operations, wakeups
+from understudy.store import activation, endings, operations, timers, wakeups
 from understudy.store.check import check
 
 from .test_store import Store, opened
@@ -88,6 +88,24 @@ async def test_an_abort_is_fenced_too(store: str, started: bool) -> None:
             await db.do(operations.commit, Batch(*held, 3))
         with db.database.read() as connection:
             assert check(connection, db.namespace) == []
+
+
+async def test_a_shutdown_waits_for_what_may_begin(store: str) -> None:
+    """Given a cancelled run whose process may live on a lost node, when its time to end is over before what that may
+    begin is, then the run is ended by force only then: the next one does not begin beside it."""
+    async with opened(store) as db:
+        held = await acting(db, started=True)
+        await db.do(lambda tx: tx.session("s").update(shutdown=1_000_000))
+        await db.do(lambda tx: endings.request_cancel(tx, tx.session("s"), "enough"))
+        await db.do(activation.crash, held, lambda _: Verdict("resume"), **CRASH, may_live=True)
+        with db.database.read() as connection:
+            due = {name: at for name, at in connection.execute(text("SELECT name, due_at FROM timer"))}
+        await db.do(timers.fire, "s", "shutdown", due["shutdown"])
+        row = db.session()
+        assert (row["run_id"], row["wait"]) == ("r", "timer")
+        with db.database.read() as connection:
+            again = {name: at for name, at in connection.execute(text("SELECT name, due_at FROM timer"))}
+        assert again["shutdown"] >= due["pause"] == again["pause"]
 
 
 @pytest.mark.parametrize("known_gone", [False, True])
