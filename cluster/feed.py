@@ -128,8 +128,7 @@ class Feed:
     def at_home(self, session_ids: Iterable[str], gone: dict[str, int]) -> None:
         """These sessions are at home here, whether their return was heard of or not: so it was read after `gone` was
         asked for, and of those that went since that says nothing."""
-        returned = gone.keys() & self._gone.keys() if gone else set()
-        self.forget([name for name in session_ids if name in returned and self._gone[name] == gone[name]])
+        self.forget([name for name in session_ids if name in gone and self._gone.get(name) == gone[name]])
 
     def forget_all(self) -> None:
         """Anything may have been written that was not told here."""

@@ -296,14 +296,11 @@ class Rounds:
                 activation.park(tx, at)  # the process was for this activation, which ends with its run
             if slot is resident and self._node.draining.on:
                 if held is not None or row["frame_id"] is None:  # else it is in another node's frame by now
-                    self._node.draining.leave_frame(tx, held or ActivationId.of(row))
+                    self._node.draining.leave_frame(tx, held or at)
                 return result, None, None
             if not result.won:
                 return result, None, None
-            if resident is not None and (resident.activation, resident.frame_id) == (
-                ActivationId.of(row),
-                row["frame_id"],
-            ):
+            if resident is not None and (resident.activation, resident.frame_id) == (at, row["frame_id"]):
                 return result, {**activation.current(tx, row), "seq": row["seq"], "batch_no": row["batch_no"]}, None
             if spare is not None and row["frame_id"] is None:  # else its crash, committed just before, placed it
                 try:

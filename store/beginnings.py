@@ -23,8 +23,10 @@ TASK_AT_WORK, TASK_UNTOLD, TASK_LINKED = 1, 2, 3
 """`task_open` of a child: its task has not ended; has, and its parent was not told; was, and it is still linked."""
 
 PAUSE_TIMER = "pause"
-LEASE = int(LEASE_SECONDS * 1_000_000)
 """The timer that ends a pause: before a crashed session is resumed, or a failed sub-agent is started again."""
+
+LEASE = int(LEASE_SECONDS * 1_000_000)
+"""Microseconds within which a tool may begin after its start was committed."""
 
 REMOVED = "removed"
 """Instead of the digest of an input which a session took that had the id before (`requests.outlive`)."""

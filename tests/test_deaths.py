@@ -313,36 +313,23 @@ async def test_homes_are_given_under_the_generation_that_knew_the_nodes(store: s
             await kernel.service.recovery._adopt("node1", ["node1"])
 
 
-async def test_an_idle_session_whose_frame_died_with_its_service_is_woken(store: str, tmp_path: Path) -> None:
-    """Given an idle session in a frame that died together with its node service, when it gets an input, then a frame
-    takes it at once, and no death of it is noted."""
-    async with k.running(store, tmp_path, frames=1) as kernel:
-        [worker] = kernel.workers.values()
-        await kernel.run("s", k.spec(k.script("one", "two")))
-        kernel.kill_node()
-        kernel.kill(worker)
-        await kernel.quiet()
-        await kernel.send("s", "more", "r2")
-        assert (await kernel.end("s", "r2"))["status"] == "completed"
-        assert kernel.service.recovery.swept == 0
-        assert "session_crashed" not in await kernel.types("s")
-
-
-async def test_an_idle_session_of_a_frame_that_died_long_ago_is_woken(
-    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("long_ago", [False, True])
+async def test_an_idle_session_whose_frame_died_with_its_service_is_woken(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_ago: bool
 ) -> None:
-    """Given an idle session in a frame that died together with its service, and whose death was forgotten since, when
-    it gets an input, then a frame takes it at once, and no death of it is noted."""
+    """Given an idle session in a frame that died together with its node service, just now or so long ago that this was
+    forgotten, when it gets an input, then a frame takes it at once, and no death of it is noted."""
     async with k.running(store, tmp_path, frames=1) as kernel:
         [worker] = kernel.workers.values()
         await kernel.run("s", k.spec(k.script("one", "two")))
         kernel.kill_node()
         kernel.kill(worker)
         await kernel.quiet()
-        monkeypatch.setattr("understudy.cluster.recovery.BURIED_SECONDS", 0.0)
-        kernel.kill(kernel.add_frame(), replace=False)
-        await kernel.quiet()
-        assert worker.frame_id not in kernel.service.recovery.buried
+        if long_ago:
+            monkeypatch.setattr("understudy.cluster.recovery.BURIED_SECONDS", 0.0)
+            kernel.kill(kernel.add_frame(), replace=False)
+            await kernel.quiet()
+            assert worker.frame_id not in kernel.service.recovery.buried
         await kernel.send("s", "more", "r2")
         assert (await kernel.end("s", "r2"))["status"] == "completed"
         assert kernel.service.recovery.swept == 0

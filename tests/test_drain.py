@@ -260,6 +260,23 @@ async def test_a_drain_is_taken_back(postgres: str, server: OfflineServer, tmp_p
         assert activations(await a.events("s")) == [("b", "ready")]
 
 
+@asynccontextmanager
+async def taken_back_at_its_deadline(nodes: Nodes, drained: k.Kernel) -> AsyncIterator[None]:
+    """A drain whose time is over, and that is taken back before what is at work on the node is given away."""
+    submit, taken_back = drained.service.journal.submit, asyncio.Event()
+
+    async def late(operation: Any, *touches: str) -> Any:
+        if "_send_off" in operation.__qualname__ and not taken_back.is_set():
+            await nodes.undo(drained)
+            taken_back.set()
+        return await submit(operation, *touches)
+
+    with patch.object(drained.service.journal, "submit", late):
+        await nodes.drain(drained, 0.0)
+        await asyncio.wait_for(taken_back.wait(), PATIENCE)
+        yield
+
+
 async def test_a_call_goes_on_if_the_drain_is_taken_back_at_its_deadline(
     postgres: str, server: OfflineServer, tmp_path: Path
 ) -> None:
@@ -271,17 +288,7 @@ async def test_a_call_goes_on_if_the_drain_is_taken_back_at_its_deadline(
         await b.spawn("s", k.spec(k.script("done")))
         await b.send("s")
         await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
-        submit, taken_back = b.service.journal.submit, asyncio.Event()
-
-        async def late(operation: Any, *touches: str) -> Any:
-            if "_send_off" in operation.__qualname__ and not taken_back.is_set():
-                await nodes.undo(b)
-                taken_back.set()
-            return await submit(operation, *touches)
-
-        with patch.object(b.service.journal, "submit", late):
-            await nodes.drain(b, 0.0)
-            await asyncio.wait_for(taken_back.wait(), PATIENCE)
+        async with taken_back_at_its_deadline(nodes, b):
             b.add_frame()
             server.release()
             assert (await nodes.end("s"))["status"] == "completed"
@@ -301,17 +308,7 @@ async def test_a_tool_goes_on_if_the_drain_is_taken_back_at_its_deadline(
         await b.spawn("s", k.spec(k.script([("note", {"path": str(notes), "text": "x"})], "done"), [k.note]))
         await b.send("s")
         await asyncio.wait_for(begun.wait(), PATIENCE)
-        submit, taken_back = b.service.journal.submit, asyncio.Event()
-
-        async def late(operation: Any, *touches: str) -> Any:
-            if "_send_off" in operation.__qualname__ and not taken_back.is_set():
-                await nodes.undo(b)
-                taken_back.set()
-            return await submit(operation, *touches)
-
-        with patch.object(b.service.journal, "submit", late):
-            await nodes.drain(b, 0.0)
-            await asyncio.wait_for(taken_back.wait(), PATIENCE)
+        async with taken_back_at_its_deadline(nodes, b):
             assert not b.service.frames.condemned
             may_end.set()
             assert (await nodes.end("s"))["status"] == "completed"

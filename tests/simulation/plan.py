@@ -445,9 +445,14 @@ def fragile(chosen: random.Random, work: Work) -> Work:
     return replace(work, spec={**work.spec, "restart": restart}, actions=(*work.actions, *moments))
 
 
+def policies_of(spec: dict[str, Any]) -> list[str]:
+    """The policies of an agent's tools."""
+    return [name for name in BY_POLICY if any(tool["name"] in BY_POLICY[name] for tool in spec["tools"])]
+
+
 def deepen(chosen: random.Random, work: Work) -> Work:
     """The same work; its sub-agents have a sub-agent each, to begin with."""
-    policies = [name for name in BY_POLICY if any(tool["name"] in BY_POLICY[name] for tool in work.spec["tools"])]
+    policies = policies_of(work.spec)
     agents = {
         name: {
             **spec, "agents": {"inner": child_spec(chosen, "inner", policies)},
@@ -495,7 +500,7 @@ def lose(
     are lost when the others take its sessions over."""
     found = []
     for item in work:
-        policies = [name for name in BY_POLICY if any(tool["name"] in BY_POLICY[name] for tool in item.spec["tools"])]
+        policies = policies_of(item.spec)
         rounds = tuple(
             (
                 call(
