@@ -91,12 +91,14 @@ class Member:
         order: of its start within the group.
         restart: its restart type: `permanent`, `transient` or `temporary`.
         ended: the status of its task's run; None while it is at work.
+        asked: somebody outside the group asked it to end: it is not started again.
     """
 
     child_id: str
     order: int
     restart: str
     ended: str | None = None
+    asked: bool = False
 
 
 @dataclass(frozen=True)

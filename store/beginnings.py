@@ -7,13 +7,13 @@ from typing import Any
 from sqlalchemy import bindparam, func, literal_column, select
 
 from understudy import events
-from understudy.errors import RunConflict, SessionClosed
+from understudy.errors import RunConflict, SessionClosed, SessionConflict
 from understudy.identifiers import child_identifier, digest, run_link, tool_span_identifier, trace_identifier
 from understudy.messages import encodable
 from understudy.records import LEASE_SECONDS, Spawn
 
 from . import charging, upgrades
-from .statements import REQUEST, RUN, TIMER
+from .statements import REQUEST, RUN, SESSION, TIMER
 from .transaction import Row, Transaction
 
 TASK = "task"
@@ -47,6 +47,9 @@ SELECT_DIGEST = select(
         .scalar_subquery(),
     ).label("digest")
 )  # fmt: skip
+SELECT_CLOSED = select(SESSION.c.closed).where(
+    SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")
+)
 SELECT_CONTENT = select(RUN.c.content).where(
     RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
 )
@@ -122,7 +125,7 @@ def accept(
     Raises:
         UnknownSession: there is no such session.
         RunConflict: the run exists with another input.
-        SessionClosed: the session takes no more input.
+        SessionClosed: the session takes no more input, or is linked to one that does not.
     """
     row = tx.session(session_id)
     content = encodable(content)
@@ -134,8 +137,7 @@ def accept(
         if stored != fingerprint:
             raise RunConflict(f"run {run_id!r} exists with another input", session_id=session_id)
         return False
-    if row["closed"] or row["status"] == "quarantined":
-        raise SessionClosed(f"the session is {row['status'] if not row['closed'] else 'closed'}", session_id=session_id)
+    require_open(tx, row)
     trace_id = trace_id or trace_identifier(session_id, run_id)
     tx.insert(
         RUN,
@@ -152,35 +154,65 @@ def accept(
     return True
 
 
+def require_open(tx: Transaction, row: Row) -> None:
+    """Refuse what a session that takes no more input is to take. Raises `SessionClosed`."""
+    session_id = row["session_id"]
+    if row["closed"] or row["status"] == "quarantined":
+        raise SessionClosed(f"the session is {'closed' if row['closed'] else row['status']}", session_id=session_id)
+    if linked_to_closed(tx, row):
+        raise SessionClosed(f"the session is linked to {row['parent_id']!r}, which is closed", session_id=session_id)
+
+
+def linked_to_closed(tx: Transaction, row: Row) -> bool:
+    """Whether a sub-agent will be closed when its task ends, because its parent is, which it is linked to.
+
+    The parent is only read: if another transaction closes it now, what this one does came before, and ends with it.
+    """
+    parent_id = row["parent_id"]
+    if row["lifecycle"] != "linked" or parent_id is None:
+        return False
+    return bool(tx.read_one(SELECT_CLOSED, parent_id, session=parent_id))
+
+
 def spawn(tx: Transaction, parent: Row, wanted: Spawn) -> bool:
     """Create a child with its task, or find the one that this call created before.
 
-    False if a budget does not allow it: then the call's result is in the inbox, as a child's would be.
+    False if a budget does not allow it, or its id is another session's: then the call's result is in the inbox, as a
+    child's would be.
     """
-    if tx.find(wanted.child_id) is not None:
-        return True
+    found = tx.find(wanted.child_id)
+    if found is not None:
+        if (found["parent_id"], found["call_id"]) == (parent["session_id"], wanted.call_id):
+            return True
+        message = f"the sub-agent's id, {wanted.child_id!r}, is another session's"
+        _refuse(tx, parent, wanted, "failed", SessionConflict(message, session_id=parent["session_id"]).to_wire())
+        return False
     refusal = charging.admit_child(tx, parent)
     if refusal is not None:
-        payload = {
-            "child_id": None, "status": "budget_exceeded", "text": "", "output": None, "usage": None, "rounds": 0,
-            "error": refusal.error(parent["session_id"]),
-        }  # fmt: skip
-        tx.put_inbox(parent, "child_result", wanted.call_id, payload)
+        _refuse(tx, parent, wanted, "budget_exceeded", refusal.error(parent["session_id"]))
         return False
     parent["children_open"] += 1
     _begin(tx, parent, wanted.call_id, wanted.child_id, wanted.spec, wanted.text)
     return True
 
 
+def _refuse(tx: Transaction, parent: Row, wanted: Spawn, status: str, error: dict[str, Any]) -> None:
+    payload = {
+        "child_id": None, "status": status, "text": "", "output": None, "usage": None, "rounds": 0, "error": error,
+    }  # fmt: skip
+    tx.put_inbox(parent, "child_result", wanted.call_id, payload)
+
+
 def start_again(tx: Transaction, parent: Row, ended: Row, delay: int) -> bool:
     """Start a sub-agent's task anew, after `delay` microseconds: in another session, without what the last one knew.
 
-    The parent's call waits on; the result it gets will be the new session's. False if a budget does not allow it.
+    The parent's call waits on; the result it gets will be the new session's. False if a budget does not allow it, or
+    its id is another session's.
     """
-    if charging.admit_child(tx, parent) is not None:
-        return False
     number = ended["restart_number"] + 1
     child_id = child_identifier(parent["session_id"], ended["call_id"], number)
+    if tx.find(child_id) is not None or charging.admit_child(tx, parent) is not None:
+        return False
     spec = tx.specification(ended["session_id"])
     task = tx.read_one(SELECT_CONTENT, ended["session_id"], session=ended["session_id"], run=TASK)
     told(tx, ended)

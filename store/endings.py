@@ -27,6 +27,9 @@ SHUTDOWN_TIMER = "shutdown"
 DEADLINE_TIMER = "deadline"
 """The timer of a run under a budget of seconds."""
 
+STOPPED_WITH_GROUP = {"status": "cancelled", "code": "cancelled"}
+"""`cancel_as` of a sub-agent that its group stops: unlike one that somebody asked to end, it may be started again."""
+
 ENDED, PARENT_ENDED = "its parent's run ended", "its parent ended"
 
 
@@ -73,7 +76,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
     if row["task_open"] == TASK_AT_WORK and run_id == TASK:
         _end_task(tx, row, status)
-        _task_ended(tx, row, status, finish, error)
+        _task_ended(tx, row, status, finish, error, asked=groups.asked_to_end(row))
     row.update(
         run_id=None, cancel_reason=None, cancel_as=None, held=None, group_state=None, children_open=0, calls_open=0,
         run_usage=None, trace_id="", parent_span_id="", round=0, wait_error=None,
@@ -120,25 +123,29 @@ def _end_task(tx: Transaction, child: Row, status: str) -> None:
         _close_linked(tx, child["session_id"], PARENT_ENDED)
 
 
-def _task_ended(tx: Transaction, child: Row, status: str, finish: Finish, error: dict[str, Any] | None) -> None:
+def _task_ended(
+    tx: Transaction, child: Row, status: str, finish: Finish, error: dict[str, Any] | None, *, asked: bool
+) -> None:  # fmt: skip
     """Do what the parent's rules say about the end of a child's task: deliver the result, or start it again."""
     parent = _waits_for(tx, child)
     if parent is None:
         told(tx, child)
         return
-    decision = groups.decide(tx, parent, child, status)
+    decision = groups.decide(tx, parent, child, status, asked=asked)
     for child_id in decision.deliver:
         if child_id == child["session_id"]:
             _deliver(tx, parent, child, status, finish, error, child["run_usage"], child["round"])
         else:
             _deliver_late(tx, parent, tx.session(child_id))
+    if parent["run_id"] != child["parent_run_id"]:  # it waited for just these results in order to end
+        return
     for child_id in decision.start:
         if not start_again(tx, parent, tx.session(child_id), decision.delay):
             _deliver_late(tx, parent, tx.session(child_id))
     if decision.escalate:
         request_cancel(tx, parent, decision.escalate, ending={"status": "failed", "code": "restart_intensity"})
     elif decision.stop:
-        request_cancel(tx, tx.session(decision.stop), "it is stopped with its group")
+        request_cancel(tx, tx.session(decision.stop), "it is stopped with its group", ending=STOPPED_WITH_GROUP)
 
 
 def _waits_for(tx: Transaction, child: Row) -> Row | None:
@@ -195,12 +202,15 @@ def request_cancel(
     queued = next((i for i in tx.inbox(row) if i["kind"] == "input" and i["key"] == (run_id or i["key"])), None)
     if row["run_id"] is None or (run_id is not None and run_id != row["run_id"]):
         if queued is None:
-            return False
-        _end_queued_run(tx, row, queued, "cancelled", reason)
+            return run_id in (None, TASK) and _give_restart_up(tx, row)
+        _end_queued_run(tx, row, queued, "cancelled", reason, asked=ending is None)
         if row["closed"]:  # it was a child's task: whatever else was sent to the child would wait for ever
             end_queued(tx, row, "cancelled", reason)
         return True
     if row["cancel_reason"] is not None:
+        if ending is None and not groups.asked_to_end(row):
+            tx.changed(row)
+            row["cancel_as"] = {**row["cancel_as"], groups.ASKED: True}
         return True
     tx.changed(row)
     row["cancel_reason"] = reason = storable(reason)
@@ -225,6 +235,15 @@ def request_cancel(
         end_by_force(tx, row)
     elif row["shutdown"] is not None:
         tx.set_timer(row, SHUTDOWN_TIMER, tx.now + row["shutdown"], {"run_id": run_id})
+    return True
+
+
+def _give_restart_up(tx: Transaction, child: Row) -> bool:
+    """Somebody wants a sub-agent to end that has, and that its group was to start again: its end is its result."""
+    parent = _waits_for(tx, child) if child["task_open"] == TASK_UNTOLD else None
+    if parent is None or not groups.leave_plan(tx, parent, child["session_id"]):
+        return False
+    _deliver_late(tx, parent, child)
     return True
 
 
@@ -297,10 +316,12 @@ def end_queued(tx: Transaction, row: Row, status: str, reason: str) -> None:
     """End every run that has not begun."""
     for item in tx.inbox(row):
         if item["kind"] == "input":
-            _end_queued_run(tx, row, item, status, reason)
+            _end_queued_run(tx, row, item, status, reason, asked=True)
 
 
-def _end_queued_run(tx: Transaction, row: Row, item: dict[str, Any], status: str, reason: str) -> None:
+def _end_queued_run(
+    tx: Transaction, row: Row, item: dict[str, Any], status: str, reason: str, *, asked: bool
+) -> None:  # fmt: skip
     error = {"code": status, "message": reason, "session_id": row["session_id"]}
     tx.changed(row)
     tx.take_inbox(row, [item["id"]])
@@ -324,7 +345,7 @@ def _end_queued_run(tx: Transaction, row: Row, item: dict[str, Any], status: str
         _end_task(tx, row, status)
         if row["closed"]:
             _rest(row)
-        _task_ended(tx, row, status, Finish(status), error)
+        _task_ended(tx, row, status, Finish(status), error, asked=asked)
 
 
 def _rest(row: Row) -> None:
@@ -337,7 +358,7 @@ def close(tx: Transaction, session_id: str, reason: str) -> bool:
     """Take no more input; cancel what runs, children included; close those linked to it. True if it was open."""
     row = tx.session(session_id)
     if row["closed"]:
-        return False
+        return _give_restart_up(tx, row)
     tx.changed(row)
     row["closed"] = 1
     row["task_open"] = 0 if row["task_open"] == TASK_LINKED else row["task_open"]

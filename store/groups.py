@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import select
@@ -13,6 +13,9 @@ from .beginnings import TASK_AT_WORK
 from .statements import SESSION
 from .transaction import Row, Transaction
 
+ASKED = "asked"
+"""Part of a run's `cancel_as` when somebody asked it to end that was ending already, for another reason."""
+
 
 def deliver_each(
     _policy: dict[str, Any], state: GroupState, _members: list[Member], child_id: str, _now: int, _salt: str
@@ -21,7 +24,7 @@ def deliver_each(
     return GroupDecision(state, deliver=(child_id,))
 
 
-def decide(tx: Transaction, parent: Row, child: Row, status: str) -> GroupDecision:
+def decide(tx: Transaction, parent: Row, child: Row, status: str, *, asked: bool) -> GroupDecision:
     """What becomes of the parent's group now that this child's task has ended; the parent's row remembers it.
 
     Where nothing can be started again, because of the child's type or because the parent's run shall end, no more is
@@ -32,12 +35,12 @@ def decide(tx: Transaction, parent: Row, child: Row, status: str) -> GroupDecisi
     if unsupervised or parent["cancel_reason"] is not None:
         return GroupDecision(state, deliver=(child["session_id"],))
     waiting = state.plan.start if state.plan is not None else ()
-    members = {row["session_id"]: _member(row, None) for row in at_work(tx, parent)}
+    members = {row["session_id"]: _member(row, None, asked=asked_to_end(row)) for row in at_work(tx, parent)}
     ended = [session_id for session_id in waiting if session_id not in members]
     tx.load(ended)
     for row in map(tx.session, ended):
         members[row["session_id"]] = _member(row, row["status"])
-    members[child["session_id"]] = _member(child, status)
+    members[child["session_id"]] = _member(child, status, asked=asked)
     policy = tx.specification(parent["session_id"])["supervision"]
     salt = f"{parent['session_id']}/{parent['run_id']}"
     decision = tx.decide_end(policy, state, list(members.values()), child["session_id"], tx.now, salt)
@@ -45,6 +48,23 @@ def decide(tx: Transaction, parent: Row, child: Row, status: str) -> GroupDecisi
         tx.changed(parent)
         parent["group_state"] = _to_wire(decision.state)
     return decision
+
+
+def asked_to_end(row: Row) -> bool:
+    """Whether somebody asked the session's current run to end. A group, a budget and an escalation are nobody."""
+    return row["cancel_reason"] is not None and (row["cancel_as"] is None or ASKED in row["cancel_as"])
+
+
+def leave_plan(tx: Transaction, parent: Row, child_id: str) -> bool:
+    """Take a child that has ended out of the restart that is under way; False if it is not part of one."""
+    state = state_of(parent)
+    plan = state.plan
+    if plan is None or child_id not in plan.start or child_id in plan.stop:
+        return False
+    plan = replace(plan, start=tuple(other for other in plan.start if other != child_id))
+    tx.changed(parent)
+    parent["group_state"] = _to_wire(replace(state, plan=plan))
+    return True
 
 
 def drop_plan(tx: Transaction, parent: Row) -> tuple[str, ...]:
@@ -91,5 +111,5 @@ def _to_wire(state: GroupState) -> dict[str, Any]:
     return wire
 
 
-def _member(row: Row, ended: str | None) -> Member:
-    return Member(row["session_id"], row["start_order"], row["restart_type"], ended)
+def _member(row: Row, ended: str | None, *, asked: bool = False) -> Member:
+    return Member(row["session_id"], row["start_order"], row["restart_type"], ended, asked)

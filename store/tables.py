@@ -121,7 +121,8 @@ class Session(Table, table=True):
             told and the child goes on until its parent is closed; else 0.
         replaced_by: the session in which its task was started again.
         abandoned: its parent's run ended without it, and wants no result.
-        cancel_as: `{"status", "code"}`, perhaps `details`: how the run ends that was asked to, if not as cancelled.
+        cancel_as: `{"status", "code"}`, perhaps `details`: how the run ends that was asked to, if not as cancelled, or
+            if its group stops it. Has `asked` if somebody else asked it to end after that.
         held: how the current run ends as soon as its children have (`Finish`).
         group_state: of the current run's children: restarts and the plan under way.
         accounts: what it is charged to: the sessions that have the accounts and how many levels above they are,

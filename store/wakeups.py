@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import select
 
 from understudy import events
-from understudy.errors import InvalidInput, RunConflict, SessionClosed
+from understudy.errors import InvalidInput, RunConflict
 from understudy.messages import storable
 from understudy.wakeups import MOST_WAKEUPS, microseconds, next_due, run_identifier, spoken
 
-from .beginnings import accept
+from .beginnings import accept, linked_to_closed, require_open
 from .statements import TIMER
 from .transaction import Row, Transaction
 
@@ -34,12 +34,11 @@ def schedule(
 
     Raises:
         UnknownSession: there is no such session.
-        SessionClosed: it takes no more input.
+        SessionClosed: it takes no more input, or is linked to a session that does not.
         InvalidInput: it is an ephemeral sub-agent's, or has as many wakeups as it may have.
     """
     row = tx.session(session_id)
-    if row["closed"] or row["status"] == "quarantined":
-        raise SessionClosed(f"the session is {row['status'] if not row['closed'] else 'closed'}", session_id=session_id)
+    require_open(tx, row)
     if row["parent_id"] is not None and row["lifecycle"] == "ephemeral":
         message = (
             "an ephemeral sub-agent can't be woken: its session ends with its task. Say in your answer what is due"
@@ -80,7 +79,7 @@ def described(tx: Transaction, row: Row) -> str:
 
 def fire(tx: Transaction, row: Row, name: str, wakeup: Row) -> None:
     """A wakeup is due: its prompt is accepted as an input, unless the last one that it brought has not even begun."""
-    if row["closed"]:
+    if row["closed"] or linked_to_closed(tx, row):
         return
     if row["status"] == "quarantined":  # it takes no input until a person says so
         tx.set_timer(row, WAKEUP_TIMER + name, tx.now + PUT_OFF, wakeup)

@@ -33,10 +33,12 @@ def decide_end(
     group = {member.child_id: member for member in members}
     plan = state.plan
     if plan is not None and child_id in plan.stop:  # asked to, or before its turn came
-        plan = replace(plan, stop=tuple(other for other in plan.stop if other != child_id))
+        plan = replace(plan, stop=_without(plan.stop, child_id))
+        if group[child_id].asked:
+            plan = replace(plan, start=_without(plan.start, child_id))
         deliver = () if child_id in plan.start else (child_id,)
         return _go_on(replace(state, plan=plan), deliver)
-    if not _restarts(group[child_id]):
+    if not _restarts(group[child_id]) or (plan is not None and plan.escalate):  # the group is being given up
         return GroupDecision(state, deliver=(child_id,))
     recent = tuple(at for at in state.restarts if now - at < policy["period"] * MICROSECONDS)
     if len(recent) >= policy["max_restarts"]:
@@ -46,7 +48,8 @@ def decide_end(
     affected = _affected(policy["strategy"], group, child_id)
     old = plan or Plan()
     stop = {member.child_id for member in affected if member.ended is None} | set(old.stop)
-    start = {member.child_id for member in affected if member.restart != "temporary"} | set(old.start)
+    again = (member for member in affected if member.restart != "temporary" and not member.asked)
+    start = {member.child_id for member in again} | set(old.start)
     by_order = sorted(group.values(), key=lambda member: member.order)
     plan = Plan(
         stop=tuple(member.child_id for member in reversed(by_order) if member.child_id in stop),
@@ -58,9 +61,13 @@ def decide_end(
 
 def _restarts(member: Member) -> bool:
     """Whether this end calls for a restart. One that a person asked for never does."""
-    if member.restart == "temporary" or member.ended == "cancelled":
+    if member.restart == "temporary" or member.asked or member.ended == "cancelled":
         return False
     return member.restart == "permanent" or member.ended != "completed"
+
+
+def _without(ids: tuple[str, ...], child_id: str) -> tuple[str, ...]:
+    return tuple(other for other in ids if other != child_id)
 
 
 def _affected(strategy: str, group: dict[str, Member], child_id: str) -> list[Member]:

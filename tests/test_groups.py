@@ -110,6 +110,18 @@ class TestStrategies:
         decision = decide(ended(members, "a", "failed"), "c", "completed", decision.state, **fields)
         assert decision.start == ("a", "b", "c")
 
+    def test_one_that_somebody_asked_to_end(self) -> None:
+        """It is waited for, its end is its result, and the others are started again without it, whether it was asked
+        before the restart began or after."""
+        members, fields = group("transient", "transient"), {"strategy": "one_for_all"}
+        before = [members[0], replace(members[1], asked=True)]
+        decision = decide(before, "a", "failed", **fields)
+        assert (decision.stop, decision.start) == ("b", ())
+        state = decide(members, "a", "failed", **fields).state
+        for plan in (state, decision.state):
+            ends = decide(ended(before, "a", "failed"), "b", "cancelled", plan, **fields)
+            assert (ends.deliver, ends.start) == (("b",), ("a",))
+
 
 class TestIntensity:
     def test_one_more_than_allowed_escalates(self) -> None:
@@ -121,6 +133,15 @@ class TestIntensity:
         decision = decide(ended(members, "a", "failed"), "b", "cancelled", decision.state, now=START + 4)
         assert decision.deliver == ("b",)
         assert "more than 3 times within 100 s" in decision.escalate
+
+    def test_a_new_one_ends_while_the_others_are_stopped(self) -> None:
+        """Given a group that is being given up, when a sub-agent that was started since fails, then its end is its
+        result, and the supervising run fails all the same."""
+        members = group("transient", "transient")
+        state = decide(members, "a", "failed", GroupState(restarts=(START, START + 1, START + 2)), now=START + 3).state
+        members = ended(group("transient", "transient", "transient"), "a", "failed")
+        decision = decide(members, "c", "failed", state, now=START + 200 * MICROSECONDS)
+        assert (decision.deliver, decision.start, decision.state.plan) == (("c",), (), state.plan)
 
     def test_report(self) -> None:
         """With `report` the model reads of the failure, and the others go on."""

@@ -24,6 +24,7 @@ from understudy.errors import (
 )
 from understudy.identifiers import new_identifier
 from understudy.placement import DEFAULT
+from understudy.store.beginnings import TASK_UNTOLD
 
 from . import operator
 from .moments import Moments
@@ -87,6 +88,7 @@ class Client:
         sent: the content of each run that it wants of the present session.
         accepted: the runs that were acknowledged, in order.
         followed: the `seq` of every event that it was told.
+        asked_to_end: ephemeral sub-agents, and which incarnation of each, whose tasks it asked to end.
         finished: it has seen the end of all that it has begun.
         replaced: another session had the id before, whose last events a follower can be shown (docs/guarantees.md).
     """
@@ -103,6 +105,7 @@ class Client:
         self.sent: dict[str, str] = {}
         self.accepted: list[str] = []
         self.refused: list[str] = []
+        self.asked_to_end: list[tuple[str, int]] = []
         self.closed = False
         self._random = random.Random(f"{world.plan.seed}/client/{work.session_id}")
         self.process = world.scheduler.process(f"client.{work.session_id}")
@@ -204,20 +207,31 @@ class Client:
         self.world.counts["cancelled"] += 1
 
     def _child(self) -> str | None:
-        """A sub-agent that is at work."""
-        at_work = f"SELECT session_id FROM session WHERE root_id = '{self.session_id}' AND active = 1"
+        """A sub-agent that is at work, or that has ended and waits for its group to start it again."""
+        at_work = (
+            f"SELECT session_id FROM session WHERE root_id = '{self.session_id}'"
+            f" AND (active = 1 OR task_open = {TASK_UNTOLD})"
+        )
         found = sorted(row[0] for row in self.world.committed(at_work) if row[0] != self.session_id)
         return self._random.choice(found) if found else None
 
     async def _cancel_child(self, _action: Action) -> None:
         if (child := self._child()) is not None:
-            await self._change("cancel", child, None, "a client cancels a sub-agent")
+            await self._end_child("cancel", child, None, "a client cancels a sub-agent")
             self.world.counts["sub-agents cancelled"] += 1
 
     async def _close_child(self, _action: Action) -> None:
         if (child := self._child()) is not None:
-            await self._change("close", child, "a client closes a sub-agent")
+            await self._end_child("close", child, "a client closes a sub-agent")
             self.world.counts["sub-agents closed"] += 1
+
+    async def _end_child(self, method: str, session_id: str, *arguments: Any) -> None:
+        """Note whose tasks were asked to end: ephemeral ones have no other run."""
+        only = "lifecycle = 'ephemeral' AND replaced_by IS NULL"
+        found = f"SELECT incarnation FROM session WHERE session_id = '{session_id}' AND {only}"
+        before = self.world.committed(found)
+        if await self._change(method, session_id, *arguments) is True and before:
+            self.asked_to_end.append((session_id, before[0][0]))
 
     async def _change(self, method: str, session_id: str, *arguments: Any) -> Any:
         """A request that a client may repeat."""

@@ -64,6 +64,7 @@ class Ending:
         with self._world.store.committed() as connection:
             self._runs(connection)
             self._cancels(connection)
+            self._restarts(connection)
             self._interruptions(connection)
             self._results(connection)
             self._waits(connection)
@@ -105,6 +106,15 @@ class Ending:
             if order != [run_id for run_id in client.accepted if run_id in order]:
                 self._violated(f"runs of {client.session_id} began in another order: {order}")
         self._world.counts["runs"] += len(rows)
+
+    def _restarts(self, connection: Any) -> None:
+        """A sub-agent that a client asked to end is not started again."""
+        again = select(SESSION.c.session_id, SESSION.c.incarnation).where(SESSION.c.replaced_by.is_not(None))
+        started = {tuple(row) for row in connection.execute(again)}
+        for client in self._world.clients:
+            for session_id, incarnation in client.asked_to_end:
+                if (session_id, incarnation) in started:
+                    self._violated(f"{session_id} was asked to end, and was started again")
 
     def _cancels(self, connection: Any) -> None:
         """A request to cancel, however often it is sent, ends one run at most."""
