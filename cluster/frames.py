@@ -205,6 +205,14 @@ class Frames:
 
         return operation
 
+    async def vacated(self, parked: ActivationId | None, operation: Callable[[Transaction], Any], touches: str) -> Any:
+        """Commit who shall have a frame, with who was in it before: that one has left, also if this is refused."""
+        leave = [lambda tx: activation.park(tx, parked)] if parked is not None else []
+        *_, result = await self._node.journal.submit_all([*leave, operation], touches)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
     async def _activate(self, slot: Slot, ready: Ready, parked: ActivationId | None) -> None:
         session_id = ready.session_id
         self.chosen -= Counter([session_id])
@@ -221,12 +229,7 @@ class Frames:
             return
         with self.being_placed(session_id, slot):
             try:
-                # Who was in the frame has left it, also if nobody comes.
-                leave = [lambda tx: activation.park(tx, parked)] if parked is not None else []
-                todo: list[Callable[[Transaction], Any]] = [*leave, self.activation(slot, ready)]
-                *_, work = await self._node.journal.submit_all(todo, session_id)
-                if isinstance(work, BaseException):
-                    raise work
+                work = await self.vacated(parked, self.activation(slot, ready), session_id)
             except StaleGeneration as error:
                 self._node.stale(error)
                 self.paging.add(ready)

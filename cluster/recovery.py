@@ -304,8 +304,6 @@ class Recovery:
         ready = Ready(session_id, slot.placement, slot.root_id, "resume", since)
 
         def operation(tx: Transaction) -> tuple[Any, dict[str, Any] | None]:
-            if parked is not None:  # it has left the frame, also if that is not needed
-                activation.park(tx, parked)
             if self._node.elsewhere(tx.session(session_id)):
                 return None, None  # its new home has dealt with this death
             policy = self._node.specification_in(tx, session_id)["restart"]
@@ -321,7 +319,7 @@ class Recovery:
         self._node.claim(session_id)
         with self._frames.being_placed(session_id, spare):
             try:
-                verdict, work = await self._node.journal.submit(operation, session_id)
+                verdict, work = await self._frames.vacated(parked, operation, session_id)
             except StaleGeneration as error:
                 self._node.stale(error)
                 verdict, work = None, None

@@ -263,7 +263,7 @@ class Ending:
                 "expected": len(service.frames.expected), "condemned": len(service.frames.condemned),
             }  # fmt: skip
             found += [f"{name} still has {size} {what} when nothing is to do" for what, size in sizes.items() if size]
-            found += self._left_behind(service)
+            found += self._misplaced(service)
             writer = service.config.writer
             [(last,)] = self._world.committed(f"SELECT max(writer_seq) FROM event WHERE writer = '{writer}'")
             measured = service.projection.metrics.writer_seq
@@ -274,9 +274,14 @@ class Ending:
                     found.append(f"{name}: {sink} have {export.cursor} events of {last}")
         return found
 
-    def _left_behind(self, service: NodeService) -> Iterator[str]:
-        """No process that is for one activation is left when that is over."""
-        for slot in service.frames.paging.slots.values():
+    def _misplaced(self, service: NodeService) -> Iterator[str]:
+        """What the store says of sessions in frames that live is what their service knows; and no process that is for
+        one activation is left when that is over."""
+        slots = service.frames.paging.slots
+        for session_id, frame_id in self._world.committed("SELECT session_id, frame_id FROM session"):
+            if frame_id in slots and slots[frame_id].session_id != session_id:
+                yield f"the store has {session_id} in frame {frame_id}, which has {slots[frame_id].session_id}"
+        for slot in slots.values():
             if is_isolated(slot.placement) and slot.session_id is not None:
                 yield f"frame {slot.frame_id} is left behind by {slot.session_id}, and was for it only"
 
