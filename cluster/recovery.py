@@ -222,13 +222,13 @@ class Recovery:
         if not self._node.is_ready(row) or self._is_placed(session_id) or _is_fresh(row, age):
             return
         holder, frame_id = self._frames.holder(row), row["frame_id"]
+        if holder is None and session_id in cared_for:
+            return  # its row was asked for before it left its frame or had its answer: that commit says what follows
         if frame_id is not None and frame_id not in self._paging.slots and frame_id not in self._frames.expected:
             if not self._taking_up:  # which would deal with it
                 self.swept += row["actor_pid"] is not None  # else it was a lost node's, and nobody could know
                 await self._crashed_unseen(row)  # nothing, if it has left that frame since it was read
             return
-        if holder is None and session_id in cared_for:
-            return  # its row was asked for before it left its frame or had its answer: that commit says what follows
         if holder is None and frame_id not in self._frames.expected:
             self._paging.add(ready_of(row, "takeover"))
         elif holder is not None and self._rests(holder, row, resting):
