@@ -49,7 +49,7 @@ def read_arguments(call: CallState) -> dict[str, Any] | str:
     """The arguments of a call by name; a text that says why they can't be read."""
     try:
         data = json.loads(call.arguments)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"the arguments are not readable JSON ({error}). Call again with valid JSON."
     return data if isinstance(data, dict) else {}
 

@@ -30,8 +30,10 @@ from understudy.errors import (
     ModelRefused,
     ModelUnavailable,
 )
+from understudy.messages import storable
 from understudy.prices import Price
 from understudy.records import ModelAnswer, ModelRequest
+from understudy.waiting import answered_within
 
 from .estimates import estimate_usage
 from .sse import Completion, EndpointError, EventStream, Malformed
@@ -232,6 +234,7 @@ class _Endpoint:
         key = self.profile.api_key.strip()
         if len(key) >= SHORTEST_SECRET:
             text = text.replace(key, "***")
+        text = storable(text)
         return text if len(text) <= MESSAGE_LIMIT else f"{text[:MESSAGE_LIMIT]}…"
 
     async def pace(self) -> None:
@@ -288,21 +291,23 @@ class _Call:
         self._started_at = time.time_ns() // 1_000
         self._start = time.monotonic_ns()
         self._first_chunk = 0
-        self._silence = asyncio.timeout(None)
+        self._heard = 0.0
 
     async def run(self) -> ModelAnswer:
         """The tries, until one succeeds, fails for good, or time is up."""
         try:
-            async with asyncio.timeout(self._request.deadline):
-                while True:
-                    try:
-                        return self._answer(await self._try())
-                    except _Failure as failure:
-                        self._failure = failure
-                    await self._before_retry(self._failure)
+            return await answered_within(self._tries(), self._request.deadline)
         except TimeoutError:
             last = f"; the last try failed: {self._failure.what}" if self._failure else ""
             self._fail(ModelUnavailable, f"had no complete answer within {self._request.deadline:g} s{last}")
+
+    async def _tries(self) -> ModelAnswer:
+        while True:
+            try:
+                return self._answer(await self._try())
+            except _Failure as failure:
+                self._failure = failure
+            await self._before_retry(self._failure)
 
     async def _before_retry(self, failure: _Failure) -> None:
         """Wait as long as backoff or the endpoint says; raise when there is no retry left."""
@@ -324,12 +329,15 @@ class _Call:
                 self._on_restart()
 
     async def _try(self) -> Completion:
-        """One try, given up when the endpoint says nothing for too long, before its answer or in the midst of it."""
+        """One try, given up when the endpoint says nothing for too long, before its answer or in the midst of it.
+
+        As with the deadline, only time counts in which this process runs: after a pause the answer may lie in the
+        socket, and is paid for.
+        """
         stall = self._request.stall
-        self._silence = asyncio.timeout(stall)
+        self._heard = time.monotonic()
         try:
-            async with self._silence:
-                return await self._exchange()
+            return await answered_within(self._exchange(), stall, lambda: self._heard)
         except TimeoutError:
             raise _Failure(f"the endpoint said nothing for {stall:g} s") from None
 
@@ -384,9 +392,8 @@ class _Call:
     async def _read_stream(self, response: httpx2.Response, completion: Completion) -> None:
         stream = EventStream()
         chunks = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
-        loop, stall = asyncio.get_running_loop(), self._request.stall
         async for chunk in chunks:
-            self._silence.reschedule(loop.time() + stall)
+            self._heard = time.monotonic()
             for event in stream.feed(chunk):
                 self._deliver(completion.add(event.data))
             if completion.done:

@@ -75,5 +75,5 @@ def _signature(call: ToolCall) -> tuple[str, str]:
     """A call's tool and arguments; how its JSON is written makes no difference."""
     try:
         return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return call.name, call.arguments

@@ -15,7 +15,7 @@ def read_spawn(arguments: str, agents: dict[str, Any]) -> tuple[str | None, str,
     """`(problem, task, agent)` of a `spawn_agent` call; `agent` is None for a copy of the caller."""
     try:
         data = json.loads(arguments)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"the arguments are not readable JSON ({error}). Call again with valid JSON.", "", None
     task = data.get("task") if isinstance(data, dict) else None
     if not isinstance(task, str) or not task.strip():

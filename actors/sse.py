@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from understudy.messages import Usage
+from understudy.messages import Usage, storable
 
 MAX_LINE = 16 * 1024 * 1024
 """Bytes of one line; an endpoint that sends more is not speaking the protocol."""
+
+MOST_TOKENS = 10**12
+"""In one answer: what counts more does not count tokens. Sums of such numbers fit every store."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -129,14 +132,14 @@ class Completion:
             return ""
         try:
             chunk = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Malformed(f"not JSON: {error}") from None
         if not isinstance(chunk, dict):
             raise Malformed("not a JSON object")
         if chunk.get("error"):
             raise EndpointError(chunk["error"])
-        self.identifier = chunk.get("id") or self.identifier
-        self.model = chunk.get("model") or self.model
+        self.identifier = _text(chunk, "id") or self.identifier
+        self.model = _text(chunk, "model") or self.model
         text = ""
         try:
             if chunk.get("usage"):
@@ -144,7 +147,7 @@ class Completion:
             for choice in chunk.get("choices") or ():
                 if choice.get("index"):
                     continue  # only one was asked for
-                self.finish_reason = choice.get("finish_reason") or self.finish_reason
+                self.finish_reason = _text(choice, "finish_reason") or self.finish_reason
                 text += self._merge(choice.get("delta") or choice.get("message") or {})
         except (AttributeError, TypeError) as error:
             raise Malformed(f"not a chat completion: {error}") from None
@@ -188,7 +191,7 @@ class Completion:
         return added
 
     def _merge_call(self, delta: dict[str, Any]) -> None:
-        index, identifier = delta.get("index"), delta.get("id") or ""
+        index, identifier = delta.get("index"), _text(delta, "id")
         call = self._by_index.get(index)
         # Some endpoints send no index, or 0 for every call: then only a new id tells a new call.
         if call is None or (identifier and call.identifier and identifier != call.identifier):
@@ -196,7 +199,7 @@ class Completion:
             self._calls.append(call)
         call.identifier = call.identifier or identifier
         function = delta.get("function") or {}
-        call.name = call.name or function.get("name") or ""
+        call.name = call.name or _text(function, "name")
         arguments = function.get("arguments")
         if arguments:
             call.arguments.append(arguments if isinstance(arguments, str) else json.dumps(arguments))
@@ -206,15 +209,33 @@ class Completion:
 
 
 def read_usage(data: dict[str, Any]) -> Usage:
-    """Token counts in the endpoint's form; what it leaves out is 0."""
+    """Token counts in the endpoint's form; what it leaves out is 0. Raises `Malformed` for what is no count."""
     prompt_details = data.get("prompt_tokens_details") or {}
     completion_details = data.get("completion_tokens_details") or {}
     return Usage(
-        input_tokens=data.get("prompt_tokens") or 0,
-        output_tokens=data.get("completion_tokens") or 0,
-        cached_tokens=prompt_details.get("cached_tokens") or 0,
-        reasoning_tokens=completion_details.get("reasoning_tokens") or 0,
+        input_tokens=_count(data, "prompt_tokens"),
+        output_tokens=_count(data, "completion_tokens"),
+        cached_tokens=_count(prompt_details, "cached_tokens"),
+        reasoning_tokens=_count(completion_details, "reasoning_tokens"),
     )
+
+
+def _text(data: dict[str, Any], name: str) -> str:
+    """A field that is text, as it can be stored; empty where it is left out."""
+    value = data.get(name)
+    if value is not None and not isinstance(value, str):
+        raise Malformed(f"{name} is no text: {value!r:.80}")
+    return storable(value or "")
+
+
+def _count(data: dict[str, Any], name: str) -> int:
+    """A field that is a number of tokens; 0 where it is left out."""
+    value = data.get(name)
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_TOKENS:
+        raise Malformed(f"{name} is no number of tokens: {value!r:.80}")
+    return value
 
 
 def _accumulate(target: dict[str, Any], name: str, value: Any) -> None:

@@ -182,6 +182,6 @@ def readable(arguments: str) -> str:
     """The arguments if they are JSON, else a JSON object that quotes them: endpoints refuse unreadable history."""
     try:
         json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return json.dumps({"unreadable": arguments})
     return arguments

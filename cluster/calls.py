@@ -117,8 +117,28 @@ class Calls:
         await asyncio.gather(*(call.task for call in calls if call.task), return_exceptions=True)
 
     async def _run(self, call: Call) -> None:
+        """Make the call and commit its outcome, whatever that is: a wait without one would be made again for ever."""
         started = time.time_ns() // 1000
         call.running = True
+        try:
+            answer = await self._outcome(call)
+            if not answer.started_at:
+                answer = replace(answer, started_at=started, duration=time.time_ns() // 1000 - started)
+            try:
+                # Shielded: a cancellation that comes now must not lose an answer that was paid for.
+                await asyncio.shield(self._answered(call, answer))
+            except Exception as error:
+                log.exception("the answer to %s can't be stored", call.request_key)
+                lost = ModelAnswer(
+                    usage=answer.usage, error=_error_of(call, error), started_at=answer.started_at,
+                    duration=answer.duration,
+                )  # fmt: skip
+                await self._answered(call, lost)
+        finally:
+            self.forget(call)
+
+    async def _outcome(self, call: Call) -> ModelAnswer:
+        """The call's answer, with what it costs; one with an error if there is none."""
         try:
             answer = await self._ask(call) if not call.aborted else _partial(call)
         except asyncio.CancelledError:
@@ -129,21 +149,11 @@ class Calls:
             answer = ModelAnswer(content="".join(call.text) or None, error=error.to_wire())
         except Exception as error:
             log.exception("the model call of session %s failed", call.session_id)
-            wire = UnderstudyError(f"{type(error).__name__}: {error}", session_id=call.session_id).to_wire()
-            answer = ModelAnswer(error=wire)
-        if not answer.started_at:
-            answer = replace(answer, started_at=started, duration=time.time_ns() // 1000 - started)
+            answer = ModelAnswer(error=_error_of(call, error))
         price = self.gateway.price(call.request.profile, call.request.model)
         if price is not None:
             answer = replace(answer, usage=replace(answer.usage, cost=price.cost(answer.usage)))
-        try:
-            # Shielded: a cancellation that comes now must not lose an answer that was paid for.
-            await asyncio.shield(self._answered(call, answer))
-        except UnderstudyError as error:
-            log.error("the answer to %s can't be stored: %s", call.request_key, error)
-            await self._answered(call, ModelAnswer(error=error.to_wire(), started_at=answer.started_at))
-        finally:
-            self.forget(call)
+        return answer
 
     async def _ask(self, call: Call) -> ModelAnswer:
         profile = call.request.profile
@@ -171,6 +181,12 @@ class Calls:
         """`(key of this try, text so far)` of a session's call, for clients that follow it."""
         call = self.of_session(session_id)
         return (f"{call.request_key}/{call.restarts}", "".join(call.text)) if call is not None else None
+
+
+def _error_of(call: Call, error: Exception) -> dict[str, Any]:
+    if isinstance(error, UnderstudyError):
+        return error.to_wire()
+    return UnderstudyError(f"{type(error).__name__}: {error}", session_id=call.session_id).to_wire()
 
 
 def _partial(call: Call) -> ModelAnswer:

@@ -14,6 +14,7 @@ from understudy import logs
 from understudy.actors.gateway import Gateway
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
 from understudy.redaction import know, passwords
+from understudy.store import queries
 from understudy.telemetry import header_values, telemetry_of
 
 from .node_service import NodeConfig, NodeService, Tell
@@ -68,6 +69,13 @@ class NodeHost:
         await self.node()
         assert self._requests is not None
         return self._requests
+
+    async def owner(self) -> str | None:
+        """Who supervises, as the store says; None if that is not known here, as before the service has started."""
+        if self._service is None or not self._started:
+            return None
+        row = await self._service.reading.query(queries.owner)
+        return row["holder"] if row is not None else None
 
     def metrics_address(self) -> str:
         """Where Prometheus finds this node's metrics."""

@@ -57,9 +57,8 @@ class RayNode:
             raise ServiceGone(f"{method}: {error.message}") from None
 
     async def meet(self) -> None:
-        """Learn its pid, and tell it who watches."""
+        """Learn its pid."""
         self.pid = await self.call("pid")
-        await self.call("watched_by", os.getpid(), ray.get_runtime_context().get_node_id())
 
     async def watch(self) -> None:
         """Fails when the process is gone."""

@@ -371,6 +371,15 @@ def process_identity(pid: int) -> str:
     return f"{where}:{pid}:{int(stat.rpartition(b')')[2].split()[19])}"
 
 
+def supervisor_here(holder: str, instance: str) -> int:
+    """The pid of a supervisor of this cluster, by its name as the store's owner, if it is on this machine; else 0."""
+    if holder.split("/")[-3:-1] != [cluster_identity().split("/")[-1], instance]:
+        return 0
+    process = holder.split("/")[-1]
+    pid = int(process.split(":")[1])
+    return pid if process_identity(pid) == process else 0
+
+
 async def kill_process(pid: int, timeout: float = 5.0) -> bool:
     """SIGKILL a Ray worker of this machine and wait until it is gone; True if it is.
 

@@ -14,11 +14,21 @@ import ray
 from understudy import logs
 from understudy.config import Settings
 from understudy.environment import keep_for_tools
-from understudy.errors import InvalidConfiguration, ServiceGone
+from understudy.errors import InvalidConfiguration, ServiceGone, UnderstudyError
 from understudy.redaction import know, passwords
 from understudy.telemetry import telemetry_of
+from understudy.waiting import answered_within, ticks
 
-from .ray_edge import RAY_NAMESPACE, cluster_identity, find_actor, kill_process, process_identity, settle, submitted
+from .ray_edge import (
+    RAY_NAMESPACE,
+    cluster_identity,
+    find_actor,
+    kill_process,
+    process_identity,
+    settle,
+    submitted,
+    supervisor_here,
+)
 from .repeating import FRAME_PATIENCE, Answering, Repeating
 
 if TYPE_CHECKING:  # the frame's process imports this module and must stay light
@@ -63,9 +73,8 @@ class NodeActor:
 
         address = str(ray.util.get_node_ip_address())
         self._host = NodeHost(settings, node_id, span_directory, Peers(settings).tell, address)
-        self._supervisor_pid = 0
-        self._supervisor_node = ""
         self._heard = time.monotonic()
+        self._owner, self._owner_since = "", 0.0
         self._node_id = node_id
         self._settings = settings
         self._answering = Answering()
@@ -140,11 +149,6 @@ class NodeActor:
             **known, "demand": demand, "condemned": condemned, "named": named, "memory": node.frames.memory(),
         }  # fmt: skip
 
-    async def watched_by(self, pid: int, node_id: str) -> None:
-        """Learn who supervises, to replace it when it hangs: Ray does not see a stopped process for over a minute."""
-        self._supervisor_pid, self._supervisor_node = pid, node_id
-        self._heard = time.monotonic()
-
     async def _node(self) -> NodeService:
         """The service; the guard runs from its first call on."""
         if self._guard is None:
@@ -153,19 +157,30 @@ class NodeActor:
         return await self._host.node()
 
     async def _guarding(self) -> None:
-        ticked = time.monotonic()
-        while True:
-            await asyncio.sleep(1.0)
-            ticked, before = time.monotonic(), ticked
-            if ticked - before > 3.0:  # this process stood still itself: what it did not hear tells nothing
-                self._heard = ticked
-            silent = ticked - self._heard
+        """Replace a supervisor of this machine that hangs: Ray does not see a stopped process for over a minute."""
+        async for stood_still in ticks(1.0):
+            if stood_still:  # what it did not hear tells nothing
+                self._heard = time.monotonic()
+            silent = time.monotonic() - self._heard
             if silent > SUPERVISOR_NUDGE:
                 self._nudge_supervisor()
-            if silent > SUPERVISOR_SILENCE and self._supervisor_pid and self._supervisor_node == self._node_id:
-                log.warning("the supervisor (pid %d) is silent for %.0f s: killed", self._supervisor_pid, silent)
-                await kill_process(self._supervisor_pid)
-                self._supervisor_pid = 0
+                await self._learn_owner()
+            known = time.monotonic() - self._owner_since  # one that has just begun has not called here yet
+            if silent > SUPERVISOR_SILENCE and known > SUPERVISOR_SILENCE - SUPERVISOR_NUDGE:
+                pid = supervisor_here(self._owner, self._settings.instance)
+                if pid:
+                    log.warning("the supervisor (pid %d) is silent for %.0f s: killed", pid, silent)
+                    await kill_process(pid)
+
+    async def _learn_owner(self) -> None:
+        """Who supervises says the store: no memory of this process is needed for it, which may be younger."""
+        try:
+            owner = await answered_within(self._host.owner(), SUPERVISOR_NUDGE)
+        except (TimeoutError, UnderstudyError) as error:
+            log.info("who supervises is not known: %s", error or type(error).__name__)
+            return
+        if owner is not None and owner != self._owner:
+            self._owner, self._owner_since = owner, time.monotonic()
 
     def _nudge_supervisor(self) -> None:
         """A supervisor that Ray restarted works only once it is called, and its own first call can get lost."""
@@ -264,8 +279,9 @@ class FrameActor:
         return "exit"
 
     async def _exit_alone(self) -> None:
-        while True:
-            await asyncio.sleep(5.0)
+        async for stood_still in ticks(5.0):
+            if stood_still:  # what it did not hear tells nothing
+                self._probed = time.monotonic()
             if time.monotonic() - self._probed > ORPHAN_SECONDS:
                 log.warning("no supervisor for %.0f s: leaving", ORPHAN_SECONDS)
                 os._exit(1)

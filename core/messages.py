@@ -5,6 +5,7 @@ Plain frozen dataclasses: a session actor imports this module and must stay lean
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,21 +20,35 @@ INTERRUPTED = "interrupted: the agent's process died while this tool ran; its ou
 
 
 def storable(text: str) -> str:
-    """The text as every store can keep it: NUL becomes U+FFFD, an unpaired surrogate `?`."""
+    """The text as every store can keep it: NUL becomes U+FFFD, and see `encodable`."""
     if "\x00" in text:
         text = text.replace("\x00", "\ufffd")
-    return text.encode("utf-8", "replace").decode() if not text.isascii() else text
+    return _encodable_text(text)
 
 
 def encodable(content: Any) -> Any:
-    """Text, a list of parts, and all that is in them, with `?` for unpaired surrogates, which nothing can encode."""
+    """Data as JSON and UTF-8 can have it, with all that is in it: the two halves of a character that came in two pieces
+    become one, a half without the other `?`, and a number that JSON does not have null."""
     if isinstance(content, str):
-        return content if content.isascii() else content.encode("utf-8", "replace").decode()
+        return _encodable_text(content)
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
     if isinstance(content, list):
         return [encodable(item) for item in content]
     if isinstance(content, dict):
         return {encodable(key): encodable(value) for key, value in content.items()}
     return content
+
+
+def _encodable_text(text: str) -> str:
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        paired = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+        return paired.encode("utf-8", "replace").decode()
+    return text
 
 
 @dataclass(frozen=True, slots=True)

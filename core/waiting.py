@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 TICK_SECONDS = 1.0
+
+STOOD_STILL = 2.0
+"""Seconds by which a tick is late when its process was stopped, not only busy."""
 
 Answer = TypeVar("Answer")
 
@@ -26,17 +29,23 @@ async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
     return True
 
 
-async def answered_within(call: Awaitable[Answer], seconds: float) -> Answer:
+async def answered_within(
+    call: Awaitable[Answer], seconds: float, heard: Callable[[], float] | None = None
+) -> Answer:  # fmt: skip
     """Await an answer of another process, for so many seconds in which this process runs.
 
     While this one stands still (stopped, its machine frozen or overloaded) it hears nothing, and what it did not hear
     tells nothing of the other: such a second does not count. Unless it stands still all the time.
+
+    Args:
+        heard: when something last came of the answer (`time.monotonic()`): the seconds begin anew then.
 
     Raises:
         TimeoutError: there is no answer; the call is cancelled.
     """
     task = asyncio.ensure_future(call)
     left, stood_still = seconds, False
+    last = heard() if heard is not None else 0.0
     try:
         while left > 0:
             tick, began = min(left, TICK_SECONDS), time.monotonic()
@@ -47,15 +56,32 @@ async def answered_within(call: Awaitable[Answer], seconds: float) -> Answer:
             if not late or stood_still:
                 left -= tick
             stood_still = late
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
-            retrieve_error(task)  # of a call that was given up, nobody wants it
+            if heard is not None and heard() != last:
+                last = heard()
+                left = seconds - (time.monotonic() - last)
+    except asyncio.CancelledError:
+        await _give_up(task)
+        raise
+    await _give_up(task)
     raise TimeoutError
 
 
-def retrieve_error(task: asyncio.Task[Any]) -> None:
+async def _give_up(task: asyncio.Future[Any]) -> None:
+    if not task.done():
+        task.cancel()
+        await asyncio.wait((task,))
+        retrieve_error(task)  # nobody wants it
+
+
+async def ticks(seconds: float) -> AsyncIterator[bool]:
+    """One item every so many seconds: whether this process stood still since the last one, and so heard nothing."""
+    while True:
+        began = time.monotonic()
+        await asyncio.sleep(seconds)
+        yield time.monotonic() - began > seconds + STOOD_STILL
+
+
+def retrieve_error(task: asyncio.Future[Any]) -> None:
     """Take note of the error of a task that has ended, if it has one: whoever awaited it may be gone, and asyncio would
     report the error as never seen."""
     if not task.cancelled():

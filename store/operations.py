@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, select
 from understudy import events
 from understudy.errors import BatchLost, Fenced
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
-from understudy.messages import Message, ToolCall, Usage, storable
+from understudy.messages import Message, ToolCall, Usage, encodable, storable
 from understudy.prices import Price
 from understudy.records import Ack, ActivationId, Batch, CallState, ModelAnswer
 
@@ -343,7 +343,7 @@ def _append_answer(
         tool_calls=tuple(ToolCall(call.call_id, call.tool, call.arguments, call.provider_id) for call in calls),
         run_id=run_id,
         round=round_number,
-        extra={"finish_reason": got.finish_reason, **({"provider": got.extra} if got.extra else {})},
+        extra={"finish_reason": got.finish_reason, **({"provider": encodable(got.extra)} if got.extra else {})},
         created_at=tx.now,
     )
     seq = tx.append(row, message)

@@ -34,7 +34,7 @@ class NodeHandle(Protocol):
         """Call one of its methods; waits for a restart if it is just dying."""
 
     async def meet(self) -> None:
-        """Learn the pid of the process that it is now, and tell it who supervises."""
+        """Learn the pid of the process that it is now."""
 
     async def watch(self) -> None:
         """Raise when its process is gone."""

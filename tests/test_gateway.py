@@ -94,6 +94,12 @@ def stream_of(*deltas: dict[str, Any], finish: str | None = "stop", done: bool =
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ("data: [DONE]\n\n" if done else "")
 
 
+def whole(usage: dict[str, Any] | None = None, finish: Any = "stop", **message: Any) -> str:
+    """An answer in one piece."""
+    choice = {"index": 0, "finish_reason": finish, "message": {"content": "hi", **message}}
+    return json.dumps({"id": "x", "model": "m", "choices": [choice], "usage": usage or {}})
+
+
 async def failure_of(awaitable: Awaitable[Any], kind: type[ModelError]) -> ModelError:
     """The error; it must be of this kind, survive pickling, and hold the key nowhere."""
     with pytest.raises(kind) as caught:
@@ -415,6 +421,22 @@ async def test_a_stream_that_stalls_is_given_up(begun: bool) -> None:
     assert heard == (["so far", "again"] * 3 + ["so far"] if begun else [])
 
 
+@pytest.mark.parametrize("limit", [{"stall": 0.7}, {"deadline": 0.7}])
+async def test_a_pause_of_this_process_is_not_the_endpoints(limit: dict[str, float]) -> None:
+    """Given an answer that comes while this process stands still, for longer than an endpoint may be silent and a call
+    may take, then it is read: it is paid for."""
+    with OfflineServer() as server:
+        server.hold()
+        async with gateway(server.url) as model:
+            call = asyncio.ensure_future(model.call(request(**limit)))
+            await asyncio.to_thread(server.wait, lambda stats: stats.requests == 1)
+            await asyncio.sleep(0)
+            server.release()
+            time.sleep(3.0)  # noqa: ASYNC251: as a process does that is stopped
+            assert (await call).retries == 0
+        assert server.count == 1
+
+
 # Refusals and garbage
 
 
@@ -456,6 +478,13 @@ async def test_refusals_are_final(status: int, code: str | None) -> None:
         (http_answer("{}", "application/json"), "without choices"),
         (http_answer("data: {oops\n\n"), "not JSON"),
         (http_answer('data: {"choices": [1]}\n\n'), "not a chat completion"),
+        (http_answer("data: " + "[" * 5_000 + "\n\n"), "not JSON"),
+        (http_answer(whole(tool_calls=[{"id": 5, "function": {"name": "f"}}]), "application/json"), "id is no text: 5"),
+        (http_answer(whole(tool_calls=[{"function": {"name": ["f"]}}]), "application/json"), "name is no text: ['f']"),
+        (http_answer(whole({"prompt_tokens": "10"}), "application/json"), "prompt_tokens is no number of tokens: '10'"),
+        (http_answer(whole({"prompt_tokens": 10**20}), "application/json"), "is no number of tokens"),
+        (http_answer(whole({"completion_tokens": -1}), "application/json"), "is no number of tokens: -1"),
+        (http_answer(whole(finish={"type": "stop"}), "application/json"), "finish_reason is no text"),
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "not HTTP"),
     ],
 )

@@ -176,11 +176,12 @@ async def test_parallel_tools_is_a_limit(kernel: k.Kernel) -> None:
     [
         (("missing", {}), "unknown_tool", "no tool named 'missing'"),
         (("add", '{"a": 1, "b"'), "invalid", "not valid JSON"),
+        (("add", "[" * 5_000), "invalid", "not valid JSON"),
         (("add", {"a": "x", "b": 1}), "invalid", "don't fit"),
         (("refuse", {}), "error", "not today"),
         (("dawdle", {}), "timeout", "0.05 s"),
     ],
-    ids=["unknown", "unreadable", "unfitting", "raises", "timeout"],
+    ids=["unknown", "unreadable", "too deep", "unfitting", "raises", "timeout"],
 )
 async def test_the_model_is_told_what_went_wrong(kernel: k.Kernel, call: Any, outcome: str, said: str) -> None:
     """A call that fails in any way has a result that says how, and the run goes on."""

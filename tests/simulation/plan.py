@@ -340,7 +340,7 @@ KINDS = {
 }  # fmt: skip
 SLOW_METHODS = (
     "step", "step", "commit", "commit", "blob", "blob", "specification", "reload", "interrupted", "request",
-    "frame_died", "take_up", "demand", "notice", "watched_by", "retire", "acquire", "start", "kill_process",
+    "frame_died", "take_up", "demand", "notice", "pid", "retire", "acquire", "start", "kill_process",
 )  # fmt: skip
 CALLS_OF_FRAMES = 8
 """So many of them, at the front, are what a frame calls while it works."""

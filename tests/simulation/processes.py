@@ -17,15 +17,17 @@ from understudy.config import ModelProfile
 from understudy.errors import ClusterError, ServiceGone, UnderstudyError
 from understudy.placement import DEFAULT, is_isolated
 from understudy.records import ModelAnswer, ModelRequest
+from understudy.store import queries
 from understudy.supervisor.ports import ADOPT_SECONDS
 from understudy.supervisor.supervisor import Supervisor
-from understudy.waiting import answered_within
+from understudy.waiting import answered_within, ticks
 
 from .cluster import Actor, Machine
 
 if TYPE_CHECKING:
     from .world import World
 
+SUPERVISOR_NUDGE = 3.0
 SUPERVISOR_SILENCE = 12.0
 ORPHAN_SECONDS = 300.0
 KILL_SECONDS = 6.0
@@ -65,7 +67,7 @@ class NodeProcess:
         self._starting = asyncio.Lock()
         self._started = False
         self._beat = self._heard = time.monotonic()
-        self._supervisor: tuple[int, str] = (0, "")
+        self._owner, self._owner_since = "", 0.0
         self._guard: asyncio.Task[None] | None = None
         self._answering = Answering()
 
@@ -99,17 +101,25 @@ class NodeProcess:
             await asyncio.sleep(0.5)
 
     async def _guarding(self) -> None:
-        ticked = time.monotonic()
-        while True:
-            await asyncio.sleep(1.0)
-            ticked, before = time.monotonic(), ticked
-            if ticked - before > 3.0:
-                self._heard = ticked
-            silent = ticked - self._heard
-            pid, node_id = self._supervisor
-            if silent > SUPERVISOR_SILENCE and pid and node_id == self._actor.machine.node_id:
-                self._supervisor = (0, "")
-                self._world.kill_pid(pid, f"the supervisor is silent for {silent:.0f} s")
+        async for stood_still in ticks(1.0):
+            if stood_still:
+                self._heard = time.monotonic()
+            silent = time.monotonic() - self._heard
+            if silent > SUPERVISOR_NUDGE:
+                await self._learn_owner()
+            known = time.monotonic() - self._owner_since
+            if silent > SUPERVISOR_SILENCE and known > SUPERVISOR_SILENCE - SUPERVISOR_NUDGE and self._owner:
+                node_id, pid, _ = self._owner.split("/")[-1].split(":")
+                if node_id == self._actor.machine.node_id:
+                    self._world.kill_pid(int(pid), f"the supervisor is silent for {silent:.0f} s")
+
+    async def _learn_owner(self) -> None:
+        try:
+            row = await answered_within(self.service.reading.query(queries.owner), SUPERVISOR_NUDGE)
+        except (TimeoutError, UnderstudyError):
+            return
+        if row is not None and row["holder"] != self._owner:
+            self._owner, self._owner_since = row["holder"], time.monotonic()
 
     async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
         return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
@@ -181,10 +191,6 @@ class NodeProcess:
             "demand": demand, "condemned": list(node.frames.condemned), "named": node.frames.named(),
             "memory": node.frames.memory(),
         }  # fmt: skip
-
-    async def watched_by(self, pid: int, node_id: str) -> None:
-        self._supervisor = (pid, node_id)
-        self._heard = time.monotonic()
 
     async def kill_process(self, pid: int) -> bool:
         return await self._world.kill_and_wait(pid)
@@ -274,8 +280,9 @@ class FrameProcess:
         return "exit"
 
     async def _exit_alone(self) -> None:
-        while True:
-            await asyncio.sleep(5.0)
+        async for stood_still in ticks(5.0):
+            if stood_still:
+                self._probed = time.monotonic()
             if time.monotonic() - self._probed > ORPHAN_SECONDS:
                 self._actor.kill()
 
@@ -334,7 +341,6 @@ class NodeHandle:
 
     async def meet(self) -> None:
         self.pid = await self.call("pid")
-        await self.call("watched_by", self._supervisor.pid, self._supervisor.machine.node_id)
 
     async def watch(self) -> None:
         await self._once("watch")

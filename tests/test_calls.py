@@ -1,0 +1,140 @@
+"""Model calls in flight: each ends in a commit, whatever its answer is like, and no answer makes a session unusable."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from understudy.actors.asking import read_arguments
+from understudy.actors.repeats import repeats
+from understudy.actors.spawning import read_spawn
+from understudy.actors.window import readable
+from understudy.cluster.calls import Call, Calls
+from understudy.messages import Message, ToolCall, Usage, encodable, storable
+from understudy.prices import Price
+from understudy.records import CallState, ModelAnswer, ModelRequest
+from understudy.store import queries
+
+from .test_store import Store, opened
+
+DEEP = "[" * 5_000
+"""JSON that nests deeper than Python follows, as a model writes that repeats itself."""
+
+
+class OneAnswer:
+    """A gateway that has this answer for everybody."""
+
+    def __init__(self, answer: ModelAnswer, price: Any = None) -> None:
+        self._answer, self._price = answer, price
+
+    def knows(self, _profile: str) -> bool:
+        return True
+
+    def price(self, _profile: str, _model: str) -> Any:
+        return self._price
+
+    async def call(self, *_arguments: Any) -> ModelAnswer:
+        return self._answer
+
+
+def call() -> Call:
+    request = ModelRequest(wait_key="s/r/1", profile="p", model="m", messages=[])
+    return Call("s", 1, "r", 1, 1, "", "s", request)
+
+
+async def nothing(*_arguments: Any) -> None:
+    """Nobody listens, and nothing must be prepared."""
+
+
+@pytest.mark.parametrize("error", [TypeError("no integer"), RecursionError("too deep")])
+async def test_an_answer_that_can_not_be_committed(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """Given an answer that the store can't take, then the session is told, the tokens are counted, and nothing is in
+    flight any more: else it would be asked for again, for ever."""
+    committed: list[ModelAnswer] = []
+
+    async def answered(_call: Call, answer: ModelAnswer) -> None:
+        if answer.content is not None:
+            raise error
+        committed.append(answer)
+
+    usage = Usage(input_tokens=10, output_tokens=5)
+    calls = Calls(OneAnswer(ModelAnswer(content="hi", usage=usage)), answered, lambda _: None, nothing)  # type: ignore[arg-type]
+    made = call()
+    calls.start(made)
+    assert made.task is not None
+    await asyncio.wait_for(made.task, 10)
+    [answer] = committed
+    assert answer.error is not None
+    assert str(error) in answer.error["message"]
+    assert (answer.usage, len(calls), calls.of_session("s")) == (usage, 0, None)
+    assert "can't be stored" in caplog.text
+
+
+async def test_one_that_can_not_be_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Given a store that takes nothing at all, then the call is not taken for one in flight."""
+
+    async def answered(_call: Call, _answer: ModelAnswer) -> None:
+        raise TypeError("nothing goes")
+
+    calls = Calls(OneAnswer(ModelAnswer(content="hi")), answered, lambda _: None, nothing)  # type: ignore[arg-type]
+    made = call()
+    calls.start(made)
+    assert made.task is not None
+    with pytest.raises(TypeError, match="nothing goes"):
+        await asyncio.wait_for(made.task, 10)
+    assert (len(calls), calls.of_session("s")) == (0, None)
+
+
+@pytest.mark.parametrize("cached", [0, 10, 25])
+def test_an_answer_never_costs_less_than_nothing(cached: int) -> None:
+    """Also where an endpoint counts more tokens from its cache than it was sent."""
+    cost = Price(1_000_000, 500_000, 2_000_000).cost(Usage(input_tokens=10, output_tokens=5, cached_tokens=cached))
+    assert cost >= 10
+
+
+def test_arguments_that_nest_too_deeply() -> None:
+    """They are a mistake of the model's like any other: it reads so, and history can be sent."""
+    assert json.loads(readable(DEEP)) == {"unreadable": DEEP}
+    assert "not readable JSON" in str(read_arguments(CallState("c", "requested", "t", DEEP, "p", 0)))
+    assert "not readable JSON" in str(read_spawn(DEEP, {})[0])
+    calls = (ToolCall("r/1/0", "t", DEEP),)
+    assert repeats([Message("assistant", None, calls, run_id="r", round=1)], "r/1/0") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("whole \U0001f600", "whole \U0001f600"),
+        ("in two pieces \ud83d" + "\ude00", "in two pieces \U0001f600"),
+        ("half \ud83d only", "half ? only"),
+        ("\ude00\ud83d", "??"),
+        ("é", "é"),
+    ],
+)
+def test_halves_of_characters(given: str, kept: str) -> None:
+    """What an endpoint cuts in the middle of a character is put together; a half alone can't be encoded."""
+    assert (storable(given), encodable(given)) == (kept, kept)
+    assert encodable({given: [given, {"a": given}]}) == {kept: [kept, {"a": kept}]}
+
+
+def test_numbers_that_are_none() -> None:
+    """JSON has no NaN: with one in it, a message could never be sent again."""
+    assert encodable({"score": float("nan"), "all": [float("inf"), 1.5, 2, True, None]}) == {
+        "score": None, "all": [None, 1.5, 2, True, None],
+    }  # fmt: skip
+
+
+async def test_what_goes_back_to_the_provider_can_be_sent(store: str) -> None:
+    """Given fields of a message that nobody can encode, when it is stored, then the next request can be made of it."""
+    async with opened(store) as db:
+        await db.asking()
+        await db.answer("s", extra={"reasoning_content": "\ud83d" + "\ude00", "score": float("nan")})
+        assert provider_data(db) == {"reasoning_content": "\U0001f600", "score": None}
+
+
+def provider_data(db: Store) -> Any:
+    [message] = [m for m in db.read(queries.messages, "s") if m["role"] == "assistant"]
+    return message["extra"]["provider"]
