@@ -302,6 +302,24 @@ def test_stopped_supervisor_is_replaced(stage: Stage) -> None:
     stage.check()
 
 
+def test_stopped_supervisor_whose_node_service_is_new_is_replaced(stage: Stage) -> None:
+    """Given a supervisor that hangs, when its node service dies and is restarted, which has never heard of it, then the
+    new one finds in the store who supervises, and kills it. (The model's credentials, which only these two processes
+    had, must be given again.)"""
+    session = stage.spawn()
+    assert session.send("hello").result(PATIENCE).text == "offline: hello"
+    [pid], [node] = stage.pids("supervisor"), stage.pids("node")
+    generation = stage.generation()
+    kill(pid, signal.SIGSTOP)
+    kill(node)
+    wait_until(lambda: gone(pid), "it is killed")
+    error = session.send("again").result(PATIENCE).error
+    assert error is not None
+    assert error["code"] == "model_profile_missing"
+    assert stage.generation() == generation + 1
+    stage.check()
+
+
 @pytest.mark.parametrize("kills", [0, 6])
 def test_many_more_sessions_than_actors(stage: Stage, kills: int) -> None:
     """40 sessions time-share 4 actors, also while actors are killed: every call is made once, every run completes."""

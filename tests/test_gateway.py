@@ -432,7 +432,7 @@ async def test_a_pause_of_this_process_is_not_the_endpoints(limit: dict[str, flo
             await asyncio.to_thread(server.wait, lambda stats: stats.requests == 1)
             await asyncio.sleep(0)
             server.release()
-            time.sleep(3.0)  # noqa: ASYNC251: as a process does that is stopped
+            time.sleep(3.0)  # noqa: ASYNC251 (as a process does that is stopped)
             assert (await call).retries == 0
         assert server.count == 1
 

@@ -24,8 +24,11 @@ class Endpoint(httpx2.AsyncBaseTransport):
         refused: what was not acceptable to a real endpoint; must stay empty.
     """
 
-    def __init__(self, chosen: random.Random, note: Callable[[str], None], trouble: float, stuck: float) -> None:
+    def __init__(
+        self, chosen: random.Random, odd: random.Random, note: Callable[[str], None], trouble: float, stuck: float
+    ) -> None:  # fmt: skip
         self._chosen = chosen
+        self._odd = odd
         self._stuck = stuck
         self._met: set[str] = set()
         self._note = note
@@ -64,12 +67,38 @@ class Endpoint(httpx2.AsyncBaseTransport):
             await asyncio.sleep(self._chosen.uniform(5.0, 40.0))
         characters = sum(len(json.dumps(message)) for message in messages)
         completion = Completion.of(reply, body, f"chatcmpl-{key[:12]}", characters)
-        stream = Stream(completion.events(include_usage=True), self._chosen, cut=kind == "cut")
+        events = completion.events(include_usage=True)
+        if self._odd.random() < ODD:
+            odd = self._odd.choice(ODDITIES)
+            events[-3:-3] = [odd]  # before what ends the answer
+            self._note(f"the endpoint sends {odd[:120]!r}")
+        stream = Stream(events, self._chosen, cut=kind == "cut")
         return httpx2.Response(200, stream=stream, headers={"content-type": "text/event-stream"})
 
     async def aclose(self) -> None:
         pass
 
+
+ODD = 0.05
+"""How many answers have something in them that is not as it should be."""
+
+
+def _chunk(delta: str, more: str = "") -> bytes:
+    return f'data: {{"choices": [{{"index": 0, "delta": {delta}}}]{more}}}\n\n'.encode()
+
+
+ODDITIES = (
+    _chunk('{"reasoning_content": "half \\ud83d", "score": NaN}'),
+    _chunk('{"reasoning_content": "half \\ud83d"}') + _chunk('{"reasoning_content": "\\ude00 of it"}'),
+    _chunk('{"content": "\\ud83d"}'),
+    _chunk(
+        '{"tool_calls": [{"index": 90, "id": "deep", "function": {"name": "look", "arguments": "%s"}}]}' % ("[" * 5000)
+    ),
+    _chunk('{"tool_calls": [{"index": 90, "id": 5, "function": {"name": "look", "arguments": "{}"}}]}'),
+    _chunk("{}", ', "usage": {"prompt_tokens": "10"}'),
+    _chunk("{}", ', "usage": {"prompt_tokens": 100000000000000000000}'),
+)
+"""What can be kept or put right, and what is no answer: a run then fails, and the next one goes on."""
 
 JSON = {"content-type": "application/json"}
 

@@ -86,7 +86,10 @@ class World:
         self.scheduler = Scheduler(random.Random(f"{plan.seed}/order"), calm=plan.calm)
         self.scheduler.step_limit = STEP_LIMIT
         self.cluster = Cluster(self.scheduler, random.Random(f"{plan.seed}/network"), self.note)
-        self.endpoint = Endpoint(random.Random(f"{plan.seed}/endpoint"), self.note, plan.endpoint_trouble, plan.stuck)
+        self.endpoint = Endpoint(
+            random.Random(f"{plan.seed}/endpoint"), random.Random(f"{plan.seed}/odd"), self.note,
+            plan.endpoint_trouble, plan.stuck,
+        )  # fmt: skip
         self.lines: list[str] = []
         self.effects: list[Effect] = []
         self.counts: Counter[str] = Counter()
