@@ -166,14 +166,16 @@ class Rounds:
         """
         commit, refused = self._commit(slot, batch, request, leave=leave), False
 
-        def first(tx: Transaction) -> operations.CommitResult:
+        def first(tx: Transaction) -> operations.CommitResult | UnderstudyError:
             nonlocal refused
             refused = True
             try:
-                result = commit(tx)
-            except OVER:
-                refused = False
-                raise
+                result: operations.CommitResult | UnderstudyError = commit(tx)
+            except OVER as error:
+                row = tx.find(batch.session_id)
+                if row is not None and row["batch_no"] < batch.batch_no:  # else it was overtaken by the frame's own
+                    activation.park(tx, batch.activation)  # the frame leaves the session
+                result = error
             refused = False
             return result
 

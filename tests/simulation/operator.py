@@ -6,23 +6,37 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from understudy.errors import UnderstudyError
+from understudy.errors import Conflict, UnderstudyError
 from understudy.store import archive, retention
 from understudy.store.journal import Journal
 
 if TYPE_CHECKING:
+    from understudy.store.transaction import Transaction
+
     from .world import World
 
 TRIES = 40
 
 
-async def prune(world: World, root_id: str) -> list[str]:
-    """`understudy store prune`: remove a tree that has ended; the sessions that are gone, none if it is kept."""
+async def prune(world: World, root_id: str, exported: dict[str, int] | None = None) -> list[str]:
+    """`understudy store prune`: remove a tree that has ended; the sessions that are gone, none if it is kept.
+
+    Args:
+        exported: only while it is as it was exported: the `seq` of each session. A late answer of a model changes it
+            also when nothing is left to do.
+    """
+
+    def drop(tx: Transaction) -> retention.Removed:
+        tx.load(exported or ())
+        if any((row := tx.find(name)) is not None and row["seq"] != seq for name, seq in (exported or {}).items()):
+            raise Conflict("something has happened since it was exported", session_id=root_id)
+        return retention.drop_tree(tx, root_id)
+
     tree: list[str] = []
     for _ in range(TRIES):
         found = [row[0] for row in world.committed(f"SELECT session_id FROM session WHERE root_id = '{root_id}'")]
         tree = found or tree
-        removed = await _do(world, lambda tx: retention.drop_tree(tx, root_id))
+        removed = await _do(world, drop)
         if removed is not None and removed.kept:
             world.note(f"{root_id} is kept: {removed.kept}")
         if tree and not world.committed(f"SELECT 1 FROM session WHERE session_id = '{root_id}'"):
@@ -41,7 +55,8 @@ async def put_away(world: World, root_id: str) -> bool:
         return False
     with world.store.committed() as connection:
         data = "".join(archive.export(connection, world.namespace, root_id, tree=True)).encode()
-    if not await prune(world, root_id):
+    tree = world.committed(f"SELECT session_id, seq FROM session WHERE root_id = '{root_id}'")
+    if not await prune(world, root_id, dict(tree)):
         return False
     found = archive.read(data, "archive")
     for _ in range(TRIES):

@@ -9,9 +9,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
 import logging
 import multiprocessing
 import os
@@ -47,6 +49,8 @@ class SeededFault:
         needs: features (`Plan.features`) without which it can't show, each with its alternatives (`a|b`): seeds whose
             plans lack one are passed over.
         plan: a kept plan that finds it, made shorter from what a seed had found; tried before any seed.
+        test: what else notices it, where simulations do not: it needs what they never come upon, or another rule of the
+            product makes up for it.
     """
 
     name: str
@@ -58,6 +62,7 @@ class SeededFault:
     first: int = 0
     needs: tuple[str, ...] = ()
     plan: str = ""
+    test: str = ""
     also: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -138,6 +143,8 @@ def hunt(name: str, first: int, seeds: int, skip: int = 0) -> Noticed | None:
     """
     install(name)
     fault = read()[name]
+    if fault.test:
+        return Noticed(0, None, f"it fails: {fault.test}") if fails(fault.test) else None
     if fault.plan and not skip and (violations := violated_by(fault.plan)):
         return Noticed(0, None, f"{violations[0].splitlines()[0]} (kept plan {fault.plan})")
     for number, seed in enumerate(islice(candidates(fault, first), skip, seeds), skip + 1):
@@ -163,6 +170,15 @@ def violated(seed: int, backend: str) -> list[str]:
     from .world import World
 
     return World(draw(seed, backend or None), log_level=logging.CRITICAL).run().violations
+
+
+def fails(test: str) -> bool:
+    """Whether one of the test suite's tests fails with the change that was made."""
+    import pytest
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", str(LIST.parent.parent / test)])
+    return status == pytest.ExitCode.TESTS_FAILED
 
 
 def violated_by(name: str) -> list[str]:
