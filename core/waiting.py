@@ -70,15 +70,17 @@ async def _give_up(task: asyncio.Future[Any]) -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait((task,))
-        retrieve_error(task)  # nobody wants it
+    retrieve_error(task)  # nobody wants it; it may have come at the moment of the cancellation
 
 
 async def ticks(seconds: float) -> AsyncIterator[bool]:
-    """One item every so many seconds: whether this process stood still since the last one, and so heard nothing."""
+    """One item every so many seconds: whether this process stood still since the last one, and so may have heard nothing.
+    What is done between two of them counts as if it had."""
+    ticked = time.monotonic()
     while True:
-        began = time.monotonic()
         await asyncio.sleep(seconds)
-        yield time.monotonic() - began > seconds + STOOD_STILL
+        ticked, before = time.monotonic(), ticked
+        yield ticked - before > seconds + STOOD_STILL
 
 
 def retrieve_error(task: asyncio.Future[Any]) -> None:

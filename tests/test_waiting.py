@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 
 import pytest
 
-from understudy.waiting import answered_within, is_set_within
+from understudy.waiting import answered_within, is_set_within, ticks
 
 
 async def test_it_tells_whether_the_event_was_set() -> None:
@@ -65,3 +66,48 @@ async def test_what_is_not_heard_while_standing_still_tells_nothing() -> None:
 
     asyncio.get_running_loop().call_later(0.05, stand_still)
     assert await answered_within(answer, 0.2) == "answer"
+
+
+async def test_an_answer_that_comes_in_pieces() -> None:
+    """Given an answer of which something comes now and then, then it may take longer in all than is waited for the
+    next piece; when nothing comes any more, it is given up."""
+    heard = [time.monotonic()]
+
+    async def pieces(number: int, last: float) -> str:
+        for _ in range(number):
+            await asyncio.sleep(0.1)
+            heard[0] = time.monotonic()
+        await asyncio.sleep(last)
+        return "whole"
+
+    assert await answered_within(pieces(6, 0.0), 0.4, lambda: heard[0]) == "whole"
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        await answered_within(pieces(2, 60.0), 0.4, lambda: heard[0])
+    assert time.monotonic() - began >= 0.59
+
+
+async def test_an_error_that_comes_with_a_cancellation(caplog: pytest.LogCaptureFixture) -> None:
+    """Given a call that fails as whoever awaits it is cancelled, then nobody reports that its error was never seen."""
+    call = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(answered_within(call, 60.0))
+    await asyncio.sleep(0)
+    call.set_exception(ValueError("nobody looks"))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    del call, waiting
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_ticks_say_when_the_process_stood_still() -> None:
+    """Given a process that stands still between two ticks, then the second says so, and the next one does not."""
+    found = []
+    async for stood_still in ticks(0.01):
+        found.append(stood_still)
+        if len(found) == 1:
+            time.sleep(2.1)  # noqa: ASYNC251 (as a process does that is stopped)
+        if len(found) == 3:
+            break
+    assert found == [False, True, False]
