@@ -74,8 +74,10 @@ async def _give_up(task: asyncio.Future[Any]) -> None:
 
 
 async def ticks(seconds: float) -> AsyncIterator[bool]:
-    """One item every so many seconds: whether this process stood still since the last one, and so may have heard nothing.
-    What is done between two of them counts as if it had."""
+    """One item every so many seconds: whether this process stood still since the last one, and may have heard nothing.
+
+    What is done between two of them counts as if it had.
+    """
     ticked = time.monotonic()
     while True:
         await asyncio.sleep(seconds)

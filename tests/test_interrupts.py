@@ -28,6 +28,13 @@ async def watched() -> str:
     return "watched"
 
 
+@tool(on_crash="rerun")
+async def lasts() -> str:
+    """Go on for ever."""
+    await asyncio.Event().wait()
+    return "never"
+
+
 @pytest.fixture
 async def kernel(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
     async with k.running(store, tmp_path) as made:
@@ -50,6 +57,19 @@ async def test_a_watch_ends_with_its_tool(kernel: k.Kernel) -> None:
     assert kernel._life is not None
     pending = [task.get_coro().__qualname__ for task in kernel._life.tasks]  # type: ignore[union-attr]
     assert [name for name in pending if "interrupted" in name] == []
+
+
+async def test_a_tool_that_has_long_been_at_work_hears_of_a_cancel(kernel: k.Kernel) -> None:
+    """Given a tool for which its frame waits to be told of a cancellation, when its run is cancelled, then it is
+    interrupted: the run need not be ended by force."""
+    await kernel.spawn("s", k.spec(k.script([("lasts", {})], "done"), [lasts]))
+    await kernel.send("s")
+    async with asyncio.timeout(k.STUCK_SECONDS):
+        while not kernel.service.interrupts:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await kernel.ask("cancel", "s", "r", "enough")
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    assert "shutdown_forced" not in {event["type"] for event in await kernel.events("s")}
 
 
 async def test_a_cancel_that_meets_the_answer_leaves_the_next_run_alone(kernel: k.Kernel) -> None:
