@@ -314,12 +314,8 @@ class _Call:
         if self._retries >= self._backoff.retries:
             self._fail(ModelUnavailable, f"failed {self._retries + 1} times, at last: {failure.what}")
         delay = self._backoff.delay(self._retries, failure.retry_after)
-        left = self._request.deadline - self._elapsed() / 1e6
-        if delay >= left:
-            self._fail(
-                ModelUnavailable,
-                f"failed, and a retry in {delay:.1f} s is past the deadline (in {left:.1f} s): {failure.what}",
-            )
+        if delay >= self._request.deadline:  # else that ends the wait, and does not count pauses of this process
+            self._fail(ModelUnavailable, f"failed, and a retry in {delay:.1f} s is past the deadline: {failure.what}")
         self._retries += 1
         await asyncio.sleep(delay)
         await self._endpoint.pace()

@@ -304,6 +304,7 @@ class NodeService:
         at_work = row["node_id"] in self.nodes or row["frame_id"] is not None or row["wait"] == "model"
         if at_work and not rested:
             return
+        tx.changed(row)
         row["frame_id"] = row["actor_pid"] = None  # the frame that it rests in will not call in elsewhere
         row["node_id"] = self.draining.home_for(row["root_id"])
 

@@ -179,7 +179,7 @@ class Recovery:
             self._node.act(cancelled(rows), {})
             await self._end_what_is_over(age)
             async for row in in_chunks(rows):
-                await self._sweep(row, age, cared_for, resting)
+                await self._swept(row, age, cared_for, resting)
             await self._node.timers.look()
         except StaleGeneration as error:
             self._node.stale(error)
@@ -216,6 +216,15 @@ class Recovery:
             row = told.get(session_id)
             if row is not None and (row["incarnation"], row["run_id"]) != (incarnation, run_id):
                 self._node.calls.abort(session_id, incarnation, run_id)
+
+    async def _swept(self, row: Row, age: int, cared_for: set[str], resting: dict[str, int]) -> None:
+        """One session that nobody can deal with must not keep the others waiting."""
+        try:
+            await self._sweep(row, age, cared_for, resting)
+        except UnderstudyError:  # the store's, or the supervisor's: so it is with all of them
+            raise
+        except Exception:
+            log.exception("session %s can't be swept", row["session_id"])
 
     async def _sweep(self, row: Row, age: int, cared_for: set[str], resting: dict[str, int]) -> None:
         session_id = row["session_id"]

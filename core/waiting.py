@@ -58,7 +58,7 @@ async def answered_within(
             stood_still = late
             if heard is not None and heard() != last:
                 last = heard()
-                left = seconds - (time.monotonic() - last)
+                left = seconds - (0.0 if late else time.monotonic() - last)
     except asyncio.CancelledError:
         await _give_up(task)
         raise

@@ -145,7 +145,22 @@ def _task_ended(
     if decision.escalate:
         request_cancel(tx, parent, decision.escalate, ending={"status": "failed", "code": "restart_intensity"})
     elif decision.stop:
-        request_cancel(tx, tx.session(decision.stop), "it is stopped with its group", ending=STOPPED_WITH_GROUP)
+        _stop(tx, decision.stop)
+
+
+def _stop(tx: Transaction, child_id: str) -> None:
+    """Ask a sub-agent to end, and, if it has with that, those that are stopped after it: in a loop, since a group may
+    have more members than Python has frames."""
+    tx.stopping.append(child_id)
+    if len(tx.stopping) > 1:  # it is the end of one before it that asks for it
+        return
+    try:
+        while tx.stopping:
+            child = tx.session(tx.stopping[0])
+            request_cancel(tx, child, "it is stopped with its group", ending=STOPPED_WITH_GROUP)
+            del tx.stopping[0]
+    finally:
+        tx.stopping.clear()
 
 
 def _waits_for(tx: Transaction, child: Row) -> Row | None:
@@ -316,7 +331,7 @@ def end_queued(tx: Transaction, row: Row, status: str, reason: str) -> None:
     """End every run that has not begun."""
     for item in tx.inbox(row):
         if item["kind"] == "input":
-            _end_queued_run(tx, row, item, status, reason, asked=True)
+            _end_queued_run(tx, row, item, status, reason, asked=status != "quarantined")
 
 
 def _end_queued_run(

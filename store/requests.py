@@ -28,9 +28,9 @@ def forget_old(tx: Transaction) -> None:
     """Forget what was asked of sessions that are gone. It is kept for as long as that of others: a request that is
     repeated must find what it did, also where another session has the id by now."""
     old = (REQUEST.c.namespace == tx.namespace, REQUEST.c.session_id != "", REQUEST.c.created_at < tx.now - KEPT)
-    asked = set(tx.connection.execute(select(REQUEST.c.session_id).where(*old).limit(AT_ONCE)).scalars())
-    mine = (SESSION.c.namespace == tx.namespace, SESSION.c.session_id.in_(sorted(asked)))
-    gone = asked - set(tx.connection.execute(select(SESSION.c.session_id).where(*mine)).scalars())
+    lives = exists().where(SESSION.c.namespace == REQUEST.c.namespace, SESSION.c.session_id == REQUEST.c.session_id)
+    of_removed = select(REQUEST.c.session_id).where(*old, ~lives).distinct().limit(AT_ONCE)
+    gone = set(tx.connection.execute(of_removed).scalars())
     if gone:
         tx.connection.execute(delete(REQUEST).where(*old, REQUEST.c.session_id.in_(sorted(gone))))
 

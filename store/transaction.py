@@ -82,6 +82,7 @@ class Transaction:
         cancelled: which run of each session was asked to end here.
         timers: when each timer that was set here is due, by session and name.
         killed: activations whose run was ended by force here, by the frame whose process must go.
+        stopping: sub-agents that their group stops, which are asked to end one after the other.
         decide_end: what becomes of a group of sub-agents when one of them ends.
         written: every session that was changed, as it is now, and its `seq` before.
         accounts: of the budgets; `charges` has those that concern a session.
@@ -115,6 +116,7 @@ class Transaction:
         self.cancelled: dict[str, Cancelled] = {}
         self.timers: dict[tuple[str, str], int] = {}
         self.killed: dict[str, ActivationId] = {}
+        self.stopping: list[str] = []
         self.written: dict[str, tuple[int, Row]] = {}
         self.accounts = Accounts(statements, self._cursor, namespace, lock=connection.dialect.name != "sqlite")
         self.writes = 0

@@ -61,7 +61,8 @@ def migrate(tx: Transaction, row: Row) -> None:
         return
     tx.changed(row)
     spec, placement = row["next_spec"]["spec"], row["next_spec"]["placement"]
-    changed = changes(tx.specification(row["session_id"]), spec)
+    before = tx.specification(row["session_id"])
+    changed = changes(before, spec)
     tx.rewrite(
         row, spec=spec, spec_hash=spec["hash"], placement=placement, agent=spec["name"],
         incarnation=max(tx.now, row["incarnation"] + 1),
@@ -70,9 +71,10 @@ def migrate(tx: Transaction, row: Row) -> None:
     if row["active"] and row["frame_id"] is not None:
         row["redone"] = 1  # what that frame has begun, its next run perhaps, another one does again
     row.update(next_spec=None, epoch=row["epoch"] + 1, batch_no=0, frame_id=None, actor_pid=None)
-    allowed = {(scope, resource): limit for scope, resource, limit in limits_of(spec.get("budget"))}
-    for account in tx.accounts.of(row["session_id"]):
-        account["allowed"] = allowed[account["scope"], account["resource"]]
+    old, new = ({item[:2]: item[2] for item in limits_of(of.get("budget"))} for of in (before, spec))
+    for account in tx.accounts.of(row["session_id"]):  # an import may have left less than the specification allows
+        key = account["scope"], account["resource"]
+        account["allowed"] += new[key] - old[key]
     tx.append(row, events.SessionMigrated(changed=list(changed), spec_hash=spec["hash"]))
     if row["active"] and row["wait"] is None:
         tx.wake(row)

@@ -27,7 +27,7 @@ def decide_end(
     Args:
         policy: the fields of `Supervision`.
         members: the whole group, the one that ended included.
-        now: microseconds; later than any restart in `state`.
+        now: microseconds UTC.
         salt: makes the jitter of one group differ from another's.
     """
     group = {member.child_id: member for member in members}
@@ -40,10 +40,11 @@ def decide_end(
         return _go_on(replace(state, plan=plan), deliver)
     if not _restarts(group[child_id]) or (plan is not None and plan.escalate):  # the group is being given up
         return GroupDecision(state, deliver=(child_id,))
-    recent = tuple(at for at in state.restarts if now - at < policy["period"] * MICROSECONDS)
+    # One in the future is of a clock that was set back since: nobody knows how long ago it is.
+    recent = tuple(at for at in state.restarts if 0 <= now - at < policy["period"] * MICROSECONDS)
     if len(recent) >= policy["max_restarts"]:
         return _exceeded(policy, replace(state, restarts=recent), group, child_id)
-    rested = not state.restarts or now - state.restarts[-1] >= policy["reset_after"] * MICROSECONDS
+    rested = not state.restarts or not 0 <= now - state.restarts[-1] < policy["reset_after"] * MICROSECONDS
     level = 0 if rested else state.level + 1
     affected = _affected(policy["strategy"], group, child_id)
     old = plan or Plan()

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,6 +207,13 @@ class Supervisor:
         """Take the next generation, adopt what lives, resume what does not."""
         own, *others = await self.machinery.node_ids()
         first = await self.machinery.node_service(own)
+        alive = self._spawn(_say_alive(first))
+        try:
+            await self._take_over(first, own, others)
+        finally:
+            alive.cancel()
+
+    async def _take_over(self, first: NodeHandle, own: str, others: list[str]) -> None:
         owner = await first.call("request", "read", "owner", [], {})
         may_take = owner is None or self.machinery.holder_is_dead(owner["holder"])
         dead = owner["holder"] if owner is not None and may_take else ""
@@ -595,3 +603,12 @@ class Supervisor:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a supervisor task failed", exc_info=task.exception())
+
+
+async def _say_alive(service: NodeHandle) -> None:
+    """Probe the service of the supervisor's own machine until all are probed: it would take one for hung that must wait
+    for others while it starts, and kill it."""
+    while True:
+        with suppress(Exception):  # it is not there yet, or no more: the start itself fails then
+            await service.probe()
+        await asyncio.sleep(PROBE_SECONDS)

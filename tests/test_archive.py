@@ -26,11 +26,12 @@ from understudy.errors import (
     UntrustedCode,
 )
 from understudy.placement import placement_key
-from understudy.store import archive, budgets, queries, retention, trust
+from understudy.store import archive, budgets, queries, retention, trust, upgrades
 from understudy.store.check import check
 from understudy.store.engine import now
 from understudy.store.journal import Journal
 from understudy.store.statements import ACCOUNT, SESSION
+from understudy.store.transaction import Transaction
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
@@ -221,6 +222,25 @@ async def test_what_is_left_of_a_budget_stays(tree: str, other: str) -> None:
     child = children(tree)[0]
     await load(other, export(tree, child, tree=False))
     assert accounts(other, child) == accounts(tree, child) == {"session rounds": (5, 3)}
+
+
+async def test_an_upgrade_gives_back_nothing_that_an_import_took_off(tree: str, other: str) -> None:
+    """Given a session that was imported without those below it, when it goes on under another specification with the
+    same limits, then what is left of its budget is what it was."""
+    await load(other, export(tree, "lead", tree=False))
+    before = accounts(other, "lead")
+
+    def upgrade(tx: Transaction) -> None:
+        row, spec = tx.session("lead"), tx.specification("lead")
+        row["next_spec"] = {"spec": {**spec, "instructions": "other", "hash": "other"}, "placement": row["placement"]}
+        upgrades.migrate(tx, row)
+
+    with opened(other) as database:
+        journal = Journal(database, "tests", "upgrade", lambda committed: None)
+        journal.start()
+        await journal.submit(upgrade)
+        await journal.close()
+    assert accounts(other, "lead") == before
 
 
 async def test_the_budget_of_an_older_archive(tree: str, other: str) -> None:

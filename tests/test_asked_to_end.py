@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from understudy.errors import SessionClosed
 from understudy.messages import Message
@@ -26,17 +27,21 @@ async def db(store: str) -> AsyncIterator[Store]:
         yield made
 
 
-async def group(db: Store, **kinds: Any) -> None:
-    """A parent `s` that waits for its transient sub-agents `a` and `b`, each at work in a tool."""
-    rules = Supervision(backoff=0.0, jitter=0.0, strategy="one_for_all").model_dump()
-    await db.asking("s", spec(supervision=rules))
-    await db.answer("s", tool_calls=(("p0", "spawn_agent", "{}"), ("p1", "spawn_agent", "{}")))
-    children = {"a": spec("a", restart_type="transient"), "b": spec("b", restart_type="transient", **kinds)}
-    spawns = tuple(Spawn(f"r/1/{n}", name, child, "task") for n, (name, child) in enumerate(children.items()))
+async def parent(db: Store, children: list[dict[str, Any]], **rules: Any) -> None:
+    """A parent `s` that waits for these sub-agents, whose ids are their names."""
+    supervision = Supervision(**{"backoff": 0.0, "jitter": 0.0, "strategy": "one_for_all", **rules}).model_dump()
+    await db.asking("s", spec(supervision=supervision))
+    await db.answer("s", tool_calls=tuple((f"p{number}", "spawn_agent", "{}") for number in range(len(children))))
+    spawns = tuple(Spawn(f"r/1/{number}", child["name"], child, "task") for number, child in enumerate(children))
     calls = tuple(CallState(spawn.call_id, "started", child_id=spawn.child_id, executions=1) for spawn in spawns)
     await db.activate("s")
     await db.commit("s", db.session()["epoch"], 1, spawns=spawns, calls=calls, wait="child")
-    for name in children:
+
+
+async def group(db: Store, **kinds: Any) -> None:
+    """A parent `s` that waits for its transient sub-agents `a` and `b`, each at work in a tool."""
+    await parent(db, [spec("a", restart_type="transient"), spec("b", restart_type="transient", **kinds)])
+    for name in ("a", "b"):
         await db.activate(name, FrameRef(f"frame-{name}", 2, "node-1"))
         began = (Message("user", "task", run_id="task"),)
         await db.commit(name, 1, 1, start_run="task", entries=began)
@@ -102,6 +107,30 @@ async def test_it_dies_while_it_ends(db: Store, how: str) -> None:
     await quarantine(db, "b")
     await ends(db, "a", "completed")
     assert started_again(db) == {"a": False, "b": False}
+    books_balance(db)
+
+
+async def test_it_is_given_up_before_it_has_begun(db: Store) -> None:
+    """Given one that is quarantined before its task has begun, which nobody asked to end, then it is started again."""
+    await parent(db, [spec("a", restart_type="transient")])
+    await quarantine(db, "a")
+    assert db.session("a")["replaced_by"] is not None
+    books_balance(db)
+
+
+@pytest.mark.parametrize("exceeded", [False, True])
+async def test_a_large_group_is_stopped(db: Store, exceeded: bool) -> None:
+    """Given a group of more sub-agents than Python may have calls in calls, none but one at work, when that fails, then
+    all are stopped and start again, or the parent's run fails."""
+    children = [spec(f"kid{number}", restart_type="transient") for number in range(400)]
+    await parent(db, children, max_restarts=0 if exceeded else 3)
+    await db.activate("kid0", FrameRef("frame-0", 2, "node-1"))
+    await db.commit("kid0", 1, 1, start_run="task", entries=(Message("user", "task", run_id="task"),))
+    await ends(db, "kid0")
+    with db.database.read() as connection:
+        again = connection.execute(text("SELECT count(*) FROM session WHERE replaced_by IS NOT NULL")).scalar()
+    assert again == (0 if exceeded else 400)
+    assert bool(db.session()["cancel_reason"]) == exceeded or db.session()["status"] == "failed"
     books_balance(db)
 
 

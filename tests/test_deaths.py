@@ -95,6 +95,28 @@ async def test_a_take_up_that_fails_is_not_taken_for_one(store: str, tmp_path: P
         found.tool_may_end.set()
 
 
+async def test_a_session_that_can_not_be_swept(
+    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    """Given a session at which the sweep fails, then that is said, and the sweep goes on with what comes behind it."""
+    async with k.running(store, tmp_path, frames=2) as kernel:
+        recovery, seen = kernel.service.recovery, []
+
+        async def fails(row: Any, *_arguments: Any) -> None:
+            seen.append(row["session_id"])
+            raise ZeroDivisionError
+
+        rows = [{"session_id": "a"}, {"session_id": "b"}]
+        with (
+            patch.object(recovery, "_sweep", fails),
+            patch.object(kernel.service.reading, "active", AsyncMock(return_value=rows)),
+            patch("understudy.cluster.recovery.cancelled", lambda _rows: {}),
+        ):
+            await recovery.sweep_all(0)
+        assert seen == ["a", "b"]
+        assert "session a can't be swept" in caplog.text
+
+
 async def test_nothing_is_swept_before_it_is_known_which_frames_live(store: str, tmp_path: Path) -> None:
     """Given a take-up under way, when the sweep looks, then it leaves a session alone whose frame has not called in."""
     async with replaced(store, tmp_path) as found:

@@ -597,3 +597,23 @@ async def test_a_node_that_joins_is_named_under_the_next_generation_only(
     generation, _, nodes = node.told[-1]
     assert (generation, sorted(nodes)) == (supervisor.generation, ["a", "b", "c"])
     assert machinery.nodes["d"].told == []
+
+
+async def test_a_supervisor_that_starts_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a supervisor that waits for another node's service while it starts, then its own node's service is probed
+    all the while: it kills a supervisor that it does not hear of."""
+    monkeypatch.setattr(supervising, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(supervising, "LOST_SECONDS", PATIENCE)
+    found = Machinery("a", "b")
+    found.nodes["b"].silent = True
+    supervisor = Supervisor(found, "holder", standby=0, max_actors=1)
+    running = asyncio.create_task(supervisor.run())
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while found.nodes["a"].probes < 5:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (supervisor.state, found.nodes["a"].told) == ("starting", [])
+    finally:
+        await supervisor.stop()
+        running.cancel()
+        await asyncio.gather(running, *supervisor._tasks, return_exceptions=True)

@@ -288,6 +288,22 @@ async def test_a_request_outlives_its_session(store: str) -> None:
         assert await db.do(count) == 0
 
 
+async def test_old_requests_of_many_that_live(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given more living sessions with old requests than are looked at together, then those of removed ones are
+    forgotten all the same."""
+    monkeypatch.setattr(requests, "AT_ONCE", 2)
+    async with opened(store) as db:
+        await db.own()
+        for name in ("a", "b", "c", "gone"):
+            await db.create(name)
+            await db.do(requests.once, name, "old", lambda _tx: True)
+        await db.do(lambda tx: tx.read(update(REQUEST).values(created_at=REQUEST.c.created_at - requests.KEPT - 1)))
+        await db.do(lambda tx: tx.drop(["gone"]))
+        await db.do(requests.forget_old)
+        left = await db.do(lambda tx: sorted(tx.read(select(REQUEST.c.session_id)).scalars()))
+        assert left == ["a", "b", "c"]
+
+
 async def test_an_input_outlives_its_session(store: str) -> None:
     """Given a session that took an input and was removed, and another of its id, when another attempt of that request
     arrives, then it finds the input accepted, and the second session has none; a new request may use the run's id."""

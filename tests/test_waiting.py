@@ -87,6 +87,20 @@ async def test_an_answer_that_comes_in_pieces() -> None:
     assert time.monotonic() - began >= 0.59
 
 
+async def test_a_pause_right_behind_a_piece_does_not_count() -> None:
+    """Given a process that stands still as soon as something has come, for longer than the limit, when it goes on, then
+    it waits for the rest."""
+    heard, rest = [0.0], asyncio.get_running_loop().create_future()
+
+    def stand_still() -> None:
+        heard[0] = time.monotonic()
+        time.sleep(2.0)
+        asyncio.get_running_loop().call_later(0.2, rest.set_result, "the rest")
+
+    asyncio.get_running_loop().call_later(0.05, stand_still)
+    assert await answered_within(rest, 0.6, lambda: heard[0]) == "the rest"
+
+
 async def test_an_error_that_comes_with_a_cancellation(caplog: pytest.LogCaptureFixture) -> None:
     """Given a call that fails as whoever awaits it is cancelled, then nobody reports that its error was never seen."""
     call = asyncio.get_running_loop().create_future()
