@@ -83,6 +83,28 @@ async def test_a_death_is_told_before_the_take_up(store: str, tmp_path: Path) ->
         assert crashes == [found.worker.frame.identity["pid"]]
 
 
+async def test_a_call_that_was_lost_with_its_service_is_made_again_at_once(store: str, tmp_path: Path) -> None:
+    """Given a service that died with a model call, when the frame repeats its step at the next one, then the call is
+    made again with that: it need not be swept for."""
+    with patch("understudy.cluster.recovery.SWEEP_SECONDS", 3_600.0):
+        async with k.running(store, tmp_path, frames=1) as kernel:
+            kernel.server.hold()
+            run = asyncio.create_task(kernel.run("s", k.spec()))
+            await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+            life = kernel._life
+            assert life is not None
+            kernel._up.clear()
+            life.kill()
+            await life.bury()
+            await kernel._boot()
+            assert kernel._life is not None
+            await kernel._life.service.recovery.take_up(kernel.generation, 10, kernel.nodes)
+            await asyncio.to_thread(kernel.server.wait, lambda stats: stats.requests == 2, 10.0)
+            kernel.server.release()
+            assert (await run)["status"] == "completed"
+            assert "model_call_reissued" in await kernel.types("s"), "it is paid twice, and says so"
+
+
 async def test_a_take_up_that_fails_is_not_taken_for_one(store: str, tmp_path: Path) -> None:
     """Given the store goes away in the middle of a take-up, then the service acts for nobody, so it is told again."""
     async with replaced(store, tmp_path) as found:

@@ -506,6 +506,16 @@ async def test_two_answers_in_one_group(db: Store) -> None:
     assert [result.won for result in results] == [True, False]
 
 
+async def test_a_call_that_was_answered_is_not_made_again(db: Store) -> None:
+    """Given a call whose answer was committed by a service that then died, when the next one wants to make it again,
+    then nobody waits for it."""
+    await db.asking()
+    await db.answer("s")
+    before = db.dump()
+    assert await db.do(activation.reissue, db.held("s", 1), "another", "m") is None
+    assert db.dump() == before
+
+
 async def test_an_answer_is_taken_whatever_the_epoch(db: Store) -> None:
     """The call outlives the activation that asked."""
     await db.asking()

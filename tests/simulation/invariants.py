@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
@@ -79,6 +80,7 @@ class Invariants:
         self._started: dict[tuple[str, str], float] = {}
         self._activated_in: dict[str, SessionActivated] = {}
         self._asked: dict[str, Process] = {}
+        self._made: Counter[str] = Counter()
         self._abandoned: set[int] = set()
         self._moved: set[tuple[str, str | None]] = set()
         self._ended_by_force: set[str] = set()
@@ -110,6 +112,7 @@ class Invariants:
         self._begun = {known for known in self._begun if known[0] not in gone}
         self.left_behind = {key for key in self.left_behind if key.partition("/")[0] not in gone}
         self._asked = {key: process for key, process in self._asked.items() if key.partition("/")[0] not in gone}
+        self._made = Counter({key: made for key, made in self._made.items() if key.partition("/")[0] not in gone})
         self._answered = {key for key in self._answered if key.partition("/")[0] not in gone}
         self.complete = {key: at for key, at in self.complete.items() if key.partition("/")[0] not in gone}
         self._crashed = {known for known in self._crashed if known[0] not in gone}
@@ -293,6 +296,13 @@ class Invariants:
         self._asked[wait_key] = process
         if before is not None and not (before.dead or self.gave_up(before) or (session_id, run_id) in self._moved):
             self.violated(f"the model call {wait_key} is made again, and the service that made it lives")
+        self._made[wait_key] += 1
+        mine = f"session_id = '{session_id}' AND '{wait_key}' = session_id || '/' || run_id || '/' || round"
+        attempts = self._world.committed(f"SELECT wait_attempt FROM session WHERE wait = 'model' AND {mine}")
+        if attempts and self._made[wait_key] > attempts[0][0]:
+            self.violated(
+                f"the model call {wait_key} is made {self._made[wait_key]} times, in {attempts[0][0]} attempts"
+            )
         sent = [_said(message) for message in request.messages if message["role"] != "system"]
         with self._world.store.committed() as connection:
             where = MESSAGE.c.session_id == session_id
