@@ -271,9 +271,16 @@ class Invariants:
         return None
 
     def gave_up(self, process: Process) -> bool:
-        """Whether the process's machine was taken for lost, or is cut off."""
+        """Whether the process's machine was taken for lost, is cut off, or is not part of the cluster any more for the
+        service that acts now: when its supervisor began, that machine was not reached."""
         machine = self._world.machine_of(process)
-        return machine is None or any(self._unreached(actor) for actor in machine.actors if actor.process is process)
+        if machine is None or any(self._unreached(actor) for actor in machine.actors if actor.process is process):
+            return True
+        acting = (
+            actor for actor in self._world.cluster.actors.values() if actor.process is self._world.scheduler.current
+        )
+        services = [actor.target.service for actor in acting if hasattr(actor.target, "service")]
+        return any(service.nodes and machine.node_id not in service.nodes for service in services)
 
     def _unreached(self, actor: Actor) -> bool:
         """Whether a process was given up with its machine, or may be: the machine is cut off, or its node service does
