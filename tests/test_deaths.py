@@ -45,6 +45,16 @@ class Replaced:
         return self.worker.frame_id
 
 
+async def next_service(kernel: k.Kernel) -> None:
+    """The node service dies; the next one has started, and has not been taken up."""
+    life = kernel._life
+    assert life is not None
+    kernel._up.clear()
+    life.kill()
+    await life.bury()
+    await kernel._boot()
+
+
 @asynccontextmanager
 async def replaced(store: str, directory: Path) -> AsyncIterator[Replaced]:
     notes = directory / "notes"
@@ -54,12 +64,7 @@ async def replaced(store: str, directory: Path) -> AsyncIterator[Replaced]:
         working, tool_may_end = k.held_at_effect(kernel)
         run = asyncio.create_task(kernel.run("s", k.spec(script, [k.note])))
         await working.wait()
-        life = kernel._life
-        assert life is not None
-        kernel._up.clear()
-        life.kill()
-        await life.bury()
-        await kernel._boot()
+        await next_service(kernel)
         yield Replaced(kernel, worker, run, notes, tool_may_end)
         assert (await run)["status"] == "completed"
         assert len(k.notes(notes)) == 1
@@ -91,12 +96,7 @@ async def test_a_call_that_was_lost_with_its_service_is_made_again_at_once(store
             kernel.server.hold()
             run = asyncio.create_task(kernel.run("s", k.spec()))
             await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
-            life = kernel._life
-            assert life is not None
-            kernel._up.clear()
-            life.kill()
-            await life.bury()
-            await kernel._boot()
+            await next_service(kernel)
             assert kernel._life is not None
             await kernel._life.service.recovery.take_up(kernel.generation, 10, kernel.nodes)
             await asyncio.to_thread(kernel.server.wait, lambda stats: stats.requests == 2, 10.0)
