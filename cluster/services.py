@@ -14,11 +14,12 @@ import ray
 from understudy import logs
 from understudy.config import Settings
 from understudy.environment import keep_for_tools
-from understudy.errors import InvalidConfiguration, ServiceGone, UnderstudyError
+from understudy.errors import InvalidConfiguration, ServiceGone
 from understudy.redaction import know, passwords
 from understudy.telemetry import telemetry_of
-from understudy.waiting import answered_within, ticks
+from understudy.waiting import ticks
 
+from .guarding import SupervisorGuard
 from .ray_edge import (
     RAY_NAMESPACE,
     cluster_identity,
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 CALLS_AT_ONCE = 20_000
 """Pending calls per service: beyond it Ray lets calls wait silently, so it is set above what admission lets in."""
 
-SUPERVISOR_NUDGE = 3.0
-SUPERVISOR_SILENCE = 12.0
 ORPHAN_SECONDS = 300.0
 FRAME_MEMORY = 64 * 1024 * 1024
 CPU_SLIVER = 0.01
@@ -73,12 +72,14 @@ class NodeActor:
 
         address = str(ray.util.get_node_ip_address())
         self._host = NodeHost(settings, node_id, span_directory, Peers(settings).tell, address)
-        self._heard = time.monotonic()
-        self._owner, self._owner_since = "", 0.0
+        self._guard = SupervisorGuard(
+            self._host.owner, lambda holder: supervisor_here(holder, settings.instance), self._kill_supervisor,
+            self._nudge_supervisor,
+        )  # fmt: skip
         self._node_id = node_id
         self._settings = settings
         self._answering = Answering()
-        self._guard: asyncio.Task[None] | None = None
+        self._guarding: asyncio.Task[None] | None = None
         self._farewell = Farewell(node_id, self._host, lambda: supervisor_handle(settings))
 
     async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
@@ -151,36 +152,14 @@ class NodeActor:
 
     async def _node(self) -> NodeService:
         """The service; the guard runs from its first call on."""
-        if self._guard is None:
-            self._guard = asyncio.get_running_loop().create_task(self._guarding())
+        if self._guarding is None:
+            self._guarding = asyncio.get_running_loop().create_task(self._guard.run())
             self._farewell.attend()
         return await self._host.node()
 
-    async def _guarding(self) -> None:
-        """Replace a supervisor of this machine that hangs: Ray does not see a stopped process for over a minute."""
-        async for stood_still in ticks(1.0):
-            if stood_still:  # what it did not hear tells nothing
-                self._heard = time.monotonic()
-            silent = time.monotonic() - self._heard
-            if silent > SUPERVISOR_NUDGE:
-                self._nudge_supervisor()
-                await self._learn_owner()
-            known = time.monotonic() - self._owner_since  # one that has just begun has not called here yet
-            if silent > SUPERVISOR_SILENCE and known > SUPERVISOR_SILENCE - SUPERVISOR_NUDGE:
-                pid = supervisor_here(self._owner, self._settings.instance)
-                if pid:
-                    log.warning("the supervisor (pid %d) is silent for %.0f s: killed", pid, silent)
-                    await kill_process(pid)
-
-    async def _learn_owner(self) -> None:
-        """Who supervises says the store: no memory of this process is needed for it, which may be younger."""
-        try:
-            owner = await answered_within(self._host.owner(), SUPERVISOR_NUDGE)
-        except (TimeoutError, UnderstudyError) as error:
-            log.info("who supervises is not known: %s", error or type(error).__name__)
-            return
-        if owner is not None and owner != self._owner:
-            self._owner, self._owner_since = owner, time.monotonic()
+    async def _kill_supervisor(self, pid: int, silent: float) -> None:
+        log.warning("the supervisor (pid %d) is silent for %.0f s: killed", pid, silent)
+        await kill_process(pid)
 
     def _nudge_supervisor(self) -> None:
         """A supervisor that Ray restarted works only once it is called, and its own first call can get lost."""
@@ -204,7 +183,7 @@ class NodeActor:
 
     @ray.method(concurrency_group="probe")
     async def probe(self) -> dict[str, float]:
-        self._heard = time.monotonic()
+        self._guard.heard()
         self._host.heard()
         return self._host.health()
 

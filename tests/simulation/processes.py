@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.actors.frame import Frame
 from understudy.actors.gateway import Gateway
+from understudy.cluster.guarding import SupervisorGuard
 from understudy.cluster.node_service import NodeConfig, NodeService
 from understudy.cluster.repeating import FRAME_PATIENCE, SUPERVISOR_PATIENCE, Answering, Joining, Repeating
 from understudy.cluster.requests import Requests
@@ -27,8 +28,6 @@ from .cluster import Actor, Machine
 if TYPE_CHECKING:
     from .world import World
 
-SUPERVISOR_NUDGE = 3.0
-SUPERVISOR_SILENCE = 12.0
 ORPHAN_SECONDS = 300.0
 KILL_SECONDS = 6.0
 CREATE_SECONDS = 120.0
@@ -66,9 +65,9 @@ class NodeProcess:
         self._requests = Requests(self.service)
         self._starting = asyncio.Lock()
         self._started = False
-        self._beat = self._heard = time.monotonic()
-        self._owner, self._owner_since = "", 0.0
-        self._guard: asyncio.Task[None] | None = None
+        self._beat = time.monotonic()
+        self._guard = SupervisorGuard(self._owner, self._pid_here, self._kill_supervisor, lambda: None)
+        self._guarding: asyncio.Task[None] | None = None
         self._answering = Answering()
 
     async def _prepare(self, _profile: str) -> None:
@@ -84,8 +83,8 @@ class NodeProcess:
             pass
 
     async def _node(self) -> NodeService:
-        if self._guard is None:
-            self._guard = asyncio.get_running_loop().create_task(self._guarding())
+        if self._guarding is None:
+            self._guarding = asyncio.get_running_loop().create_task(self._guard.run())
         if not self._started:
             async with self._starting:
                 if not self._started:
@@ -100,26 +99,16 @@ class NodeProcess:
             self._beat = time.monotonic()
             await asyncio.sleep(0.5)
 
-    async def _guarding(self) -> None:
-        async for stood_still in ticks(1.0):
-            if stood_still:
-                self._heard = time.monotonic()
-            silent = time.monotonic() - self._heard
-            if silent > SUPERVISOR_NUDGE:
-                await self._learn_owner()
-            known = time.monotonic() - self._owner_since
-            if silent > SUPERVISOR_SILENCE and known > SUPERVISOR_SILENCE - SUPERVISOR_NUDGE and self._owner:
-                node_id, pid, _ = self._owner.split("/")[-1].split(":")
-                if node_id == self._actor.machine.node_id:
-                    self._world.kill_pid(int(pid), f"the supervisor is silent for {silent:.0f} s")
+    async def _owner(self) -> str | None:
+        row = await self.service.reading.query(queries.owner)
+        return row["holder"] if row is not None else None
 
-    async def _learn_owner(self) -> None:
-        try:
-            row = await answered_within(self.service.reading.query(queries.owner), SUPERVISOR_NUDGE)
-        except (TimeoutError, UnderstudyError):
-            return
-        if row is not None and row["holder"] != self._owner:
-            self._owner, self._owner_since = row["holder"], time.monotonic()
+    def _pid_here(self, holder: str) -> int:
+        node_id, pid, _ = holder.split("/")[-1].split(":") if holder else ("", "0", "")
+        return int(pid) if node_id == self._actor.machine.node_id else 0
+
+    async def _kill_supervisor(self, pid: int, silent: float) -> None:
+        self._world.kill_pid(pid, f"the supervisor is silent for {silent:.0f} s")
 
     async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
         return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
@@ -203,7 +192,7 @@ class NodeProcess:
 
     async def probe(self) -> dict[str, float]:
         now = time.monotonic()
-        self._heard = now
+        self._guard.heard()
         if not self._started:
             return {"silent": 0.0, "journal": 0.0, "failing": 0.0}
         self.service.supervisor_heard = now
