@@ -150,9 +150,10 @@ def test_each_seeded_fault_has_its_place() -> None:
     faults = read()
     assert len(faults) >= 60
     for fault in faults.values():
-        path = ROOT.joinpath(*fault.module.removeprefix("understudy.").split(".")).with_suffix(".py")
-        for old, _ in fault.changes:
-            assert path.read_text().count(old) == 1, fault.name
+        for module, changes in fault.changes.items():
+            path = ROOT.joinpath(*module.removeprefix("understudy.").split(".")).with_suffix(".py")
+            for old, _ in changes:
+                assert path.read_text().count(old) == 1, fault.name
 
 
 def test_seeds_that_can_not_show_a_fault_are_passed_over() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.errors import UnderstudyError
 
+from . import operator
 from .cluster import Actor, Machine
 from .moments import Moments
 from .plan import SLOW_METHODS, Fault
@@ -295,6 +296,11 @@ class Faults:
         world.scheduler.world.spawn(drain())
 
     # The store's.
+
+    def _rival(self, fault: Fault) -> None:
+        """Another cluster, which believes that the store's owner is dead, takes the store and gives it up again."""
+        process = self._world.scheduler.process(f"rival.{self._world.counts['fault rival']}")
+        process.spawn(operator.own_for(self._world, process.name, fault.seconds))
 
     def _store_down(self, fault: Fault) -> None:
         self._world.store.crash(min(fault.seconds, 20.0))

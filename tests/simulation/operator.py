@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import Conflict, UnderstudyError
-from understudy.store import archive, retention
+from understudy.store import activation, archive, retention
 from understudy.store.journal import Journal
+from understudy.supervisor.supervisor import LEASE_SECONDS as OWNER_LEASE_SECONDS
 
 if TYPE_CHECKING:
     from understudy.store.transaction import Transaction
@@ -66,6 +67,16 @@ async def put_away(world: World, root_id: str) -> bool:
         await asyncio.sleep(1.0)
     world.invariants.violated(f"{root_id} was removed and can't be imported")
     return False
+
+
+async def own_for(world: World, holder: str, seconds: float) -> None:
+    """Own the store for a while, whoever does now: as a cluster that was told wrongly that the owner is dead."""
+    lease = round(OWNER_LEASE_SECONDS * 1e6)
+    generation = await _do(world, lambda tx: activation.acquire(tx, holder, lease, may_take=lambda _: True))
+    if generation is not None:
+        world.note(f"{holder} owns the store, as generation {generation}")
+        await asyncio.sleep(seconds)
+        await _do(world, lambda tx: activation.renew(tx, generation, holder, 0))
 
 
 async def _do(world: World, operation: Callable[[Any], Any]) -> Any:

@@ -412,7 +412,45 @@ def late_notices(chosen: random.Random, others: tuple[Fault, ...], window: float
     for _ in range(3):
         pick = round((SLOW_METHODS.index("notice") + chosen.random()) / len(SLOW_METHODS), 3)
         seconds = round(chosen.choice((0.05, 0.5, 3.0, 8.0)) * (0.5 + chosen.random()), 3)
-        found.append(Fault(round(chosen.random() * window, 3), "slow_calls", pick, seconds))
+        at, moment = round(chosen.random() * window, 3), None
+        if chosen.random() < 0.7:
+            at, moment = 0.0, Trigger(chosen.choice(("run_started", "model_call_started")), chosen.choice((1, 2, 5)))
+        found.append(Fault(at, "slow_calls", pick, seconds, moment))
+    return tuple(sorted(found, key=_order))
+
+
+def hurried(chosen: random.Random, work: Work) -> Work:
+    """The same work; its inputs come at once, and a client cancels one by name while that is at work, so that the news
+    of it may arrive when the next one is."""
+    inputs = [action.what["run_id"] for action in work.actions if action.kind == "send"]
+    actions = [replace(action, at=0.1) if action.kind == "send" else action for action in work.actions]
+    for run_id in inputs[:-1]:
+        event = chosen.choice(("model_call_started", "model_call_completed", "tool_started"))
+        moment = Trigger(event, chosen.choice((1, 1, 2, 3)))
+        actions.append(Action(soon(chosen), "cancel", {"run_id": run_id}, moment))
+    return replace(work, actions=tuple(sorted(actions, key=_order)))
+
+
+def late_commits(chosen: random.Random, others: tuple[Fault, ...], window: float) -> tuple[Fault, ...]:
+    """The same faults; and what frames commit beside their steps arrives late, again and again."""
+    found = list(others)
+    for _ in range(3):
+        pick = round((SLOW_METHODS.index("commit") + chosen.random()) / len(SLOW_METHODS), 3)
+        seconds = round(chosen.choice((0.5, 3.0, 8.0)) * (0.5 + chosen.random()), 3)
+        found.append(Fault(round(chosen.random() * window / 2, 3), "slow_calls", pick, seconds))
+    return tuple(sorted(found, key=_order))
+
+
+def rivals(chosen: random.Random, others: tuple[Fault, ...], window: float) -> tuple[Fault, ...]:
+    """The same faults; and another cluster, which believes that the store's owner is dead, takes the store, mostly
+    while that is slow."""
+    found = list(others)
+    for _ in range(chosen.choice((1, 2, 4))):
+        at = round(chosen.random() * window, 3)
+        seconds = round(chosen.choice((0.05, 0.5, 3.0, 12.0)) * (0.5 + chosen.random()), 3)
+        found.append(Fault(at, "rival", round(chosen.random(), 3), seconds))
+        if chosen.random() < 0.7:
+            found.append(Fault(max(0.0, round(at - 3.0 * chosen.random(), 3)), "slow_store", 0.5, 6.0))
     return tuple(sorted(found, key=_order))
 
 
@@ -551,11 +589,20 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         window = 60.0
         work, wrong = lose(lost, work, wrong)
     noticed = random.Random(f"{seed}/notices")
-    if machines > 1 and noticed.random() < 0.15:
+    hasty = machines > 1 and noticed.random() < 0.15
+    if hasty:
         wrong = late_notices(noticed, wrong, window)
+        work = tuple(hurried(noticed, item) if noticed.random() < 0.5 else item for item in work)
     threads = random.Random(f"{seed}/threads")
     if threads.random() < 0.15:
         wrong = late_threads(threads, wrong, window)
+    slow = random.Random(f"{seed}/commits")
+    if slow.random() < 0.08:
+        wrong = late_commits(slow, wrong, window)
+        work = tuple(hurried(slow, item) if slow.random() < 0.7 else item for item in work)
+    others = random.Random(f"{seed}/rivals")
+    if backend == "postgresql" and others.random() < 0.08:
+        wrong = rivals(others, wrong, window)
     outside = random.Random(f"{seed}/clients")
     if outside.random() < 0.1:
         wrong = unreached(outside, wrong, machines, window)
@@ -574,6 +621,6 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
         wrong, window,
         shape.choice((0.0, 0.0, 0.05)), calm=shape.random() < 0.3,
-        astray=0.5 if random.Random(f"{seed}/astray").random() < 0.2 else 0.0,
+        astray=0.5 if random.Random(f"{seed}/astray").random() < (0.6 if hasty else 0.2) else 0.0,
         stuck=0.2 if stuck.random() < (0.5 if loses else 0.05) else 0.0,
     )  # fmt: skip

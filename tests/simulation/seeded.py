@@ -42,7 +42,7 @@ class SeededFault:
     Attributes:
         module: which is changed.
         old, new: what is replaced, once, and by what.
-        also: further pairs of the same kind.
+        also: further pairs of the same kind; with a module before them, where it is another one.
         breaks: the promise that does not hold any more.
         backend: where it can be seen, if only there.
         first: a seed that has found it, to begin with.
@@ -63,12 +63,15 @@ class SeededFault:
     needs: tuple[str, ...] = ()
     plan: str = ""
     test: str = ""
-    also: tuple[tuple[str, str], ...] = ()
+    also: tuple[tuple[str, ...], ...] = ()
 
     @property
-    def changes(self) -> list[tuple[str, str]]:
-        """All that is replaced, and by what."""
-        return [(self.old, self.new), *((old, new) for old, new in self.also)]
+    def changes(self) -> dict[str, list[tuple[str, str]]]:
+        """All that is replaced, and by what, by module."""
+        found = {self.module: [(self.old, self.new)]}
+        for *module, old, new in self.also:
+            found.setdefault(module[0] if module else self.module, []).append((old, new))
+        return found
 
 
 def read() -> dict[str, SeededFault]:
@@ -83,7 +86,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> Any:
         text = Path(self.path).read_text()
-        for old, new in self.fault.changes:
+        for old, new in self.fault.changes[fullname]:
             if text.count(old) != 1:
                 raise AssertionError(f"seeded fault {self.fault.name}: {text.count(old)} places match, not one")
             text = text.replace(old, new)
@@ -97,7 +100,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._fault = fault
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        if fullname != self._fault.module:
+        if fullname not in self._fault.changes:
             return None
         sys.meta_path.remove(self)
         try:
@@ -114,7 +117,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 def install(name: str) -> None:
     """Make the change in this process; must come before anything of the product is imported."""
     fault = read()[name]
-    assert fault.module not in sys.modules, f"{fault.module} is loaded already"
+    assert not fault.changes.keys() & sys.modules.keys(), f"{list(fault.changes)}: some are loaded already"
     sys.meta_path.insert(0, _Finder(fault))
 
 
