@@ -180,7 +180,7 @@ def fails(fault: SeededFault) -> bool:
     test = LIST.parent.parent / fault.test
     code = (
         "import sys; from tests.simulation.seeded import install; install(sys.argv[1]); import pytest;"
-        " sys.exit(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', sys.argv[2]]))"
+        " sys.exit(pytest.main(['-q', '-x', '--timeout=60', '-p', 'no:cacheprovider', sys.argv[2]]))"
     )
     command = [sys.executable, "-c", code, fault.name, str(test)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=300).returncode == 1
