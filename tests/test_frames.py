@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from understudy.placement import DEFAULT
+from understudy.records import ActivationId
 from understudy.supervisor.turns import Ready
 
 from . import kernel as k
@@ -51,3 +52,17 @@ async def test_a_session_that_is_given_to_another_frame_is_held_by_that_one_only
         assert (await kernel.end("s"))["status"] == "completed"
         assert paging.slots["old"].session_id is None
         assert kernel.service.recovery.swept == 0
+
+
+async def test_a_frame_that_shall_be_killed_is_named_until_it_is_gone(store: str, tmp_path: Path) -> None:
+    """Given a frame of before the node service's restart whose run is ended by force, then the supervisor is told of it
+    as one to be looked for, until it says that the frame is dead: nothing is kept of it then."""
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        await kernel.spawn("s", k.spec(k.script("done")))
+        frames, activation = kernel.service.frames, ActivationId("s", 1, 1)
+        row = {"frame_id": "old", "actor_pid": 1, "placement": DEFAULT, "root_id": "s"}
+        frames.expect({**row, "session_id": "s", "incarnation": 1, "epoch": 1})
+        frames.condemn("old", activation)
+        assert (frames.named(), frames.condemned) == ({"old": 0}, {"old"})
+        await kernel.service.recovery.frame_died("old", "process_died")
+        assert (frames.named(), frames.condemned) == ({}, set())
