@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import site
 import sys
 from typing import Any
 
@@ -15,7 +16,7 @@ from understudy.identifiers import digest
 from understudy.placement import DEFAULT, placement_key
 from understudy.spec import AgentSpec
 
-from .packages import addresses, package_key, within_job
+from .packages import PY_MODULES, addresses, package_key, within_job
 
 PLAIN = (
     "max_rounds", "max_continuations", "repeat_limit", "tool_timeout", "parallel_tools", "max_depth", "deadline",
@@ -176,13 +177,34 @@ def _harmless(runtime_env: dict[str, Any]) -> dict[str, Any]:
 
 
 def driver_placement(runtime_env: dict[str, Any]) -> dict[str, Any]:
-    """The code that this driver's tools need: its script's directory, relative to its job's working_dir if it is in
-    there, and its job's runtime environment."""
+    """The code that this driver's tools need: where it imports its own modules from, relative to its job's working_dir
+    if that is in there, and its job's runtime environment."""
     kept = _harmless(runtime_env)
-    main = sys.modules.get("__main__")
-    script = getattr(main, "__file__", None)
-    path = os.path.dirname(os.path.abspath(script)) if script else os.getcwd()
-    inside = path.startswith((os.path.join(sys.prefix, "bin"), os.path.join(sys.prefix, "lib")))
+    paths = own_paths()
     if addresses({"working_dir": kept.get("working_dir")}):
-        path = within_job(path) or path  # the directory that Ray unpacks into has another name after a restart
-    return {"code_path": [] if inside else [path], "runtime_env": kept}
+        # The directory that Ray unpacks into has another name after a restart.
+        paths = [within_job(path) or path for path in paths]
+    return {"code_path": paths, "runtime_env": kept}
+
+
+def own_paths() -> list[str]:
+    """Where this process imports modules from that other processes of its interpreter do not: the directory of its
+    script (or the current one, with `-m`, standard input or a notebook), `PYTHONPATH`, and what it put into `sys.path`
+    itself; absolute, in the order of the search, without what is not there.
+
+    Of a job's `py_modules` Ray takes care itself.
+    """
+    paths = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)  # an empty entry is the current directory
+    libraries = tuple(directory + os.sep for directory in _library_directories())
+    return [
+        path
+        for path in paths
+        if os.path.exists(path) and not (path + os.sep).startswith(libraries) and PY_MODULES not in path
+    ]
+
+
+def _library_directories() -> set[str]:
+    """Where this interpreter, and whatever is installed for it, is."""
+    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
+    found = {os.path.join(prefix, name) for prefix in prefixes for name in ("bin", "lib", "lib64")}
+    return found | {*site.getsitepackages(), site.getusersitepackages()}

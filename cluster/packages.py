@@ -22,6 +22,9 @@ LARGEST = 32 << 20
 UNPACKED = "/runtime_resources/working_dir_files/"
 """Where Ray unpacks a working_dir, on each node; a directory is deleted when Ray needs the room."""
 
+PY_MODULES = "/runtime_resources/py_modules_files/"
+"""The same for `py_modules`; Ray puts them into the `sys.path` of each process that has the runtime environment."""
+
 
 def addresses(runtime_env: dict[str, Any]) -> list[str]:
     """The packages of a runtime environment that are in Ray's head, by the address that Ray has for them."""

@@ -174,9 +174,11 @@ def start_ray() -> str:
     _marker().write_text(json.dumps({"port": port}))
     command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head"]
     command += [f"--port={port}", "--include-dashboard=false", "--disable-usage-stats", "--log-color=false"]
+    # Ray gives its workers 15: on a busy machine sessions would wait for whatever else there is, also for their driver.
+    environment = {"RAY_worker_niceness": "0", **clean_environment()}
     try:
         done = subprocess.run(
-            command, env=clean_environment(), capture_output=True, text=True, timeout=START_SECONDS, check=False
+            command, env=environment, capture_output=True, text=True, timeout=START_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         raise ClusterUnreachable(f"`ray start` did not finish within {START_SECONDS:.0f} s") from None
