@@ -203,7 +203,8 @@ class Client:
             self.world.counts["sent"] += 1
 
     async def _cancel(self, action: Action) -> None:
-        await self._change("cancel", self.session_id, action.what["run_id"], f"cancel {action.at} {action.on or ''}")
+        run_id = action.what["run_id"]
+        await self._change("cancel", self.session_id, run_id, f"cancel {run_id} {action.at} {action.on or ''}")
         self.world.counts["cancelled"] += 1
 
     def _child(self) -> str | None:
