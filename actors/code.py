@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -79,10 +80,19 @@ def unpacked(key: str, read_blob: Callable[[str], bytes], unpickle: Callable[[by
     return unpickle(blob)
 
 
+def search_also(before: list[str], after: list[str]) -> None:
+    """Have this process find modules where a driver does: in directories before its interpreter's libraries, and in
+    others after them. A job's are relative to its working_dir, which is the current directory."""
+    first, last = ([os.path.abspath(path) for path in paths] for paths in (before, after))
+    others = [path for path in sys.path if path not in first]
+    sys.path[:] = [*first, *others, *(path for path in last if path not in others)]
+
+
 def unloadable(what: str, source: dict[str, str], error: Exception) -> ToolError:
     """The error that says why a function can't be had in this process."""
     where = next(f"{kind} {value}" for kind, value in source.items())
     return ToolError(
         f"{what} can't be loaded here ({where}): {type(error).__name__}: {error}. Its module must be "
-        "importable in the session's processes: put it in the job's working_dir, in py_modules, or install it."
+        "importable in the session's processes: from the directory that its driver imports it from (it must be on this "
+        "node, too), from the job's working_dir or py_modules, or installed."
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import site
+import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 from understudy.actors.hooks import describe_hook
@@ -16,7 +17,7 @@ from understudy.identifiers import digest
 from understudy.placement import DEFAULT, placement_key
 from understudy.spec import AgentSpec
 
-from .packages import PY_MODULES, addresses, package_key, within_job
+from .packages import PY_MODULES, RAYS_OWN, addresses, package_key, within_job
 
 PLAIN = (
     "max_rounds", "max_continuations", "repeat_limit", "tool_timeout", "parallel_tools", "max_depth", "deadline",
@@ -26,6 +27,9 @@ PLAIN = (
 
 PLACING = {"isolation": "shared", "resources": {}, "labels": {}, "environment": (), "runtime_env": {}}
 """Fields that decide which processes a session runs in; left out where they say nothing, as older versions did."""
+
+_STARTED_IN = os.getcwd()
+"""Where a relative entry of `sys.path` leads: a driver may go elsewhere before its first `spawn`."""
 
 
 class Compiled:
@@ -180,31 +184,37 @@ def driver_placement(runtime_env: dict[str, Any]) -> dict[str, Any]:
     """The code that this driver's tools need: where it imports its own modules from, relative to its job's working_dir
     if that is in there, and its job's runtime environment."""
     kept = _harmless(runtime_env)
-    paths = own_paths()
-    if addresses({"working_dir": kept.get("working_dir")}):
+    before, after = own_paths()
+    if kept.get("working_dir"):
         # The directory that Ray unpacks into has another name after a restart.
-        paths = [within_job(path) or path for path in paths]
-    return {"code_path": paths, "runtime_env": kept}
+        before, after = ([within_job(path) or path for path in paths] for paths in (before, after))
+    return {"code_path": before, **({"code_path_after": after} if after else {}), "runtime_env": kept}
 
 
-def own_paths() -> list[str]:
-    """Where this process imports modules from that other processes of its interpreter do not: the directory of its
-    script (or the current one, with `-m`, standard input or a notebook), `PYTHONPATH`, and what it put into `sys.path`
-    itself; absolute, in the order of the search, without what is not there.
+def own_paths() -> tuple[list[str], list[str]]:
+    """Where this process imports modules from that a plain process of its interpreter does not: the directory of its
+    script (or the one it was started in, with `-m`, standard input or a notebook), `PYTHONPATH`, and what it put into
+    `sys.path` itself; without what is not there. Of a job's `py_modules` Ray takes care itself.
 
-    Of a job's `py_modules` Ray takes care itself.
+    Returns:
+        Absolute paths in the order of the search: those before the interpreter's libraries, and those after.
     """
-    paths = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)  # an empty entry is the current directory
-    libraries = tuple(directory + os.sep for directory in _library_directories())
-    return [
-        path
-        for path in paths
-        if os.path.exists(path) and not (path + os.sep).startswith(libraries) and PY_MODULES not in path
-    ]
+    libraries, found = _library_paths(), dict[str, bool]()
+    after, entries = False, list[Any](sys.path)
+    for entry in entries:
+        if not isinstance(entry, str):  # Python passes over it, too
+            continue
+        path = os.path.normpath(os.path.join(_STARTED_IN, entry))  # an empty entry is the current directory
+        after = after or path in libraries
+        if path not in libraries and os.path.exists(path) and PY_MODULES not in path and RAYS_OWN not in path:
+            found.setdefault(path, after)
+    return [path for path, last in found.items() if not last], [path for path, last in found.items() if last]
 
 
-def _library_directories() -> set[str]:
-    """Where this interpreter, and whatever is installed for it, is."""
-    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    found = {os.path.join(prefix, name) for prefix in prefixes for name in ("bin", "lib", "lib64")}
-    return found | {*site.getsitepackages(), site.getusersitepackages()}
+@cache
+def _library_paths() -> frozenset[str]:
+    """What each process of this interpreter searches: asked of one, as no rule about prefixes is right everywhere."""
+    command = [sys.executable, "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    asked = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    return frozenset(map(os.path.normpath, json.loads(asked.stdout)))

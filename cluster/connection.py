@@ -250,10 +250,8 @@ class Connection:
         nodes = [node["node_id"] for node in (await self._supervise("ready", RETRY_SECONDS))["nodes"]]
         found = [node_id for node_id in nodes if beginning is None or node_id.startswith(beginning)]
         if beginning is not None and len(found) != 1:
-            raise CannotDrain(
-                f"{len(found) or 'no'} of the nodes {', '.join(nodes)} have an id that begins with {beginning!r}",
-                details={"nodes": nodes},
-            )
+            matching = f"{len(found)} node ids begin" if found else "no node id begins"
+            raise CannotDrain(f"{matching} with {beginning!r}; there are {', '.join(nodes)}", details={"nodes": nodes})
         return found
 
     async def _metrics(self, node_id: str) -> str:

@@ -214,6 +214,7 @@ class RayMachinery:
             node.node_id,
             placement,
             definition.get("code_path") or [],
+            definition.get("code_path_after") or [],
             variables(definition),
             {name: self._settings.telemetry[name] for name in FOR_FRAMES if name in self._settings.telemetry},
         )

@@ -25,6 +25,9 @@ UNPACKED = "/runtime_resources/working_dir_files/"
 PY_MODULES = "/runtime_resources/py_modules_files/"
 """The same for `py_modules`; Ray puts them into the `sys.path` of each process that has the runtime environment."""
 
+RAYS_OWN = "/site-packages/ray/"
+"""Ray puts libraries that it brings along into the `sys.path` of whoever imports it."""
+
 
 def addresses(runtime_env: dict[str, Any]) -> list[str]:
     """The packages of a runtime environment that are in Ray's head, by the address that Ray has for them."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from understudy import logs
+from understudy.actors.code import search_also
 from understudy.config import Settings
 from understudy.environment import keep_for_tools
 from understudy.errors import InvalidConfiguration, ServiceGone
@@ -220,8 +220,8 @@ class FrameActor:
     """A session actor. Its process holds one session at a time."""
 
     def __init__(
-        self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str], variables: list[str],
-        logging_as: dict[str, str],
+        self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str], code_path_after: list[str],
+        variables: list[str], logging_as: dict[str, str],
     ) -> None:  # fmt: skip
         from understudy.actors.frame import Frame
 
@@ -232,8 +232,7 @@ class FrameActor:
             keep_for_tools(variables)
         except InvalidConfiguration as error:
             self._unusable = error
-        paths = [os.path.abspath(path) for path in code_path]  # a job's are relative to its working_dir: this directory
-        sys.path[:0] = [path for path in paths if path not in sys.path]
+        search_also(code_path, code_path_after)
         self._frame = Frame(RemoteNode(node), frame_id, node_id, placement)
         self._run: asyncio.Task[None] | None = None
         self._probed = time.monotonic()

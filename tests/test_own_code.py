@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from understudy.actors.code import search_also
 from understudy.cluster import compiling
 
 TOOLS = """
@@ -71,18 +72,25 @@ def test_what_a_driver_imports_its_sessions_can(ray_cluster: str, tmp_path: Path
         assert wanted in done.stdout, f"{way}: {done.stdout}"
 
 
-def test_own_paths_are_those_that_no_other_process_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_paths_are_those_that_a_plain_process_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given `sys.path`, then a driver's own paths are its directories and archives that exist, absolute and in order,
-    without the interpreter's libraries, and without a job's `py_modules`."""
-    archive, session = tmp_path / "code.zip", tmp_path / "session"
+    apart from the libraries that each process of its interpreter has, from Ray's, and from a job's `py_modules`."""
+    archive, last = tmp_path / "code.zip", tmp_path / "last"
     archive.touch()
-    job = session / "runtime_resources" / "py_modules_files" / "_ray_pkg_1"
-    job.mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    entries = ["", str(archive), *sys.path, str(tmp_path / "missing"), str(job), str(tmp_path)]
+    job = tmp_path / "session" / "runtime_resources" / "py_modules_files" / "_ray_pkg_1"
+    for directory in (job, last):
+        directory.mkdir(parents=True)
+    libraries = [entry for entry in sys.path if "site-packages" in entry or "lib/python" in entry]
+    entries = ["", str(archive), str(tmp_path / "missing"), str(job), *libraries, str(last), str(archive), b"bytes"]
     monkeypatch.setattr(sys, "path", entries)
-    found = compiling.own_paths()
-    assert found[:2] == [str(tmp_path), str(archive)]
-    assert found.count(str(tmp_path)) == 1
-    assert not [path for path in found if "site-packages" in path or "py_modules" in path or path.endswith("missing")]
-    assert not [path for path in found if path.startswith(os.path.join(sys.base_prefix, "lib"))]
+    monkeypatch.setattr(compiling, "_STARTED_IN", str(tmp_path))
+    assert libraries
+    assert compiling.own_paths() == ([str(tmp_path), str(archive)], [str(last)])
+
+
+def test_a_session_searches_in_its_drivers_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a driver's directories before and after the libraries, then a process searches them there, also those that
+    it knows already."""
+    monkeypatch.setattr(sys, "path", ["/library", "/known", "/other"])
+    search_also(["/b", "/known"], ["/last", "/other"])
+    assert sys.path == ["/b", "/known", "/library", "/other", "/last"]
