@@ -28,7 +28,7 @@ class Faults:
     def __init__(self, world: World) -> None:
         self._world = world
         self._paused: list[Process] = []
-        self._over = False
+        self.over = False
         self._moments = Moments(world.plan.faults)
         self._hit = ""
         self._drained: tuple[Any, ...] = ()
@@ -45,10 +45,12 @@ class Faults:
             self._world.cluster.after(fault.at, self._happen, fault, event.session_id)
 
     def _happen(self, fault: Fault, session_id: str = "") -> None:
-        if not self._over:
+        if not self.over:
             self._hit = session_id
             self._world.note(f"fault: {fault}")
-            if not fault.kind.endswith(("_frame", "slow_kill", "endpoint", "clock_step", "exporter", "clients")):
+            if not fault.kind.endswith(
+                ("_frame", "slow_kill", "endpoint", "clock_step", "exporter", "clients", "rival")
+            ):
                 until = self._world.scheduler.time() + fault.seconds
                 for machine in self._world.cluster.machines.values():
                     machine.disturbed_until = max(machine.disturbed_until, until)
@@ -57,7 +59,7 @@ class Faults:
 
     def heal(self) -> None:
         """From now on nothing goes wrong any more."""
-        world, self._over = self._world, True
+        world, self.over = self._world, True
         for process in self._paused:
             process.resume()
         self._paused.clear()
@@ -196,7 +198,7 @@ class Faults:
         before, endpoint.trouble = endpoint.trouble, 0.4
 
         def end() -> None:
-            endpoint.trouble = 0.0 if self._over else before
+            endpoint.trouble = 0.0 if self.over else before
 
         self._world.cluster.after(fault.seconds, end)
 
@@ -241,7 +243,7 @@ class Faults:
 
     def _end_notice(self, machine: Machine, fault: Fault) -> None:
         self._world.notices.pop(machine.node_id, None)
-        if machine.alive and not self._over and fault.pick * 11 % 1 < 0.5:
+        if machine.alive and not self.over and fault.pick * 11 % 1 < 0.5:
             self._world.counts["fault lose_machine"] += 1
             self._world.cluster.lose(machine)
 
@@ -299,8 +301,8 @@ class Faults:
 
     def _rival(self, fault: Fault) -> None:
         """Another cluster, which believes that the store's owner is dead, takes the store and gives it up again."""
-        process = self._world.scheduler.process(f"rival.{self._world.counts['fault rival']}")
-        process.spawn(operator.own_for(self._world, process.name, fault.seconds))
+        number = self._world.counts["fault rival"]
+        self._world.scheduler.process(f"rival.{number}").spawn(operator.own(self._world, number, fault.seconds))
 
     def _store_down(self, fault: Fault) -> None:
         self._world.store.crash(min(fault.seconds, 20.0))

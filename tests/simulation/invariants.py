@@ -37,6 +37,7 @@ from understudy.testing.policies import content_text
 
 from . import deaths
 from .hooks import refused
+from .operator import RIVAL
 from .tools import POLICY_OF
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Invariants:
         self._quiet: dict[str, list[float]] = {}
         self._generation = 0
         self._generation_since = 0.0
+        self._rivals_until = 0
+        self._stepped = any(fault.kind == "clock_step" for fault in world.plan.faults)
         self._started: dict[tuple[str, str], float] = {}
         self._activated_in: dict[str, SessionActivated] = {}
         self._asked: dict[str, Process] = {}
@@ -153,11 +156,14 @@ class Invariants:
             quiet.pop(0)
         if len(quiet) == QUIET_COMMITS:
             self.violated(f"{QUIET_COMMITS} commits of {process} within {now - quiet[0]:.1f} s and not one event")
-        for (owner,) in self._world.committed("SELECT generation FROM owner"):
+        for owner, holder, lease_until in self._world.committed("SELECT generation, holder, lease_until FROM owner"):
             if owner < self._generation:
                 self.violated(f"the ownership goes back from generation {self._generation} to {owner}")
             if owner != self._generation:
                 self._generation, self._generation_since = owner, now
+                if not holder.startswith(RIVAL) and self._rivals_until > time.time_ns() / 1e3 and not self._stepped:
+                    self.violated(f"{holder} takes the store from another cluster, whose lease is not over")
+            self._rivals_until = lease_until if holder.startswith(RIVAL) else 0
         if self._random.random() < CHECKED_SHARE:
             self.check_store()
 

@@ -10,6 +10,7 @@ from understudy.errors import Conflict, UnderstudyError
 from understudy.store import activation, archive, retention
 from understudy.store.journal import Journal
 from understudy.supervisor.supervisor import LEASE_SECONDS as OWNER_LEASE_SECONDS
+from understudy.supervisor.supervisor import RENEW_SECONDS
 
 if TYPE_CHECKING:
     from understudy.store.transaction import Transaction
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from .world import World
 
 TRIES = 40
+
+RIVAL = "rival/"
+"""So the holders of the store begin that belong to another cluster."""
 
 
 async def prune(world: World, root_id: str, exported: dict[str, int] | None = None) -> list[str]:
@@ -69,14 +73,19 @@ async def put_away(world: World, root_id: str) -> bool:
     return False
 
 
-async def own_for(world: World, holder: str, seconds: float) -> None:
-    """Own the store for a while, whoever does now: as a cluster that was told wrongly that the owner is dead."""
-    lease = round(OWNER_LEASE_SECONDS * 1e6)
+async def own(world: World, number: int, seconds: float) -> None:
+    """Own the store for a while, or until nothing goes wrong any more, whoever does now: another cluster does, which was
+    told wrongly that the owner is dead."""
+    holder, lease = f"{RIVAL}{number}/elsewhere:0:0", round(OWNER_LEASE_SECONDS * 1e6)
     generation = await _do(world, lambda tx: activation.acquire(tx, holder, lease, may_take=lambda _: True))
-    if generation is not None:
-        world.note(f"{holder} owns the store, as generation {generation}")
-        await asyncio.sleep(seconds)
-        await _do(world, lambda tx: activation.renew(tx, generation, holder, 0))
+    if generation is None:
+        return
+    world.note(f"{holder} owns the store, as generation {generation}")
+    until = world.scheduler.time() + seconds
+    while world.scheduler.time() < until and not world.faults.over:
+        await asyncio.sleep(min(RENEW_SECONDS, until - world.scheduler.time()))
+        await _do(world, lambda tx: activation.renew(tx, generation, holder, lease))
+    await _do(world, lambda tx: activation.renew(tx, generation, holder, 0))
 
 
 async def _do(world: World, operation: Callable[[Any], Any]) -> Any:

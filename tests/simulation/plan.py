@@ -420,14 +420,14 @@ def late_notices(chosen: random.Random, others: tuple[Fault, ...], window: float
 
 
 def hurried(chosen: random.Random, work: Work) -> Work:
-    """The same work; its inputs come at once, and a client cancels one by name while that is at work, so that the news
-    of it may arrive when the next one is."""
+    """The same work; its inputs come at once, and a client cancels the first by name while that is at work, so that the
+    news of it may arrive when the next one is."""
     inputs = [action.what["run_id"] for action in work.actions if action.kind == "send"]
     actions = [replace(action, at=0.1) if action.kind == "send" else action for action in work.actions]
-    for run_id in inputs[:-1]:
+    if len(inputs) > 1:
         event = chosen.choice(("model_call_started", "model_call_completed", "tool_started"))
         moment = Trigger(event, chosen.choice((1, 1, 2, 3)))
-        actions.append(Action(soon(chosen), "cancel", {"run_id": run_id}, moment))
+        actions.append(Action(soon(chosen), "cancel", {"run_id": inputs[0]}, moment))
     return replace(work, actions=tuple(sorted(actions, key=_order)))
 
 
@@ -599,7 +599,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     slow = random.Random(f"{seed}/commits")
     if slow.random() < 0.08:
         wrong = late_commits(slow, wrong, window)
-        work = tuple(hurried(slow, item) if slow.random() < 0.7 else item for item in work)
+        work = tuple(hurried(slow, item) if slow.random() < 0.7 and not hasty else item for item in work)
     others = random.Random(f"{seed}/rivals")
     if backend == "postgresql" and others.random() < 0.08:
         wrong = rivals(others, wrong, window)

@@ -23,6 +23,7 @@ from understudy.supervisor.ports import ADOPT_SECONDS
 from understudy.supervisor.supervisor import Supervisor
 from understudy.waiting import answered_within, ticks
 
+from . import operator
 from .cluster import Actor, Machine
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ class NodeProcess:
         if not self._gateway.knows("offline"):
             self._gateway.register(ModelProfile("offline", "key", "http://endpoint/v1"))
 
+    def _left(self, run: asyncio.Task[None]) -> None:
+        if not run.cancelled():
+            self._world.invariants.violated(f"the guard of the supervisor ended: {run.exception()!r}")
+
     async def _tell(self, node_id: str, news: dict[str, Any]) -> None:
         try:
             actor = self._world.cluster.actors.get(f"node/{node_id}")
@@ -85,6 +90,7 @@ class NodeProcess:
     async def _node(self) -> NodeService:
         if self._guarding is None:
             self._guarding = asyncio.get_running_loop().create_task(self._guard.run())
+            self._guarding.add_done_callback(self._left)
         if not self._started:
             async with self._starting:
                 if not self._started:
@@ -459,4 +465,4 @@ class SimulatedMachinery:
         return 2.0
 
     def holder_is_dead(self, holder: str) -> bool:
-        return True  # a former supervisor of this cluster: its generation is fenced
+        return not holder.startswith(operator.RIVAL)  # a former supervisor of this cluster: its generation is fenced
