@@ -299,7 +299,12 @@ class ToolStarted(Event):
 class ToolFinished(Event):
     """The call has its one result. `outcome`: `ok`, `error`, `timeout`, `invalid`, `unknown_tool`, `interrupted`,
     `cancelled`, `aborted` (given up after deaths, or by a person), `repeated` (not executed: its result is known) or
-    `refused` (not executed: a hook said no, or failed)."""
+    `refused` (not executed: a hook said no, or failed).
+
+    Attributes:
+        executions: how often it was begun, as far as that was committed. Starts of `rerun` tools are not: one that died
+            with its process and ran again counts once.
+    """
 
     type: ClassVar[str] = "tool_finished"
     call_id: str = ""
