@@ -28,7 +28,10 @@ PLAIN = (
 PLACING = {"isolation": "shared", "resources": {}, "labels": {}, "environment": (), "runtime_env": {}}
 """Fields that decide which processes a session runs in; left out where they say nothing, as older versions did."""
 
-_STARTED_IN = os.getcwd()
+try:
+    _STARTED_IN = os.getcwd()
+except FileNotFoundError:  # it was removed: relative entries of `sys.path` lead nowhere
+    _STARTED_IN = ""
 """Where a relative entry of `sys.path` leads: a driver may go elsewhere before its first `spawn`."""
 
 
@@ -199,16 +202,17 @@ def own_paths() -> tuple[list[str], list[str]]:
     Returns:
         Absolute paths in the order of the search: those before the interpreter's libraries, and those after.
     """
-    libraries, found = _library_paths(), dict[str, bool]()
-    after, entries = False, list[Any](sys.path)
+    libraries, before, after = _library_paths(), list[str](), list[str]()
+    found, entries = before, list[Any](sys.path)
     for entry in entries:
         if not isinstance(entry, str):  # Python passes over it, too
             continue
         path = os.path.normpath(os.path.join(_STARTED_IN, entry))  # an empty entry is the current directory
-        after = after or path in libraries
-        if path not in libraries and os.path.exists(path) and PY_MODULES not in path and RAYS_OWN not in path:
-            found.setdefault(path, after)
-    return [path for path, last in found.items() if not last], [path for path, last in found.items() if last]
+        if path in libraries:
+            found = after
+        elif os.path.isabs(path) and os.path.exists(path) and not (PY_MODULES in path or RAYS_OWN in path):
+            found += [path] if path not in (*before, *after) else []
+    return before, after
 
 
 @cache

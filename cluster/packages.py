@@ -25,7 +25,7 @@ UNPACKED = "/runtime_resources/working_dir_files/"
 PY_MODULES = "/runtime_resources/py_modules_files/"
 """The same for `py_modules`; Ray puts them into the `sys.path` of each process that has the runtime environment."""
 
-RAYS_OWN = "/site-packages/ray/"
+RAYS_OWN = "-packages/ray/"
 """Ray puts libraries that it brings along into the `sys.path` of whoever imports it."""
 
 

@@ -63,9 +63,7 @@ def _of_placement(key: str, data: bytes | None) -> set[str]:
     definition = json.loads(data)
     if placement_key(definition) != key:
         return {"a placement under the key of another"}
-    found = {
-        f"code in {path}" for path in [*(definition.get("code_path") or ()), *(definition.get("code_path_after") or ())]
-    }
+    found = {f"code in {path}" for name in ("code_path", "code_path_after") for path in definition.get(name) or ()}
     if definition.get("runtime_env"):
         found.add(f"a runtime environment ({', '.join(sorted(definition['runtime_env']))})")
     if definition.get("environment"):

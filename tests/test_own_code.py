@@ -74,7 +74,8 @@ def test_what_a_driver_imports_its_sessions_can(ray_cluster: str, tmp_path: Path
 
 def test_own_paths_are_those_that_a_plain_process_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given `sys.path`, then a driver's own paths are its directories and archives that exist, absolute and in order,
-    apart from the libraries that each process of its interpreter has, from Ray's, and from a job's `py_modules`."""
+    apart from the libraries that each process of its interpreter has, from Ray's, and from a job's `py_modules`; a
+    relative one is nothing where the directory was removed."""
     archive, last = tmp_path / "code.zip", tmp_path / "last"
     archive.touch()
     job = tmp_path / "session" / "runtime_resources" / "py_modules_files" / "_ray_pkg_1"
@@ -86,6 +87,8 @@ def test_own_paths_are_those_that_a_plain_process_lacks(tmp_path: Path, monkeypa
     monkeypatch.setattr(compiling, "_STARTED_IN", str(tmp_path))
     assert libraries
     assert compiling.own_paths() == ([str(tmp_path), str(archive)], [str(last)])
+    monkeypatch.setattr(compiling, "_STARTED_IN", "")
+    assert compiling.own_paths() == ([str(archive)], [str(last)])
 
 
 def test_a_session_searches_in_its_drivers_order(monkeypatch: pytest.MonkeyPatch) -> None:
