@@ -88,6 +88,27 @@ async def test_one_that_can_not_be_told_of(caplog: pytest.LogCaptureFixture) -> 
     assert (len(calls), calls.of_session("s")) == (0, None)
 
 
+async def test_an_abort_does_not_lose_an_answer_that_is_being_committed() -> None:
+    """Given an answer that has come whole and is being committed, when the call is aborted, then that commit goes on:
+    the answer was paid for."""
+    begun, may_end, committed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def answered(_call: Call, _answer: ModelAnswer) -> None:
+        begun.set()
+        await may_end.wait()
+        committed.set()
+
+    calls = Calls(OneAnswer(ModelAnswer(content="hi")), answered, lambda _: None, nothing)  # type: ignore[arg-type]
+    made = call()
+    calls.start(made)
+    await begun.wait()
+    calls.abort("s", 1, "r")
+    assert made.task is not None
+    await asyncio.wait([made.task], timeout=10)
+    may_end.set()
+    await asyncio.wait_for(committed.wait(), 10)
+
+
 @pytest.mark.parametrize("cached", [0, 10, 25])
 def test_an_answer_never_costs_less_than_nothing(cached: int) -> None:
     """Also where an endpoint counts more tokens from its cache than it was sent."""

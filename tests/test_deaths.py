@@ -105,6 +105,35 @@ async def test_a_call_that_was_lost_with_its_service_is_made_again_at_once(store
             assert "model_call_reissued" in await kernel.types("s"), "it is paid twice, and says so"
 
 
+async def test_a_call_in_flight_is_not_made_again(store: str, tmp_path: Path) -> None:
+    """Given a model call that was lost with its service and is made again for the next activation, when that frame
+    repeats its step, then it waits for the call in flight: there is no third attempt."""
+    step, first, repeated = NodeService.step, list[asyncio.Task[Any]](), asyncio.Event()
+
+    async def twice(service: NodeService, call: dict[str, Any]) -> dict[str, Any]:
+        if call.get("session_id") and call["batch"] is None and not first:
+            first.append(asyncio.create_task(step(service, call)))
+            await asyncio.to_thread(kernel.server.wait, lambda stats: stats.requests == 2)
+            repeated.set()
+        return await step(service, call)
+
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+        [worker] = kernel.workers.values()
+        with patch.object(NodeService, "step", twice):
+            kernel.kill_node()
+            kernel.kill(worker)
+            await repeated.wait()
+            await asyncio.wait(first)
+            kernel.server.release()
+            assert (await kernel.end("s"))["text"] == "done"
+        assert first[0].cancelled()
+        assert (await kernel.types("s")).count("model_call_reissued") == 1
+
+
 async def test_a_take_up_that_fails_is_not_taken_for_one(store: str, tmp_path: Path) -> None:
     """Given the store goes away in the middle of a take-up, then the service acts for nobody, so it is told again."""
     async with replaced(store, tmp_path) as found:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from understudy.errors import Fenced, ServiceGone
 from understudy.placement import DEFAULT
 from understudy.records import ActivationId
 from understudy.supervisor.turns import Ready
@@ -18,6 +21,13 @@ pytestmark = pytest.mark.conformance
 
 def _identity(kernel: k.Kernel, frame_id: str) -> dict[str, Any]:
     return {"frame_id": frame_id, "pid": 1, "node_id": kernel.service.config.node_id, "placement": DEFAULT}
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Let tasks run until this is so."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 async def test_a_frame_that_never_heard_of_its_session_is_given_it_again(store: str, tmp_path: Path) -> None:
@@ -66,3 +76,145 @@ async def test_a_frame_that_shall_be_killed_is_named_until_it_is_gone(store: str
         assert (frames.named(), frames.condemned) == ({"old": 0}, {"old"})
         await kernel.service.recovery.frame_died("old", "process_died")
         assert (frames.named(), frames.condemned) == ({}, set())
+
+
+async def test_a_frame_that_dies_before_it_rests_does_not_rest(store: str, tmp_path: Path) -> None:
+    """Given a frame that is said to be dead while its call is worked at, when it comes to rest, then it hears that it
+    must call anew, instead of waiting where nobody counts it."""
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        frames = kernel.service.frames
+        slot = frames.calling({"frame": _identity(kernel, "f"), "number": 1})
+        await kernel.service.recovery.frame_died("f", "process_died")
+        with pytest.raises(ServiceGone):
+            async with asyncio.timeout(20):
+                await frames.rest(slot, None)
+
+
+async def test_a_reserved_frame_that_is_not_needed_takes_the_next_session(store: str, tmp_path: Path) -> None:
+    """Given a frame that rests and was reserved for an answer which needed none, when a session is ready, then that
+    frame gets it."""
+    async with k.running(store, tmp_path, frames=0) as kernel, asyncio.timeout(20):
+        frames = kernel.service.frames
+        calling = asyncio.create_task(kernel.service.step({"frame": _identity(kernel, "f"), "number": 1}))
+        await _until(lambda: "f" in frames.paging.slots and frames.paging.slots["f"].resting)
+        frames.hand_over(frames.take_spare("t", DEFAULT), None)
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        assert (await calling)["session_id"] == "s"
+
+
+async def test_a_frame_that_called_in_is_named(store: str, tmp_path: Path) -> None:
+    """Given a frame that called in, then the supervisor hears of it, with its pid, whether or not it saw it start."""
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        kernel.service.frames.calling({"frame": _identity(kernel, "f"), "number": 1})
+        assert kernel.service.frames.named() == {"f": 1}
+
+
+async def test_a_session_that_was_activated_since_it_was_found_ready_stays_where_it_is(
+    store: str, tmp_path: Path
+) -> None:
+    """Given a session that was found ready under epoch 1, and is at work under epoch 2, when a frame is to have it for
+    what was found, then that is refused."""
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        for number in (1, 2):
+            await kernel.service.step({"frame": _identity(kernel, "f"), "number": number})
+        frames = kernel.service.frames
+        other = frames.calling({"frame": _identity(kernel, "other"), "number": 1})
+        stale = Ready("s", DEFAULT, "s", "takeover", epoch=1)
+        with pytest.raises(Fenced, match="activated since"):
+            await kernel.service.journal.submit(frames.activation(other, stale), "s")
+        assert (await kernel.info("s"))["epoch"] == 2
+
+
+async def test_a_session_that_is_being_placed_is_placed_nowhere_else(store: str, tmp_path: Path) -> None:
+    """Given a session whose activation in one frame is being committed, when it is found ready again while another
+    frame rests, then that one does not get it before the first commit has failed."""
+    async with k.running(store, tmp_path, frames=0) as kernel, asyncio.timeout(20):
+        frames = kernel.service.frames
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        first = frames.calling({"frame": _identity(kernel, "first"), "number": 1})
+        frames.paging.remove("s")
+        calling = asyncio.create_task(kernel.service.step({"frame": _identity(kernel, "second"), "number": 1}))
+        await _until(lambda: "second" in frames.paging.slots and frames.paging.slots["second"].resting)
+        with frames.being_placed("s", first):
+            frames.paging.add(Ready("s", DEFAULT, "s", "ready"))
+            frames.dispatch()
+            await _until(lambda: not frames.chosen["s"])
+            await kernel.service.journal.submit(lambda tx: None)  # behind whatever was to be committed for it
+            assert (await kernel.info("s"))["epoch"] == 0
+        assert (await calling)["session_id"] == "s"
+
+
+async def test_a_session_that_was_fenced_behind_its_activation_goes_on(store: str, tmp_path: Path) -> None:
+    """Given a session whose activation is committed, when it is fenced and found ready under the next epoch before its
+    frame is given the work, then the frame does not keep it, and it queues."""
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        frames = kernel.service.frames
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        frames.paging.remove("s")
+        slot = frames.calling({"frame": _identity(kernel, "f"), "number": 1})
+        with frames.being_placed("s", slot):
+            work = await kernel.service.journal.submit(frames.activation(slot, Ready("s", DEFAULT, "s", "ready")), "s")
+            frames.queue(Ready("s", DEFAULT, "s", "ready", epoch=work["epoch"] + 1))
+            frames.given(slot, work)
+        assert (slot.session_id, list(frames.paging.ready)) == (None, ["s"])
+
+
+def _queued(kernel: k.Kernel) -> None:
+    kernel.service.frames.paging.add(Ready("s", DEFAULT, "s", "ready"))
+
+
+def _chosen(kernel: k.Kernel) -> None:
+    kernel.service.frames.chosen["s"] += 1
+
+
+@pytest.mark.parametrize("place", [_queued, _chosen])
+async def test_the_sweep_leaves_alone_what_left_its_place_since_rows_were_read(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Callable[[k.Kernel], None]
+) -> None:
+    """Given a session that is queued, or chosen for a frame, while the sweep reads its row, when it has left that place
+    before the sweep comes to it, then the sweep does nothing: that commit says what follows."""
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        service = kernel.service
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        service.frames.paging.remove("s")
+        active = service.reading.active
+
+        async def slow(*arguments: Any, **options: Any) -> Any:
+            rows = await active(*arguments, **options)
+            service.frames.paging.remove("s")
+            service.frames.chosen.clear()
+            return rows
+
+        place(kernel)
+        monkeypatch.setattr(service.reading, "active", slow)
+        await service.recovery.sweep_all(0)
+        assert (service.recovery.swept, service.frames.paging.ready) == (0, {})
+
+
+async def test_the_sweep_picks_up_what_nobody_knows(store: str, tmp_path: Path) -> None:
+    """Given a ready session whose wake-up was lost, when the sweep comes, then a frame gets it."""
+    async with k.running(store, tmp_path, frames=0) as kernel, asyncio.timeout(20):
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        kernel.service.frames.paging.remove("s")
+        await kernel.service.recovery.sweep_all(0)
+        work = await kernel.service.step({"frame": _identity(kernel, "f"), "number": 1})
+        assert (work["session_id"], kernel.service.recovery.swept) == ("s", 1)
+
+
+async def test_the_sweep_counts_a_death_for_a_session_in_a_frame_that_nobody_knows(store: str, tmp_path: Path) -> None:
+    """Given a session in a frame that is not known, not even as one that will call in, when the sweep comes, then its
+    death is committed before the session goes on."""
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        await kernel.service.step({"frame": _identity(kernel, "f"), "number": 1})
+        del kernel.service.frames.paging.slots["f"]
+        await kernel.service.recovery.sweep_all(0)
+        assert "session_crashed" in await kernel.types("s")

@@ -710,6 +710,35 @@ async def test_paging_is_no_repetition(tmp_path: Path) -> None:
     assert len(keys) == len(set(keys)) == 4 * (2 + 4 * 2 + 3 * 2)
 
 
+@hook("run_start")
+async def linger(context: HookContext) -> None:
+    """See a run start, with a point to wait at after that."""
+    seen("linger", context)
+    worker = k.WORKER.get()
+    assert worker is not None
+    await worker.kernel.point("run has been seen", worker)
+
+
+async def test_an_upgrade_is_a_repetition(kernel: k.Kernel) -> None:
+    """Given a run that its frame has begun with, and shown to a hook, when its session is upgraded before that is
+    committed, then another activation begins with it, and the hook is told that it may have seen the run before."""
+    shown, point = asyncio.Event(), kernel.point
+
+    async def waits(label: str, worker: k.Worker | None) -> None:
+        if label == "run has been seen" and not shown.is_set():
+            shown.set()
+            await k.never()
+        await point(label, worker)
+
+    kernel.point = waits  # type: ignore[method-assign]
+    await kernel.spawn("s", hooked("old", hooks=[linger], on_change="migrate", hash="old"))
+    await kernel.send("s")
+    await shown.wait()
+    await kernel.spawn("s", hooked("new", hooks=[linger], on_change="migrate", hash="new"))
+    run = await kernel.end("s")
+    assert (run["text"], [context.redone for context in told("run_start")]) == ("new", [False, True])
+
+
 async def test_a_failed_model_call(tmp_path: Path) -> None:
     """A model call that fails for good has no `after_model`, and the run's end is seen."""
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, faults=Faults(status_500=1.0)) as kernel:

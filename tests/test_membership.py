@@ -466,16 +466,17 @@ async def test_a_placement_that_nobody_uses_is_forgotten(machinery: Machinery, m
     assert set(supervisor._nodes["a"].stock._standbys) == {"", "used"}
 
 
-async def test_a_death_whose_watch_was_lost_is_told(machinery: Machinery) -> None:
-    """Given a frame that died, and a call that should have told of it and was lost, when a probe finds nobody there,
-    then the frame is watched anew, and its node's service hears of the death."""
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_a_death_whose_watch_was_lost_is_told(machinery: Machinery, lost: int) -> None:
+    """Given a frame that died, and calls that should have told of it and were lost, when probes find nobody there, then
+    the frame is watched anew, each time, and its node's service hears of the death."""
 
     class Lost(Frame):
         watched = 0
 
         async def watch(self) -> str:
             self.watched += 1
-            if self.watched == 1:
+            if self.watched <= lost:
                 await asyncio.Event().wait()
             raise ServiceGone("it died")
 
@@ -487,7 +488,7 @@ async def test_a_death_whose_watch_was_lost_is_told(machinery: Machinery) -> Non
     supervisor._spawn(supervisor._watch_frame(frame, supervisor._term))
     node = machinery.nodes["a"]
     await node.until(lambda: node.deaths == [frame.frame_id])
-    assert frame.watched == 2
+    assert frame.watched == lost + 1
 
 
 async def test_a_stranger_that_hangs_lives_until_it_was_killed(machinery: Machinery) -> None:

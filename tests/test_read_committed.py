@@ -94,6 +94,26 @@ async def test_a_takeover_before_the_sessions_lock_is_seen(db: Store, name: str)
     assert (row["node_id"], row["updated_at"], row["epoch"]) == ("node-3", 1, 1)
 
 
+async def test_who_has_locked_a_session_waits_for_no_other(db: Store) -> None:
+    """Given somebody who has locked session b, when an operation that has locked session s needs b as well, then it
+    lets go of s before it waits: whoever has b can get s, and afterwards the operation is done."""
+    await db.create("s")
+    await db.create("b")
+
+    def both(tx: Transaction) -> list[str]:
+        return [tx.session(session_id)["session_id"] for session_id in ("s", "b")]
+
+    lock = "SELECT 1 FROM session WHERE session_id = %s FOR UPDATE"
+    waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with psycopg.connect(db.database.dsn) as peer, psycopg.connect(db.database.dsn, autocommit=True) as watch:
+        peer.execute("SET deadlock_timeout = '10ms'")
+        peer.execute(lock, ["b"])
+        submitted = asyncio.create_task(db.journal.submit(both))
+        await eventually(lambda: watch.execute(waits).fetchone() is not None)
+        peer.execute(lock, ["s"])
+    assert await submitted == ["s", "b"]
+
+
 async def test_a_wakeup_that_is_cancelled_meanwhile_does_not_fire(db: Store) -> None:
     """Given a wakeup that fires while its cancellation is committed, then it does nothing."""
     await db.create("s")

@@ -11,7 +11,7 @@ from understudy.errors import UnderstudyError
 from . import operator
 from .cluster import Actor, Machine
 from .moments import Moments
-from .plan import SLOW_METHODS, Fault
+from .plan import Fault
 from .scheduler import Process
 
 if TYPE_CHECKING:
@@ -176,8 +176,7 @@ class Faults:
 
     def _slow_calls(self, fault: Fault) -> None:
         """For a while calls of one method are late, or its answers."""
-        method = SLOW_METHODS[min(int(fault.pick * len(SLOW_METHODS)), len(SLOW_METHODS) - 1)]
-        slow = self._world.cluster.slow
+        slow, method = self._world.cluster.slow, fault.method
         slow[method] = min(fault.seconds, 20.0) * (1 if fault.pick * 97 % 1 < 0.5 else -1)
         self._world.note(f"calls of {method} are late by {slow[method]:.3f} s")
         self._world.cluster.after(SLOW_SECONDS + fault.seconds, lambda: slow.pop(method, None))

@@ -92,6 +92,11 @@ class Fault:
     seconds: float = 0.0
     on: Trigger | None = None
 
+    @property
+    def method(self) -> str:
+        """Of `slow_calls`: the method whose calls are late."""
+        return SLOW_METHODS[min(int(self.pick * len(SLOW_METHODS)), len(SLOW_METHODS) - 1)]
+
     def __str__(self) -> str:
         lasts = f" for {self.seconds:.3f} s" if self.seconds else ""
         after = f" after {self.on.event} {self.on.count} {self.on.root_id}".rstrip() if self.on else ""
@@ -137,12 +142,13 @@ class Plan:
         return cls(**{**data, "work": work, "faults": tuple(Fault(**_triggered(fault)) for fault in data["faults"])})
 
     def features(self) -> set[str]:
-        """What occurs in it: kinds of faults, actions, budgets and tools; what its agents may do; and what happens at
-        which event (`kill_frame at tool_started`)."""
+        """What occurs in it: kinds of faults, actions, budgets and tools; what its agents may do; which calls are slow
+        (`slow commit`); and what happens at which event (`kill_frame at tool_started`)."""
         found = {"machines"} if self.machines > 1 else set()
         found |= {name for name in ("astray", "stuck") if getattr(self, name)}
         for item in (*self.faults, *(action for work in self.work for action in work.actions)):
             found |= {item.kind, f"{item.kind} at {item.on.event}"} if item.on else {item.kind}
+        found |= {f"slow {fault.method}" for fault in self.faults if fault.kind == "slow_calls"}
         for work in self.work:
             helpers = [*work.spec["agents"].values()]
             found |= {"grandchildren"} if any(helper["agents"] for helper in helpers) else set()
