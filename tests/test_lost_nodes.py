@@ -145,3 +145,15 @@ async def test_an_idle_session_of_a_lost_node_is_in_no_frame(store: str) -> None
         await db.do(activation.adopt, "other", ["other"])
         row = db.session()
         assert (row["node_id"], row["frame_id"], row["active"]) == ("other", None, 0)
+
+
+async def test_a_session_at_work_on_a_lost_node_has_no_pid_at_its_new_home(store: str) -> None:
+    """Given a session at work on a lost node, when it gets a new home, then it is in its frame still, but without a
+    pid: whoever notes that frame's death knows by this that its process may live."""
+    async with opened(store) as db:
+        await acting(db, started=True)
+        before = db.session()
+        assert before["actor_pid"] is not None
+        await db.do(activation.adopt, "other", ["other"])
+        row = db.session()
+        assert (row["node_id"], row["frame_id"], row["actor_pid"]) == ("other", before["frame_id"], None)

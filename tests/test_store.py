@@ -258,6 +258,20 @@ async def test_a_replayed_batch_returns_a_fresh_ack_and_changes_nothing(db: Stor
         await db.commit("s", 1, 1, **batch)
 
 
+async def test_a_frame_that_its_session_left_commits_nothing(db: Store) -> None:
+    """Given a session that left its frame with the batch it waits for a model with, and has its answer, then neither
+    that batch nor the next one is taken from the frame: another one will have the session."""
+    await db.asking()
+    await db.do(activation.park, db.held("s", 1))
+    assert (await db.ask("s", entries=(Message("user", "go", run_id="r"),))).ack.replayed  # it waits still
+    await db.answer("s")
+    before = db.session()
+    for number in (1, 2):
+        with pytest.raises(Fenced, match="left its frame"):
+            await db.commit("s", 1, number)
+    assert db.session() == before
+
+
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("accept"), st.integers(0, 3)),
