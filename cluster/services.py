@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -14,11 +15,12 @@ from understudy import logs
 from understudy.actors.code import search_also
 from understudy.config import Settings
 from understudy.environment import keep_for_tools
-from understudy.errors import InvalidConfiguration, ServiceGone
+from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.redaction import know, passwords
 from understudy.telemetry import telemetry_of
 from understudy.waiting import ticks
 
+from .channel import ChannelServer, Ticket
 from .guarding import SupervisorGuard
 from .ray_edge import (
     RAY_NAMESPACE,
@@ -30,12 +32,16 @@ from .ray_edge import (
     submitted,
     supervisor_here,
 )
-from .repeating import FRAME_PATIENCE, Answering, Repeating
+from .remote_node import Attempt, RemoteNode, SocketCalls
+from .repeating import Answering
 
 if TYPE_CHECKING:  # the frame's process imports this module and must stay light
     from .node_service import NodeService
 
 log = logging.getLogger(__name__)
+
+FRAME_CALLS = frozenset({"step", "commit", "reload", "interrupted", "specification", "blob"})
+"""What frames may call on their socket."""
 
 CALLS_AT_ONCE = 20_000
 """Pending calls per service: beyond it Ray lets calls wait silently, so it is set above what admission lets in."""
@@ -79,12 +85,29 @@ class NodeActor:
         self._node_id = node_id
         self._settings = settings
         self._answering = Answering()
+        self._channel = ChannelServer(f"node-{node_id[:12]}", self._called)
+        self._opening = asyncio.Lock()
         self._guarding: asyncio.Task[None] | None = None
         self._farewell = Farewell(node_id, self._host, lambda: supervisor_handle(settings))
 
     async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
         """Any of the methods below, for a caller that repeats itself (`Repeating`)."""
         return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
+
+    async def admit(self, frame_id: str) -> Ticket:
+        """A ticket for a frame of this machine. Raises `InvalidConfiguration` if no socket can be made."""
+        async with self._opening:
+            if not self._channel.path:
+                await self._channel.start()
+        return self._channel.admit(frame_id)
+
+    async def _called(self, frame_id: str, call_id: str, method: str, arguments: list[Any]) -> Any:
+        """A frame's call on its socket."""
+        if method not in FRAME_CALLS:
+            raise InvalidInput(f"a frame can't call {method!r}")
+        if method in ("step", "commit") and arguments[0]["frame"]["frame_id"] != frame_id:
+            raise InvalidInput("a frame can't call for another one")
+        return await self.repeated(call_id, method, *arguments)
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
         node = await self._node()
@@ -189,28 +212,8 @@ class NodeActor:
 
     async def stop(self) -> None:
         """Commit what was submitted and let go of the store."""
+        await self._channel.close()
         await self._host.close()
-
-
-class RemoteNode:
-    """The node service as a frame reaches it."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-        self._repeating = Repeating(FRAME_PATIENCE)
-
-    def __getattr__(self, method: str) -> Any:
-        async def call(*arguments: Any) -> Any:
-            def attempt(call_id: str) -> Any:
-                return settle(submitted(lambda: self._handle.repeated.remote(call_id, method, *arguments)))
-
-            try:
-                return await self._repeating.call(attempt)
-            except ServiceGone as error:
-                log.warning("the node service is gone for good: %s", error)
-                os._exit(1)
-
-        return call
 
 
 @ray.remote(
@@ -233,7 +236,8 @@ class FrameActor:
         except InvalidConfiguration as error:
             self._unusable = error
         search_also(code_path, code_path_after)
-        self._frame = Frame(RemoteNode(node), frame_id, node_id, placement)
+        here = node_id == ray.get_runtime_context().get_node_id()
+        self._frame = Frame(RemoteNode(_calls(node, frame_id, here=here)), frame_id, node_id, placement)
         self._run: asyncio.Task[None] | None = None
         self._probed = time.monotonic()
 
@@ -268,6 +272,18 @@ class FrameActor:
     async def probe(self) -> dict[str, float]:
         self._probed = time.monotonic()
         return {**self._frame.health(), "pid": os.getpid()}
+
+
+def _calls(node: Any, frame_id: str, *, here: bool) -> Attempt:
+    """How a frame calls its node service: on its socket if that is on this machine, else through Ray."""
+
+    async def admit() -> Ticket:
+        return Ticket(*await settle(submitted(lambda: node.admit.remote(frame_id))))
+
+    def through_ray(call_id: str, method: str, *arguments: Any) -> Awaitable[Any]:
+        return settle(submitted(lambda: node.repeated.remote(call_id, method, *arguments)))
+
+    return SocketCalls(admit) if here else through_ray
 
 
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 2})

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from understudy.actors.tools import tool
-from understudy.cluster import services
+from understudy.cluster import remote_node
+from understudy.cluster.remote_node import RemoteNode
 from understudy.cluster.repeating import Answering, Joining, Patience, Repeating
-from understudy.cluster.services import RemoteNode
 from understudy.errors import ServiceGone, StaleGeneration, StoreUnreachable
 
 from . import kernel as k
@@ -39,7 +39,7 @@ async def held() -> str:
 
 
 class Handle:
-    """The actor of a kernel's node service, as its callers reach it; counts what it is asked and has not answered."""
+    """A kernel's node service, as its callers reach it; counts what it is asked and has not answered."""
 
     def __init__(self, kernel: k.Kernel) -> None:
         self.kernel = kernel
@@ -47,9 +47,8 @@ class Handle:
         self.pending: set[asyncio.Task[Any]] = set()
         self.changed = asyncio.Event()
         self.answering = Answering()
-        self.repeated = self
 
-    def remote(self, call_id: str, method: str, *arguments: Any) -> asyncio.Future[Any]:
+    def __call__(self, call_id: str, method: str, *arguments: Any) -> asyncio.Future[Any]:
         self.asked += 1
         self.changed.set()
         task = asyncio.get_running_loop().create_task(self._answer(call_id, method, *arguments))
@@ -94,8 +93,7 @@ async def test_repetitions_do_not_pile_up(
 ) -> None:
     """Given a store that is gone, when a frame and a client repeat their calls again and again, then the service has
     each call once with one operation, and after the outage each was done once and no call is left."""
-    monkeypatch.setattr(services, "submitted", lambda call: call())
-    monkeypatch.setattr(services, "FRAME_PATIENCE", Patience(attempt=0.1))
+    monkeypatch.setattr(remote_node, "FRAME_PATIENCE", Patience(attempt=0.1))
     Gate.begun, Gate.opened = asyncio.Event(), asyncio.Event()
     async with k.running(mortal_server.database(), tmp_path, frames=0) as kernel:
         handle = Handle(kernel)
@@ -106,7 +104,7 @@ async def test_repetitions_do_not_pile_up(
         mortal_server.kill()
         send = ("send", "s", {"run_id": "r2", "content": "again"}, "a client's")
         client = Repeating(Patience(attempt=0.1))
-        sending = asyncio.create_task(client.call(lambda call_id: handle.remote(call_id, *send)))
+        sending = asyncio.create_task(client.call(lambda call_id: handle(call_id, *send)))
         Gate.opened.set()
         await handle.until_asked(2 * REPETITIONS)
         found = len(handle.answering), len(handle.pending), queued(kernel)

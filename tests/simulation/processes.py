@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from understudy.actors.frame import Frame
 from understudy.actors.gateway import Gateway
 from understudy.cluster.guarding import SupervisorGuard
 from understudy.cluster.node_service import NodeConfig, NodeService
-from understudy.cluster.repeating import FRAME_PATIENCE, SUPERVISOR_PATIENCE, Answering, Joining, Repeating
+from understudy.cluster.remote_node import RemoteNode
+from understudy.cluster.repeating import SUPERVISOR_PATIENCE, Answering, Joining
 from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
 from understudy.errors import ClusterError, ServiceGone, UnderstudyError
@@ -206,31 +207,28 @@ class NodeProcess:
         return {"silent": now - self._beat, "journal": journal.silence(), "failing": journal.failing()}
 
 
-class NodeLink:
-    """A frame's way to its node service (`services.RemoteNode`)."""
+class NodeLink(RemoteNode):
+    """A frame's way to its node service."""
 
     def __init__(self, world: World, actor: Actor, node: Actor) -> None:
+        def attempt(call_id: str, method: str, *arguments: Any) -> Any:
+            return world.call(node, "repeated", call_id, method, *arguments, here=actor.machine)
+
+        super().__init__(attempt)
         self._world = world
         self._actor = actor
-        self._node = node
-        self._repeating = Repeating(FRAME_PATIENCE)
         self._served: set[tuple[str, int]] = set()
 
-    def __getattr__(self, method: str) -> Any:
-        async def call(*arguments: Any) -> Any:
-            def attempt(call_id: str) -> Any:
-                return self._world.call(self._node, "repeated", call_id, method, *arguments, here=self._actor.machine)
+    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
+        answer = await super().step(call)
+        if answer["kind"] == "work":
+            self._check_work(answer)
+        return answer
 
-            try:
-                answer = await self._repeating.call(attempt)
-                if method == "step" and answer["kind"] == "work":
-                    self._check_work(answer)
-                return answer
-            except ServiceGone:
-                self._world.scheduler.world.soon(self._actor.kill)
-                await asyncio.Event().wait()
-
-        return call
+    async def _leave(self) -> NoReturn:
+        self._world.scheduler.world.soon(self._actor.kill)
+        await asyncio.Event().wait()
+        raise AssertionError
 
     def _check_work(self, work: dict[str, Any]) -> None:
         """A process has sessions of its placement only; one for a single activation has no other."""
