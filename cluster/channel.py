@@ -95,6 +95,9 @@ class Ticket(NamedTuple):
 Answer = Callable[[str, str, str, list[Any]], Awaitable[Any]]
 """Does what a call asks for: who calls (`Ticket.peer`), the call's id, its method and arguments."""
 
+Ended = Callable[[str, int], None]
+"""Hears of the end of a client's last connection: whose it was, and the pid that its process had here (0: unknown)."""
+
 
 def socket_directory() -> Path:
     """A directory for sockets that nobody but this user may enter.
@@ -132,6 +135,7 @@ class _Connection(asyncio.Protocol):
         self._encoder = msgspec.msgpack.Encoder()
         self.transport: asyncio.Transport | None = None
         self.peer = ""
+        self.pid = 0
         self.under_way = 0
         self.writable = asyncio.Event()
         self.writable.set()
@@ -226,9 +230,10 @@ class ChannelServer:
         name: of the socket, within `socket_directory`. The sockets of processes that were killed are removed there.
     """
 
-    def __init__(self, name: str, answer: Answer) -> None:
+    def __init__(self, name: str, answer: Answer, ended: Ended = lambda _peer, _pid: None) -> None:
         self._name = name
         self._answer = answer
+        self._ended = ended
         self._tokens: dict[str, str] = {}
         self._connections: dict[str, _Connection] = {}
         self._open: set[_Connection] = set()
@@ -297,7 +302,8 @@ class ChannelServer:
 
     def _let_in(self, connection: _Connection, message: Message) -> None:
         assert connection.transport is not None
-        if _user(connection.transport) != os.getuid():
+        pid, user = _process(connection.transport)
+        if user != os.getuid():
             raise InvalidInput("it is of another user")
         if not isinstance(message, Hello):
             raise InvalidInput("it does not say who it is")
@@ -308,7 +314,7 @@ class ChannelServer:
         earlier = self._connections.get(message.peer)
         if earlier is not None:
             earlier.close()
-        connection.peer = message.peer
+        connection.peer, connection.pid = message.peer, pid
         self._connections[message.peer] = connection
 
     async def _answered(self, connection: _Connection, call: Call) -> None:
@@ -336,6 +342,7 @@ class ChannelServer:
         self._open.discard(connection)
         if self._connections.get(connection.peer) is connection:
             del self._connections[connection.peer]
+            self._ended(connection.peer, connection.pid)
 
 
 class Channel:
@@ -427,12 +434,12 @@ class Channel:
                 retrieve_error(answer)
 
 
-def _user(transport: asyncio.Transport) -> int:
-    """The user whose process is at the other end (`unix(7)`, SO_PEERCRED)."""
+def _process(transport: asyncio.Transport) -> tuple[int, int]:
+    """The process at the other end, and its user (`unix(7)`, SO_PEERCRED)."""
     credentials = struct.Struct("3i")
     found = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
-    _, user, _ = credentials.unpack(found)
-    return int(user)
+    pid, user, _ = credentials.unpack(found)
+    return int(pid), int(user)
 
 
 def _is_dead(path: Path) -> bool:

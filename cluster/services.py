@@ -15,12 +15,13 @@ from understudy import logs
 from understudy.actors.code import search_also
 from understudy.config import Settings
 from understudy.environment import keep_for_tools
-from understudy.errors import InvalidConfiguration, InvalidInput
+from understudy.errors import InvalidConfiguration
 from understudy.redaction import know, passwords
 from understudy.telemetry import telemetry_of
 from understudy.waiting import ticks
 
-from .channel import ChannelServer, Ticket
+from .channel import Ticket
+from .frame_socket import FrameSocket
 from .guarding import SupervisorGuard
 from .ray_edge import (
     RAY_NAMESPACE,
@@ -39,9 +40,6 @@ if TYPE_CHECKING:  # the frame's process imports this module and must stay light
     from .node_service import NodeService
 
 log = logging.getLogger(__name__)
-
-FRAME_CALLS = frozenset({"step", "commit", "reload", "interrupted", "specification", "blob"})
-"""What frames may call on their socket."""
 
 CALLS_AT_ONCE = 20_000
 """Pending calls per service: beyond it Ray lets calls wait silently, so it is set above what admission lets in."""
@@ -85,8 +83,7 @@ class NodeActor:
         self._node_id = node_id
         self._settings = settings
         self._answering = Answering()
-        self._channel = ChannelServer(f"node-{node_id[:12]}", self._called)
-        self._opening = asyncio.Lock()
+        self._socket = FrameSocket(node_id, self._node, self.repeated)
         self._guarding: asyncio.Task[None] | None = None
         self._farewell = Farewell(node_id, self._host, lambda: supervisor_handle(settings))
 
@@ -95,19 +92,8 @@ class NodeActor:
         return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
 
     async def admit(self, frame_id: str) -> Ticket:
-        """A ticket for a frame of this machine. Raises `InvalidConfiguration` if no socket can be made."""
-        async with self._opening:
-            if not self._channel.path:
-                await self._channel.start()
-        return self._channel.admit(frame_id)
-
-    async def _called(self, frame_id: str, call_id: str, method: str, arguments: list[Any]) -> Any:
-        """A frame's call on its socket."""
-        if method not in FRAME_CALLS:
-            raise InvalidInput(f"a frame can't call {method!r}")
-        if method in ("step", "commit") and arguments[0]["frame"]["frame_id"] != frame_id:
-            raise InvalidInput("a frame can't call for another one")
-        return await self.repeated(call_id, method, *arguments)
+        """See `FrameSocket.admit`."""
+        return await self._socket.admit(frame_id)
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
         node = await self._node()
@@ -212,7 +198,7 @@ class NodeActor:
 
     async def stop(self) -> None:
         """Commit what was submitted and let go of the store."""
-        await self._channel.close()
+        await self._socket.close()
         await self._host.close()
 
 

@@ -323,7 +323,7 @@ async def test_whoever_says_nothing_is_shown_the_door(monkeypatch: pytest.Monkey
 
 async def test_another_user_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ticket is of no use to a process of another user."""
-    monkeypatch.setattr(under_test, "_user", lambda _transport: os.getuid() + 1)
+    monkeypatch.setattr(under_test, "_process", lambda _transport: (1, os.getuid() + 1))
     async with serving() as (service, server):
         assert await _refused(server.admit("f"))
         assert service.heard == []

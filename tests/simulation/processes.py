@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 ORPHAN_SECONDS = 300.0
 KILL_SECONDS = 6.0
+EOF_SECONDS = 0.002
+"""So long after a process's death its connections end."""
+
 CREATE_SECONDS = 120.0
 
 
@@ -120,6 +123,11 @@ class NodeProcess:
     async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
         return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
 
+    async def lost(self, frame_id: str) -> None:
+        """The end of a frame's process (`frame_socket.FrameSocket`)."""
+        with contextlib.suppress(UnderstudyError):
+            await (await self._node()).recovery.frame_died(frame_id, "process_died")
+
     # What frames call.
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
@@ -205,6 +213,13 @@ class NodeProcess:
         self.service.supervisor_heard = now
         journal = self.service.journal
         return {"silent": now - self._beat, "journal": journal.silence(), "failing": journal.failing()}
+
+
+def hear(world: World, node: Actor, frame_id: str) -> None:
+    """The node service of a frame's machine hears of the end of its process, as its socket has it."""
+    frame, process = world.cluster.frames[frame_id], node.process
+    if frame.machine is node.machine and process is not None and node.alive and node.target is not None:
+        process.spawn(node.target.lost(frame_id), f"{node.name}.lost")
 
 
 class NodeLink(RemoteNode):
@@ -429,6 +444,7 @@ class SimulatedMachinery:
             lambda actor: FrameProcess(world, actor, node.actor, frame_id, node.node_id, placement),
         )
         actor.ended.append(lambda: world.cluster.forget(actor))
+        actor.ended.append(lambda: world.cluster.after(EOF_SECONDS, hear, world, node.actor, frame_id))
         frame = FrameHandle(world, self._supervisor, actor, frame_id, placement)
         try:
             await asyncio.wait_for(frame.begin(), CREATE_SECONDS)

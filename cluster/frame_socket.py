@@ -1,0 +1,104 @@
+"""The node service's end of its frames' sockets: what they may call, and what the end of a connection tells. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from understudy.errors import InvalidInput, UnderstudyError
+
+from .channel import ChannelServer, Ticket
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+
+log = logging.getLogger(__name__)
+
+CALLS = frozenset({"step", "commit", "reload", "interrupted", "specification", "blob"})
+"""What frames may call."""
+
+END_SECONDS = 0.2
+"""So long after its connection a process may need to end."""
+
+SCARCE_MEMORY = 0.15
+"""Where a node has less than this share of its memory left, Ray may have killed a process for want of it."""
+
+
+class FrameSocket:
+    """Lets the frames of this machine in, and notices their ends.
+
+    Args:
+        node_id: of the service; a part of the socket's name.
+        node: the service, once it is started.
+        answer: has a call done: its id, method and arguments. It knows calls that are repeated.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        node: Callable[[], Awaitable[NodeService]],
+        answer: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._node = node
+        self._answer = answer
+        self._server = ChannelServer(f"node-{node_id[:12]}", self._called, self._ended)
+        self._starting = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def admit(self, frame_id: str) -> Ticket:
+        """A ticket for a frame. Raises `InvalidConfiguration` if no socket can be made."""
+        async with self._starting:
+            if not self._server.path:
+                await self._server.start()
+        return self._server.admit(frame_id)
+
+    async def close(self) -> None:
+        """End all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await self._server.close()
+
+    async def _called(self, frame_id: str, call_id: str, method: str, arguments: list[Any]) -> Any:
+        if method not in CALLS:
+            raise InvalidInput(f"a frame can't call {method!r}")
+        if method in ("step", "commit") and arguments[0]["frame"]["frame_id"] != frame_id:
+            raise InvalidInput("a frame can't call for another one")
+        return await self._answer(call_id, method, *arguments)
+
+    def _ended(self, frame_id: str, pid: int) -> None:
+        task = asyncio.get_running_loop().create_task(self._tell(frame_id, pid))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, frame_id: str, pid: int) -> None:
+        """Resume what a frame held, if its process has ended: the supervisor, which hears of it from Ray, comes later
+        and finds it done. Where memory is short its word is waited for, since Ray says what it killed."""
+        try:
+            if not await has_ended(pid, END_SECONDS):
+                return
+            node = await self._node()
+            memory = node.frames.measured
+            if memory is None or memory.free >= SCARCE_MEMORY * memory.total:
+                await node.recovery.frame_died(frame_id, "process_died")
+        except UnderstudyError as error:
+            log.info("the end of frame %s is left to the supervisor: %s", frame_id, error)
+
+
+async def has_ended(pid: int, seconds: float) -> bool:
+    """Whether a process of this machine ends within this time; False if it can't be seen from here."""
+    deadline = time.monotonic() + seconds
+    while pid > 0:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.001)
+    return False

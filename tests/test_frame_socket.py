@@ -1,0 +1,180 @@
+"""Frames on the socket of a real node service: what they may call, and what becomes of their sessions when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from understudy.cluster.channel import Channel
+from understudy.cluster.frame_socket import FrameSocket, has_ended
+from understudy.cluster.node_service import NodeService
+from understudy.cluster.repeating import Answering
+from understudy.errors import InvalidInput, ServiceGone
+from understudy.placement import DEFAULT
+from understudy.supervisor.capacity import Memory
+
+from . import kernel as k
+
+PATIENCE = 30.0
+
+CALL_IN = """
+import asyncio, json, os, sys
+from understudy.cluster.channel import Channel, Ticket
+
+async def call_in():
+    ticket = Ticket(*sys.argv[1:])
+    channel = await Channel.connect(ticket)
+    frame = {"frame_id": ticket.peer, "pid": os.getpid(), "node_id": "node", "placement": ""}
+    print(json.dumps(await channel.call("1", "step", {"frame": frame, "number": 1})), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(call_in())
+"""
+
+
+class Stage:
+    """A kernel without frames of its own, its socket, and frames in processes of their own."""
+
+    def __init__(self, kernel: k.Kernel) -> None:
+        self.kernel = kernel
+        self.processes: list[asyncio.subprocess.Process] = []
+        answering = Answering()
+
+        async def node() -> NodeService:
+            return kernel.service
+
+        async def answer(call_id: str, method: str, *arguments: Any) -> Any:
+            return await answering.answer(call_id, lambda: getattr(kernel.service, method)(*arguments))
+
+        self.socket = FrameSocket("node" * 8, node, answer)
+
+    async def frame(self, frame_id: str) -> tuple[asyncio.subprocess.Process, dict[str, Any]]:
+        """A process that calls in once, and its work."""
+        ticket = await self.socket.admit(frame_id)
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", CALL_IN, *ticket, stdout=PIPE)
+        self.processes.append(process)
+        assert process.stdout is not None
+        work: dict[str, Any] = json.loads(await process.stdout.readline())
+        return process, work
+
+    async def close(self) -> None:
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        await self.socket.close()
+
+
+def identity(frame_id: str) -> dict[str, Any]:
+    return {"frame_id": frame_id, "pid": 1, "node_id": "node", "placement": DEFAULT}
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # tmp_path is made first
+    with tempfile.TemporaryDirectory(prefix="us-") as made:
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        yield
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=0) as kernel:
+        made = Stage(kernel)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await kernel.spawn("s", k.spec(k.script("done")))
+                await kernel.send("s")
+                yield made
+        finally:
+            await made.close()
+
+
+async def test_the_end_of_a_frame_resumes_its_session(stage: Stage) -> None:
+    """Given a frame with a session, when its process is killed, then the node service hears of it from the socket, by
+    itself, and the next frame has the session under the next epoch."""
+    process, work = await stage.frame("first")
+    assert (work["session_id"], work["epoch"]) == ("s", 1)
+    process.kill()
+    crashed = (await stage.kernel.until("s", "session_crashed"))[-1]
+    assert (crashed["data"]["cause"], crashed["data"]["pid"]) == ("process_died", process.pid)
+    _, work = await stage.frame("second")
+    assert (work["session_id"], work["epoch"]) == ("s", 2)
+
+
+async def test_the_end_of_a_connection_is_no_death(stage: Stage) -> None:
+    """Given a frame whose connection ends while its process lives, then nobody takes it for dead, and it may connect
+    again."""
+    stage.kernel.service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
+    for _ in range(2):
+        channel = await Channel.connect(await stage.socket.admit("f"))
+        assert (await channel.call("1", "specification", "s"))["name"] == "agent"
+        await channel.close()
+        while not stage.socket._tasks:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await asyncio.gather(*stage.socket._tasks)
+    stage.kernel.service.recovery.frame_died.assert_not_called()
+
+
+@pytest.mark.parametrize(("free", "told"), [(14, False), (15, True)])
+async def test_where_memory_is_short_the_supervisor_says_why(stage: Stage, free: int, told: bool) -> None:
+    """Given a node that has little memory left, when a frame ends, then its service leaves the death to the
+    supervisor, which hears from Ray whether that has killed it."""
+    service = stage.kernel.service
+    process, _ = await stage.frame("f")
+    service.frames._memory = Memory(total=100, free=free)
+    service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
+    process.kill()
+    while not stage.socket._tasks:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await asyncio.gather(*stage.socket._tasks)
+    assert service.recovery.frame_died.called is told
+
+
+async def test_a_frame_calls_for_itself_only(stage: Stage) -> None:
+    """Whoever has a frame's connection, as code of the user's in that process may, can call what frames call, for that
+    frame; the store, other frames and the supervisor's calls are out of reach, and nothing changes."""
+    before = await stage.kernel.info("s")
+    channel = await Channel.connect(await stage.socket.admit("f"))
+    calls: list[tuple[Any, ...]] = [
+        ("request", "send", "s", {"content": "x"}), ("frame_died", "other", "process_died", 0.0, False),
+        ("take_up", 99, 1, []), ("acquire", "me", 1, "", "r"), ("stop",), ("close",), ("__class__",), ("journal",),
+        ("kill_process", 1), ("profiles",), ("register", {}), ("repeated", "1", "profiles"), ("admit", "other"),
+        ("step", {"frame": identity("other"), "number": 1}),
+        ("commit", {"frame": {"frame_id": "other"}, "batch": {}}),
+    ]  # fmt: skip
+    for number, (method, *arguments) in enumerate(calls):
+        with pytest.raises(InvalidInput, match="a frame can't call"):
+            await channel.call(str(number), method, *arguments)
+    await channel.close()
+    assert await stage.kernel.info("s") == before
+    assert stage.kernel.service.frames.paging.slots == {}
+
+
+async def test_a_frame_without_a_ticket_is_not_heard(stage: Stage) -> None:
+    """A ticket of another frame is of no use."""
+    ticket = await stage.socket.admit("f")
+    channel = await Channel.connect(ticket._replace(peer="other"))
+    with pytest.raises(ServiceGone):
+        await channel.call("1", "specification", "s")
+    await channel.close()
+
+
+async def test_what_has_ended() -> None:
+    """A process that lives has not ended; one that was killed has; one that is not seen from here can't be judged."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=PIPE)
+    assert not await has_ended(process.pid, 0.05)
+    process.kill()
+    assert await has_ended(process.pid, 10.0)  # asyncio's watcher has not reaped it, or has
+    await process.wait()
+    assert await has_ended(process.pid, 0.0)
+    assert not await has_ended(0, 0.0)
