@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import logging
 import os
 import secrets
@@ -40,6 +39,10 @@ CALLS_AT_ONCE = 1_000
 HELLO_SECONDS = 5.0
 """Who connects must say who it is within this time."""
 
+LARGE_NUMBER, HALF_CHARACTERS, PAIRS = 1, 2, 3
+"""MessagePack's extension types for what it has no others for: numbers beyond 64 bits and texts with halves of
+characters, as models write them, and objects that have such a text as a name."""
+
 LONGEST_PATH = 100
 """In bytes; Linux takes 107."""
 
@@ -58,7 +61,6 @@ class Call(msgspec.Struct, array_like=True, tag=1):
     call_id: str
     method: str
     arguments: Any
-    as_json: bool = False
 
 
 class Result(msgspec.Struct, array_like=True, tag=2):
@@ -66,7 +68,6 @@ class Result(msgspec.Struct, array_like=True, tag=2):
 
     number: int
     value: Any
-    as_json: bool = False
 
 
 class Failure(msgspec.Struct, array_like=True, tag=3):
@@ -100,7 +101,7 @@ Ended = Callable[[str, int], None]
 
 
 def socket_directory() -> Path:
-    """A directory for sockets that nobody but this user may enter.
+    """A directory for sockets that nobody but this user (and root) may enter.
 
     Raises:
         InvalidConfiguration: there is one of that name which another user made, or may enter.
@@ -114,6 +115,36 @@ def socket_directory() -> Path:
             "another directory for temporary files"
         )
     return path
+
+
+def _escaped(value: Any) -> Any:
+    """The value, with what MessagePack can't hold as extensions."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return msgspec.msgpack.Ext(HALF_CHARACTERS, value.encode("utf-8", "surrogatepass"))
+    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        size = value.bit_length() // 8 + 1
+        return msgspec.msgpack.Ext(LARGE_NUMBER, value.to_bytes(size, "big", signed=True))
+    elif isinstance(value, dict):
+        pairs = [(_escaped(key), _escaped(item)) for key, item in value.items()]
+        if any(isinstance(key, msgspec.msgpack.Ext) for key, _ in pairs):
+            return msgspec.msgpack.Ext(PAIRS, msgspec.msgpack.encode(pairs))
+        return dict(pairs)
+    elif isinstance(value, (list, tuple)):
+        return [_escaped(item) for item in value]
+    return value
+
+
+def _restored(code: int, data: memoryview) -> Any:
+    if code == LARGE_NUMBER:
+        return int.from_bytes(data, "big", signed=True)
+    if code == HALF_CHARACTERS:
+        return bytes(data).decode("utf-8", "surrogatepass")
+    if code == PAIRS:
+        return dict(msgspec.msgpack.decode(data, type=list[tuple[Any, Any]], ext_hook=_restored))
+    raise msgspec.ValidationError(f"extension {code} is not known")
 
 
 class _Connection(asyncio.Protocol):
@@ -131,7 +162,7 @@ class _Connection(asyncio.Protocol):
         self._lost = lost
         self._holds_back = holds_back
         self._buffer = bytearray()
-        self._decoder = msgspec.msgpack.Decoder(Message)
+        self._decoder = msgspec.msgpack.Decoder(Message, ext_hook=_restored)
         self._encoder = msgspec.msgpack.Encoder()
         self.transport: asyncio.Transport | None = None
         self.peer = ""
@@ -181,18 +212,9 @@ class _Connection(asyncio.Protocol):
     def _packed(self, message: Message) -> bytes:
         try:
             return self._encoder.encode(message)
-        except (OverflowError, UnicodeEncodeError, TypeError):
-            # Numbers beyond 64 bits and halves of characters, as models write them: JSON's escapes hold both.
-            if isinstance(message, Call):
-                return self._encoder.encode(
-                    Call(message.number, message.call_id, message.method, json.dumps(message.arguments), as_json=True)
-                )
-            if isinstance(message, Result):
-                return self._encoder.encode(Result(message.number, json.dumps(message.value), as_json=True))
-            if isinstance(message, Failure):
-                error = {**message.error, "message": ascii(message.error.get("message")), "details": {}}
-                return self._encoder.encode(Failure(message.number, error))
-            raise
+        except (OverflowError, UnicodeEncodeError):  # seldom: it is looked through only then
+            fields = {name: _escaped(getattr(message, name)) for name in message.__struct_fields__}
+            return self._encoder.encode(type(message)(**fields))
 
     def pause_writing(self) -> None:
         self.writable.clear()
@@ -303,7 +325,7 @@ class ChannelServer:
     def _let_in(self, connection: _Connection, message: Message) -> None:
         assert connection.transport is not None
         pid, user = _process(connection.transport)
-        if user != os.getuid():
+        if user not in (os.getuid(), 0):
             raise InvalidInput("it is of another user")
         if not isinstance(message, Hello):
             raise InvalidInput("it does not say who it is")
@@ -320,8 +342,8 @@ class ChannelServer:
     async def _answered(self, connection: _Connection, call: Call) -> None:
         reply: Message
         try:
-            arguments = json.loads(call.arguments) if call.as_json else call.arguments
-            reply = Result(call.number, await self._answer(connection.peer, call.call_id, call.method, arguments))
+            answer = await self._answer(connection.peer, call.call_id, call.method, call.arguments)
+            reply = Result(call.number, answer)
         except UnderstudyError as error:
             reply = Failure(call.number, error.to_wire())
         except asyncio.CancelledError:
@@ -333,6 +355,9 @@ class ChannelServer:
             connection.send(reply)
         except InvalidInput as error:
             connection.send(Failure(call.number, error.to_wire()))
+        except Exception as error:
+            log.exception("the answer to a call of %s by %s can't be sent", call.method, connection.peer)
+            connection.send(Failure(call.number, UnderstudyError(f"{type(error).__name__}: {error}").to_wire()))
         finally:
             connection.under_way -= 1
             if connection.under_way == CALLS_AT_ONCE - 1:
@@ -391,7 +416,7 @@ class Channel:
         """The answer to a call.
 
         Args:
-            arguments: JSON-compatible data, or bytes where no other argument needs JSON's escapes.
+            arguments: JSON-compatible data, and bytes; tuples arrive as lists.
 
         Raises:
             UnderstudyError: what the call raised.
@@ -424,7 +449,7 @@ class Channel:
         if isinstance(message, Failure):
             answer.set_exception(UnderstudyError.from_wire(message.error))
         else:
-            answer.set_result(json.loads(message.value) if message.as_json else message.value)
+            answer.set_result(message.value)
 
     def _end(self) -> None:
         self.lost = True

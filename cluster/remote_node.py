@@ -19,6 +19,9 @@ ADMIT_SECONDS = 5.0
 """How long a ticket is waited for before it is asked for again: what a service is asked that is killed can get lost."""
 
 
+CONNECT_TRIES = 3
+
+
 class Attempt(Protocol):
     """Makes one attempt of a call. Raises `ServiceGone` when the service can't be reached."""
 
@@ -80,25 +83,46 @@ class RemoteNode:
 class SocketCalls:
     """Calls of a service of this machine, on its socket; a connection that was lost is made anew.
 
+    Where no connection can be made the call takes the other way; so do all, if that happens `CONNECT_TRIES` times in a
+    row: another container or user can be on the same machine and not reach the socket.
+
     Args:
-        admit: asks the service for a ticket, on another way. Raises `ServiceGone`.
+        admit: asks the service for a ticket, on the other way. Raises `ServiceGone`.
+        otherwise: the other way.
     """
 
-    def __init__(self, admit: Callable[[], Awaitable[Ticket]]) -> None:
+    def __init__(self, admit: Callable[[], Awaitable[Ticket]], otherwise: Attempt) -> None:
         self._admit = admit
+        self._otherwise = otherwise
         self._channel: Channel | None = None
         self._connecting = asyncio.Lock()
+        self._failed = 0
 
     async def __call__(self, call_id: str, method: str, *arguments: Any) -> Any:
         """One attempt of a call. Raises what `Channel.call` raises."""
-        return await (await self._connected()).call(call_id, method, *arguments)
+        channel = await self._connected()
+        if channel is None:
+            return await self._otherwise(call_id, method, *arguments)
+        return await channel.call(call_id, method, *arguments)
 
-    async def _connected(self) -> Channel:
+    async def _connected(self) -> Channel | None:
+        if self._failed >= CONNECT_TRIES:
+            return None
         async with self._connecting:
             if self._channel is None or self._channel.lost:
                 try:
                     ticket = await asyncio.wait_for(self._admit(), ADMIT_SECONDS)
                 except TimeoutError:
                     raise ServiceGone(f"no ticket within {ADMIT_SECONDS:.0f} s") from None
-                self._channel = await Channel.connect(ticket)
+                try:
+                    self._channel, self._failed = await Channel.connect(ticket), 0
+                except ServiceGone as error:
+                    self._failed += 1
+                    log.log(logging.WARNING if self._failed == CONNECT_TRIES else logging.INFO, "%s", error.message)
+                    return None
             return self._channel
+
+    async def close(self) -> None:
+        """End the connection, if there is one."""
+        if self._channel is not None:
+            await self._channel.close()

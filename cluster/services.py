@@ -21,8 +21,8 @@ from understudy.telemetry import telemetry_of
 from understudy.waiting import ticks
 
 from .channel import Ticket
-from .frame_socket import FrameSocket
 from .guarding import SupervisorGuard
+from .node_socket import FRAME, NodeSocket
 from .ray_edge import (
     RAY_NAMESPACE,
     cluster_identity,
@@ -83,7 +83,7 @@ class NodeActor:
         self._node_id = node_id
         self._settings = settings
         self._answering = Answering()
-        self._socket = FrameSocket(node_id, self._node, self.repeated)
+        self._socket = NodeSocket(node_id, self._node, self._answer)
         self._guarding: asyncio.Task[None] | None = None
         self._farewell = Farewell(node_id, self._host, lambda: supervisor_handle(settings))
 
@@ -91,9 +91,15 @@ class NodeActor:
         """Any of the methods below, for a caller that repeats itself (`Repeating`)."""
         return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
 
-    async def admit(self, frame_id: str) -> Ticket:
-        """See `FrameSocket.admit`."""
-        return await self._socket.admit(frame_id)
+    async def _answer(self, call_id: str, method: str, *arguments: Any) -> Any:
+        """A call on the socket; one without an id is not repeated."""
+        if call_id:
+            return await self.repeated(call_id, method, *arguments)
+        return await getattr(self, method)(*arguments)
+
+    async def admit(self, role: str, name: str) -> Ticket:
+        """See `NodeSocket.admit`."""
+        return await self._socket.admit(role, name)
 
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
         node = await self._node()
@@ -264,12 +270,12 @@ def _calls(node: Any, frame_id: str, *, here: bool) -> Attempt:
     """How a frame calls its node service: on its socket if that is on this machine, else through Ray."""
 
     async def admit() -> Ticket:
-        return Ticket(*await settle(submitted(lambda: node.admit.remote(frame_id))))
+        return Ticket(*await settle(submitted(lambda: node.admit.remote(FRAME, frame_id))))
 
     def through_ray(call_id: str, method: str, *arguments: Any) -> Awaitable[Any]:
         return settle(submitted(lambda: node.repeated.remote(call_id, method, *arguments)))
 
-    return SocketCalls(admit) if here else through_ray
+    return SocketCalls(admit, through_ray) if here else through_ray
 
 
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 2})

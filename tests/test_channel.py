@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from understudy.cluster import channel as under_test
 from understudy.cluster.channel import Channel, ChannelServer, Ticket
-from understudy.cluster.remote_node import RemoteNode, SocketCalls
+from understudy.cluster.remote_node import CONNECT_TRIES, RemoteNode, SocketCalls
 from understudy.errors import Fenced, InvalidConfiguration, InvalidInput, ServiceGone, UnderstudyError
 
 PATIENCE = 20.0
@@ -54,6 +54,8 @@ class Service:
                 raise Fenced("the activation is over", session_id="s", details={"epoch": 3})
             elif method == "fail":
                 raise ZeroDivisionError("by zero")
+            elif method == "nonsense":
+                return object()
             elif method == "cancel":
                 raise asyncio.CancelledError
             return arguments[0] if arguments else None
@@ -105,6 +107,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
+@example({"\ud800": [10**500, -(1 << 70), 1 << 64, -(1 << 63)]})
 def test_any_json_arrives_as_it_was(value: Any) -> None:
     """Whatever a user's data is, numbers beyond 64 bits and halves of characters included."""
 
@@ -132,7 +135,9 @@ async def test_errors_keep_their_class() -> None:
             await channel.call("2", "fail")
         with pytest.raises(ServiceGone):
             await channel.call("3", "cancel")
-        assert await channel.call("4", "echo", "still there") == "still there"
+        with pytest.raises(UnderstudyError, match="TypeError"):
+            await channel.call("4", "nonsense")
+        assert await channel.call("5", "echo", "still there") == "still there"
 
 
 async def test_a_call_that_was_given_up_disturbs_no_other() -> None:
@@ -231,11 +236,14 @@ async def test_a_frame_finds_the_next_service() -> None:
     async def admit() -> Ticket:
         return current.admit("f")
 
+    async def nowhere(_call_id: str, method: str, *_arguments: Any) -> Any:
+        raise AssertionError(f"{method} takes the other way")
+
     for server in servers:
         await server.start()
     second.may_answer.set()
     async with asyncio.timeout(PATIENCE):
-        node = RemoteNode(SocketCalls(admit))
+        node = RemoteNode(SocketCalls(admit, nowhere))
         waiting = asyncio.create_task(node._call("wait", "answer"))
         await first.begun.wait()
         current = servers[1]
@@ -258,6 +266,26 @@ async def test_a_client_that_ends_leaves_its_calls() -> None:
         assert await again.call("2", "echo", 1) == 1
         assert service.at_once == 0
         await again.close()
+
+
+async def test_who_does_not_reach_the_socket_takes_the_other_way() -> None:
+    """Given a socket that is not there, as from another container, then calls take the other way, and soon nobody looks
+    for the socket any more."""
+    tickets = 0
+
+    async def admit() -> Ticket:
+        nonlocal tickets
+        tickets += 1
+        return Ticket("/nowhere/at.sock", "f", "token")
+
+    async def other_way(call_id: str, method: str, *arguments: Any) -> Any:
+        return call_id, method, arguments
+
+    calls = SocketCalls(admit, other_way)
+    assert [await calls(str(number), "echo", number) for number in range(5)] == [
+        (str(number), "echo", (number,)) for number in range(5)
+    ]
+    assert tickets == CONNECT_TRIES
 
 
 # Who is let in.
@@ -322,11 +350,13 @@ async def test_whoever_says_nothing_is_shown_the_door(monkeypatch: pytest.Monkey
 
 
 async def test_another_user_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ticket is of no use to a process of another user."""
-    monkeypatch.setattr(under_test, "_process", lambda _transport: (1, os.getuid() + 1))
+    """A ticket is of no use to a process of another user; root's may come in."""
+    monkeypatch.setattr(under_test, "_process", lambda _transport: (1, 4711))
     async with serving() as (service, server):
         assert await _refused(server.admit("f"))
         assert service.heard == []
+        monkeypatch.setattr(under_test, "_process", lambda _transport: (1, 0))
+        assert not await _refused(server.admit("f"))
 
 
 async def test_the_socket_is_for_one_user(directory: Path) -> None:

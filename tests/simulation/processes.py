@@ -124,7 +124,7 @@ class NodeProcess:
         return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
 
     async def lost(self, frame_id: str) -> None:
-        """The end of a frame's process (`frame_socket.FrameSocket`)."""
+        """The end of a frame's process (`node_socket.NodeSocket`)."""
         with contextlib.suppress(UnderstudyError):
             await (await self._node()).recovery.frame_died(frame_id, "process_died")
 

@@ -1,4 +1,4 @@
-"""The node service's end of its frames' sockets: what they may call, and what the end of a connection tells. No Ray."""
+"""The node service's socket: who may call what there, and what the end of a connection tells. No Ray."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CALLS = frozenset({"step", "commit", "reload", "interrupted", "specification", "blob"})
-"""What frames may call."""
+FRAME, CLIENT = "frame", "client"
+
+CALLS = {
+    FRAME: frozenset({"step", "commit", "reload", "interrupted", "specification", "blob"}),
+    CLIENT: frozenset({"request", "metrics_address"}),
+}
+"""What each role may call."""
 
 END_SECONDS = 0.2
 """So long after its connection a process may need to end."""
@@ -29,8 +34,8 @@ SCARCE_MEMORY = 0.15
 """Where a node has less than this share of its memory left, Ray may have killed a process for want of it."""
 
 
-class FrameSocket:
-    """Lets the frames of this machine in, and notices their ends.
+class NodeSocket:
+    """Lets frames and clients of this machine in, and notices the ends of frames.
 
     Args:
         node_id: of the service; a part of the socket's name.
@@ -50,12 +55,16 @@ class FrameSocket:
         self._starting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def admit(self, frame_id: str) -> Ticket:
-        """A ticket for a frame. Raises `InvalidConfiguration` if no socket can be made."""
+    async def admit(self, role: str, name: str) -> Ticket:
+        """A ticket for a frame, by its id, or for a client.
+
+        Raises:
+            InvalidConfiguration: no socket can be made.
+        """
         async with self._starting:
             if not self._server.path:
                 await self._server.start()
-        return self._server.admit(frame_id)
+        return self._server.admit(f"{role}/{name}")
 
     async def close(self) -> None:
         """End all connections."""
@@ -63,14 +72,18 @@ class FrameSocket:
             task.cancel()
         await self._server.close()
 
-    async def _called(self, frame_id: str, call_id: str, method: str, arguments: list[Any]) -> Any:
-        if method not in CALLS:
-            raise InvalidInput(f"a frame can't call {method!r}")
-        if method in ("step", "commit") and arguments[0]["frame"]["frame_id"] != frame_id:
+    async def _called(self, peer: str, call_id: str, method: str, arguments: list[Any]) -> Any:
+        role, _, name = peer.partition("/")
+        if method not in CALLS[role]:
+            raise InvalidInput(f"a {role} can't call {method!r}")
+        if method in ("step", "commit") and arguments[0]["frame"]["frame_id"] != name:
             raise InvalidInput("a frame can't call for another one")
         return await self._answer(call_id, method, *arguments)
 
-    def _ended(self, frame_id: str, pid: int) -> None:
+    def _ended(self, peer: str, pid: int) -> None:
+        role, _, frame_id = peer.partition("/")
+        if role != FRAME:
+            return
         task = asyncio.get_running_loop().create_task(self._tell(frame_id, pid))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -16,8 +16,8 @@ from unittest.mock import AsyncMock
 import pytest
 
 from understudy.cluster.channel import Channel
-from understudy.cluster.frame_socket import FrameSocket, has_ended
 from understudy.cluster.node_service import NodeService
+from understudy.cluster.node_socket import CLIENT, FRAME, NodeSocket, has_ended
 from understudy.cluster.repeating import Answering
 from understudy.errors import InvalidInput, ServiceGone
 from understudy.placement import DEFAULT
@@ -34,7 +34,7 @@ from understudy.cluster.channel import Channel, Ticket
 async def call_in():
     ticket = Ticket(*sys.argv[1:])
     channel = await Channel.connect(ticket)
-    frame = {"frame_id": ticket.peer, "pid": os.getpid(), "node_id": "node", "placement": ""}
+    frame = {"frame_id": ticket.peer.partition("/")[2], "pid": os.getpid(), "node_id": "node", "placement": ""}
     print(json.dumps(await channel.call("1", "step", {"frame": frame, "number": 1})), flush=True)
     await asyncio.Event().wait()
 
@@ -56,16 +56,27 @@ class Stage:
         async def answer(call_id: str, method: str, *arguments: Any) -> Any:
             return await answering.answer(call_id, lambda: getattr(kernel.service, method)(*arguments))
 
-        self.socket = FrameSocket("node" * 8, node, answer)
+        self.socket = NodeSocket("node" * 8, node, answer)
 
     async def frame(self, frame_id: str) -> tuple[asyncio.subprocess.Process, dict[str, Any]]:
         """A process that calls in once, and its work."""
-        ticket = await self.socket.admit(frame_id)
+        ticket = await self.socket.admit(FRAME, frame_id)
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", CALL_IN, *ticket, stdout=PIPE)
         self.processes.append(process)
         assert process.stdout is not None
         work: dict[str, Any] = json.loads(await process.stdout.readline())
         return process, work
+
+    def when_an_end_is_dealt_with(self) -> asyncio.Event:
+        """Set once the socket has dealt with the next end of a connection."""
+        done, tell = asyncio.Event(), self.socket._tell
+
+        async def watched(frame_id: str, pid: int) -> None:
+            await tell(frame_id, pid)
+            done.set()
+
+        self.socket._tell = watched  # type: ignore[method-assign]
+        return done
 
     async def close(self) -> None:
         for process in self.processes:
@@ -116,12 +127,11 @@ async def test_the_end_of_a_connection_is_no_death(stage: Stage) -> None:
     again."""
     stage.kernel.service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
     for _ in range(2):
-        channel = await Channel.connect(await stage.socket.admit("f"))
+        channel = await Channel.connect(await stage.socket.admit(FRAME, "f"))
         assert (await channel.call("1", "specification", "s"))["name"] == "agent"
+        done = stage.when_an_end_is_dealt_with()
         await channel.close()
-        while not stage.socket._tasks:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        await asyncio.gather(*stage.socket._tasks)
+        await done.wait()
     stage.kernel.service.recovery.frame_died.assert_not_called()
 
 
@@ -133,10 +143,9 @@ async def test_where_memory_is_short_the_supervisor_says_why(stage: Stage, free:
     process, _ = await stage.frame("f")
     service.frames._memory = Memory(total=100, free=free)
     service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
+    done = stage.when_an_end_is_dealt_with()
     process.kill()
-    while not stage.socket._tasks:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    await asyncio.gather(*stage.socket._tasks)
+    await done.wait()
     assert service.recovery.frame_died.called is told
 
 
@@ -144,11 +153,11 @@ async def test_a_frame_calls_for_itself_only(stage: Stage) -> None:
     """Whoever has a frame's connection, as code of the user's in that process may, can call what frames call, for that
     frame; the store, other frames and the supervisor's calls are out of reach, and nothing changes."""
     before = await stage.kernel.info("s")
-    channel = await Channel.connect(await stage.socket.admit("f"))
+    channel = await Channel.connect(await stage.socket.admit(FRAME, "f"))
     calls: list[tuple[Any, ...]] = [
         ("request", "send", "s", {"content": "x"}), ("frame_died", "other", "process_died", 0.0, False),
         ("take_up", 99, 1, []), ("acquire", "me", 1, "", "r"), ("stop",), ("close",), ("__class__",), ("journal",),
-        ("kill_process", 1), ("profiles",), ("register", {}), ("repeated", "1", "profiles"), ("admit", "other"),
+        ("kill_process", 1), ("profiles",), ("register", {}), ("repeated", "1", "profiles"), ("admit", "frame", "x"),
         ("step", {"frame": identity("other"), "number": 1}),
         ("commit", {"frame": {"frame_id": "other"}, "batch": {}}),
     ]  # fmt: skip
@@ -160,10 +169,19 @@ async def test_a_frame_calls_for_itself_only(stage: Stage) -> None:
     assert stage.kernel.service.frames.paging.slots == {}
 
 
+async def test_a_client_makes_requests_only(stage: Stage) -> None:
+    """A client's ticket is none of a frame: it can't step or commit."""
+    channel = await Channel.connect(await stage.socket.admit(CLIENT, "c"))
+    for method in ("step", "commit", "reload", "blob", "frame_died", "take_up"):
+        with pytest.raises(InvalidInput, match="a client can't call"):
+            await channel.call("1", method, {})
+    await channel.close()
+
+
 async def test_a_frame_without_a_ticket_is_not_heard(stage: Stage) -> None:
     """A ticket of another frame is of no use."""
-    ticket = await stage.socket.admit("f")
-    channel = await Channel.connect(ticket._replace(peer="other"))
+    ticket = await stage.socket.admit(FRAME, "f")
+    channel = await Channel.connect(ticket._replace(peer="frame/other"))
     with pytest.raises(ServiceGone):
         await channel.call("1", "specification", "s")
     await channel.close()
