@@ -265,6 +265,7 @@ class Connection:
         for wanted in self._placements.values():
             wanted.cancel()
         await self.follower.close()
+        await self.nodes.close()
 
     async def shutdown(self) -> None:
         """End the services, and the console that shows them."""

@@ -10,8 +10,12 @@ from typing import Any
 
 from understudy.config import Settings
 from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError
+from understudy.identifiers import new_identifier
 
-from .ray_edge import find_actor, settle, submitted
+from .channel import Ticket
+from .node_socket import CLIENT
+from .ray_edge import find_actor, own_node, settle, submitted
+from .remote_node import Attempt, SocketCalls
 from .repeating import CLIENT_PATIENCE, Repeating
 from .services import node_name
 
@@ -41,6 +45,9 @@ class NodeDirectory:
         self._learned = time.monotonic()
         self._turn = random.randrange(1_000)
         self._learning: asyncio.Task[None] | None = None
+        self._name = new_identifier()
+        self._here: str | None = None
+        self._socket = SocketCalls(self._admit, self._otherwise)
 
     async def update(self, directory: dict[str, Any]) -> None:
         """Take over what the supervisor says (`Supervisor.directory`)."""
@@ -135,14 +142,19 @@ class NodeDirectory:
 
         try:
             return await Repeating(CLIENT_PATIENCE).call(
-                lambda call_id: self.call(node_id, "repeated", call_id, "request", method, *arguments, timeout=None),
+                lambda call_id: self.call(node_id, "request", method, *arguments, call_id=call_id, timeout=None),
                 choose=choose,
             )
         except ServiceGone as error:
             raise ClusterUnreachable(f"the services don't answer: {error.message}") from None
 
-    async def call(self, node_id: str, method: str, *arguments: Any, timeout: float | None = REPEAT_SECONDS) -> Any:
-        """Call a method of a node's service, once.
+    async def call(
+        self, node_id: str, method: str, *arguments: Any, call_id: str = "", timeout: float | None = REPEAT_SECONDS
+    ) -> Any:  # fmt: skip
+        """Call a method of a node's service, once: on its socket if it is on this machine, else through Ray.
+
+        Args:
+            call_id: of the call whose attempt this is, if it is repeated.
 
         Raises:
             UnderstudyError: what the service raised.
@@ -152,4 +164,29 @@ class NodeDirectory:
         handle = self._handles.get(node_id)
         if handle is None:
             raise ServiceGone(f"node {node_id[:8]} has no service any more")
-        return await asyncio.wait_for(settle(submitted(lambda: getattr(handle, method).remote(*arguments))), timeout)
+        if self._here is None:
+            self._here = own_node()
+        way = self._socket if node_id == self._here else self._through_ray(node_id)
+        return await asyncio.wait_for(way(call_id, method, *arguments), timeout)
+
+    def _through_ray(self, node_id: str) -> Attempt:
+        handle = self._handles[node_id]
+
+        async def attempt(call_id: str, method: str, *arguments: Any) -> Any:
+            if call_id:
+                return await settle(submitted(lambda: handle.repeated.remote(call_id, method, *arguments)))
+            return await settle(submitted(lambda: getattr(handle, method).remote(*arguments)))
+
+        return attempt
+
+    async def _admit(self) -> Ticket:
+        """A ticket of the service on this machine."""
+        handle = self._handles[self._here or ""]
+        return Ticket(*await settle(submitted(lambda: handle.admit.remote(CLIENT, self._name))))
+
+    async def _otherwise(self, call_id: str, method: str, *arguments: Any) -> Any:
+        return await self._through_ray(self._here or "")(call_id, method, *arguments)
+
+    async def close(self) -> None:
+        """End the connection to this machine's service."""
+        await self._socket.close()

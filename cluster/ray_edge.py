@@ -76,6 +76,11 @@ def _death(error: RayError) -> dict[str, str]:
     return {"cause": "out_of_memory"} if told or isinstance(error, OutOfMemoryError) else {}
 
 
+def own_node() -> str:
+    """The id of the node that this process is on; empty for a client that reaches Ray from elsewhere (`ray://`)."""
+    return "" if ray.util.client.ray.is_connected() else str(ray.get_runtime_context().get_node_id())
+
+
 def submitted(call: Callable[[], Any]) -> Any:
     """Submit an actor call. Ray refuses some at once: those to an actor that its head no longer knows.
 

@@ -28,6 +28,7 @@ from .ray_edge import (
     cluster_identity,
     find_actor,
     kill_process,
+    own_node,
     process_identity,
     settle,
     submitted,
@@ -228,8 +229,8 @@ class FrameActor:
         except InvalidConfiguration as error:
             self._unusable = error
         search_also(code_path, code_path_after)
-        here = node_id == ray.get_runtime_context().get_node_id()
-        self._frame = Frame(RemoteNode(_calls(node, frame_id, here=here)), frame_id, node_id, placement)
+        calls = _calls(node, frame_id, here=node_id == own_node())
+        self._frame = Frame(RemoteNode(calls), frame_id, node_id, placement)
         self._run: asyncio.Task[None] | None = None
         self._probed = time.monotonic()
 

@@ -30,9 +30,9 @@ class Nodes(NodeDirectory):
     async def update(self, directory: dict[str, Any]) -> None:
         self._handles = {node["node_id"]: None for node in directory["nodes"]}
 
-    async def call(self, node_id: str, method: str, *arguments: Any, timeout: float | None = 0.0) -> Any:
-        if method == "repeated":
-            _, method, *arguments = arguments  # type: ignore[assignment]
+    async def call(
+        self, node_id: str, method: str, *arguments: Any, call_id: str = "", timeout: float | None = 0.0
+    ) -> Any:  # fmt: skip
         request = str(arguments[0])
         self.asked.append((node_id, request))
         if node_id in self.dead:

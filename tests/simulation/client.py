@@ -73,11 +73,15 @@ class Directory(NodeDirectory):
         found = {node_id: actors[name] for node_id, name in names.items() if name in actors}
         self._handles = found or self._handles
 
-    async def call(self, node_id: str, method: str, *arguments: Any, timeout: float | None = REPEAT_SECONDS) -> Any:
+    async def call(
+        self, node_id: str, method: str, *arguments: Any, call_id: str = "", timeout: float | None = REPEAT_SECONDS
+    ) -> Any:  # fmt: skip
         """See `NodeDirectory.call`."""
         handle = self._handles.get(node_id)
         if handle is None:
             raise ServiceGone(f"node {node_id} has no service any more")
+        if call_id:
+            method, arguments = "repeated", (call_id, method, *arguments)
         return await asyncio.wait_for(self._world.call(handle, method, *arguments, here=self._here), timeout)
 
 
