@@ -20,7 +20,7 @@ import struct
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -171,10 +171,10 @@ class _Connection(asyncio.Protocol):
         self.writable = asyncio.Event()
         self.writable.set()
         self.ended = asyncio.Event()
+        self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
@@ -229,10 +229,10 @@ class _Connection(asyncio.Protocol):
         transport = self.transport
         if not self._holds_back or transport is None or transport.is_closing():
             return
-        if self.writable.is_set() and self.under_way < CALLS_AT_ONCE:
-            transport.resume_reading()
-        else:
-            transport.pause_reading()
+        paused = not self.writable.is_set() or self.under_way >= CALLS_AT_ONCE
+        if paused != self._paused:
+            self._paused = paused
+            (transport.pause_reading if paused else transport.resume_reading)()
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.writable.set()
