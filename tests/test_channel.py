@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -381,3 +383,18 @@ async def test_a_path_that_is_too_long_is_named(directory: Path, monkeypatch: py
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     with pytest.raises(InvalidConfiguration, match="too long"):
         await ChannelServer("node", Service().answer).start()
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_answers_come_in_any_order, test_bytes_travel, test_errors_keep_their_class,
+        test_a_call_that_was_given_up_disturbs_no_other, test_one_client_has_so_many_calls_at_once,
+        test_the_death_of_a_service_fails_what_it_was_asked, test_a_frame_finds_the_next_service,
+        test_a_client_that_ends_leaves_its_calls, test_only_a_ticket_lets_in,
+    ],
+)  # fmt: skip
+def test_uvloop(test: Any, request: pytest.FixtureRequest) -> None:
+    """The same where uvloop is the event loop, as in Ray's actors."""
+    fixtures = {name: request.getfixturevalue(name) for name in inspect.signature(test).parameters}
+    uvloop.run(test(**fixtures))
