@@ -30,8 +30,11 @@ from understudy.waiting import retrieve_error
 log = logging.getLogger(__name__)
 
 LENGTH = struct.Struct(">I")
-LARGEST_MESSAGE = 256 * 1024 * 1024
-"""In bytes. What is larger is refused where it would be sent."""
+LARGEST_MESSAGE = 1024 * 1024 * 1024
+"""In bytes; Ray's packages of code, the largest that is sent, have 512 MiB. More is refused where it would be sent."""
+
+MOST_TICKETS = 10_000
+"""So many tickets that nobody used are kept; the oldest go first."""
 
 CALLS_AT_ONCE = 1_000
 """So many calls of one client are worked at; more are not read before some of them are answered."""
@@ -42,6 +45,9 @@ HELLO_SECONDS = 5.0
 LARGE_NUMBER, HALF_CHARACTERS, PAIRS = 1, 2, 3
 """MessagePack's extension types for what it has no others for: numbers beyond 64 bits and texts with halves of
 characters, as models write them, and objects that have such a text as a name."""
+
+WELCOME = 0
+"""The number of the answer to a `Hello`."""
 
 LONGEST_PATH = 100
 """In bytes; Linux takes 107."""
@@ -104,10 +110,12 @@ def socket_directory() -> Path:
     """A directory for sockets that nobody but this user (and root) may enter.
 
     Raises:
-        InvalidConfiguration: there is one of that name which another user made, or may enter.
+        InvalidConfiguration: there is something of that name which another user made, or may enter.
+        OSError: it can't be made.
     """
     path = Path(tempfile.gettempdir()) / f"understudy-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InvalidConfiguration(
@@ -118,15 +126,23 @@ def socket_directory() -> Path:
 
 
 def _escaped(value: Any) -> Any:
-    """The value, with what MessagePack can't hold as extensions."""
+    """The value, with what MessagePack can't hold as extensions, and without subclasses of Python's own types, such as
+    HTML libraries' texts: those arrive as what they are at bottom."""
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
             return msgspec.msgpack.Ext(HALF_CHARACTERS, value.encode("utf-8", "surrogatepass"))
-    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        return str.__str__(value)
+    elif isinstance(value, bool):
+        return value
+    elif isinstance(value, int):
+        if -(1 << 63) <= value < 1 << 64:
+            return int.__int__(value)
         size = value.bit_length() // 8 + 1
         return msgspec.msgpack.Ext(LARGE_NUMBER, value.to_bytes(size, "big", signed=True))
+    elif isinstance(value, float):
+        return float.__float__(value)
     elif isinstance(value, dict):
         pairs = [(_escaped(key), _escaped(item)) for key, item in value.items()]
         if any(isinstance(key, msgspec.msgpack.Ext) for key, _ in pairs):
@@ -207,12 +223,13 @@ class _Connection(asyncio.Protocol):
         if len(data) > LARGEST_MESSAGE:
             raise InvalidInput(f"a message of {len(data)} bytes can't be sent; {LARGEST_MESSAGE} are the most")
         if self.transport is not None and not self.transport.is_closing():
-            self.transport.writelines((LENGTH.pack(len(data)), data))
+            # As one piece: some releases of Python 3.12 and 3.13 write several without ever holding the writer back.
+            self.transport.write(LENGTH.pack(len(data)) + data)
 
     def _packed(self, message: Message) -> bytes:
         try:
             return self._encoder.encode(message)
-        except (OverflowError, UnicodeEncodeError):  # seldom: it is looked through only then
+        except (OverflowError, UnicodeEncodeError, TypeError):  # seldom: it is looked through only then
             fields = {name: _escaped(getattr(message, name)) for name in message.__struct_fields__}
             return self._encoder.encode(type(message)(**fields))
 
@@ -269,17 +286,23 @@ class ChannelServer:
         Raises:
             InvalidConfiguration: there is no safe place for the socket.
         """
-        directory = socket_directory()
-        for old in directory.glob("*.sock"):
+        try:
+            await self._listen(socket_directory() / f"{self._name}-{os.getpid()}.sock")
+        except OSError as error:
+            raise InvalidConfiguration(f"no socket can be made: {error}. Set TMPDIR to a directory for it") from None
+
+    async def _listen(self, path: Path) -> None:
+        for old in path.parent.glob("*.sock"):
             if _is_dead(old):
                 old.unlink(missing_ok=True)
-        path = directory / f"{self._name}-{os.getpid()}.sock"
+        # It has its name once it listens: before, whoever removes dead sockets could take it for one.
+        begun = path.with_suffix(".new")
         if len(os.fsencode(path)) > LONGEST_PATH:
             raise InvalidConfiguration(f"the path of a socket is too long: {path}. Set TMPDIR to a shorter directory")
-        path.unlink(missing_ok=True)
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._connected, str(path))
-        path.chmod(0o600)
+        begun.unlink(missing_ok=True)
+        self._server = await asyncio.get_running_loop().create_unix_server(self._connected, str(begun))
+        begun.chmod(0o600)
+        begun.rename(path)
         self.path = str(path)
 
     async def close(self) -> None:
@@ -296,7 +319,10 @@ class ChannelServer:
 
     def admit(self, peer: str) -> Ticket:
         """A ticket for a client, which replaces one that it did not use."""
+        self._tokens.pop(peer, None)
         token = self._tokens[peer] = secrets.token_hex(16)
+        while len(self._tokens) > MOST_TICKETS:
+            del self._tokens[next(iter(self._tokens))]
         return Ticket(self.path, peer, token)
 
     def _connected(self) -> _Connection:
@@ -338,6 +364,7 @@ class ChannelServer:
             earlier.close()
         connection.peer, connection.pid = message.peer, pid
         self._connections[message.peer] = connection
+        connection.send(Result(WELCOME, None))
 
     async def _answered(self, connection: _Connection, call: Call) -> None:
         reply: Message
@@ -388,7 +415,7 @@ class Channel:
         """Connect with a ticket.
 
         Raises:
-            ServiceGone: nobody listens there.
+            ServiceGone: nobody listens there, or the ticket is not taken.
         """
         channel: Channel | None = None
 
@@ -409,7 +436,15 @@ class Channel:
             raise ServiceGone(f"nobody listens on {ticket.path}: {error.strerror}") from None
         channel = cls(connection)
         connection.peer = "the service"
-        connection.send(Hello(ticket.peer, ticket.token))
+        welcome = channel._pending[WELCOME] = loop.create_future()
+        try:
+            connection.send(Hello(ticket.peer, ticket.token))
+            await welcome
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            del channel._pending[WELCOME]
         return channel
 
     async def call(self, call_id: str, method: str, *arguments: Any) -> Any:

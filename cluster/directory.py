@@ -161,16 +161,20 @@ class NodeDirectory:
             ServiceGone: the service is dead, restarting or out of reach.
             TimeoutError: there is no answer.
         """
-        handle = self._handles.get(node_id)
-        if handle is None:
-            raise ServiceGone(f"node {node_id[:8]} has no service any more")
+        self._handle(node_id)
         if self._here is None:
             self._here = own_node()
         way = self._socket if node_id == self._here else self._through_ray(node_id)
         return await asyncio.wait_for(way(call_id, method, *arguments), timeout)
 
+    def _handle(self, node_id: str) -> Any:
+        handle = self._handles.get(node_id)
+        if handle is None:  # also where it was one a moment ago
+            raise ServiceGone(f"node {node_id[:8]} has no service any more")
+        return handle
+
     def _through_ray(self, node_id: str) -> Attempt:
-        handle = self._handles[node_id]
+        handle = self._handle(node_id)
 
         async def attempt(call_id: str, method: str, *arguments: Any) -> Any:
             if call_id:
@@ -181,7 +185,7 @@ class NodeDirectory:
 
     async def _admit(self) -> Ticket:
         """A ticket of the service on this machine."""
-        handle = self._handles[self._here or ""]
+        handle = self._handle(self._here or "")
         return Ticket(*await settle(submitted(lambda: handle.admit.remote(CLIENT, self._name))))
 
     async def _otherwise(self, call_id: str, method: str, *arguments: Any) -> Any:

@@ -300,12 +300,13 @@ class RayMachinery:
         return where == here and (not psutil.pid_exists(int(pid)) or process_identity(int(pid)) not in alive)
 
     async def stop(self) -> None:
-        """End all frames and node services of this cluster."""
-        for frame in await self.frames():
-            ray.kill(frame.handle)
+        """End all node services and frames of this cluster. In this order: a service that lives takes the end of its
+        frames for deaths, and gives their sessions to those that are left."""
         for node in self._nodes.values():
             try:
                 await asyncio.wait_for(settle(node.handle.stop.remote()), 15.0)
             except (TimeoutError, ServiceGone):
                 log.warning("node service %s did not stop cleanly", node.node_id[:8])
             ray.kill(node.handle)
+        for frame in await self.frames():
+            ray.kill(frame.handle)

@@ -53,6 +53,7 @@ class NodeSocket:
         self._answer = answer
         self._server = ChannelServer(f"node-{node_id[:12]}", self._called, self._ended)
         self._starting = asyncio.Lock()
+        self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def admit(self, role: str, name: str) -> Ticket:
@@ -67,7 +68,8 @@ class NodeSocket:
         return self._server.admit(f"{role}/{name}")
 
     async def close(self) -> None:
-        """End all connections."""
+        """End all connections; what becomes of frames now is nobody's concern."""
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         await self._server.close()
@@ -82,7 +84,7 @@ class NodeSocket:
 
     def _ended(self, peer: str, pid: int) -> None:
         role, _, frame_id = peer.partition("/")
-        if role != FRAME:
+        if role != FRAME or self._closed:
             return
         task = asyncio.get_running_loop().create_task(self._tell(frame_id, pid))
         self._tasks.add(task)
@@ -90,16 +92,22 @@ class NodeSocket:
 
     async def _tell(self, frame_id: str, pid: int) -> None:
         """Resume what a frame held, if its process has ended: the supervisor, which hears of it from Ray, comes later
-        and finds it done. Where memory is short its word is waited for, since Ray says what it killed."""
+        and finds it done. Where memory is short its word is waited for, since Ray says what it killed; so it is where
+        another process had the connection than the frame has named."""
+        began = time.monotonic()
         try:
             if not await has_ended(pid, END_SECONDS):
                 return
             node = await self._node()
-            memory = node.frames.measured
-            if memory is None or memory.free >= SCARCE_MEMORY * memory.total:
-                await node.recovery.frame_died(frame_id, "process_died")
+            memory, slot = node.frames.measured, node.frames.paging.slots.get(frame_id)
+            scarce = memory is not None and memory.free < SCARCE_MEMORY * memory.total
+            if slot is not None and slot.pid == pid and not scarce:
+                # Its connection was a sign of life until it ended.
+                await node.recovery.frame_died(frame_id, "process_died", max(1e-6, time.monotonic() - began))
         except UnderstudyError as error:
             log.info("the end of frame %s is left to the supervisor: %s", frame_id, error)
+        except Exception:
+            log.exception("the end of frame %s is left to the supervisor", frame_id)
 
 
 async def has_ended(pid: int, seconds: float) -> bool:

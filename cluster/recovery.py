@@ -54,6 +54,7 @@ class Recovery:
         self.swept = 0
         self.knows_frames = False
         self.buried: dict[str, float] = {}
+        self._deaths: dict[str, asyncio.Future[bool]] = {}
         self._taking_up = 0
         self._begun = self._done = (0, 0)
 
@@ -266,6 +267,19 @@ class Recovery:
             StaleGeneration: this service acts for nobody yet.
             StoreUnreachable: what the frame held is not known here.
         """
+        while (under_way := self._deaths.get(frame_id)) is not None:
+            if await asyncio.shield(under_way):
+                return  # two hear of it: the node's own socket and the supervisor
+        under_way = self._deaths[frame_id] = asyncio.get_running_loop().create_future()
+        dealt_with = False
+        try:
+            await self._frame_died(frame_id, cause, silence, may_live=may_live)
+            dealt_with = True
+        finally:
+            del self._deaths[frame_id]
+            under_way.set_result(dealt_with)
+
+    async def _frame_died(self, frame_id: str, cause: str, silence: float, *, may_live: bool) -> None:
         if not self._node.generation:
             raise StaleGeneration("the service has not been taken up")
         since, cause = now(), self._frames.cause(cause)

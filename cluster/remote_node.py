@@ -8,7 +8,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, Protocol
 
-from understudy.errors import ServiceGone
+from understudy.errors import ServiceGone, UnderstudyError
 
 from .channel import Channel, Ticket
 from .repeating import FRAME_PATIENCE, Repeating
@@ -16,7 +16,7 @@ from .repeating import FRAME_PATIENCE, Repeating
 log = logging.getLogger(__name__)
 
 ADMIT_SECONDS = 5.0
-"""How long a ticket is waited for before it is asked for again: what a service is asked that is killed can get lost."""
+"""How long a ticket is waited for: what a service is asked that is killed can get lost."""
 
 
 CONNECT_TRIES = 3
@@ -87,7 +87,8 @@ class SocketCalls:
     row: another container or user can be on the same machine and not reach the socket.
 
     Args:
-        admit: asks the service for a ticket, on the other way. Raises `ServiceGone`.
+        admit: asks the service for a ticket, on the other way. Raises `ServiceGone`, or what keeps it from having a
+            socket.
         otherwise: the other way.
     """
 
@@ -97,6 +98,7 @@ class SocketCalls:
         self._channel: Channel | None = None
         self._connecting = asyncio.Lock()
         self._failed = 0
+        self._closed = False
 
     async def __call__(self, call_id: str, method: str, *arguments: Any) -> Any:
         """One attempt of a call. Raises what `Channel.call` raises."""
@@ -109,20 +111,37 @@ class SocketCalls:
         if self._failed >= CONNECT_TRIES:
             return None
         async with self._connecting:
+            if self._closed:
+                raise ServiceGone("this connection was closed")
             if self._channel is None or self._channel.lost:
-                try:
-                    ticket = await asyncio.wait_for(self._admit(), ADMIT_SECONDS)
-                except TimeoutError:
-                    raise ServiceGone(f"no ticket within {ADMIT_SECONDS:.0f} s") from None
-                try:
-                    self._channel, self._failed = await Channel.connect(ticket), 0
-                except ServiceGone as error:
-                    self._failed += 1
-                    log.log(logging.WARNING if self._failed == CONNECT_TRIES else logging.INFO, "%s", error.message)
-                    return None
+                self._channel = await self._connect()
             return self._channel
 
+    async def _connect(self) -> Channel | None:
+        try:
+            # A service that gives no answer is not gone: the time-out goes to whoever repeats the call.
+            ticket = await asyncio.wait_for(self._admit(), ADMIT_SECONDS)
+        except ServiceGone:
+            raise
+        except UnderstudyError as error:  # it can't make a socket
+            self._failing(error)
+            return None
+        try:
+            channel = await Channel.connect(ticket)
+        except ServiceGone as error:
+            self._failing(error)
+            return None
+        self._failed = 0
+        return channel
+
+    def _failing(self, error: UnderstudyError) -> None:
+        self._failed += 1
+        level = logging.WARNING if self._failed == CONNECT_TRIES else logging.INFO
+        log.log(level, "the node service is called through Ray, more slowly: %s", error.message)
+
     async def close(self) -> None:
-        """End the connection, if there is one."""
-        if self._channel is not None:
-            await self._channel.close()
+        """End the connection, if there is one, for good."""
+        async with self._connecting:
+            self._closed = True
+            if self._channel is not None:
+                await self._channel.close()

@@ -21,6 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from understudy.cluster import channel as under_test
+from understudy.cluster import remote_node
 from understudy.cluster.channel import Channel, ChannelServer, Ticket
 from understudy.cluster.remote_node import CONNECT_TRIES, RemoteNode, SocketCalls
 from understudy.errors import Fenced, InvalidConfiguration, InvalidInput, ServiceGone, UnderstudyError
@@ -99,6 +100,25 @@ async def test_answers_come_in_any_order() -> None:
         service.may_answer.set()
         assert await slow == "slow"
         assert service.heard[0] == ("f", "1", "wait", ["slow"])
+
+
+class Text(str):
+    """As texts of HTML libraries are."""
+
+    def __str__(self) -> str:
+        return "something else"
+
+
+class Count(int):
+    """As numbers of numerical libraries are."""
+
+
+async def test_subclasses_of_texts_and_numbers_arrive_as_what_they_are() -> None:
+    """A tool's result may be any kind of text."""
+    async with connected() as (service, _, channel):
+        sent = {"text": Text("<b>"), Text("key"): [Text("\ud800"), Count(3), Count(1 << 70), True]}
+        assert await channel.call("1", "echo", sent) == {"text": "<b>", "key": ["\ud800", 3, 1 << 70, True]}
+        assert {type(value) for value in service.heard[0][3][0].values()} == {str, list}
 
 
 JSON = st.recursive(
@@ -290,17 +310,65 @@ async def test_who_does_not_reach_the_socket_takes_the_other_way() -> None:
     assert tickets == CONNECT_TRIES
 
 
+@pytest.mark.parametrize("error", [InvalidConfiguration("no socket can be made"), UnderstudyError("OSError: full")])
+async def test_a_service_without_a_socket_is_called_on_the_other_way(error: UnderstudyError) -> None:
+    """Given a service that can make no socket, then its callers take the other way instead of failing."""
+
+    async def admit() -> Ticket:
+        raise error
+
+    async def other_way(_call_id: str, method: str, *_arguments: Any) -> Any:
+        return method
+
+    calls = SocketCalls(admit, other_way)
+    assert [await calls("1", "echo") for _ in range(5)] == ["echo"] * 5
+
+
+async def test_a_service_that_gives_no_ticket_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a service that is stopped when somebody connects, then that is a time-out, as for any call: whoever repeats
+    the call goes on for longer than if it were gone."""
+    monkeypatch.setattr(remote_node, "ADMIT_SECONDS", 0.01)
+
+    async def admit() -> Ticket:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(TimeoutError):
+        await SocketCalls(admit, admit)("1", "echo")  # type: ignore[arg-type]
+
+
+async def test_what_was_closed_connects_no_more() -> None:
+    """Given calls that were closed, also while they connected, then no connection is left or made."""
+    async with serving() as (_, server):
+        may_have = asyncio.Event()
+
+        async def admit() -> Ticket:
+            await may_have.wait()
+            return server.admit("f")
+
+        calls = SocketCalls(admit, admit)  # type: ignore[arg-type]
+        first = asyncio.create_task(calls("1", "echo", 1))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(calls.close())
+        await asyncio.sleep(0)
+        may_have.set()
+        await closing
+        await asyncio.wait([first])
+        with pytest.raises(ServiceGone):
+            await calls("2", "echo", 2)
+        assert not calls._channel or calls._channel.lost
+
+
 # Who is let in.
 
 
 async def _refused(ticket: Ticket) -> bool:
-    channel = await Channel.connect(ticket)
     try:
-        await channel.call("1", "echo", 1)
+        channel = await Channel.connect(ticket)
     except ServiceGone:
         return True
-    finally:
-        await channel.close()
+    assert await channel.call("1", "echo", 1) == 1
+    await channel.close()
     return False
 
 
@@ -371,7 +439,11 @@ async def test_the_socket_is_for_one_user(directory: Path) -> None:
     with pytest.raises(InvalidConfiguration, match="TMPDIR"):
         await ChannelServer("node", Service().answer).start()
     path.parent.rmdir()
-    path.parent.symlink_to(directory)
+    path.parent.symlink_to(directory / "nowhere")
+    with pytest.raises(InvalidConfiguration, match="TMPDIR"):
+        await ChannelServer("node", Service().answer).start()
+    path.parent.unlink()
+    path.parent.write_text("")
     with pytest.raises(InvalidConfiguration, match="TMPDIR"):
         await ChannelServer("node", Service().answer).start()
 

@@ -536,3 +536,27 @@ async def test_a_session_found_ready_while_it_is_being_placed(tmp_path: Path) ->
         assert "s" in frames.paging.ready
         kernel.add_frame()
         assert (await kernel.end("s"))["status"] == "completed"
+
+
+async def test_a_death_that_two_tell_of_takes_one_frame(store: str, tmp_path: Path) -> None:
+    """Given a session whose frame died, and two frames whose sessions wait for a model, when two tell of the death at
+    once, as the node's socket and the supervisor do, then one of these frames is taken for it, and not both."""
+    async with k.running(store, tmp_path, frames=0) as kernel, asyncio.timeout(60):
+        service = kernel.service
+        identity = {"frame_id": "f", "pid": 1, "node_id": service.config.node_id, "placement": ""}
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        assert (await service.step({"frame": identity, "number": 1}))["session_id"] == "s"
+        kernel.server.hold()
+        for name in ("a", "b"):
+            kernel.add_frame()
+            await kernel.spawn(name, k.spec(k.script("done")))
+            await kernel.send(name)
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 2)
+        await asyncio.gather(*(service.recovery.frame_died("f", "process_died") for _ in range(2)))
+        held = {slot.session_id for slot in service.frames.paging.slots.values()}
+        assert len(held & {"a", "b"}) == 1
+        kernel.server.release()
+        for name in ("a", "b", "s"):
+            assert (await kernel.end(name))["status"] == "completed"
+        assert (await kernel.types("s")).count("session_crashed") == 1

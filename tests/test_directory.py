@@ -107,3 +107,14 @@ async def test_a_home_is_not_needed_while_the_store_is_away() -> None:
     assert await nodes.request("s", "send", "s") == "a"
     nodes.away = False
     assert await nodes.home("s") == "b"
+
+
+async def test_a_node_that_goes_while_it_is_asked_is_gone() -> None:
+    """Given a node that is forgotten while a connection to it is made, then the call fails as one of a service that is
+    gone: another node is asked then."""
+    nodes = Nodes("a")
+    nodes._here = "a"
+    nodes._handles = {}
+    for way in (nodes._admit(), nodes._otherwise("", "request")):
+        with pytest.raises(ServiceGone):
+            await way

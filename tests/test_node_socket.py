@@ -135,6 +135,36 @@ async def test_the_end_of_a_connection_is_no_death(stage: Stage) -> None:
     stage.kernel.service.recovery.frame_died.assert_not_called()
 
 
+async def test_whoever_borrows_a_frames_name_can_not_end_it(stage: Stage) -> None:
+    """Given a frame at work, when another process connects under its name and ends, then nobody takes the frame for
+    dead: its pid is another one."""
+    process, _ = await stage.frame("f")
+    stage.kernel.service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
+    done = stage.when_an_end_is_dealt_with()
+    script = CALL_IN.replace("step", "specification").replace('{"frame": frame, "number": 1}', '"s"')
+    ticket = await stage.socket.admit(FRAME, "f")
+    other = await asyncio.create_subprocess_exec(sys.executable, "-c", script, *ticket, stdout=PIPE)
+    assert other.stdout is not None
+    assert json.loads(await other.stdout.readline())["name"] == "agent"
+    other.kill()
+    await other.wait()
+    await done.wait()
+    stage.kernel.service.recovery.frame_died.assert_not_called()
+    assert process.returncode is None
+
+
+async def test_ends_behind_the_services_own_are_no_deaths(stage: Stage) -> None:
+    """Given a service that is being ended, then frames that end then are not taken for dead."""
+    process, _ = await stage.frame("f")
+    stage.kernel.service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
+    await stage.socket.close()
+    process.kill()
+    await process.wait()
+    await asyncio.sleep(0)
+    assert not stage.socket._tasks
+    stage.kernel.service.recovery.frame_died.assert_not_called()
+
+
 @pytest.mark.parametrize(("free", "told"), [(14, False), (15, True)])
 async def test_where_memory_is_short_the_supervisor_says_why(stage: Stage, free: int, told: bool) -> None:
     """Given a node that has little memory left, when a frame ends, then its service leaves the death to the
@@ -181,10 +211,8 @@ async def test_a_client_makes_requests_only(stage: Stage) -> None:
 async def test_a_frame_without_a_ticket_is_not_heard(stage: Stage) -> None:
     """A ticket of another frame is of no use."""
     ticket = await stage.socket.admit(FRAME, "f")
-    channel = await Channel.connect(ticket._replace(peer="frame/other"))
     with pytest.raises(ServiceGone):
-        await channel.call("1", "specification", "s")
-    await channel.close()
+        await Channel.connect(ticket._replace(peer="frame/other"))
 
 
 async def test_what_has_ended() -> None:

@@ -126,7 +126,7 @@ class NodeProcess:
     async def lost(self, frame_id: str) -> None:
         """The end of a frame's process (`node_socket.NodeSocket`)."""
         with contextlib.suppress(UnderstudyError):
-            await (await self._node()).recovery.frame_died(frame_id, "process_died")
+            await (await self._node()).recovery.frame_died(frame_id, "process_died", EOF_SECONDS)
 
     # What frames call.
 
