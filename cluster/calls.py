@@ -129,8 +129,9 @@ class Calls:
                 await asyncio.shield(self._answered(call, answer))
             except Exception as error:
                 log.exception("the answer to %s can't be stored", call.request_key)
+                problem = UnderstudyError.of(error, session_id=call.session_id)
                 lost = ModelAnswer(
-                    usage=answer.usage, error=_error_of(call, error), started_at=answer.started_at,
+                    usage=answer.usage, error=problem.to_wire(), started_at=answer.started_at,
                     duration=answer.duration,
                 )  # fmt: skip
                 await self._answered(call, lost)
@@ -149,7 +150,7 @@ class Calls:
             answer = ModelAnswer(content="".join(call.text) or None, error=error.to_wire())
         except Exception as error:
             log.exception("the model call of session %s failed", call.session_id)
-            answer = ModelAnswer(error=_error_of(call, error))
+            answer = ModelAnswer(error=UnderstudyError.of(error, session_id=call.session_id).to_wire())
         price = self.gateway.price(call.request.profile, call.request.model)
         if price is not None:
             answer = replace(answer, usage=replace(answer.usage, cost=price.cost(answer.usage)))
@@ -181,12 +182,6 @@ class Calls:
         """`(key of this try, text so far)` of a session's call, for clients that follow it."""
         call = self.of_session(session_id)
         return (f"{call.request_key}/{call.restarts}", "".join(call.text)) if call is not None else None
-
-
-def _error_of(call: Call, error: Exception) -> dict[str, Any]:
-    if isinstance(error, UnderstudyError):
-        return error.to_wire()
-    return UnderstudyError(f"{type(error).__name__}: {error}", session_id=call.session_id).to_wire()
 
 
 def _partial(call: Call) -> ModelAnswer:

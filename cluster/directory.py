@@ -14,8 +14,8 @@ from understudy.identifiers import new_identifier
 
 from .channel import Ticket
 from .node_socket import CLIENT
-from .ray_edge import find_actor, own_node, settle, submitted
-from .remote_node import Attempt, SocketCalls
+from .ray_edge import find_actor, own_node, through_ray, ticket
+from .remote_node import SocketCalls
 from .repeating import CLIENT_PATIENCE, Repeating
 from .services import node_name
 
@@ -161,10 +161,10 @@ class NodeDirectory:
             ServiceGone: the service is dead, restarting or out of reach.
             TimeoutError: there is no answer.
         """
-        self._handle(node_id)
+        handle = self._handle(node_id)
         if self._here is None:
             self._here = own_node()
-        way = self._socket if node_id == self._here else self._through_ray(node_id)
+        way = self._socket if node_id == self._here else through_ray(handle)
         return await asyncio.wait_for(way(call_id, method, *arguments), timeout)
 
     def _handle(self, node_id: str) -> Any:
@@ -173,23 +173,12 @@ class NodeDirectory:
             raise ServiceGone(f"node {node_id[:8]} has no service any more")
         return handle
 
-    def _through_ray(self, node_id: str) -> Attempt:
-        handle = self._handle(node_id)
-
-        async def attempt(call_id: str, method: str, *arguments: Any) -> Any:
-            if call_id:
-                return await settle(submitted(lambda: handle.repeated.remote(call_id, method, *arguments)))
-            return await settle(submitted(lambda: getattr(handle, method).remote(*arguments)))
-
-        return attempt
-
     async def _admit(self) -> Ticket:
         """A ticket of the service on this machine."""
-        handle = self._handle(self._here or "")
-        return Ticket(*await settle(submitted(lambda: handle.admit.remote(CLIENT, self._name))))
+        return await ticket(self._handle(self._here or ""), CLIENT, self._name)
 
     async def _otherwise(self, call_id: str, method: str, *arguments: Any) -> Any:
-        return await self._through_ray(self._here or "")(call_id, method, *arguments)
+        return await through_ray(self._handle(self._here or ""))(call_id, method, *arguments)
 
     async def close(self) -> None:
         """End the connection to this machine's service."""

@@ -24,7 +24,7 @@ from understudy.waiting import answered_within
 
 from . import packages
 from .placing import actor_options, obstacle, variables
-from .ray_edge import RAY_NAMESPACE, cluster_identity, kill_process, process_identity, settle, submitted
+from .ray_edge import RAY_NAMESPACE, cluster_identity, kill_process, process_identity, settle, submitted, through_ray
 from .repeating import SUPERVISOR_PATIENCE, Joining
 from .services import frame_name, node_name
 
@@ -44,15 +44,14 @@ class RayNode:
         self.node_id = node_id
         self.pid = 0
         self._calls = Joining(SUPERVISOR_PATIENCE)
+        self._attempt = through_ray(handle)
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method, repeating it while the service restarts."""
-
-        def attempt(call_id: str) -> Any:
-            return settle(submitted(lambda: self.handle.repeated.remote(call_id, method, *arguments)))
-
         try:
-            return await self._calls.call(attempt, method, arguments)
+            return await self._calls.call(
+                lambda call_id: self._attempt(call_id, method, *arguments), method, arguments
+            )  # fmt: skip
         except ServiceGone as error:
             raise ServiceGone(f"{method}: {error.message}") from None
 

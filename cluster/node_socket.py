@@ -8,11 +8,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from understudy.errors import InvalidInput, UnderstudyError
 
 from .channel import ChannelServer, Ticket
+from .ends import has_ended
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -108,18 +107,3 @@ class NodeSocket:
             log.info("the end of frame %s is left to the supervisor: %s", frame_id, error)
         except Exception:
             log.exception("the end of frame %s is left to the supervisor", frame_id)
-
-
-async def has_ended(pid: int, seconds: float) -> bool:
-    """Whether a process of this machine ends within this time; False if it can't be seen from here."""
-    deadline = time.monotonic() + seconds
-    while pid > 0:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        if time.monotonic() > deadline:
-            return False
-        await asyncio.sleep(0.001)
-    return False

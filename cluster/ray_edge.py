@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,9 @@ from understudy.errors import (
 )  # fmt: skip
 
 from .authentication import check_token, present_token
+from .channel import Ticket
+from .ends import has_ended
+from .remote_node import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +95,20 @@ def submitted(call: Callable[[], Any]) -> Any:
         return call()
     except (RayError, ValueError, RuntimeError) as error:
         raise ServiceGone(f"{type(error).__name__}: {str(error).splitlines()[0][:300]}") from None
+
+
+def through_ray(service: Any) -> Attempt:
+    """How a node service is called through Ray. Raises what `settle` and `submitted` raise."""
+
+    async def attempt(call_id: str, method: str, *arguments: Any) -> Any:
+        return await settle(submitted(lambda: service.repeated.remote(call_id, method, *arguments)))
+
+    return attempt
+
+
+async def ticket(service: Any, role: str, name: str) -> Ticket:
+    """A ticket for a node service's socket (`NodeSocket.admit`)."""
+    return Ticket(*await settle(submitted(lambda: service.admit.remote(role, name))))
 
 
 def _cause(error: RayTaskError) -> Exception:
@@ -402,12 +418,4 @@ async def kill_process(pid: int, timeout: float = 5.0) -> bool:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):  # it has gone, or it is another user's
         return True
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        await asyncio.sleep(0.005)
-    return False
+    return await has_ended(pid, timeout)

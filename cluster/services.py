@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -30,9 +29,9 @@ from .ray_edge import (
     kill_process,
     own_node,
     process_identity,
-    settle,
-    submitted,
     supervisor_here,
+    through_ray,
+    ticket,
 )
 from .remote_node import Attempt, RemoteNode, SocketCalls
 from .repeating import Answering
@@ -84,19 +83,15 @@ class NodeActor:
         self._node_id = node_id
         self._settings = settings
         self._answering = Answering()
-        self._socket = NodeSocket(node_id, self._node, self._answer)
+        self._socket = NodeSocket(node_id, self._node, self.repeated)
         self._guarding: asyncio.Task[None] | None = None
         self._farewell = Farewell(node_id, self._host, lambda: supervisor_handle(settings))
 
     async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
-        """Any of the methods below, for a caller that repeats itself (`Repeating`)."""
+        """Any of the methods below, for a caller that repeats itself (`Repeating`); one that does not has no id."""
+        if not call_id:
+            return await getattr(self, method)(*arguments)
         return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
-
-    async def _answer(self, call_id: str, method: str, *arguments: Any) -> Any:
-        """A call on the socket; one without an id is not repeated."""
-        if call_id:
-            return await self.repeated(call_id, method, *arguments)
-        return await getattr(self, method)(*arguments)
 
     async def admit(self, role: str, name: str) -> Ticket:
         """See `NodeSocket.admit`."""
@@ -229,7 +224,9 @@ class FrameActor:
         except InvalidConfiguration as error:
             self._unusable = error
         search_also(code_path, code_path_after)
-        calls = _calls(node, frame_id, here=node_id == own_node())
+        calls: Attempt = through_ray(node)
+        if node_id == own_node():
+            calls = SocketCalls(lambda: ticket(node, FRAME, frame_id), calls)
         self._frame = Frame(RemoteNode(calls), frame_id, node_id, placement)
         self._run: asyncio.Task[None] | None = None
         self._probed = time.monotonic()
@@ -265,18 +262,6 @@ class FrameActor:
     async def probe(self) -> dict[str, float]:
         self._probed = time.monotonic()
         return {**self._frame.health(), "pid": os.getpid()}
-
-
-def _calls(node: Any, frame_id: str, *, here: bool) -> Attempt:
-    """How a frame calls its node service: on its socket if that is on this machine, else through Ray."""
-
-    async def admit() -> Ticket:
-        return Ticket(*await settle(submitted(lambda: node.admit.remote(FRAME, frame_id))))
-
-    def through_ray(call_id: str, method: str, *arguments: Any) -> Awaitable[Any]:
-        return settle(submitted(lambda: node.repeated.remote(call_id, method, *arguments)))
-
-    return SocketCalls(admit, through_ray) if here else through_ray
 
 
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 2})

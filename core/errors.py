@@ -42,6 +42,13 @@ class UnderstudyError(Exception):
         return {"code": self.code, "message": self.message, "session_id": self.session_id, "details": self.details}
 
     @staticmethod
+    def of(error: Exception, *, session_id: str | None = None) -> UnderstudyError:
+        """An error that is one of ours, or one of ours that says what it was."""
+        if isinstance(error, UnderstudyError):
+            return error
+        return UnderstudyError(f"{type(error).__name__}: {error}", session_id=session_id)
+
+    @staticmethod
     def from_wire(data: dict[str, Any]) -> UnderstudyError:
         """Restore an error; an unknown code (from a newer version) becomes a plain `UnderstudyError`."""
         kind = error_classes().get(data.get("code", ""), UnderstudyError)

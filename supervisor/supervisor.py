@@ -125,7 +125,7 @@ class Supervisor:
                 self.problem = error
             except Exception as error:
                 log.exception("can't supervise yet")
-                self.problem = UnderstudyError(f"{type(error).__name__}: {error}")
+                self.problem = UnderstudyError.of(error)
             self.state = "waiting"
             self._ready.clear()
             await asyncio.sleep(1.0)

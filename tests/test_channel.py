@@ -21,7 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from understudy.cluster import channel as under_test
-from understudy.cluster import remote_node
+from understudy.cluster import remote_node, wire
 from understudy.cluster.channel import Channel, ChannelServer, Ticket
 from understudy.cluster.remote_node import CONNECT_TRIES, RemoteNode, SocketCalls
 from understudy.errors import Fenced, InvalidConfiguration, InvalidInput, ServiceGone, UnderstudyError
@@ -175,14 +175,14 @@ async def test_a_call_that_was_given_up_disturbs_no_other() -> None:
 async def test_what_is_too_large_is_refused_where_it_would_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message beyond the limit is an error of its sender, call or answer, and the connection goes on."""
     async with connected() as (service, _, channel):
-        monkeypatch.setattr(under_test, "LARGEST_MESSAGE", 1_000)
+        monkeypatch.setattr(wire, "LARGEST_MESSAGE", 1_000)
         with pytest.raises(InvalidInput, match="can't be sent"):
             await channel.call("1", "echo", "x" * 2_000)
         assert service.heard == []
-        monkeypatch.setattr(under_test, "LARGEST_MESSAGE", 1 << 20)
+        monkeypatch.setattr(wire, "LARGEST_MESSAGE", 1 << 20)
         slow = asyncio.create_task(channel.call("2", "wait", "x" * 2_000))
         await service.begun.wait()
-        monkeypatch.setattr(under_test, "LARGEST_MESSAGE", 1_000)
+        monkeypatch.setattr(wire, "LARGEST_MESSAGE", 1_000)
         service.may_answer.set()
         with pytest.raises(InvalidInput, match="can't be sent"):
             await slow
@@ -192,7 +192,7 @@ async def test_what_is_too_large_is_refused_where_it_would_be_sent(monkeypatch: 
 async def test_one_client_has_so_many_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given more calls than a service works at for one client, then the others are begun as those are answered, and
     another client is not held up."""
-    monkeypatch.setattr(under_test, "CALLS_AT_ONCE", 10)
+    monkeypatch.setattr(wire, "CALLS_AT_ONCE", 10)
     async with connected() as (service, server, channel):
         # Each is larger than what is read at once, so that reading stops between them.
         calls = [asyncio.create_task(channel.call(str(n), "wait", "x" * 300_000)) for n in range(30)]
@@ -395,7 +395,7 @@ async def test_only_a_ticket_lets_in() -> None:
     "data",
     [
         b"\0\0\0\x01\xc1", b"\0\0\0\x03\x92\x63\x01", b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n",
-        under_test.LENGTH.pack(6) + b"\x94\x01\x01\xa0\xa0\x90",
+        wire.LENGTH.pack(6) + b"\x94\x01\x01\xa0\xa0\x90",
     ],
 )  # fmt: skip
 async def test_whoever_talks_otherwise_is_shown_the_door(data: bytes) -> None:

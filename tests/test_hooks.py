@@ -38,6 +38,13 @@ def seen(name: str, context: HookContext) -> None:
         SEEN.append((name, context, time.time_ns() // 1000))
 
 
+async def point(label: str) -> None:
+    """A point of this process's kernel, to wait or to die at."""
+    worker = k.WORKER.get()
+    assert worker is not None
+    await worker.kernel.point(label, worker)
+
+
 def told(*points: str) -> list[HookContext]:
     """What the hooks of these points were told, in order."""
     return [context for _, context, _ in SEEN if context.point in points]
@@ -62,11 +69,9 @@ SECOND = [watcher(point, f"second_{point}") for point in POINTS]
 @hook("after_tool")
 async def mark(context: HookContext) -> Replace:
     """Leave a mark at the result, with a point to die at before it and one after it."""
-    worker = k.WORKER.get()
-    assert worker is not None
-    await worker.kernel.point("hook begins", worker)
+    await point("hook begins")
     seen("mark", context)
-    await worker.kernel.point("hook has ended", worker)
+    await point("hook has ended")
     return Replace(text=f"{context.text} [seen]")
 
 
@@ -74,9 +79,7 @@ async def mark(context: HookContext) -> Replace:
 async def gate(context: HookContext) -> None:
     """See a call, with a point to die at after that."""
     seen("gate", context)
-    worker = k.WORKER.get()
-    assert worker is not None
-    await worker.kernel.point("gate is passed", worker)
+    await point("gate is passed")
 
 
 @hook("before_tool")
@@ -118,9 +121,7 @@ async def meddle_more(context: HookContext) -> None:
 async def approach(context: HookContext) -> None:
     """See a model call, with a point to die at after that."""
     seen("approach", context)
-    worker = k.WORKER.get()
-    assert worker is not None
-    await worker.kernel.point(f"approached round {context.round}", worker)
+    await point(f"approached round {context.round}")
 
 
 @hook("before_model")
@@ -714,9 +715,7 @@ async def test_paging_is_no_repetition(tmp_path: Path) -> None:
 async def linger(context: HookContext) -> None:
     """See a run start, with a point to wait at after that."""
     seen("linger", context)
-    worker = k.WORKER.get()
-    assert worker is not None
-    await worker.kernel.point("run has been seen", worker)
+    await point("run has been seen")
 
 
 async def test_an_upgrade_is_a_repetition(kernel: k.Kernel) -> None:

@@ -16,8 +16,9 @@ from unittest.mock import AsyncMock
 import pytest
 
 from understudy.cluster.channel import Channel
+from understudy.cluster.ends import has_ended
 from understudy.cluster.node_service import NodeService
-from understudy.cluster.node_socket import CLIENT, FRAME, NodeSocket, has_ended
+from understudy.cluster.node_socket import CLIENT, FRAME, NodeSocket
 from understudy.cluster.repeating import Answering
 from understudy.errors import InvalidInput, ServiceGone
 from understudy.placement import DEFAULT

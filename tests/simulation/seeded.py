@@ -31,6 +31,7 @@ from typing import Any
 LIST = Path(__file__).with_name("seeded.toml")
 ROOT = LIST.parent.parent.parent
 LIBRARIES = ("openai", "aiohttp", "sqlmodel", "httpx2", "opentelemetry.sdk.trace", "prometheus_client", "jsonschema")
+PYTEST = ("-q", "-x", "--timeout=60", "-p", "no:cacheprovider")
 SEEDS = 150
 """A fault that survives so many seeds survives."""
 
@@ -180,16 +181,16 @@ def fails(fault: SeededFault) -> bool:
     test = LIST.parent.parent / fault.test
     code = (
         "import sys; from tests.simulation.seeded import install; install(sys.argv[1]); import pytest;"
-        " sys.exit(pytest.main(['-q', '-x', '--timeout=60', '-p', 'no:cacheprovider', sys.argv[2]]))"
+        " sys.exit(pytest.main(sys.argv[2:]))"
     )
-    command = [sys.executable, "-c", code, fault.name, str(test)]
+    command = [sys.executable, "-c", code, fault.name, *PYTEST, str(test)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=300).returncode == 1
 
 
 def pass_without_any(tests: set[str]) -> bool:
     """Whether tests pass with the product as it is; those that fail prove nothing about a fault."""
     paths = [str(LIST.parent.parent / test) for test in sorted(tests)]
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "--timeout=60", "-p", "no:cacheprovider", *paths]
+    command = [sys.executable, "-P", "-m", "pytest", *PYTEST, *paths]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1800)
     if found.returncode:
         print(found.stdout[-2000:], file=sys.stderr)
@@ -218,8 +219,11 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.seeded", *sys.argv[1:]])
     for library in LIBRARIES:  # once, for all processes
         importlib.import_module(library)
-    names, survived, began = options.names or list(read()), 0, time.perf_counter()
-    if (tests := {read()[name].test for name in names} - {""}) and not pass_without_any(tests):
+    listed, survived, began = read(), 0, time.perf_counter()
+    names = options.names or list(listed)
+    if unknown := set(names) - listed.keys():
+        parser.error(f"not in {LIST.name}: {', '.join(sorted(unknown))}")
+    if (tests := {listed[name].test for name in names} - {""}) and not pass_without_any(tests):
         print("a test that shall notice a fault fails without any", file=sys.stderr)
         return 2
     with (
