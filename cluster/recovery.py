@@ -254,6 +254,12 @@ class Recovery:
         same = holder.resting and resting.get(holder.frame_id) == holder.since
         return same and holder.activation == ActivationId.of(row)
 
+    def frame_hangs(self, frame_id: str, silence: float) -> None:
+        """A frame is about to be killed that has been silent for so many seconds."""
+        slot = self._paging.slots.get(frame_id)
+        if slot is not None:
+            slot.silent_since = now() - int(silence * 1e6)
+
     async def frame_died(
         self, frame_id: str, cause: str, silence: float = 0.0, *, may_live: bool = False
     ) -> None:  # fmt: skip
@@ -290,6 +296,8 @@ class Recovery:
         held = [slot.activation] if slot is not None and slot.activation is not None else []
         signs = [since - int(silence * 1e6)] if silence else []
         signs += [slot.seen] if slot is not None and slot.seen else []
+        if slot is not None and slot.silent_since:  # its open connection was no sign of life
+            signs = [slot.silent_since, slot.seen]
         unseen = max(1, since - max(signs)) if signs else 0
         if slot is not None:
             self._frames.fail_reply(slot)

@@ -139,6 +139,9 @@ class NodeActor:
     async def frame_died(self, frame_id: str, cause: str, silence: float, may_live: bool) -> None:
         await (await self._node()).recovery.frame_died(frame_id, cause, silence, may_live=may_live)
 
+    async def frame_hangs(self, frame_id: str, silence: float) -> None:
+        (await self._node()).recovery.frame_hangs(frame_id, silence)
+
     async def unschedulable(self, failures: dict[str, str]) -> None:
         (await self._node()).frames.unschedulable = failures
 

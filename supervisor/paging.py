@@ -40,6 +40,7 @@ class Slot:
         incarnation: of its session; one of the same id that was removed and made again has another.
         known: the sessions whose windows it caches, with the last `seq` it has of each, and their incarnation.
         seen: when its process last called, microseconds since 1970 UTC; 0 before.
+        silent_since: when a process that hangs was last known to be well, in the same unit; 0: it is not known to hang.
         called: the number of its latest `step` call.
         answered: the number of the latest that was answered with work.
         reply: the future that its pending call awaits.
@@ -59,6 +60,7 @@ class Slot:
     incarnation: int = 0
     root_id: str = ""
     seen: int = 0
+    silent_since: int = 0
     called: int = 0
     answered: int = 0
     known: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)

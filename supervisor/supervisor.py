@@ -32,6 +32,9 @@ ASK_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 """How long one node service is waited for where another could do the same."""
 
+ANNOUNCE_SECONDS = 1.0
+"""How long the kill of a silent frame waits for its node's service to hear why."""
+
 CENSUS_SECONDS = 1.0
 LOST_SECONDS = 10.0
 """A node whose service was not heard of for so long is lost, whatever Ray says: a service restarts in less."""
@@ -561,9 +564,20 @@ class Supervisor:
                 self._alone(("watch", frame.frame_id), self._watch_frame, frame, self._term, PROBE_SECONDS)
             return
         if reason:
+            await self._announce(frame)
             await self._kill_frame(frame.frame_id, reason)
         elif frame.frame_id in self._well:
             self._well[frame.frame_id] = time.monotonic()
+
+    async def _announce(self, frame: FrameHandle) -> None:
+        """Say since when a frame is silent. Its node's service hears of its end from its socket, before this supervisor
+        can tell: only what was said before the kill gets into the event."""
+        node, seen = self._nodes.get(frame.node_id), self._well.get(frame.frame_id)
+        if node is None or seen is None:
+            return
+        with suppress(TimeoutError, UnderstudyError):
+            async with asyncio.timeout(ANNOUNCE_SECONDS):
+                await node.handle.call("frame_hangs", frame.frame_id, time.monotonic() - seen)
 
     async def _kill_frame(self, frame_id: str, reason: str) -> None:
         frame = self._frames.get(frame_id)

@@ -257,6 +257,14 @@ class Head:
         found.pop(os.getpid(), None)
         return list(found.values())
 
+    def command_lines(self) -> dict[int, list[str]]:
+        """The command of each process that lives, by pid."""
+        found = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                found[process.pid] = process.cmdline()
+        return found
+
     def kill(self) -> None:
         """SIGKILL everything at once."""
         processes = self.processes()

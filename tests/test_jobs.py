@@ -172,9 +172,7 @@ def test_stopped_and_killed(place: Place) -> None:
         for name in ("stop", "cancel"):
             assert place.head.shell(f"ray job stop {name}").returncode == 0
             assert status(place, name) == "STOPPED"
-        [killed] = [
-            process.pid for process in place.head.processes() if process.cmdline()[1:3] == ["driver.py", "kill"]
-        ]
+        [killed] = [pid for pid, line in place.head.command_lines().items() if line[1:3] == ["driver.py", "kill"]]
         kill(killed)
         wait_until(lambda: status(place, "kill") == "FAILED", "the job has failed")
     finally:

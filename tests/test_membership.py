@@ -43,6 +43,7 @@ class Node:
         self.causes: list[str] = []
         self.may_live: list[bool] = []
         self.demand: dict[str, dict[str, Any]] = {}
+        self.hangs: list[tuple[str, float]] = []
         self.unschedulable: list[dict[str, str]] = []
         self.profiles: list[str] = []
         self.refusals: list[UnderstudyError] = []
@@ -73,6 +74,8 @@ class Node:
             self.causes.append(arguments[1])
             self.may_live.append(arguments[3])
             self.changed.set()
+        if method == "frame_hangs":
+            self.hangs.append(arguments)
         if method == "unschedulable":
             self.unschedulable.append(arguments[0])
             self.changed.set()
@@ -289,6 +292,23 @@ async def test_a_process_that_can_not_be_killed_ages_no_node(machinery: Machiner
     assert machinery.abandoned == []
     assert node.probes > probes + 2
     assert machinery.generation == generation
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_the_service_of_a_frame_that_hangs_hears_since_when(
+    machinery: Machinery, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:  # fmt: skip
+    """Given a frame that hangs, then its node's service hears for how long it was silent before it is killed; a service
+    that does not answer is not waited for."""
+    monkeypatch.setattr(supervising, "ANNOUNCE_SECONDS", 0.05)
+    machinery.nodes["a"].silent = silent
+    began = time.monotonic() - PATIENCE  # it was well before this test began
+    machinery.frame.overdue = 60.0
+    await asyncio.wait_for(machinery.killing.wait(), PATIENCE)
+    assert machinery.frame.pid in machinery.pids
+    hangs = machinery.nodes["a"].hangs
+    assert silent == (not hangs)
+    assert all(name == "f" and 0 < silence < time.monotonic() - began for name, silence in hangs)
 
 
 async def test_a_condemned_process_that_can_not_be_killed_holds_no_demand_up(machinery: Machinery) -> None:

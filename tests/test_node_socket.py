@@ -123,6 +123,18 @@ async def test_the_end_of_a_frame_resumes_its_session(stage: Stage) -> None:
     assert (work["session_id"], work["epoch"]) == ("s", 2)
 
 
+async def test_a_frame_that_was_silent_before_it_was_killed(stage: Stage) -> None:
+    """Given a frame that hangs, as the supervisor says, when it is killed, then its crash was unseen for as long as it
+    was silent: that its connection stayed open was no sign of life."""
+    process, _ = await stage.frame("first")
+    slot = stage.kernel.service.frames.paging.slots["first"]
+    slot.seen -= 60_000_000
+    stage.kernel.service.recovery.frame_hangs("first", 7.0)
+    process.kill()
+    crashed = (await stage.kernel.until("s", "session_crashed"))[-1]
+    assert 7_000_000 <= crashed["data"]["unseen"] < 60_000_000
+
+
 async def test_the_end_of_a_connection_is_no_death(stage: Stage) -> None:
     """Given a frame whose connection ends while its process lives, then nobody takes it for dead, and it may connect
     again."""
