@@ -8,7 +8,7 @@ for a moment: each engine has one of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Dialect, Select, insert
@@ -81,22 +81,28 @@ class Query:
         Args:
             values: by the names of the parameters; it may have more than there are.
         """
-        with self._execute(connection, values, {}) as found:
-            return list(map(self._row, found))
+        if not connection.in_transaction():
+            connection.begin()  # as SQLAlchemy does before its own statements
+        with closing(cursor_of(connection)) as cursor:
+            cursor.execute(*self._expanded(values))
+            return list(map(self._row, cursor.fetchall()))
 
     def stream(self, connection: Connection, values: Mapping[str, Any]) -> Iterator[Row]:
         """The same, some at a time, which costs PostgreSQL a few more messages."""
-        with self._execute(connection, values, {"yield_per": READ_AT_ONCE}) as found:
+        options = {"yield_per": READ_AT_ONCE}
+        with connection.exec_driver_sql(*self._expanded(values), execution_options=options) as found:
             yield from map(self._row, found)
 
-    def _execute(self, connection: Connection, values: Mapping[str, Any], options: Any) -> Any:
+    def _expanded(self, values: Mapping[str, Any]) -> tuple[str, Any]:
+        """The SQL and its parameters; a list has become one parameter for each of its values."""
         whole = self._compiled.construct_expanded_state(values)
         given = dict(whole.parameters)
         for name, encode in (*self._encode, *whole.processors.items()):
-            if name in given:  # a list has become one parameter for each of its values
+            if name in given:
                 given[name] = encode(given[name])
-        parameters: Any = given if whole.positiontup is None else tuple([given[name] for name in whole.positiontup])
-        return connection.exec_driver_sql(whole.statement, parameters, execution_options=options)
+        if whole.positiontup is None:
+            return whole.statement, given
+        return whole.statement, tuple([given[name] for name in whole.positiontup])
 
     def _row(self, found: Any) -> Row:
         row = dict(zip(self._names, found, strict=True))

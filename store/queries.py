@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, func, or_, select
+from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select
 
 from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import ENVELOPE, Event
 from understudy.records import PAGE
 
 from . import tables
+from .prepared import read
 from .statements import (
     CODE_BLOB,
     DRAIN,
@@ -39,9 +41,94 @@ INFO = (
     "metadata_json", "error", "run_id", "round", "closed", "active", "wait", "wait_attempt", "placement",
 )  # fmt: skip
 INFO_COLUMNS = [SESSION.c[name] for name in INFO]
-SELECT_RUN = select(RUN).where(
-    RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
+ASKED = ("call_id", "asked", "run_id", "kind", "prompt", "options", "asked_at")
+ACTIVATION = ("session_id", "incarnation", "epoch", "run_id", "updated_at")
+ACTIVE = (
+    "session_id", "root_id", "placement", "epoch", "frame_id", "actor_pid", "wait", "wait_since", "wait_holder",
+    "node_id", "cancel_reason", "updated_at", "incarnation", "deaths", "round", "run_usage", "run_id",
+)  # fmt: skip
+"""What a node service must know of a session that it takes up, or gives away."""
+
+
+def _of_session(table: Any) -> tuple[Any, Any]:
+    """The rows of one session."""
+    return table.c.namespace == bindparam("ns"), table.c.session_id == bindparam("session")
+
+
+def _of_writer(table: Any) -> tuple[Any, Any]:
+    """The rows of one journal."""
+    return table.c.namespace == bindparam("ns"), table.c.writer == bindparam("writer")
+
+
+SELECT_INFO = select(*INFO_COLUMNS).where(*_of_session(SESSION))
+SELECT_QUESTIONS = (
+    select(*(QUESTION.c[name] for name in ASKED))
+    .join(
+        SESSION,
+        and_(
+            SESSION.c.namespace == QUESTION.c.namespace, SESSION.c.session_id == QUESTION.c.session_id,
+            SESSION.c.run_id == QUESTION.c.run_id,
+        ),
+    )
+    .where(*_of_session(QUESTION), QUESTION.c.answered_at == 0, SESSION.c.cancel_reason.is_(None))
+    .order_by(QUESTION.c.asked_at, QUESTION.c.call_id)
+)  # fmt: skip
+SELECT_LAST_ASKED = select(func.max(QUESTION.c.asked).label("asked")).where(
+    *_of_session(QUESTION), QUESTION.c.call_id == bindparam("call")
 )
+SELECT_WAKEUPS = (
+    select(TIMER.c.name, TIMER.c.payload)
+    .where(*_of_session(TIMER), TIMER.c.name.startswith(WAKEUP_TIMER))
+    .order_by(TIMER.c.due_at, TIMER.c.name)
+)
+SELECT_TREE = (
+    select(*INFO_COLUMNS, SESSION.c.calls_open)
+    .where(SESSION.c.namespace == bindparam("ns"), SESSION.c.root_id == bindparam("root"))
+    .order_by(SESSION.c.depth, SESSION.c.created_at, SESSION.c.call_id)
+)
+SELECT_MESSAGES = (
+    select(MESSAGE.c.seq, MESSAGE.c.body)
+    .where(*_of_session(MESSAGE), MESSAGE.c.seq > bindparam("after"))
+    .order_by(MESSAGE.c.seq)
+    .limit(bindparam("limit"))
+)
+SELECT_EVENTS = (
+    select(EVENT)
+    .where(*_of_session(EVENT), EVENT.c.seq > bindparam("after"))
+    .order_by(EVENT.c.seq)
+    .limit(bindparam("limit"))
+)
+SELECT_WRITER_EVENTS = (
+    select(EVENT)
+    .where(*_of_writer(EVENT), EVENT.c.writer_seq > bindparam("after"))
+    .order_by(EVENT.c.writer_seq)
+    .limit(bindparam("limit"))
+)
+SELECT_RUN = select(RUN).where(*_of_session(RUN), RUN.c.run_id == bindparam("run"))
+SELECT_RUNS = select(RUN).where(*_of_session(RUN)).order_by(RUN.c.accepted_at)
+SELECT_HOMES = select(SESSION.c.session_id, SESSION.c.node_id, SESSION.c.seq).where(
+    SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(bindparam("sessions", expanding=True))
+)
+SELECT_ACTIVATIONS = select(*(SESSION.c[name] for name in ACTIVATION)).where(
+    SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(bindparam("sessions", expanding=True))
+)
+SELECT_TIMERS = (
+    select(TIMER.c.session_id, TIMER.c.name, TIMER.c.due_at)
+    .join(SESSION, and_(SESSION.c.namespace == TIMER.c.namespace, SESSION.c.session_id == TIMER.c.session_id))
+    .where(
+        TIMER.c.namespace == bindparam("ns"), TIMER.c.due_at <= bindparam("until"),
+        SESSION.c.node_id == bindparam("node"),
+    )
+    .order_by(TIMER.c.due_at)
+)  # fmt: skip
+SELECT_BLOB = select(CODE_BLOB.c.data).where(
+    CODE_BLOB.c.namespace == bindparam("ns"), CODE_BLOB.c.digest == bindparam("digest")
+)
+SELECT_METRIC_STATE = select(METRIC_STATE).where(*_of_writer(METRIC_STATE))
+SELECT_EXPORT_CURSOR = select(EXPORT_CURSOR.c.writer_seq).where(
+    *_of_writer(EXPORT_CURSOR), EXPORT_CURSOR.c.sink == bindparam("sink")
+)
+SELECT_OWNER = select(OWNER).where(OWNER.c.namespace == bindparam("ns"))
 
 
 def event_from_row(row: Any) -> Event:
@@ -56,11 +143,9 @@ def event_from_row(row: Any) -> Event:
 
 def session_info(connection: Connection, namespace: str, session_id: str) -> Row:
     """One session. Raises `UnknownSession`."""
-    statement = select(*INFO_COLUMNS).where(SESSION.c.namespace == namespace, SESSION.c.session_id == session_id)
-    row = connection.execute(statement).mappings().first()
-    if row is None:
-        raise UnknownSession(f"there is no session {session_id!r} in this store", session_id=session_id)
-    return dict(row) | _asked(connection, namespace, dict(row))
+    for row in read(connection, SELECT_INFO, ns=namespace, session=session_id):
+        return row | _asked(connection, namespace, row)
+    raise UnknownSession(f"there is no session {session_id!r} in this store", session_id=session_id)
 
 
 def session_list(
@@ -89,48 +174,29 @@ def _asked(connection: Connection, namespace: str, row: Row) -> Row:
 
 def questions(connection: Connection, namespace: str, session_id: str) -> list[Row]:
     """What the current run of a session asks people and has no answer to, oldest first; nothing if it shall end."""
-    names = ("call_id", "asked", "run_id", "kind", "prompt", "options", "asked_at")
-    same_run = and_(
-        SESSION.c.namespace == QUESTION.c.namespace, SESSION.c.session_id == QUESTION.c.session_id,
-        SESSION.c.run_id == QUESTION.c.run_id,
-    )  # fmt: skip
-    statement = (
-        select(*(QUESTION.c[name] for name in names))
-        .join(SESSION, same_run)
-        .where(QUESTION.c.namespace == namespace, QUESTION.c.session_id == session_id, QUESTION.c.answered_at == 0)
-        .where(SESSION.c.cancel_reason.is_(None))
-        .order_by(QUESTION.c.asked_at, QUESTION.c.call_id)
-    )
-    return [dict(row) for row in connection.execute(statement).mappings()]
+    return read(connection, SELECT_QUESTIONS, ns=namespace, session=session_id)
 
 
 def asked(connection: Connection, namespace: str, session_id: str, call_id: str) -> int:
     """How many times a call has asked people, answered or not: the number of its last question."""
-    where = (QUESTION.c.namespace == namespace, QUESTION.c.session_id == session_id, QUESTION.c.call_id == call_id)
-    return connection.execute(select(func.max(QUESTION.c.asked)).where(*where)).scalar() or 0
+    [row] = read(connection, SELECT_LAST_ASKED, ns=namespace, session=session_id, call=call_id)
+    return row["asked"] or 0
 
 
 def wakeups(connection: Connection, namespace: str, session_id: str) -> list[Row]:
     """The wakeups of a session, the first that is due first. Raises `UnknownSession`."""
     session_info(connection, namespace, session_id)
-    where = (TIMER.c.namespace == namespace, TIMER.c.session_id == session_id, TIMER.c.name.startswith(WAKEUP_TIMER))
-    statement = select(TIMER.c.name, TIMER.c.payload).where(*where).order_by(TIMER.c.due_at, TIMER.c.name)
     names = ("prompt", "due_at", "every")
     return [
-        {"name": row.name.removeprefix(WAKEUP_TIMER), **{name: row.payload[name] for name in names}}
-        for row in connection.execute(statement)
+        {"name": row["name"].removeprefix(WAKEUP_TIMER), **{name: row["payload"][name] for name in names}}
+        for row in read(connection, SELECT_WAKEUPS, ns=namespace, session=session_id)
     ]
 
 
 def tree(connection: Connection, namespace: str, session_id: str) -> list[Row]:
     """The session and all below it, parents before children, with the tool each is at."""
     root_id = session_info(connection, namespace, session_id)["root_id"]
-    statement = (
-        select(*INFO_COLUMNS, SESSION.c.calls_open)
-        .where(SESSION.c.namespace == namespace, SESSION.c.root_id == root_id)
-        .order_by(SESSION.c.depth, SESSION.c.created_at, SESSION.c.call_id)
-    )
-    rows = [dict(row) for row in connection.execute(statement).mappings()]
+    rows = read(connection, SELECT_TREE, ns=namespace, root=root_id)
     kept: set[str] = set()
     found = []
     for row in rows:
@@ -147,8 +213,7 @@ def _open_tools(connection: Connection, namespace: str, row: Row) -> list[str]:
         return []
 
     def stored(keys: Row) -> list[Row]:
-        key = {"ns": namespace, "session": row["session_id"], **keys}
-        return [dict(call) for call in connection.execute(SELECT_CALLS, key).mappings()]
+        return read(connection, SELECT_CALLS, ns=namespace, session=row["session_id"], **keys)
 
     calls = calls_of_round(stored, row["run_id"], row["round"])
     return [call["tool"] for call in calls if call["state"] in ("requested", "started")]
@@ -157,64 +222,42 @@ def _open_tools(connection: Connection, namespace: str, row: Row) -> list[str]:
 def messages(connection: Connection, namespace: str, session_id: str, after: int = 0, limit: int = PAGE) -> list[Row]:
     """Messages of a session in order, in wire form."""
     session_info(connection, namespace, session_id)
-    statement = (
-        select(MESSAGE.c.seq, MESSAGE.c.body)
-        .where(MESSAGE.c.namespace == namespace, MESSAGE.c.session_id == session_id, MESSAGE.c.seq > after)
-        .order_by(MESSAGE.c.seq)
-        .limit(limit)
-    )
-    return [{**row["body"], "seq": row["seq"]} for row in connection.execute(statement).mappings()]
+    rows = read(connection, SELECT_MESSAGES, ns=namespace, session=session_id, after=after, limit=limit)
+    return [{**row["body"], "seq": row["seq"]} for row in rows]
 
 
 def session_events(
     connection: Connection, namespace: str, session_id: str, after: int = 0, limit: int = PAGE
 ) -> list[Event]:
     """Events of a session in order."""
-    statement = (
-        select(EVENT)
-        .where(EVENT.c.namespace == namespace, EVENT.c.session_id == session_id, EVENT.c.seq > after)
-        .order_by(EVENT.c.seq)
-        .limit(limit)
-    )
-    return [event_from_row(row) for row in connection.execute(statement).mappings()]
+    rows = read(connection, SELECT_EVENTS, ns=namespace, session=session_id, after=after, limit=limit)
+    return [event_from_row(row) for row in rows]
 
 
 def writer_events(connection: Connection, namespace: str, writer: str, after: int, limit: int) -> list[Event]:
     """Events that one journal committed, in its order."""
-    statement = (
-        select(EVENT)
-        .where(EVENT.c.namespace == namespace, EVENT.c.writer == writer, EVENT.c.writer_seq > after)
-        .order_by(EVENT.c.writer_seq)
-        .limit(limit)
-    )
-    return [event_from_row(row) for row in connection.execute(statement).mappings()]
+    rows = read(connection, SELECT_WRITER_EVENTS, ns=namespace, writer=writer, after=after, limit=limit)
+    return [event_from_row(row) for row in rows]
 
 
 def run_info(connection: Connection, namespace: str, session_id: str, run_id: str) -> Row:
     """One run, with what it waits for if it is paused. Raises `UnknownSession` or `UnknownRun`."""
-    key = {"ns": namespace, "session": session_id, "run": run_id}
-    row = connection.execute(SELECT_RUN, key).mappings().first()
-    if row is None:
-        session_info(connection, namespace, session_id)
-        raise UnknownRun(f"the session has no run {run_id!r}", session_id=session_id)
-    return dict(row) | _asked(connection, namespace, dict(row))
+    for row in read(connection, SELECT_RUN, ns=namespace, session=session_id, run=run_id):
+        return row | _asked(connection, namespace, row)
+    session_info(connection, namespace, session_id)
+    raise UnknownRun(f"the session has no run {run_id!r}", session_id=session_id)
 
 
 def runs(connection: Connection, namespace: str, session_id: str) -> list[Row]:
     """All runs of a session, oldest first."""
     session_info(connection, namespace, session_id)
-    statement = (
-        select(RUN).where(RUN.c.namespace == namespace, RUN.c.session_id == session_id).order_by(RUN.c.accepted_at)
-    )
-    return [dict(row) for row in connection.execute(statement).mappings()]
+    return read(connection, SELECT_RUNS, ns=namespace, session=session_id)
 
 
 def homes(connection: Connection, namespace: str, session_ids: list[str]) -> dict[str, tuple[str, int]]:
     """The node that looks after each of these sessions, and its `seq`; those that don't exist are left out."""
-    statement = select(SESSION.c.session_id, SESSION.c.node_id, SESSION.c.seq).where(
-        SESSION.c.namespace == namespace, SESSION.c.session_id.in_(session_ids)
-    )
-    return {session_id: (node_id, seq) for session_id, node_id, seq in connection.execute(statement)}
+    rows = read(connection, SELECT_HOMES, ns=namespace, sessions=session_ids)
+    return {row["session_id"]: (row["node_id"], row["seq"]) for row in rows}
 
 
 def drains(connection: Connection, namespace: str) -> list[Row]:
@@ -223,13 +266,6 @@ def drains(connection: Connection, namespace: str) -> list[Row]:
     left = select(func.count()).select_from(SESSION).where(here).scalar_subquery()
     statement = select(DRAIN, left.label("left")).where(DRAIN.c.namespace == namespace).order_by(DRAIN.c.started_at)
     return [dict(row) for row in connection.execute(statement).mappings()]
-
-
-ACTIVE = (
-    "session_id", "root_id", "placement", "epoch", "frame_id", "actor_pid", "wait", "wait_since", "wait_holder",
-    "node_id", "cancel_reason", "updated_at", "incarnation", "deaths", "round", "run_usage", "run_id",
-)  # fmt: skip
-"""What a node service must know of a session that it takes up, or gives away."""
 
 
 def active_sessions(
@@ -247,66 +283,62 @@ def active_sessions(
         nodes, session_ids, frame_id: only those at home there, only these, only those in that frame.
         may_be_ready: leave out those that wait for something else than a model, unless they were asked to end.
     """
-    where = [SESSION.c.namespace == namespace, SESSION.c.active == 1]
-    if nodes is not None:
-        where.append(SESSION.c.node_id.in_(list(nodes)))
-    if session_ids is not None:
-        where.append(SESSION.c.session_id.in_(list(session_ids)))
+    lists: dict[str, Iterable[str] | None] = {"nodes": nodes, "sessions": session_ids}
+    given: dict[str, Any] = {name: list(values) for name, values in lists.items() if values is not None}
     if frame_id is not None:
-        where.append(SESSION.c.frame_id == frame_id)
+        given["frame"] = frame_id
+    return read(connection, select_active(frozenset(given), may_be_ready), ns=namespace, **given)
+
+
+@cache
+def select_active(given: frozenset[str], may_be_ready: bool) -> Select[Any]:
+    """The statement of `active_sessions` for these parameters: nodes, sessions, frame."""
+    where = [SESSION.c.namespace == bindparam("ns"), SESSION.c.active == 1]
+    if "nodes" in given:
+        where.append(SESSION.c.node_id.in_(bindparam("nodes", expanding=True)))
+    if "sessions" in given:
+        where.append(SESSION.c.session_id.in_(bindparam("sessions", expanding=True)))
+    if "frame" in given:
+        where.append(SESSION.c.frame_id == bindparam("frame"))
     if may_be_ready:
         where.append(or_(SESSION.c.wait.is_(None), SESSION.c.wait == "model", SESSION.c.cancel_reason.is_not(None)))
-    statement = select(*(SESSION.c[name] for name in ACTIVE)).where(*where)
-    return [dict(row) for row in connection.execute(statement.order_by(SESSION.c.updated_at)).mappings()]
+    return select(*(SESSION.c[name] for name in ACTIVE)).where(*where).order_by(SESSION.c.updated_at)
 
 
 def activations(connection: Connection, namespace: str, session_ids: Iterable[str]) -> dict[str, Row]:
     """Which activation and which run sessions have, by id; also of those without work."""
-    names = ("session_id", "incarnation", "epoch", "run_id", "updated_at")
     found: dict[str, Row] = {}
     wanted = list(session_ids)
     for start in range(0, len(wanted), LOADED_AT_ONCE):  # an IN has as many parameters as a statement may have
-        where = (SESSION.c.namespace == namespace, SESSION.c.session_id.in_(wanted[start : start + LOADED_AT_ONCE]))
-        rows = connection.execute(select(*(SESSION.c[name] for name in names)).where(*where)).mappings()
-        found |= {row["session_id"]: dict(row) for row in rows}
+        some = wanted[start : start + LOADED_AT_ONCE]
+        rows = read(connection, SELECT_ACTIVATIONS, ns=namespace, sessions=some)
+        found |= {row["session_id"]: row for row in rows}
     return found
 
 
 def timers(connection: Connection, namespace: str, node_id: str, until: int) -> list[Row]:
     """Timers of sessions at home on a node that are due by a time (microseconds), the first one first."""
-    of_session = and_(SESSION.c.namespace == TIMER.c.namespace, SESSION.c.session_id == TIMER.c.session_id)
-    statement = (
-        select(TIMER.c.session_id, TIMER.c.name, TIMER.c.due_at)
-        .join(SESSION, of_session)
-        .where(TIMER.c.namespace == namespace, TIMER.c.due_at <= until, SESSION.c.node_id == node_id)
-        .order_by(TIMER.c.due_at)
-    )
-    return [dict(row) for row in connection.execute(statement).mappings()]
+    return read(connection, SELECT_TIMERS, ns=namespace, node=node_id, until=until)
 
 
 def blob(connection: Connection, namespace: str, digest: str) -> bytes | None:
     """Code by its hash."""
-    statement = select(CODE_BLOB.c.data).where(CODE_BLOB.c.namespace == namespace, CODE_BLOB.c.digest == digest)
-    data: bytes | None = connection.execute(statement).scalar()
-    return data
+    for row in read(connection, SELECT_BLOB, ns=namespace, digest=digest):
+        return bytes(row["data"])
+    return None
 
 
 def metric_state(connection: Connection, namespace: str, writer: str) -> Row | None:
     """The last checkpoint of a writer's metric totals."""
-    statement = select(METRIC_STATE).where(METRIC_STATE.c.namespace == namespace, METRIC_STATE.c.writer == writer)
-    row = connection.execute(statement).mappings().first()
-    return dict(row) if row else None
+    return next(iter(read(connection, SELECT_METRIC_STATE, ns=namespace, writer=writer)), None)
 
 
 def export_cursor(connection: Connection, namespace: str, writer: str, sink: str) -> int:
     """How far a sink has taken a writer's events."""
-    statement = select(EXPORT_CURSOR.c.writer_seq).where(
-        EXPORT_CURSOR.c.namespace == namespace, EXPORT_CURSOR.c.writer == writer, EXPORT_CURSOR.c.sink == sink
-    )
-    return connection.execute(statement).scalar() or 0
+    rows = read(connection, SELECT_EXPORT_CURSOR, ns=namespace, writer=writer, sink=sink)
+    return rows[0]["writer_seq"] if rows else 0
 
 
 def owner(connection: Connection, namespace: str) -> Row | None:
     """Who owns the namespace."""
-    row = connection.execute(select(OWNER).where(OWNER.c.namespace == namespace)).mappings().first()
-    return dict(row) if row else None
+    return next(iter(read(connection, SELECT_OWNER, ns=namespace)), None)

@@ -178,8 +178,9 @@ VALUES = {
 
 def every_read() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     """Every function of `store/queries.py`, with each of its switches."""
-    found = [function for function in vars(queries).values() if inspect.isfunction(function)]
-    for function in found:
+    for function in filter(inspect.isfunction, vars(queries).values()):
+        if function.__module__ != queries.__name__:
+            continue
         parameters = inspect.signature(function).parameters
         if "connection" not in parameters or function.__name__.startswith("_"):
             continue
