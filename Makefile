@@ -4,12 +4,15 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test check clean
+.PHONY: help demo dev test test-all check clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 FOLDERS := actors cluster core observability store supervisor
 SOURCES := pyproject.toml README.md LICENSE $(shell find $(FOLDERS) -name __pycache__ -prune -o -print)
+
+# Two processes: one has all that needs Ray, one test after the other, and the other begins with the rest.
+PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
 
 # Python's own venv and pip are all that is needed; PYTHON=/path/to/python chooses one.
 USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
@@ -17,15 +20,18 @@ PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3 python; d
 	$$name -c '$(USABLE)' 2>/dev/null && { command -v $$name; break; }; done)
 
 help: ## this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST)
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/installed ## agents at work, some of them killed on the way; needs no key
 	$(BIN)/understudy run --chaos 2
 
 dev: $(VENV)/installed-dev ## .venv with everything that tests and checks need
 
-test: dev ## all tests, against the installed wheel; files in three processes, as they come: those that start Ray are spread
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: dev ## the quick tier of the tests, against the installed wheel: some five minutes
+	$(BIN)/pytest $(PARALLEL) --tier quick
+
+test-all: dev ## all tests: half an hour and more
+	$(BIN)/pytest $(PARALLEL)
 
 check: dev ## lint, types and tests, as CI does
 	PYTHON=$(BIN)/python scripts/check

@@ -312,12 +312,12 @@ def _run(program: str, *arguments: str | Path) -> None:
 
 
 @contextmanager
-def database(server: str) -> Iterator[str]:
-    """DSN of an empty database on a PostgreSQL server, for as long as the context lasts."""
+def database(server: str, template: str = "template1") -> Iterator[str]:
+    """DSN of a new database on a PostgreSQL server, while the context lasts; empty, or a copy of `template`."""
     name = f"understudy_{uuid.uuid4().hex[:12]}"
     base, _, query = server.partition("?")
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
     yield f"{base.rsplit('/', 1)[0]}/{name}" + (f"?{query}" if query else "")
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

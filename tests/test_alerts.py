@@ -158,6 +158,7 @@ def as_promtool_test(case: Case) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("alert", [alert.name.removeprefix("Understudy") for alert in alerts()])
 def test_each_rule_fires_when_it_should_and_only_then(alert: str, tmp_path: Path) -> None:
     """Given what goes wrong, then the alert fires and says what; given what only looks like it, then it is silent."""

@@ -140,6 +140,7 @@ def sealed(document: dict[str, Any]) -> bytes:
     return body + b'"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
 
 
+@pytest.mark.thorough
 async def test_a_tree_is_the_same_in_the_other_backend(tree: str, other: str) -> None:
     """Messages, runs, events and states of every session of the tree are identical after export and import."""
     assert await load(other, export(tree, "lead")) is True
@@ -393,6 +394,7 @@ def test_code_that_nobody_needs_is_not_taken_in() -> None:
     }
 
 
+@pytest.mark.thorough
 async def test_a_question_can_be_answered_elsewhere(
     store: str, beside: str, tmp_path: Path, server: OfflineServer
 ) -> None:
@@ -414,6 +416,7 @@ async def test_a_question_can_be_answered_elsewhere(
         assert (await kernel.end("s"))["status"] == "completed"
 
 
+@pytest.mark.thorough
 async def test_waits_and_wakeups_go_on_elsewhere(
     store: str, beside: str, tmp_path: Path, server: OfflineServer
 ) -> None:
@@ -442,6 +445,7 @@ async def test_waits_and_wakeups_go_on_elsewhere(
         assert [row["name"] for row in await kernel.ask("read", "wakeups", ["sleeps"], {})] == ["soon", "later"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lifecycle", ["ephemeral", "linked", "detached"])
 async def test_a_sub_agent_at_work_goes_on_alone(
     store: str, beside: str, tmp_path: Path, server: OfflineServer, lifecycle: str
@@ -462,6 +466,7 @@ async def test_a_sub_agent_at_work_goes_on_alone(
         kernel.check()
 
 
+@pytest.mark.thorough
 async def test_a_parent_that_waits_needs_its_children(
     store: str, beside: str, tmp_path: Path, server: OfflineServer
 ) -> None:
@@ -590,6 +595,7 @@ async def test_a_parent_without_its_children_is_imported_too(tree: str, other: s
         assert check(connection, "tests") == []
 
 
+@pytest.mark.thorough
 async def test_an_archive_that_is_ahead_of_the_store(
     store: str, beside: str, tmp_path: Path, server: OfflineServer
 ) -> None:

@@ -118,6 +118,7 @@ async def test_it_is_given_up_before_it_has_begun(db: Store) -> None:
     books_balance(db)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exceeded", [False, True])
 async def test_a_large_group_is_stopped(db: Store, exceeded: bool) -> None:
     """Given a group of more sub-agents than Python may have calls in calls, none but one at work, when that fails, then

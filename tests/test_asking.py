@@ -19,6 +19,7 @@ from understudy.errors import AnswerConflict, InvalidInput, NotAsked, UnknownSes
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
+from . import tiers
 
 QUESTION = ("request_user_input", {"prompt": "Which colour?", "options": ["red", "blue"]})
 
@@ -429,6 +430,7 @@ async def person(kernel: k.Kernel, session_id: str) -> AsyncIterator[list[dict[s
             await task
 
 
+@pytest.mark.sweep
 @pytest.mark.conformance
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["frame", "node"])
@@ -444,7 +446,7 @@ async def test_a_death_anywhere_asks_nobody_twice(tmp_path: Path, victim: str) -
             wanted = await kernel.transcript("clean")
             points = kernel.points[start:]
             assert [entry[1] for entry in wanted if entry[0] == "tool"] == ["blue", "noted 0", "noted 1"]
-            for at in range(len(points) + 6):
+            for at in tiers.points(range(len(points) + 6)):
                 problems += await one_death(kernel, tmp_path, at, victim, wanted)
     assert not problems, "\n".join(problems)
 

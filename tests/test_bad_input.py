@@ -24,7 +24,7 @@ from understudy.testing.offline import Faults
 
 from .faults import PATIENCE, Stage, call, driver, of, output, staged
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

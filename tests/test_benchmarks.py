@@ -44,6 +44,7 @@ def marked(mark: str) -> list[str]:
 
 
 @pytest.mark.ray
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_the_command_measures_beside_a_baseline_and_leaves_nothing_running() -> None:
     """stdout is one JSON document with machine, load and rows; each row has a baseline and a ratio."""
@@ -64,6 +65,7 @@ def test_the_command_measures_beside_a_baseline_and_leaves_nothing_running() -> 
 
 
 @pytest.mark.ray
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_an_interrupted_run_stops_its_ray_head() -> None:
     """Ctrl-C in the middle of a scenario leaves no process behind."""

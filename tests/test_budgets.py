@@ -501,12 +501,14 @@ async def crowd(dsn: str, directory: Path, count: int, seed: int | None) -> None
         kernel.check()
 
 
+@pytest.mark.thorough
 @pytest.mark.conformance
 async def test_64_sub_agents_do_not_overshoot(store: str, tmp_path: Path) -> None:
     """Under a budget of tokens and money that half of them fit into, the tree spends no more than it says."""
     await crowd(store, tmp_path, 64, None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 async def test_64_sub_agents_that_die_do_not_overshoot(tmp_path: Path, seed: int) -> None:
     """The same while frames and the node service are killed under them: calls that go out again are paid once."""

@@ -193,6 +193,7 @@ def states(found: dict[str, Any]) -> set[str]:
     return {point["comparison"]["state"] for point in found["verdict"]["points"] if not point["forced"]}
 
 
+@pytest.mark.thorough
 def test_a_safe_agent_passes(tmp_path: Path) -> None:
     """A reading tool and a writing one that is not declared rerun: killed at every point, both are as declared, the
     real workspace is untouched, and the hint says that the writing one could be rerun."""
@@ -217,6 +218,7 @@ def test_a_safe_agent_passes(tmp_path: Path) -> None:
     assert (found["rounds"], found["status"]) == (2, "completed")
 
 
+@pytest.mark.thorough
 def test_a_tool_that_appends_is_not_safe_to_rerun(tmp_path: Path) -> None:
     """Declared rerun, it appends: its second execution leaves a second line, which the report shows."""
     agent = Agent(tmp_path, [("append", {"text": "a line"})], "done", tools=("append", "look"))
@@ -234,6 +236,7 @@ def test_a_tool_that_appends_is_not_safe_to_rerun(tmp_path: Path) -> None:
         assert words in shown.stdout, shown.stdout
 
 
+@pytest.mark.thorough
 def test_a_death_repeats_one_call(tmp_path: Path) -> None:
     """Two calls in one round: a tool that is harmless to repeat is not blamed for the one before it."""
     calls = [("append", {"text": "a line"}), ("look", {"name": "facts.txt"})]
@@ -243,6 +246,7 @@ def test_a_death_repeats_one_call(tmp_path: Path) -> None:
     assert [finding["tools"] for finding in found["verdict"]["findings"]] == [["append"]] * 2
 
 
+@pytest.mark.thorough
 def test_another_result_of_the_second_execution_is_found(tmp_path: Path) -> None:
     """A tool that fails the second time changes no file but the transcript: its diff is shown, and that the request
     after the crash differs."""
@@ -256,6 +260,7 @@ def test_another_result_of_the_second_execution_is_found(tmp_path: Path) -> None
     assert "+create (1/0): FileExistsError" in comparison["diff"]
 
 
+@pytest.mark.thorough
 def test_a_tool_that_is_rightly_not_declared_rerun(tmp_path: Path) -> None:
     """An appending tool with the default declaration is no finding; forced to rerun, it shows why it is right."""
     found = Agent(tmp_path, [("add", {"text": "x"})], "done", tools=("add",)).certified("--only", "add", exit_code=0)
@@ -263,6 +268,7 @@ def test_a_tool_that_is_rightly_not_declared_rerun(tmp_path: Path) -> None:
     assert "rightly not declared rerun" in found["verdict"]["tools"][0]["hint"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "found_kinds"), [("order", set()), ("ship", {"reconcile_failed"})])
 def test_reconcile_is_told_apart_from_one_that_fails(tmp_path: Path, name: str, found_kinds: set[str]) -> None:
     """A tool that finds out what happened passes; one whose function can't is a finding."""
@@ -273,6 +279,7 @@ def test_reconcile_is_told_apart_from_one_that_fails(tmp_path: Path, name: str, 
     assert all("nobody answers" in finding["text"] for finding in found["verdict"]["findings"])
 
 
+@pytest.mark.thorough
 def test_what_differs_without_a_death_is_not_held_against_a_tool(tmp_path: Path) -> None:
     """A tool that returns the time makes every request differ: that is one finding, with the difference, and the tool
     that was rerun after it is still judged."""
@@ -285,6 +292,7 @@ def test_what_differs_without_a_death_is_not_held_against_a_tool(tmp_path: Path)
     assert verdicts(found) == {"clock": NOT_INTERRUPTED, "append": NOT_SAFE}
 
 
+@pytest.mark.thorough
 def test_what_was_kept_in_memory_is_missed(tmp_path: Path) -> None:
     """A tool that relies on its process's memory: after a death between two tools the transcript differs, although
     nothing ran twice."""
@@ -295,6 +303,7 @@ def test_what_was_kept_in_memory_is_missed(tmp_path: Path) -> None:
     assert "-recall (2/0): x" in finding["comparison"]["diff"]
 
 
+@pytest.mark.thorough
 def test_sub_agents_are_killed_as_well(tmp_path: Path) -> None:
     """A lead and two sub-agents, one of which appends: points and findings name the session, and a lead that is killed
     has its sub-agent's result once."""
@@ -321,6 +330,7 @@ def test_sub_agents_are_killed_as_well(tmp_path: Path) -> None:
     assert (states(found), len({point["point"].split(":")[0] for point in found["verdict"]["points"]})) == ({EQUAL}, 2)
 
 
+@pytest.mark.thorough
 def test_points_are_limited_evenly_and_kept(tmp_path: Path) -> None:
     """`--points` limits the runs; `--keep` leaves report, recording, and each run's store and workspace."""
     agent = Agent(tmp_path, [("look", {"name": "facts.txt"})], "done", tools=("look",))
@@ -337,6 +347,7 @@ def test_points_are_limited_evenly_and_kept(tmp_path: Path) -> None:
     assert (again.exit_code, "is not empty" in again.stderr) == (2, True)
 
 
+@pytest.mark.thorough
 def test_a_run_that_does_not_end_is_told(tmp_path: Path) -> None:
     """An agent that would be given up after its first death ends otherwise: quarantined, which is a finding."""
     agent = Agent(tmp_path, "done", tools=(), restart={"stuck_after": 1})
@@ -364,6 +375,7 @@ def test_a_bad_file_is_a_usage_error(tmp_path: Path, name: str, text: str, told:
     assert "Traceback" not in result.output
 
 
+@pytest.mark.thorough
 def test_tools_that_reach_outside_need_a_word(tmp_path: Path) -> None:
     """The user's own tools and bash need `--yes`; built-in file tools in a copied workspace do not."""
     agent = Agent(tmp_path, [("look", {"name": "facts.txt"})], "done", tools=("look",))
@@ -393,6 +405,7 @@ def test_a_run_that_fails_undisturbed_is_no_certificate(tmp_path: Path) -> None:
     assert (result.exit_code, "the undisturbed run ended as failed" in result.stderr) == (1, True), result.output
 
 
+@pytest.mark.thorough
 def test_only_the_recorded_run_asks_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a key, the endpoint is asked once for each round of the undisturbed run, and no process of a session has
     the key in its environment, nor the address."""
@@ -406,6 +419,7 @@ def test_only_the_recorded_run_asks_the_endpoint(tmp_path: Path, monkeypatch: py
     assert result == ""
 
 
+@pytest.mark.thorough
 def test_tools_have_no_variable_that_nobody_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the shell's variables a session's process has what any program needs, and what its agent or a sub-agent names;
     if that is not there, the command says so before it begins."""
@@ -428,6 +442,7 @@ def test_tools_have_no_variable_that_nobody_named(tmp_path: Path, monkeypatch: p
     assert {*PASSWORDS, "OPENAI_BASE_URL"} & set(told.split()) == {"SMTP_PASS"}
 
 
+@pytest.mark.thorough
 def test_a_process_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a session's process ends before it has begun, the command ends with the last that it said."""
     monkeypatch.setattr(certify_processes, "START", "raise SystemExit('out of luck')")
@@ -435,6 +450,7 @@ def test_a_process_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pyte
     assert (result.exit_code, "out of luck" in result.stderr) == (1, True), result.output
 
 
+@pytest.mark.thorough
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     """Interrupted in the middle of a tool, the command ends with 130, and so do its processes."""
     agent = Agent(tmp_path, [("slow", {})], "done", tools=("slow",), environment=["BEGUN"])

@@ -35,6 +35,7 @@ from .test_imports import loaded_by
 TEXTS = st.text(max_size=5)
 
 
+@pytest.mark.thorough
 def test_no_ray_is_needed_and_frames_stay_lean() -> None:
     """The command loads no Ray, and a session's process under it nothing that is heavy."""
     assert loaded_by({"frame": "import understudy.cluster.certify_frame"}) == {}

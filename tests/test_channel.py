@@ -128,6 +128,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(JSON)
 @example({"\ud800": [10**500, -(1 << 70), 1 << 64, -(1 << 63)]})
 def test_any_json_arrives_as_it_was(value: Any) -> None:

@@ -270,6 +270,7 @@ def child_spec(child_id: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 @given(st.lists(st.integers(0, 10_000), max_size=60))
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_the_books_balance_after_every_commit(store: str, choices: list[int]) -> None:

@@ -16,6 +16,7 @@ from understudy.prices import Price
 from understudy.store.statements import ACCOUNT
 
 from . import kernel as k
+from . import tiers
 
 pytestmark = pytest.mark.conformance
 
@@ -82,7 +83,7 @@ async def sweep(kernel: k.Kernel, tool: Any, directory: Path, victim: str, budge
     """One session per point, with a death there; returns what was not as in the clean run."""
     clean = await clean_run(kernel, tool, directory / "clean", budget)
     problems = []
-    for at in range(len(clean.points) + 4):
+    for at in tiers.points(range(len(clean.points) + 4)):
         session_id, path = f"s{at}", directory / f"notes-{at}"
         deaths = Deaths(kernel, session_id, at, victim)
         try:
@@ -131,6 +132,7 @@ def paths(entry: tuple[Any, ...], old: str, new: str) -> tuple[Any, ...]:
     return (*entry[:2], calls, *entry[3:])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("victim", ["frame", "node"])
 @pytest.mark.parametrize("tool", [k.look, k.note], ids=["rerun", "report"])
 async def test_a_death_anywhere_leaves_the_transcript_as_it_would_have_been(
@@ -143,6 +145,7 @@ async def test_a_death_anywhere_leaves_the_transcript_as_it_would_have_been(
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("victim", ["frame", "node"])
 async def test_a_death_anywhere_charges_a_budget_as_it_would_have_been(victim: str, tmp_path: Path) -> None:
     """The same under a budget of exactly as many rounds as the session needs: none is counted twice or kept reserved,

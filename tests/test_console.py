@@ -319,6 +319,7 @@ async def test_what_a_person_can_do_is_done(tmp_path: Path) -> None:
         ).status_code == 400
 
 
+@pytest.mark.thorough
 async def test_what_is_not_there_or_makes_no_sense_is_told(tmp_path: Path) -> None:
     """Unknown sessions and runs are 404, numbers that are none 400, a store that is away 503, with the reason."""
     async with console(tmp_path) as (kernel, source, client):
@@ -419,6 +420,7 @@ async def test_the_log_of_a_tree_is_bounded_and_who_is_behind_it_begins_anew(mon
     await slow.aclose()
 
 
+@pytest.mark.thorough
 async def test_many_viewers_cost_the_store_no_more_than_one(tmp_path: Path) -> None:
     """Eight pages that look at the cluster and at a tree for a while read it about as often as one does."""
     async with console(tmp_path) as (kernel, source, client):

@@ -31,7 +31,7 @@ from understudy.cluster.ray_edge import RAY_NAMESPACE
 from .console_stage import chromium
 from .faults import PATIENCE, gone, kill, staged, tools_of, wait_until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 UNDERSTUDY = [sys.executable, "-m", "understudy.cluster"]
 TAKE_TERMINAL = (

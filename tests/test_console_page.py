@@ -40,6 +40,7 @@ async def echo(text: str, context: ToolContext) -> str:
     return text
 
 
+@pytest.mark.thorough
 async def test_what_agents_say_is_shown_and_never_obeyed(tmp_path: Path) -> None:
     """Markup as an agent's name, question, option, answer, tool result, input and reason stays text on every page."""
     async with (
@@ -72,6 +73,7 @@ async def test_what_agents_say_is_shown_and_never_obeyed(tmp_path: Path) -> None
         assert [told for told in wrong if "404" not in told] == []
 
 
+@pytest.mark.thorough
 async def test_a_crash_and_its_recovery_come_live(tmp_path: Path) -> None:
     """No reload: the crash and the recovery show in the tree, its lanes, the log and the waterfall."""
     note = [("note", {"path": str(tmp_path / "notes"), "text": "x"})]
@@ -112,6 +114,7 @@ async def test_a_crash_and_its_recovery_come_live(tmp_path: Path) -> None:
         assert wrong == []
 
 
+@pytest.mark.thorough
 async def test_who_logs_in_can_answer_and_close(tmp_path: Path) -> None:
     """The form takes the token, a wrong one is told; a question is answered and a session closed, each in a dialog."""
     async with (
@@ -147,6 +150,7 @@ async def test_who_logs_in_can_answer_and_close(tmp_path: Path) -> None:
         await expect(page.get_by_label("The console's token")).to_be_visible()
 
 
+@pytest.mark.thorough
 async def test_a_page_outlives_its_server(tmp_path: Path) -> None:
     """The console ends and another one takes its place: the page says so, comes back by itself, and shows all once."""
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel, chromium() as browser:
@@ -163,6 +167,7 @@ async def test_a_page_outlives_its_server(tmp_path: Path) -> None:
             await expect(page.locator(".events li")).to_have_count(len(await kernel.events("s")))
 
 
+@pytest.mark.thorough
 async def test_states_over_time_are_a_function_of_the_events(tmp_path: Path) -> None:
     """Queued, running, model, tools, sub-agents, down and again, from the events alone; marks at the crashes."""
     story: list[tuple[str, dict[str, Any]]] = [
@@ -200,6 +205,7 @@ async def test_states_over_time_are_a_function_of_the_events(tmp_path: Path) -> 
         assert await timeline([]) == {"segments": [], "marks": []}
 
 
+@pytest.mark.thorough
 async def test_narrow_and_dark_pages_have_no_sideways_scrolling(tmp_path: Path) -> None:
     """At 400 pixels, light and dark, no page is wider than the screen; with the keyboard a session can be opened."""
     async with (
@@ -240,6 +246,7 @@ class Replaced(KernelSource):
         return [ServiceInfo(role, self.pid, self.kernel.node_id, "") for role in ("supervisor", "node")]
 
 
+@pytest.mark.thorough
 async def test_a_page_tells_of_restarted_services_and_of_what_it_leaves_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +304,7 @@ class Talkative:
         await asyncio.Event().wait()
 
 
+@pytest.mark.thorough
 async def test_a_page_that_stays_open_keeps_no_more_than_it_shows(tmp_path: Path) -> None:
     """Given a session that goes on and on, then the page lets go of what is long ago, and the latest is there."""
     async with served(Talkative()) as url, chromium() as browser:

@@ -212,6 +212,7 @@ def test_event_types_are_unique() -> None:
     assert all(kind.type and kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(") for kind in kinds)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", [call_states, batches, requests, acks], ids=["call", "batch", "request", "ack"])
 @given(data=st.data())
 def test_record_survives_the_wire(strategy: st.SearchStrategy[Any], data: st.DataObject) -> None:

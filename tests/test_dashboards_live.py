@@ -27,7 +27,7 @@ from .postgres import database, free_port
 from .prometheus import Prometheus, prometheus
 from .test_dashboards import BUILT, FILES
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(240)]
 
 PRICES = {"m": {"input": "0.15", "output": "0.60"}}
 

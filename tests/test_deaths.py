@@ -289,6 +289,7 @@ async def test_a_call_that_arrives_after_its_frames_death(store: str, tmp_path: 
         assert (await kernel.run("s", k.spec(k.script("done"))))["status"] == "completed"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("commit", range(4))
 async def test_a_service_dies_while_it_is_taken_up(store: str, tmp_path: Path, commit: int) -> None:
     """Given a service that dies before or after a commit of its take-up, then the next one takes up what it did not."""

@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 NAMED = re.compile(r"`(?:(?:tests/)?(test_\w+\.py)(?:::)?)?((?:Test\w+::)?(?:test|Test)\w*)?`")
 
@@ -18,6 +20,7 @@ def names_in(path: Path) -> set[str]:
     }
 
 
+@pytest.mark.thorough
 def test_every_test_that_holds_a_rule_exists() -> None:
     """Each module, class and function that the table of docs/supervision.md names is there; every rule is in it."""
     text = (ROOT / "docs" / "supervision.md").read_text()

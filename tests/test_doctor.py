@@ -52,6 +52,7 @@ def test_without_a_home_directory_doctor_says_what_to_set(tmp_path: Path, monkey
         Settings.from_environment({}, store="sqlite:///~/store.db")
 
 
+@pytest.mark.thorough
 def test_a_home_directory_that_can_not_be_written_is_told(tmp_path: Path) -> None:
     """Given a HOME that is no directory, then the command says so and what to set, and ends without a trace back."""
     left = {name: value for name, value in os.environ.items() if name not in ("XDG_STATE_HOME", "RAY_ADDRESS")}
@@ -86,6 +87,7 @@ def listener(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
         server.stop(None).wait()
 
 
+@pytest.mark.thorough
 def test_who_listens_and_is_no_ray_is_told_at_once(
     listener: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

@@ -105,6 +105,7 @@ def activations(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(data["node_id"], data["cause"]) for data in found]
 
 
+@pytest.mark.thorough
 async def test_a_session_at_a_tool_finishes_it_and_goes_on_elsewhere(
     postgres: str, server: OfflineServer, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ async def test_a_session_at_a_tool_finishes_it_and_goes_on_elsewhere(
         assert (await a.info("s"))["restarts"] == 0
 
 
+@pytest.mark.thorough
 async def test_a_model_call_in_flight_is_not_repeated(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given a call of `b` in flight, when `b` is drained, then its answer is committed there, and used at `a`."""
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
@@ -158,6 +160,7 @@ async def test_a_model_call_in_flight_is_not_repeated(postgres: str, server: Off
         assert (await a.info("s"))["tokens_redone"] == 0
 
 
+@pytest.mark.thorough
 async def test_what_is_left_at_the_deadline_moves_the_hard_way(
     postgres: str, server: OfflineServer, tmp_path: Path
 ) -> None:
@@ -196,6 +199,7 @@ async def test_what_is_left_at_the_deadline_moves_the_hard_way(
         assert "model_call_reissued" in await a.types("call")
 
 
+@pytest.mark.thorough
 async def test_a_tree_stays_together(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given a parent that waits for children whose calls are in flight, when their node is drained, then all of the
     tree goes to one of two other nodes, and no call is repeated."""
@@ -229,6 +233,7 @@ async def test_a_tree_stays_together(postgres: str, server: OfflineServer, tmp_p
         assert server.stats.requests == 4
 
 
+@pytest.mark.thorough
 async def test_nothing_new_comes_to_a_drained_node(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given `b` is drained, when it is asked for a session, or for a run of a passive one of its own, `a` has them."""
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
@@ -377,6 +382,7 @@ async def test_services_that_stop_park_everything(store: str, server: OfflineSer
         assert server.stats.requests == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_drain_under_load_with_kills(postgres: str, server: OfflineServer, tmp_path: Path, seed: int) -> None:
     """Given many sessions and children at work, when their node is drained while frames and its service are killed,

@@ -206,6 +206,7 @@ def counters(samples: Shown) -> Shown:
     return {key: value for key, value in samples.items() if key[0] in known}
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 async def test_a_hundred_deaths_leave_every_counter_exact(tmp_path: Path) -> None:
     """Given deaths of frames and services at random points, with retention and checkpoints between them, then every
@@ -307,6 +308,7 @@ async def completed(dsn: str, writer: str) -> None:
     await until(lambda: logs(dsn)[writer].is_done())
 
 
+@pytest.mark.thorough
 async def test_the_first_service_completes_the_log_of_one_that_is_gone(
     postgres: str, server: k.OfflineServer, tmp_path: Path
 ) -> None:
@@ -336,6 +338,7 @@ async def test_the_first_service_completes_the_log_of_one_that_is_gone(
         await comes_back(b, nodes, postgres)
 
 
+@pytest.mark.thorough
 async def test_a_span_that_is_always_refused_does_not_keep_a_lost_log_open(
     postgres: str, server: k.OfflineServer, tmp_path: Path
 ) -> None:
@@ -386,6 +389,7 @@ async def comes_back(b: k.Kernel, nodes: Nodes, dsn: str) -> None:
     assert unbalanced(*scrapes) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kill_at", range(4))
 async def test_a_death_in_the_middle_of_it_changes_nothing(
     postgres: str, server: k.OfflineServer, tmp_path: Path, kill_at: int, monkeypatch: pytest.MonkeyPatch
@@ -604,6 +608,7 @@ def get(url: str) -> str:
         return str(response.read().decode())
 
 
+@pytest.mark.thorough
 async def test_prometheus_finds_and_scrapes_every_node_service(
     postgres: str, server: k.OfflineServer, tmp_path: Path
 ) -> None:

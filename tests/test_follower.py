@@ -94,6 +94,7 @@ async def followed(db: Store) -> AsyncIterator[tuple[Service, Follower]]:
         await service.reading.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ends", [False, True])
 async def test_a_log_of_more_than_a_page_is_followed_to_its_end(tmp_path: Path, ends: bool) -> None:
     """Given a session with more events than the services tell at a time, which has ended, when a client follows it from

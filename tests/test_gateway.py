@@ -421,6 +421,7 @@ async def test_a_stream_that_stalls_is_given_up(begun: bool) -> None:
     assert heard == (["so far", "again"] * 3 + ["so far"] if begun else [])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("limit", [{"stall": 0.7}, {"deadline": 0.7}])
 async def test_a_pause_of_this_process_is_not_the_endpoints(limit: dict[str, float]) -> None:
     """Given an answer that comes while this process stands still, for longer than an endpoint may be silent and a call
@@ -600,6 +601,7 @@ async def test_requests_per_minute_paces() -> None:
     assert all(later - earlier >= 49_000 for earlier, later in pairwise(starts))
 
 
+@pytest.mark.thorough
 async def test_a_thousand_calls_at_once() -> None:
     """1,024 calls are in flight at the same time; later ones use the same connections."""
     with OfflineServer() as server:

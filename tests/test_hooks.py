@@ -26,6 +26,7 @@ from understudy.store.code import digests
 from understudy.testing.offline import Faults
 
 from . import kernel as k
+from . import tiers
 
 SEEN: list[tuple[str, HookContext, int]] = []
 """Name of the hook, what it was told, and when (microseconds), by processes that lived on to the hook's end."""
@@ -516,7 +517,7 @@ async def sweep(kernel: k.Kernel, policy: Any, directory: Path, victim: str) -> 
     await kernel.run("clean", agent(directory / "clean"))
     points, problems = len(kernel.points), []
     assert not any(c.redone for _, c, _ in SEEN)
-    for at in range(points + 4):
+    for at in tiers.points(range(points + 4)):
         session_id, path = f"s{at}", directory / f"notes-{at}"
         SEEN.clear()
         start, label = len(kernel.points), []
@@ -565,6 +566,7 @@ async def broken(kernel: k.Kernel, session_id: str, path: Path) -> list[str]:
     return problems + [f"never called: {missing}, {rounds}"] * bool(missing or rounds)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("policy", "victim"),
     [(k.look, "frame"), (k.note, "frame"), (k.careful, "frame"), (k.note, "node")],

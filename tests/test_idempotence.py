@@ -14,7 +14,7 @@ from understudy.testing.offline import OfflineServer
 
 from .faults import driver, of, output
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 DRIVERS = 10
 

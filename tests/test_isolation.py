@@ -22,7 +22,7 @@ from understudy.testing.offline import OfflineServer
 from .faults import PATIENCE, Head, Stage, call, driver, kill, of, output, staged, wait_until
 from .test_environment import PASSWORDS
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(240)]
 
 TOOLS = """
 import os

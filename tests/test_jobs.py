@@ -21,7 +21,7 @@ from understudy.testing.offline import OfflineServer
 from .faults import PATIENCE, gone, kill, wait_until
 from .jobs import EXAMPLE, JobHead, commands_of, job_directory
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 TOKEN = "0123456789abcdef" * 4
 KEY = "sk-of-the-jobs"

@@ -67,6 +67,7 @@ async def impatient(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         yield db
 
 
+@pytest.mark.thorough
 async def test_a_commit_takes_effect_while_its_repetition_waits_for_it(
     server: PostgresServer, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.thorough
 async def test_a_predecessors_commit_takes_effect_after_the_start(
     server: PostgresServer, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ class Broken:
         return committed
 
 
+@pytest.mark.thorough
 async def test_the_reply_to_any_commit_may_be_lost(store: str, tmp_path: Path) -> None:
     """Given a session of three rounds, when the reply to its n-th commit is lost, then a client that waits is told of
     its end, its transcript is the same, and metrics and the log of spans have every event once, for every n."""

@@ -260,6 +260,7 @@ def test_a_fault_is_found(name: str, target: str, path: str, value: Any, finding
     assert [problem for problem in found if finding in problem], found
 
 
+@pytest.mark.thorough
 def test_every_rule_has_a_fault() -> None:
     """Each place in the rules that reports something is reached by one of the faults above."""
     modules = (kuberay, network, ours)

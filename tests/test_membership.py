@@ -324,6 +324,7 @@ async def test_a_condemned_process_that_can_not_be_killed_holds_no_demand_up(mac
     assert not machinery.killing.is_set()
 
 
+@pytest.mark.thorough
 async def test_a_lost_node_is_noticed_while_the_lease_is_not_renewed(
     machinery: Machinery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

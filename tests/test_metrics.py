@@ -133,6 +133,7 @@ ANY_EVENT = st.one_of(
 )
 
 
+@pytest.mark.thorough
 @given(events=st.lists(ANY_EVENT, max_size=40).map(numbered), data=st.data())
 def test_checkpoint_and_replay_give_the_totals_of_a_process_that_never_stopped(
     events: list[Event], data: st.DataObject

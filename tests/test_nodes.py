@@ -29,7 +29,7 @@ from understudy.events import ModelCallReissued, SessionActivated, SessionCrashe
 from .faults import PATIENCE, Stage, call, gone, of, staged, wait_until
 from .postgres import database
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(240)]
 
 LOST = 15_000_000_000
 """Nanoseconds within which the sessions of a lost node must run elsewhere."""

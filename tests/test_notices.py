@@ -122,6 +122,7 @@ async def stubborn() -> str:
     return "killed"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["notice", "sweep"])
 async def test_a_run_that_is_ended_by_force_elsewhere_is_ended_at_home(
     postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
@@ -177,6 +178,7 @@ async def test_a_call_of_a_run_that_is_ended_by_force_elsewhere_is_aborted(
         assert (await a.end("s"))["status"] == "cancelled"
 
 
+@pytest.mark.thorough
 async def test_sessions_of_a_lost_node_run_elsewhere(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given `b` dies with a call in flight and a tool running, then `a` re-issues its call, and no tool runs twice."""
     notes = tmp_path / "notes"
@@ -245,6 +247,7 @@ async def test_what_a_given_up_node_accepts_is_run(
             assert (await asyncio.wait_for(a.end(name), PATIENCE))["status"] == "completed"
 
 
+@pytest.mark.thorough
 async def test_nodes_share_the_sessions_of_a_lost_one(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given many sessions whose node is gone, when both nodes take up, then each has its own share and none is left."""
     async with nodes(postgres, server, tmp_path) as (a, b):
@@ -295,6 +298,7 @@ async def test_a_node_that_has_not_heard_of_another_takes_nothing_from_it(
         await a.take_up(b.generation, ["a", "b"])
 
 
+@pytest.mark.thorough
 async def test_a_process_that_may_live_is_not_forgotten_by_a_restart(
     postgres: str, server: OfflineServer, tmp_path: Path
 ) -> None:

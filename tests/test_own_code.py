@@ -58,6 +58,7 @@ def _ways(modules: Path, elsewhere: Path) -> dict[str, tuple[list[str], Path, di
 
 
 @pytest.mark.ray
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_what_a_driver_imports_its_sessions_can(ray_cluster: str, tmp_path: Path, modules: Path) -> None:
     """Given a tool in a module that a driver finds by PYTHONPATH, in the current directory with `-m`, or there with its

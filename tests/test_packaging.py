@@ -75,6 +75,7 @@ def test_every_folder_with_modules_is_a_declared_package() -> None:
     assert sorted(PACKAGE_DIRS) == sorted(PROJECT["tool"]["setuptools"]["packages"])
 
 
+@pytest.mark.thorough
 def test_wheel_has_every_file_and_nothing_else(wheel_files: set[str]) -> None:
     """The wheel has all modules, the data files beside them and `py.typed`, and nothing from outside the product."""
     expected = {inside_the_wheel(path) for path in product_files()}
@@ -89,6 +90,7 @@ def test_wheel_has_licence_and_command(wheel_files: set[str]) -> None:
     assert PROJECT["project"]["scripts"] == {"understudy": "understudy.cluster.__main__:main"}
 
 
+@pytest.mark.thorough
 def test_every_imported_package_is_a_declared_dependency() -> None:
     """What the product imports is declared in pyproject.toml, not merely present because something else needs it."""
     declared = {normalized(re.split(r"[<>=!~\[; ]", line)[0]) for line in PROJECT["project"]["dependencies"]}

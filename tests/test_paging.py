@@ -237,6 +237,7 @@ TestMatching = Matching.TestCase
 TestMatching.settings = settings(max_examples=50, stateful_step_count=30)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kills", [0, 40], ids=["calm", "kills"])
 async def test_many_sessions_on_few_frames(kills: int, tmp_path: Path) -> None:
     """200 sessions on 8 frames and a slow model: all complete, with the same transcript, no model call is made twice,

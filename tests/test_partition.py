@@ -26,6 +26,7 @@ from .postgres import PostgresServer, database
 
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.thorough,
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a network namespace"),
     pytest.mark.skipif(shutil.which("ip") is None, reason="needs `ip` (Debian: iproute2)"),

@@ -266,6 +266,7 @@ def prepared(small: str, large: str, directory: Path) -> Iterator[Case]:
         database.close()
 
 
+@pytest.mark.thorough
 def test_every_table_is_reached(case: Case) -> None:
     """The recording is not empty by mistake: all tables are in it, and as many statements as there must be."""
     reached = set().union(*map(plans.tables_in, case.statements))

@@ -9,6 +9,7 @@ import pytest
 from .postgres import PostgresServer
 
 
+@pytest.mark.thorough
 def test_a_server_comes_back_with_its_data_after_every_death() -> None:
     """Stopped, killed, or one of its processes killed: same port, same rows; closed, nothing is left of it."""
     with PostgresServer() as server:
@@ -33,6 +34,7 @@ def test_a_server_comes_back_with_its_data_after_every_death() -> None:
     assert not any(process.is_running() for process in processes)
 
 
+@pytest.mark.thorough
 def test_what_was_acknowledged_is_on_the_promoted_standby() -> None:
     """A standby has every acknowledged row when its primary is killed, needs the password too, and can have its own."""
     with PostgresServer(password="hunter22") as primary, primary.standby() as standby:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from understudy.events import ModelCallCompleted
 from understudy.observability.metrics import Metrics
 from understudy.observability.server import serve_metrics
@@ -13,6 +15,7 @@ from .prometheus import prometheus
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
+@pytest.mark.thorough
 def test_prometheus_scrapes_counters_and_keeps_exemplars(tmp_path: Path) -> None:
     """The exposition is one that the real thing takes, exemplars with their trace id included."""
     metrics = Metrics()

@@ -24,7 +24,7 @@ from understudy.testing.offline import OfflineServer
 from .faults import wait_until
 from .postgres import free_port
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(400)]
 
 JOB = '''
 """Two agents, each with one task; the job ends early, with exit code 3, once it has sent the named one."""

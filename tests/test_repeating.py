@@ -88,6 +88,7 @@ def mortal_server() -> Iterator[PostgresServer]:
         yield made
 
 
+@pytest.mark.thorough
 async def test_repetitions_do_not_pile_up(
     mortal_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,18 @@ pytestmark = pytest.mark.conformance
 NEWEST = schema.newest()
 
 
+@pytest.fixture
+def store(bare_store: str) -> str:
+    """Here it is made by the tests."""
+    return bare_store
+
+
+@pytest.fixture
+def postgres(bare_postgres: str) -> str:
+    """Likewise."""
+    return bare_postgres
+
+
 @contextmanager
 def opened(dsn: str) -> Iterator[Database]:
     database = Database(dsn)
@@ -264,6 +276,7 @@ def boot(dsn: str, number: int) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", [0, 1])
 def test_many_nodes_may_boot_at_once(store: str, version: int) -> None:
     """Of eight processes that start together one applies the migrations; none fails."""
@@ -351,6 +364,7 @@ def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_many_nodes_may_boot_at_once_in_a_schema_of_their_own(postgres: str) -> None:
     """The schema itself is made once, too."""
     dsn = f"{postgres}{'&' if '?' in postgres else '?'}schema=agents"

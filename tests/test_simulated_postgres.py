@@ -26,6 +26,7 @@ TRIES = 5
 FIRST_SCHEDULE = int(os.environ.get("UNDERSTUDY_TEST_FIRST_SCHEDULE", "0"))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(60 + SCHEDULES)
 async def test_random_schedules_end_as_on_the_real_server(postgres: str) -> None:
     """Sessions that read, lock, write and end at random are told the same after each step, and wait for the same, as on

@@ -115,6 +115,7 @@ def assert_same(copy: Connection, real: Connection, when: str) -> None:
             pytest.fail(f"{when}: {name}:\nsimulated …{found[part]}\nreal      …{wanted[part]}")
 
 
+@pytest.mark.thorough
 async def test_what_is_read_is_what_the_real_server_says(postgres: str, tmp_path: Path) -> None:
     """Given a store in which everything has happened once, then every query finds the same on both servers, in the
     same order; also what the check finds when the rows are damaged."""
@@ -234,6 +235,7 @@ class Node:
         operations.commit(tx, Batch(*held, row["batch_no"] + 1, **fields), holder=self._name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_journals_at_once_leave_the_store_in_order(seed: int) -> None:
     """Two nodes of three tasks each write to the same few sessions, with lost connections and commits that hang: after

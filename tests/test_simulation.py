@@ -23,10 +23,10 @@ from .simulation.world import World
 
 ROOT = Path(__file__).parents[1]
 REGRESSIONS = sorted((ROOT / "tests" / "simulation" / "regressions").glob("*.json"))
-SEEDS = 30
+SEEDS = 8
 """Of each backend, always the same; `.ci/run` tries fresh ones as well."""
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -45,6 +45,7 @@ def test_the_same_seed_is_the_same_run(backend: str) -> None:
     assert first.stdout == second.stdout
 
 
+@pytest.mark.thorough
 def test_a_seed_is_the_same_run_whatever_ran_before() -> None:
     """Given a seed, when it is simulated alone and behind another one in the same process, then both runs are the same:
     nothing that a process keeps, and no address in its memory, has a part in it."""
@@ -62,6 +63,7 @@ def test_a_seed_is_the_same_run_whatever_ran_before() -> None:
         assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.thorough
 def test_a_seed_is_the_same_run_however_long_the_machine_is_up() -> None:
     """Given a machine that has just started, and one that runs for months, then a seed is the same run on both: what is
     simulated never sees the real clock, not even in a default that was bound when its module was loaded."""
@@ -81,6 +83,7 @@ def test_a_seed_is_the_same_run_however_long_the_machine_is_up() -> None:
     assert len(traces) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
 def test_seeds(backend: str) -> None:
     """Given some seeds, then no invariant is violated."""
@@ -88,6 +91,7 @@ def test_seeds(backend: str) -> None:
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("plan", REGRESSIONS, ids=[path.stem for path in REGRESSIONS])
 def test_regressions(plan: Path) -> None:
     """Given a plan that failed once, then it fails no more."""
@@ -117,6 +121,7 @@ def test_a_process_whose_event_loop_is_blocked_within_a_deadline_lives(backend: 
     assert [effect.epoch for effect in world.effects] == [1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["call-in-doubt-runs-again", "accepted-input-wakes-nobody", "replay-applied-again"])
 def test_a_seeded_fault_is_noticed(name: str) -> None:
     """Given a wrong change of the product, then some seed shows it; `python -m tests.simulation.seeded` tries all."""
@@ -127,6 +132,7 @@ def test_a_seeded_fault_is_noticed(name: str) -> None:
     assert "1 of 1 killed" in done.stdout, f"{done.stdout}\n{done.stderr[-3000:]}"
 
 
+@pytest.mark.thorough
 def test_a_failing_plan_is_made_shorter(tmp_path: Path) -> None:
     """Given a seed that fails, then what is printed and kept is a shorter plan that fails in the same way."""
     fault = ("--fault", "accepted-input-wakes-nobody")
@@ -134,7 +140,7 @@ def test_a_failing_plan_is_made_shorter(tmp_path: Path) -> None:
     seed = re.search(r"^seed (\d+):", found.stdout, re.MULTILINE)
     assert seed, f"{found.stdout}\n{found.stderr[-3000:]}"
     kept = tmp_path / "plan.json"
-    options = ("--backend", "sqlite", "--shrink", "30", "--save", str(kept))
+    options = ("--backend", "sqlite", "--shrink", "10", "--save", str(kept))
     shorter = simulate(*fault, "--seed", seed[1], *options)
     assert shorter.returncode == 1
     again = simulate(*fault, "--plan", str(kept))

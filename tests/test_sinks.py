@@ -305,6 +305,7 @@ def totals(events: Sequence[Event]) -> bytes:
     return shown
 
 
+@pytest.mark.thorough
 @given(
     count=st.integers(1, 60), size=st.integers(1, 20), repeated=st.integers(0, 5), torn=st.integers(0, 200),
     max_bytes=st.integers(1, 5_000),

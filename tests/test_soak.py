@@ -11,7 +11,7 @@ from .postgres import PostgresServer
 from .soak import Options, ready, soak
 from .soak_kills import BACKEND, FRAME, NODE, SERVER, SUPERVISOR
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

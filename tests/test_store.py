@@ -687,6 +687,7 @@ async def test_closing_commits_all_that_was_submitted(store: str) -> None:
     assert all(await asyncio.gather(*waiting))
 
 
+@pytest.mark.thorough
 async def test_a_transaction_that_was_left_open_does_not_hold_up_others(postgres: str) -> None:
     """Given a journal that stops in the middle of a transaction, when another one writes to the same session, then
     PostgreSQL ends the first one's transaction within seconds."""
@@ -805,6 +806,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.thorough
 def test_several_processes_may_boot_at_once(store: str) -> None:
     """The first boot creates the schema once; nobody fails, and all their writes are there."""
     names = [f"p{number}" for number in range(4)]
@@ -893,6 +895,7 @@ async def test_a_tool_call_keeps_its_child(db: Store) -> None:
     assert [(call["child_id"], call["result"]["content"]) for call in work["calls"]] == [("kid", "y")]
 
 
+@pytest.mark.thorough
 async def test_a_write_that_fails_among_many_is_known_before_anything_is_acknowledged(db: Store) -> None:
     """Given a row that exists, written in the midst of others and sent without waiting for each, then its operation
     gets that error and no other, nothing of it is kept, and the operation beside it is committed."""

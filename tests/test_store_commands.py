@@ -96,13 +96,13 @@ def give_up(dsn: str, until: int = 1) -> None:
     database.close()
 
 
-def test_migrate_then_verify(store: str) -> None:
+def test_migrate_then_verify(bare_store: str) -> None:
     """`migrate` makes the tables, once; `verify` then finds nothing."""
-    if store.startswith("postgresql"):
-        assert "no tables yet" in run(store, "verify").stderr
-    assert done(store, "migrate") == f"applied {', '.join(map(str, range(1, schema.newest() + 1)))}\n"
-    assert done(store, "migrate") == f"up to date: version {schema.newest()}\n"
-    assert json.loads(done(store, "verify", "--json")) == {"ok": True, "differences": [], "ddl": ""}
+    if bare_store.startswith("postgresql"):
+        assert "no tables yet" in run(bare_store, "verify").stderr
+    assert done(bare_store, "migrate") == f"applied {', '.join(map(str, range(1, schema.newest() + 1)))}\n"
+    assert done(bare_store, "migrate") == f"up to date: version {schema.newest()}\n"
+    assert json.loads(done(bare_store, "verify", "--json")) == {"ok": True, "differences": [], "ddl": ""}
 
 
 def test_verify_prints_the_ddl_that_is_missing(store: str) -> None:
@@ -291,6 +291,7 @@ def test_a_directory_is_no_store(tmp_path: Path) -> None:
         assert "is a directory" in told
 
 
+@pytest.mark.thorough
 def test_a_part_of_an_archive_that_is_there(worked: str, tmp_path: Path, server: OfflineServer) -> None:
     """Importing a tree of which a child is there as a root: the error names it and the command that removes it.
     Unfinished work is refused with one way out of it."""
@@ -548,6 +549,7 @@ def test_check_finds_what_is_wrong(worked: str) -> None:
     refused(worked, "check", "nobody", code="unknown_session")
 
 
+@pytest.mark.thorough
 def test_a_wrong_password_is_told_and_never_shown() -> None:
     """Every command names host and role, and no output has the password."""
     with PostgresServer(password="right-one") as server:

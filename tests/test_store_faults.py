@@ -168,6 +168,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("death", DEATHS)
 async def test_a_server_that_dies_comes_back(server: PostgresServer, dsn: str, death: str) -> None:
     """Given operations in flight, when PostgreSQL is stopped, killed or crashes, then they wait until it is back."""
@@ -178,6 +179,7 @@ async def test_a_server_that_dies_comes_back(server: PostgresServer, dsn: str, d
         await work.go_on()
 
 
+@pytest.mark.thorough
 async def test_a_failover_finds_the_new_primary() -> None:
     """Given a DSN with both hosts, the standby first, when the primary is killed and the standby promoted, then nothing
     acknowledged is missing there, and work goes on there."""
@@ -331,6 +333,7 @@ async def test_a_network_that_is_cut(server: PostgresServer, dsn: str) -> None:
                 await work.go_on()
 
 
+@pytest.mark.thorough
 async def test_a_network_that_takes_everything_and_delivers_nothing(
     server: PostgresServer, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +369,7 @@ async def waits_for_a_lock(server: PostgresServer) -> None:
 LOCK = "SELECT 1 FROM session WHERE session_id = %s FOR UPDATE"
 
 
+@pytest.mark.thorough
 async def test_a_deadlock_is_retried(server: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture) -> None:
     """When PostgreSQL ends the journal's transaction to break a deadlock, it is repeated, and no outage is told."""
     async with opened(options(dsn, "deadlock_timeout=2s")) as db:
@@ -407,6 +411,7 @@ async def test_a_serialization_failure_is_retried(
     assert warnings(caplog) == ""
 
 
+@pytest.mark.thorough
 async def test_a_statement_that_takes_too_long(
     server: PostgresServer, dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -455,6 +460,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.thorough
 async def test_a_peer_that_vanishes_with_a_lock(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
     """Given a journal that stands still inside a transaction, when another one needs its row, then PostgreSQL ends the
     first one's transaction; which is repeated when it is back."""
@@ -655,6 +661,7 @@ def test_a_pool_that_is_used_up(dsn: str) -> None:
     database.close()
 
 
+@pytest.mark.thorough
 def test_an_outage_that_comes_and_goes_leaves_no_connections(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given commits that fail while readers open connections, again and again, then no more are open than the pools may
     have, without the garbage collector's help, and what was opened before an outage is not used after it."""

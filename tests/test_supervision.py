@@ -286,6 +286,7 @@ async def test_a_run_that_does_not_end_is_ended_by_force(kernel: k.Kernel) -> No
     assert kernel.service.recovery.swept == 0
 
 
+@pytest.mark.thorough
 async def test_a_process_in_which_a_tool_goes_on_serves_nobody_else(kernel: k.Kernel) -> None:
     """Given a tool that goes on when its run was ended by force, when its process hears of that before it is killed,
     then it leaves, and takes no other session."""

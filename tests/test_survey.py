@@ -191,6 +191,7 @@ CONTENTS = st.builds(bytes.join, st.sampled_from([b"\n", b"\r\n", b""]), st.list
 NAMES = st.sampled_from(["a.py", "b.ts", "c.go", "d/e.rs", "d/f.java", "d/g/h.py", "i/j", "i/k.md"])
 
 
+@pytest.mark.thorough
 @example({"a.py": b"\rdef f(): pass"})
 @example({"a.py": b"\x0cdef f(): pass"})
 @example({"a.py": b"# coding: latin-1\xff\ndef f(): pass"})

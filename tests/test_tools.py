@@ -417,6 +417,7 @@ class TestArguments:
         assert outcome.outcome in ("ok", "invalid")
         outcome.content.encode()
 
+    @pytest.mark.thorough
     @settings(max_examples=200, deadline=None)
     @given(
         st.recursive(

@@ -28,6 +28,7 @@ SECRET = "Bearer-hunter2hunter2"
 
 
 @pytest.mark.ray
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_one_trace_from_the_driver_into_a_command(
     ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -96,6 +97,7 @@ def _logs_tell(directory: Path) -> None:
     assert any(line["message"].startswith("run_finished") and line["trace_id"] for line in mine)
 
 
+@pytest.mark.thorough
 def test_without_opentelemetry_nothing_of_it_is_imported() -> None:
     """A program that does not use it pays nothing: the caller's span is asked for only where the API is loaded."""
     code = (

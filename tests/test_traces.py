@@ -94,6 +94,7 @@ async def test_a_run_with_sub_agents_and_crashes_is_one_connected_trace(
     assert [span.start for span in spans] == sorted(span.start for span in spans)
 
 
+@pytest.mark.thorough
 async def test_exported_spans_are_one_connected_trace_though_the_collector_refuses(tmp_path: Path) -> None:
     """A session actor and the node service are killed, three sub-agents work, the collector refuses: one root, every
     parent is there, nothing is lost, and another export from the log gives the same bytes."""

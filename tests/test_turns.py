@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +66,7 @@ def test_nobody_is_lost_or_taken_twice(sessions: list[tuple[str, str]]) -> None:
             assert [r for r in out if r.root_id == tree and r.interrupted is interrupted] == mine
 
 
+@pytest.mark.thorough
 @settings(max_examples=50)
 @given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), CAUSES), max_size=4), min_size=200, max_size=200))
 def test_nobody_starves(arrivals: list[list[tuple[str, str]]]) -> None:

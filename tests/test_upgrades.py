@@ -178,6 +178,7 @@ async def test_refuse_is_a_conflict_that_says_what_changed(store: str, tmp_path:
         assert (await kernel.run("t", other("one")))["status"] == "completed"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_migration_survives_deaths(store: str, tmp_path: Path, seed: int) -> None:
     """Given a session that is spawned anew during its run, when its frame or the node service dies at any point after

@@ -55,6 +55,7 @@ async def test_an_answer_is_awaited_for_a_bounded_time() -> None:
     assert call.cancelled()
 
 
+@pytest.mark.thorough
 async def test_what_is_not_heard_while_standing_still_tells_nothing() -> None:
     """Given a process that stands still beyond the limit, when the answer is there a moment after it goes on, it is
     heard."""
@@ -87,6 +88,7 @@ async def test_an_answer_that_comes_in_pieces() -> None:
     assert time.monotonic() - began >= 0.59
 
 
+@pytest.mark.thorough
 async def test_a_pause_right_behind_a_piece_does_not_count() -> None:
     """Given a process that stands still as soon as something has come, for longer than the limit, when it goes on, then
     it waits for the rest."""
@@ -115,6 +117,7 @@ async def test_an_error_that_comes_with_a_cancellation(caplog: pytest.LogCapture
     assert "never retrieved" not in caplog.text
 
 
+@pytest.mark.thorough
 async def test_ticks_say_when_the_process_stood_still() -> None:
     """Given a process that stands still between two ticks, then the second says so, and the next one does not."""
     found = []

@@ -21,6 +21,7 @@ from understudy.testing.offline import OfflineServer
 from understudy.wakeups import MOST_WAKEUPS, microseconds, next_due, spoken, wait_problem, wakeup_problem
 
 from . import kernel as k
+from . import tiers
 from .test_notices import nodes
 
 TOOLS = ["wait", "schedule_wakeup", "list_wakeups", "cancel_wakeup"]
@@ -451,6 +452,7 @@ async def until_woken(kernel: k.Kernel, session_id: str, path: Path) -> list[Any
     return transcript
 
 
+@pytest.mark.sweep
 @pytest.mark.conformance
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["frame", "node"])
@@ -469,7 +471,7 @@ async def test_a_death_anywhere_changes_nothing(store: str, tmp_path: Path, vict
         ]  # fmt: skip
         assert wanted[-1][1] == "offline: again"
         # Both backends run the same transactions: on the slower one a third of the points are enough.
-        for at in range(0, points + 4, 1 if kernel.service.database.is_sqlite else 3):
+        for at in tiers.points(range(0, points + 4, 1 if kernel.service.database.is_sqlite else 3)):
             problems += await one_death(kernel, tmp_path, at, victim, wanted)
     assert not problems, "\n".join(problems)
 
