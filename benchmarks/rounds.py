@@ -12,7 +12,7 @@ import psutil
 from harness import Bench, Limit, Row, frames, median, percentile, received, until
 from workload import agent, call, typical
 
-from understudy import Cluster
+from understudy import AgentSpec, Cluster
 from understudy.cluster.client import Session
 from understudy.events import Event, ModelCallCompleted, ModelCallStarted, ToolFinished
 
@@ -72,8 +72,11 @@ class Load:
         return self.cpu[kind] / self.sessions * 1e3
 
 
-def _load(bench: Bench, cluster: Cluster, sessions: int, at_once: int) -> Load:
-    spec = typical()
+def work_off(
+    bench: Bench, cluster: Cluster, sessions: int, at_once: int, spec: AgentSpec | None = None
+) -> Load:  # fmt: skip
+    """Have so many sessions of an agent run, the typical one unless another is given."""
+    spec = spec or typical()
 
     def one(number: int) -> None:
         cluster.spawn(spec).send(f"task {number}").result(300, check=True)
@@ -107,8 +110,8 @@ def _cpu(bench: Bench, cluster: Cluster) -> dict[tuple[str, int], float]:
 def cpu(bench: Bench) -> list[Row]:
     """CPU of a session of four model calls and three tools, sixteen at once."""
     with bench.cluster() as cluster:
-        _load(bench, cluster, 32, 16)
-        loads = [_load(bench, cluster, bench.some(160, 48), 16) for _ in range(bench.some(3, 1))]
+        work_off(bench, cluster, 32, 16)
+        loads = [work_off(bench, cluster, bench.some(160, 48), 16) for _ in range(bench.some(3, 1))]
         actor, pid, _ = baseline.create()
         calls = bench.some(4_000, 1_000)
         process = psutil.Process(pid)
@@ -140,9 +143,9 @@ def throughput(bench: Bench) -> list[Row]:
     """Such sessions per second, 64 at once; beside a new actor for each session."""
     rates, bare = [], []
     with bench.cluster() as cluster:
-        _load(bench, cluster, 64, 64)
+        work_off(bench, cluster, 64, 64)
         for _ in range(bench.some(3, 1)):
-            load = _load(bench, cluster, bench.some(384, 96), 64)
+            load = work_off(bench, cluster, bench.some(384, 96), 64)
             rates.append(load.sessions / load.seconds)
             actors, seconds = baseline.create_many(8)
             bare.append(8 / seconds)

@@ -23,6 +23,7 @@ import understudy.cluster.ray_edge  # noqa: F401 - before Ray, which learns from
 # isort: split
 import ray
 from commits import commits
+from comparison import peers
 from creation import cold, memory, standby
 from density import density
 from harness import Bench, Row
@@ -46,6 +47,7 @@ SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "throughput": throughput,
     "burst": burst,
     "density": density,
+    "peers": peers,
     "tree": tree,
     "cancel": cancel,
     "budget": budget,

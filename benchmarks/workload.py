@@ -22,6 +22,16 @@ async def lookup(city: str) -> str:
 
 
 @tool
+async def note(city: str) -> str:
+    """Note a city. It is not `rerun`, so its start is an event.
+
+    Args:
+        city: its name.
+    """
+    return f"{city}: noted"
+
+
+@tool
 async def linger(seconds: float) -> str:
     """Take some time. It is not `rerun`, so its start is an event.
 
@@ -37,16 +47,31 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"tool_calls": [[name, arguments]]}
 
 
+def scripted(script: list[dict[str, Any]]) -> str:
+    """Instructions that make the endpoint play a script (`understudy.testing.policies.policy_from_script`)."""
+    return "offline-script: " + json.dumps(script)
+
+
 def agent(name: str, script: list[dict[str, Any]], **fields: Any) -> AgentSpec:
-    """An agent whose model plays a script (`understudy.testing.policies.policy_from_script`)."""
+    """An agent whose model plays a script."""
     fields.setdefault("tools", [lookup, linger])
-    return AgentSpec(name=name, instructions="offline-script: " + json.dumps(script), **fields)
+    return AgentSpec(name=name, instructions=scripted(script), **fields)
+
+
+def rounds_of(tool_name: str, delay: float) -> list[dict[str, Any]]:
+    """Four model calls of `delay` seconds, and three calls of a tool."""
+    script = [{**call(tool_name, city="Oslo"), "delay": delay} for _ in range(TOOL_CALLS)]
+    return [*script, {"text": "done", "delay": delay}]
 
 
 def typical(delay: float = 0.0) -> AgentSpec:
-    """Four model calls of `delay` seconds, and three calls of a tool that may be run again."""
-    script = [{**call("lookup", city="Oslo"), "delay": delay} for _ in range(TOOL_CALLS)]
-    return agent("typical", [*script, {"text": "done", "delay": delay}])
+    """The same as an agent, with a tool that may be run again."""
+    return agent("typical", rounds_of("lookup", delay))
+
+
+def noting(delay: float = 0.0) -> AgentSpec:
+    """The same with a tool that must not be repeated blindly."""
+    return agent("noting", rounds_of("note", delay), tools=[note])
 
 
 def answering(delay: float = 0.0, **fields: Any) -> AgentSpec:

@@ -1,0 +1,193 @@
+"""The same agent, on the same endpoint, in a raw loop and in other libraries: in turns with Understudy, in one run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import Bench, Limit, Row, median
+from rounds import work_off
+from workload import noting, rounds_of, scripted
+
+from understudy import Cluster
+
+PROGRAMS = Path(__file__).parent / "peers"
+OURS, RAW = "understudy", "a raw asyncio loop"
+PEERS = {
+    RAW: ("raw_loop.py", ("openai",)),
+    "power-loop": ("power_loop_agent.py", ("power_loop",)),
+    "LangGraph": ("langgraph_agent.py", ("langgraph", "langgraph.checkpoint.sqlite", "langchain_openai")),
+}
+
+
+@dataclass(frozen=True)
+class Order:
+    """So many sessions, so many at once, whose model takes `delay` seconds."""
+
+    name: str
+    sessions: int
+    at_once: int
+    delay: float = 0.0
+
+
+@dataclass
+class Measured:
+    """Per order: seconds, and CPU milliseconds per session over all processes but the endpoint."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+
+    def note(self, order: Order, seconds: float, cpu: float) -> None:
+        """One turn's measure."""
+        self.seconds.setdefault(order.name, []).append(seconds)
+        self.cpu.setdefault(order.name, []).append(cpu / order.sessions * 1e3)
+
+
+class Peer:
+    """A program that works sessions off in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def work_off(self, order: Order) -> tuple[float, float]:
+        """Seconds and CPU seconds that an order took."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        wanted = {
+            "sessions": order.sessions,
+            "at_once": order.at_once,
+            "instructions": scripted(rounds_of("note", order.delay)),
+        }
+        self._process.stdin.write(json.dumps(wanted) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
+        found: dict[str, float] = json.loads(line)
+        return found["seconds"], found["cpu"]
+
+
+@contextmanager
+def started(program: str, bench: Bench) -> Iterator[Peer]:
+    """The program, for as long as the context lasts."""
+    directory = bench.directory / program
+    directory.mkdir()
+    command = [sys.executable, str(PROGRAMS / program), bench.endpoint.url, str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Peer(process)
+        finally:
+            process.kill()
+
+
+def is_there(modules: tuple[str, ...]) -> bool:
+    """Whether what a peer needs is installed."""
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in modules)
+    except ModuleNotFoundError:
+        return False
+
+
+def peers(bench: Bench) -> list[Row]:
+    """Four model calls and three tools with effects, beside a raw loop and what else is installed ('.[benchmarks]')."""
+    orders = [
+        Order("at once", bench.some(128, 32), 64),
+        Order("alone", bench.some(20, 4), 1),
+        Order("slow model", bench.some(200, 32), 64, 0.2),
+    ]
+    measured: dict[str, Measured] = {}
+    with ExitStack() as stack:
+        cluster = stack.enter_context(bench.cluster())
+        contenders: dict[str, Cluster | Peer] = {OURS: cluster}
+        for name, (program, modules) in PEERS.items():
+            if is_there(modules):
+                contenders[name] = stack.enter_context(started(program, bench))
+            else:
+                bench.say(f"{name} is not installed: pip install -e '.[benchmarks]'")
+        for contender in contenders.values():
+            _turn(bench, contender, Order("warm-up", 64, 64))
+        for _ in range(bench.some(5, 1)):
+            for order in orders:
+                for name, contender in contenders.items():
+                    measured.setdefault(name, Measured()).note(order, *_turn(bench, contender, order))
+    return list(_rows(measured, orders))
+
+
+def _turn(bench: Bench, contender: Cluster | Peer, order: Order) -> tuple[float, float]:
+    if isinstance(contender, Peer):
+        return contender.work_off(order)
+    load = work_off(bench, contender, order.sessions, order.at_once, noting(order.delay))
+    return load.seconds, sum(seconds for kind, seconds in load.cpu.items() if kind != "endpoint")
+
+
+def _rows(measured: dict[str, Measured], orders: list[Order]) -> Iterator[Row]:
+    many, alone, slow = orders
+
+    def cpu(name: str) -> float:
+        return median(measured[name].cpu[many.name])
+
+    def rate(name: str) -> float:
+        return many.sessions / median(measured[name].seconds[many.name])
+
+    def each(name: str) -> float:
+        return median(measured[name].seconds[alone.name]) / alone.sessions * 1e3
+
+    def wall(name: str) -> float:
+        return median(measured[name].seconds[slow.name])
+
+    limits: dict[str, Any] = {}
+    for name in measured:
+        if name == OURS:
+            limits = {
+                "cpu": Limit(1.4, of_ratio=True), "rate": Limit(1.2, of_ratio=True, at_least=True),
+                "each": Limit(1.6, of_ratio=True), "wall": Limit(1.2, of_ratio=True),
+            }  # fmt: skip
+        elif name == RAW:
+            continue
+        else:
+            limits = {}
+        yield Row(
+            "peers",
+            f"{name}: CPU per session, {many.at_once} at once",
+            cpu(name),
+            "ms",
+            cpu(RAW),
+            RAW,
+            limits.get("cpu"),
+        )
+        yield Row(
+            "peers",
+            f"{name}: sessions per second, {many.at_once} at once",
+            rate(name),
+            "/s",
+            rate(RAW),
+            RAW,
+            limits.get("rate"),
+        )
+        yield Row("peers", f"{name}: a session alone", each(name), "ms", each(RAW), RAW, limits.get("each"))
+        yield Row(
+            "peers",
+            f"{name}: {slow.sessions} sessions, {slow.at_once} at once, model of 200 ms",
+            wall(name),
+            "s",
+            wall(RAW),
+            RAW,
+            limits.get("wall"),
+        )
+    for name in measured.keys() - {OURS, RAW}:
+        yield Row(
+            "peers",
+            f"{OURS}: sessions per second, {many.at_once} at once",
+            rate(OURS),
+            "/s",
+            rate(name),
+            name,
+            Limit(2, of_ratio=True, at_least=True),
+        )

@@ -1,0 +1,35 @@
+"""power-loop (PyPI), with its SQLite store. Arguments: the endpoint's URL, and a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from measured import DESCRIPTION, KEY, MODEL, PARAMETERS, note, serve
+from power_loop import AgentLoopConfig, StatefulAgentLoop, ToolDefinition, ToolRegistry
+from power_loop.runtime.provider import LLMProviderConfig, create_llm_service_from_config
+
+
+async def main(url: str, directory: Path) -> None:
+    """Serve until stdin ends."""
+    service = create_llm_service_from_config(LLMProviderConfig(base_url=url, api_key=KEY, model=MODEL))
+    tools = ToolRegistry()
+    tools.register(ToolDefinition("note", DESCRIPTION, PARAMETERS, ("city",)), note)
+    loop: StatefulAgentLoop | None = None
+    used = ""
+
+    async def session(instructions: str, task: str) -> str:
+        nonlocal loop, used
+        if loop is None or used != instructions:
+            config = AgentLoopConfig(system_prompt=instructions)
+            loop = StatefulAgentLoop(llm=service, dsn=str(directory / "power.db"), config=config, tool_registry=tools)
+            used = instructions
+        mine = loop
+        identifier = await mine.new_session()
+        return str((await mine.send(task, session_id=identifier)).final_text)
+
+    await serve(session)
+
+
+asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
