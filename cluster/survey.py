@@ -28,8 +28,11 @@ from .client import Cluster, Session
 from .results import SessionInfo
 
 UPDATE_SECONDS = 0.15
-STRIKE_SECONDS = 0.05
+STRIKE_SECONDS = 0.02
 """How often the tree is looked at; the second while there is somebody left to kill."""
+
+ACT_SECONDS = 2.0
+"""So long a kill waits for a session that acts: one that waits for the model has nothing to restore yet."""
 
 KILL_GAP_SECONDS = 0.4
 KILL_WINDOW_SECONDS = 2.0
@@ -233,7 +236,8 @@ class Count:
 
 @dataclass
 class Chaos:
-    """Kills session actors at random moments while their sessions work.
+    """Kills session actors at random moments while their sessions work: of the lead as well as of its sub-agents, and
+    rather while they act than while they wait for the model.
 
     A session is hit at most once while it works on a round, and once while it waits for the model: faster than it gets
     on, kills would only show that a process that is always killed does nothing.
@@ -249,6 +253,9 @@ class Chaos:
     nodes: set[str]
     killed: dict[int, int] = field(default_factory=dict)
     _hit: set[tuple[str, int, str]] = field(default_factory=set)
+    _untouched: set[bool] = field(
+        default_factory=lambda: {True, False}
+    )  # whether it is a lead, of those without a kill
     _due: float = 0.0
     _gap: float = 0.0
 
@@ -261,7 +268,8 @@ class Chaos:
 
     def strike(self, tree: list[SessionInfo]) -> None:
         """Kill one of the tree's actors, if a kill is due and somebody is there to be killed."""
-        if self.left <= 0 or time.monotonic() < self._due:
+        late = time.monotonic() - self._due
+        if self.left <= 0 or late < 0:
             return
         victims = [
             info
@@ -270,13 +278,17 @@ class Chaos:
             and info.node_id in self.nodes
             and info.actor_pid not in self.killed
             and (info.id, info.round, info.status) not in self._hit
+            and (self.left > len(self._untouched) or (info.parent_id is None) in self._untouched)
+            and (info.status == "running" or late >= ACT_SECONDS)
         ]
         self.random.shuffle(victims)
+        victims.sort(key=lambda info: info.status != "running")
         for info in victims:
             now = time.time_ns() // 1000
             if info.actor_pid is not None and kill_frame(info.actor_pid):
                 self.killed[info.actor_pid] = now
                 self._hit.add((info.id, info.round, info.status))
+                self._untouched.discard(info.parent_id is None)
                 self.left -= 1
                 self._wait()
                 return
