@@ -47,6 +47,7 @@ RAY_NAMESPACE = "understudy"
 NOT_RUNNING = "`understudy up` starts the services. `understudy store export SESSION -o -` reads a session without any."
 """What to do where somebody only wants to look."""
 
+CONTROL_SERVICE = "gcs_server"
 START_SECONDS = 120.0
 GRPC_SECONDS = 10.0
 HTTP2_BEGINNING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -330,16 +331,26 @@ def stop_ray() -> int:
             if re.search(pattern, line) and ("ray." in line or "/ray/" in line or line.startswith("ray::")):
                 found |= {process, *_descendants(process)}
     found = {process for process in found if process.pid not in _own_line()}
+    # The control service last: without it Ray's daemon waits for its answers until its patience is over.
+    last = {process for process in found if _name(process) == CONTROL_SERVICE}
+    for some, seconds in ((found - last, 8.0), (found, 1.0)):
+        for process in some:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        psutil.wait_procs(some, timeout=seconds)
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGTERM)
-    _, alive = psutil.wait_procs(found, timeout=8)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(alive, timeout=5)
+    psutil.wait_procs(found, timeout=5)
     marker.unlink(missing_ok=True)
     return len(found)
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _sessions_of(port: int) -> set[str]:
