@@ -348,7 +348,7 @@ def stop_ray() -> int:
 
 def _name(process: psutil.Process) -> str:
     try:
-        return process.name()
+        return str(process.name())
     except psutil.NoSuchProcess:
         return ""
 
