@@ -21,6 +21,7 @@ from understudy.waiting import ticks
 
 from .channel import Ticket
 from .guarding import SupervisorGuard
+from .node_calls import NodeCalls
 from .node_socket import FRAME, NodeSocket
 from .ray_edge import (
     RAY_NAMESPACE,
@@ -34,10 +35,10 @@ from .ray_edge import (
     ticket,
 )
 from .remote_node import Attempt, RemoteNode, SocketCalls
-from .repeating import Answering
 
 if TYPE_CHECKING:  # the frame's process imports this module and must stay light
     from .node_service import NodeService
+    from .requests import Requests
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def frame_name(settings: Settings, frame_id: str, node_id: str, placement: str) 
 
 
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 4})
-class NodeActor:
+class NodeActor(NodeCalls):
     """The node service as an actor; restarted by Ray when it dies."""
 
     def __init__(self, settings: Settings, node_id: str, span_directory: str) -> None:
@@ -74,6 +75,7 @@ class NodeActor:
         from .hosting import NodeHost
         from .peers import Peers
 
+        super().__init__()
         address = str(ray.util.get_node_ip_address())
         self._host = NodeHost(settings, node_id, span_directory, Peers(settings).tell, address)
         self._guard = SupervisorGuard(
@@ -82,87 +84,20 @@ class NodeActor:
         )  # fmt: skip
         self._node_id = node_id
         self._settings = settings
-        self._answering = Answering()
         self._socket = NodeSocket(node_id, self._node, self.repeated)
         self._guarding: asyncio.Task[None] | None = None
         self._farewell = Farewell(node_id, self._host, lambda: supervisor_handle(settings))
-
-    async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
-        """Any of the methods below, for a caller that repeats itself (`Repeating`); one that does not has no id."""
-        if not call_id:
-            return await getattr(self, method)(*arguments)
-        return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
 
     async def admit(self, role: str, name: str) -> Ticket:
         """See `NodeSocket.admit`."""
         return await self._socket.admit(role, name)
 
-    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
-        node = await self._node()
-        return await node.step(call)
-
-    async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
-        node = await self._node()
-        return await node.commit(call)
-
-    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
-        return await (await self._node()).reload(session_id, incarnation, epoch)
-
-    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
-        return await (await self._node()).interrupted(session_id, incarnation, epoch, run_id)
-
-    async def specification(self, session_id: str) -> dict[str, Any]:
-        return await (await self._node()).specification(session_id)
-
-    async def blob(self, digest: str) -> bytes:
-        return await (await self._node()).blob(digest)
-
-    async def request(self, method: str, *arguments: Any) -> Any:
-        """A client's request (`Requests`)."""
-        await self._node()
-        return await getattr(await self._host.requests(), method)(*arguments)
-
-    async def acquire(self, holder: str, lease: int, dead_holder: str, request_id: str) -> int:
-        await self._node()
-        return await (await self._host.requests()).acquire(holder, lease, dead_holder, request_id)
-
-    async def take_up(self, generation: int, number: int, nodes: list[str]) -> dict[str, Any]:
-        return await (await self._node()).recovery.take_up(generation, number, nodes)
-
-    async def notice(self, news: dict[str, Any]) -> None:
-        await (await self._node()).notice(news)
-
     async def kill_process(self, pid: int) -> bool:
         """Make sure that a frame of this node is gone; True if it is."""
         return await kill_process(pid)
 
-    async def frame_died(self, frame_id: str, cause: str, silence: float, may_live: bool) -> None:
-        await (await self._node()).recovery.frame_died(frame_id, cause, silence, may_live=may_live)
-
-    async def frame_hangs(self, frame_id: str, silence: float) -> None:
-        (await self._node()).recovery.frame_hangs(frame_id, silence)
-
-    async def unschedulable(self, failures: dict[str, str]) -> None:
-        (await self._node()).frames.unschedulable = failures
-
-    async def retire(self, leaving: dict[str, int]) -> None:
-        await (await self._node()).frames.retire(leaving)
-
-    async def register(self, profile: Any) -> None:
-        (await self._node()).register(profile)
-
     async def profiles(self) -> list[Any]:
         return self._host.known_profiles()
-
-    async def demand(self, timeout: float, cap: int = 0) -> dict[str, Any]:
-        node = await self._node()
-        node.frames.cap = cap or node.frames.cap
-        demand = await node.frames.demand(timeout)
-        condemned, named = list(node.frames.condemned), node.frames.named()
-        known = {"pid": os.getpid(), "generation": node.generation, "nodes": node.nodes, "draining": node.draining.on}
-        return {
-            **known, "demand": demand, "condemned": condemned, "named": named, "memory": node.frames.memory(),
-        }  # fmt: skip
 
     async def _node(self) -> NodeService:
         """The service; the guard runs from its first call on."""
@@ -170,6 +105,10 @@ class NodeActor:
             self._guarding = asyncio.get_running_loop().create_task(self._guard.run())
             self._farewell.attend()
         return await self._host.node()
+
+    async def _requests(self) -> Requests:
+        await self._node()
+        return await self._host.requests()
 
     async def _kill_supervisor(self, pid: int, silent: float) -> None:
         log.warning("the supervisor (pid %d) is silent for %.0f s: killed", pid, silent)
@@ -184,16 +123,9 @@ class NodeActor:
         except Exception as error:
             log.info("the supervisor can't be called: %s", error)
 
-    async def pid(self) -> int:
-        return os.getpid()
-
     async def metrics_address(self) -> str:
         """Where Prometheus finds this node's metrics."""
         return self._host.metrics_address()
-
-    async def watch(self) -> None:
-        """Pending for ever: its failure tells of this process's death."""
-        await asyncio.Event().wait()
 
     @ray.method(concurrency_group="probe")
     async def probe(self) -> dict[str, float]:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from understudy.actors.frame import Frame
 from understudy.actors.gateway import Gateway
 from understudy.cluster.guarding import SupervisorGuard
+from understudy.cluster.node_calls import NodeCalls
 from understudy.cluster.node_service import NodeConfig, NodeService
 from understudy.cluster.remote_node import RemoteNode
-from understudy.cluster.repeating import SUPERVISOR_PATIENCE, Answering, Joining
+from understudy.cluster.repeating import SUPERVISOR_PATIENCE, Joining
 from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
 from understudy.errors import ClusterError, ServiceGone, UnderstudyError
@@ -53,10 +54,11 @@ class CountedGateway(Gateway):
         return answer
 
 
-class NodeProcess:
+class NodeProcess(NodeCalls):
     """A node service's process (`understudy.cluster.services.NodeActor` and `hosting.NodeHost`)."""
 
     def __init__(self, world: World, actor: Actor) -> None:
+        super().__init__()
         self._world = world
         self._actor = actor
         machine = actor.machine
@@ -67,13 +69,12 @@ class NodeProcess:
             span_directory=world.span_directory,
         )  # fmt: skip
         self.service = NodeService(config, self._gateway, self._prepare, self._tell)
-        self._requests = Requests(self.service)
+        self._asked = Requests(self.service)
         self._starting = asyncio.Lock()
         self._started = False
         self._beat = time.monotonic()
         self._guard = SupervisorGuard(self._owner, self._pid_here, self._kill_supervisor, lambda: None)
         self._guarding: asyncio.Task[None] | None = None
-        self._answering = Answering()
 
     async def _prepare(self, _profile: str) -> None:
         if not self._gateway.knows("offline"):
@@ -120,93 +121,33 @@ class NodeProcess:
     async def _kill_supervisor(self, pid: int, silent: float) -> None:
         self._world.kill_pid(pid, f"the supervisor is silent for {silent:.0f} s")
 
-    async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
-        return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
+    async def _requests(self) -> Requests:
+        await self._node()
+        return self._asked
 
     async def lost(self, frame_id: str) -> None:
         """The end of a frame's process (`node_socket.NodeSocket`)."""
         with contextlib.suppress(UnderstudyError):
             await (await self._node()).recovery.frame_died(frame_id, "process_died", EOF_SECONDS)
 
-    # What frames call.
-
     async def step(self, call: dict[str, Any]) -> dict[str, Any]:
         """A process whose death was told is given nothing any more, however late its call arrives."""
         node = await self._node()
         frame_id: str = call["frame"]["frame_id"]
         told = frame_id in node.recovery.buried
-        answer = await node.step(call)
+        answer = await super().step(call)
         if told and answer["kind"] == "work":
             self._world.invariants.violated(f"frame {frame_id}, whose death was told, was given work")
         return answer
 
-    async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
-        return await (await self._node()).commit(call)
-
-    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
-        return await (await self._node()).reload(session_id, incarnation, epoch)
-
-    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
-        return await (await self._node()).interrupted(session_id, incarnation, epoch, run_id)
-
-    async def specification(self, session_id: str) -> dict[str, Any]:
-        return await (await self._node()).specification(session_id)
-
-    async def blob(self, digest: str) -> bytes:
-        return await (await self._node()).blob(digest)
-
-    # What clients and the supervisor call.
-
-    async def request(self, method: str, *arguments: Any) -> Any:
-        await self._node()
-        return await getattr(self._requests, method)(*arguments)
-
-    async def acquire(self, holder: str, lease: int, dead_holder: str, request_id: str) -> int:
-        await self._node()
-        return await self._requests.acquire(holder, lease, dead_holder, request_id)
-
-    async def take_up(self, generation: int, number: int, nodes: list[str]) -> dict[str, Any]:
-        return await (await self._node()).recovery.take_up(generation, number, nodes)
-
-    async def notice(self, news: dict[str, Any]) -> None:
-        await (await self._node()).notice(news)
-
-    async def frame_died(self, frame_id: str, cause: str, silence: float, may_live: bool) -> None:
-        await (await self._node()).recovery.frame_died(frame_id, cause, silence, may_live=may_live)
-
-    async def frame_hangs(self, frame_id: str, silence: float) -> None:
-        (await self._node()).recovery.frame_hangs(frame_id, silence)
-
-    async def unschedulable(self, failures: dict[str, str]) -> None:
-        (await self._node()).frames.unschedulable = failures
-
-    async def retire(self, leaving: dict[str, int]) -> None:
-        await (await self._node()).frames.retire(leaving)
-
-    async def register(self, profile: Any) -> None:
-        (await self._node()).register(profile)
-
     async def profiles(self) -> list[Any]:
         return []
-
-    async def demand(self, timeout: float, cap: int = 0) -> dict[str, Any]:
-        node = await self._node()
-        node.frames.cap = cap or node.frames.cap
-        demand = await node.frames.demand(timeout)
-        return {
-            "pid": self._actor.pid, "generation": node.generation, "nodes": node.nodes, "draining": node.draining.on,
-            "demand": demand, "condemned": list(node.frames.condemned), "named": node.frames.named(),
-            "memory": node.frames.memory(),
-        }  # fmt: skip
 
     async def kill_process(self, pid: int) -> bool:
         return await self._world.kill_and_wait(pid)
 
     async def pid(self) -> int:
         return self._actor.pid
-
-    async def watch(self) -> None:
-        await asyncio.Event().wait()
 
     async def probe(self) -> dict[str, float]:
         now = time.monotonic()

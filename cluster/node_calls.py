@@ -1,0 +1,128 @@
+"""What a node service's process answers: to frames, to clients, to the supervisor and to other nodes' services.
+
+The process itself is Ray's actor (`services.NodeActor`), a simulated one, or a part of the user's (`local`). No Ray,
+and light: frames import it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from .repeating import Answering
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+    from .requests import Requests
+
+
+class NodeCalls(ABC):
+    """Each call waits until the service has started; then it is done by the part of the service that it concerns."""
+
+    def __init__(self) -> None:
+        self._answering = Answering()
+
+    @abstractmethod
+    async def _node(self) -> NodeService:
+        """The started service. Raises what kept it from starting."""
+
+    @abstractmethod
+    async def _requests(self) -> Requests:
+        """What clients may ask of it."""
+
+    async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
+        """Any of the methods below, for a caller that repeats itself (`Repeating`); one that does not has no id."""
+        if not call_id:
+            return await getattr(self, method)(*arguments)
+        return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
+
+    # Frames.
+
+    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
+        """See `understudy.ports.Node.step`."""
+        return await (await self._node()).step(call)
+
+    async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
+        """See `understudy.ports.Node.commit`."""
+        return await (await self._node()).commit(call)
+
+    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
+        """See `understudy.ports.Node.reload`."""
+        return await (await self._node()).reload(session_id, incarnation, epoch)
+
+    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
+        """See `understudy.ports.Node.interrupted`."""
+        return await (await self._node()).interrupted(session_id, incarnation, epoch, run_id)
+
+    async def specification(self, session_id: str) -> dict[str, Any]:
+        """See `understudy.ports.Node.specification`."""
+        return await (await self._node()).specification(session_id)
+
+    async def blob(self, digest: str) -> bytes:
+        """See `understudy.ports.Node.blob`; the supervisor asks for code as well."""
+        return await (await self._node()).blob(digest)
+
+    # Clients, and other nodes' services.
+
+    async def request(self, method: str, *arguments: Any) -> Any:
+        """A client's request (`Requests`)."""
+        return await getattr(await self._requests(), method)(*arguments)
+
+    async def notice(self, news: dict[str, Any]) -> None:
+        """See `NodeService.notice`."""
+        await (await self._node()).notice(news)
+
+    # The supervisor.
+
+    async def acquire(self, holder: str, lease: int, dead_holder: str, request_id: str) -> int:
+        """See `Requests.acquire`."""
+        return await (await self._requests()).acquire(holder, lease, dead_holder, request_id)
+
+    async def take_up(self, generation: int, number: int, nodes: list[str]) -> dict[str, Any]:
+        """See `Recovery.take_up`."""
+        return await (await self._node()).recovery.take_up(generation, number, nodes)
+
+    async def frame_died(self, frame_id: str, cause: str, silence: float, may_live: bool) -> None:
+        """See `Recovery.frame_died`."""
+        await (await self._node()).recovery.frame_died(frame_id, cause, silence, may_live=may_live)
+
+    async def frame_hangs(self, frame_id: str, silence: float) -> None:
+        """See `Recovery.frame_hangs`."""
+        (await self._node()).recovery.frame_hangs(frame_id, silence)
+
+    async def unschedulable(self, failures: dict[str, str]) -> None:
+        """Placements that no frame can be started for, and why."""
+        (await self._node()).frames.unschedulable = failures
+
+    async def retire(self, leaving: dict[str, int]) -> None:
+        """See `Frames.retire`."""
+        await (await self._node()).frames.retire(leaving)
+
+    async def register(self, profile: Any) -> None:
+        """Learn a model profile."""
+        (await self._node()).register(profile)
+
+    async def demand(self, timeout: float, cap: int = 0) -> dict[str, Any]:
+        """What the supervisor must know of the frames here, once that changes or the time is over (`Frames.demand`).
+
+        Args:
+            cap: so many actors this node may have, from now on; 0: as before.
+        """
+        node = await self._node()
+        node.frames.cap = cap or node.frames.cap
+        demand = await node.frames.demand(timeout)
+        return {
+            "pid": await self.pid(), "generation": node.generation, "nodes": node.nodes, "draining": node.draining.on,
+            "demand": demand, "condemned": list(node.frames.condemned), "named": node.frames.named(),
+            "memory": node.frames.memory(),
+        }  # fmt: skip
+
+    async def pid(self) -> int:
+        """Of this process."""
+        return os.getpid()
+
+    async def watch(self) -> None:
+        """Pending for ever: its failure tells of this process's death."""
+        await asyncio.Event().wait()
