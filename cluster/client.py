@@ -20,10 +20,9 @@ from understudy.spec import AgentSpec
 from understudy.wakeups import name_problem, wakeup_problem
 
 from . import background
+from .client_connection import ClientConnection
 from .compiling import compile_spec, driver_placement, place
-from .connection import Connection
 from .packages import refuse_temporary
-from .ray_edge import connect_ray
 from .results import BudgetUse, DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
 from .streaming import Streaming
 
@@ -41,7 +40,7 @@ class Cluster:
     Closing ends the connection only: runs go on, and another process can attach to them by their ids.
     """
 
-    def __init__(self, connection: Connection, settings: Settings, profile: str | None, by_value: bool) -> None:
+    def __init__(self, connection: ClientConnection, settings: Settings, profile: str | None, by_value: bool) -> None:
         self._connection = connection
         self._settings = settings
         self._profile = profile
@@ -82,6 +81,9 @@ class Cluster:
             InvalidConfiguration: a setting can't be used.
             ClusterUnreachable, StoreUnreachable, StoreOwned, StoreVersion: what is missing, and what to do.
         """
+        from .connection import Connection  # loads Ray, which `understudy.testing.LocalCluster` has no use for
+        from .ray_edge import connect_ray
+
         settings = Settings.from_environment(store=store)
         given: dict[str, Any] = {"namespace": namespace, "model": model, "standby": standby, "max_actors": max_actors}
         settings = replace(settings, **{name: value for name, value in given.items() if value is not None})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from .connection import Connection
+from .client_connection import ClientConnection
 from .fleet import Wire
 from .results import ServiceInfo
 
@@ -13,7 +13,7 @@ from .results import ServiceInfo
 class ClusterSource:
     """`fleet.Source` on a client's connection. Lives on its loop."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
         self._lost = False
 

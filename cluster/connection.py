@@ -19,7 +19,8 @@ from understudy.identifiers import new_identifier
 from understudy.placement import is_scarce
 
 from .bootstrap import request as bootstrap_request
-from .directory import RETRY_SECONDS, NodeDirectory
+from .client_connection import ClientConnection
+from .directory import NodeDirectory
 from .follower import Follower
 from .packages import addresses, fetch, package_key
 from .ray_edge import (
@@ -31,7 +32,7 @@ from .ray_edge import (
     state_directory,
     submitted,
 )
-from .repeating import Patience, Repeating
+from .repeating import RETRY_SECONDS, Patience, Repeating
 from .results import DrainInfo, ServiceInfo
 from .services import node_name, supervisor_handle
 
@@ -48,18 +49,17 @@ KEPT_SECONDS = 3600.0
 DRAIN_REASON = "asked for"
 
 
-class Connection:
-    """The supervisor's handle, the node services, and what is followed there. Lives on the client's loop."""
+class Connection(ClientConnection):
+    """The supervisor's handle, the node services, and what is followed there."""
 
     def __init__(self, settings: Settings, address: str) -> None:
-        self.settings = settings
+        self.nodes = NodeDirectory(settings, lambda: self._supervise("ready", RETRY_SECONDS))
+        super().__init__(settings, self.nodes, Follower(self.nodes))
         self._address = address
         self._supervisor: Any = None
         self._profiles: list[ModelProfile] = []
         self._placements: dict[str, asyncio.Future[None]] = {}
         self._kept: dict[str, float] = {}
-        self.nodes = NodeDirectory(settings, lambda: self._supervise("ready", RETRY_SECONDS))
-        self.follower = Follower(self.nodes)
 
     async def open(self, profiles: list[ModelProfile], timeout: float, *, start: bool = True) -> None:
         """Connect to the services; unless `start` is False, start what does not run."""
@@ -152,19 +152,6 @@ class Connection:
         except ServiceGone as error:
             raise ClusterUnreachable(f"the services don't answer: {error.message}") from None
 
-    async def request(self, method: str, session_id: str, *arguments: Any) -> Any:
-        """A request of a session's node service; see `NodeDirectory.request`."""
-        return await self.nodes.request(session_id, method, session_id, *arguments)
-
-    async def change(self, method: str, session_id: str, *arguments: Any) -> Any:
-        """The same for one that could do more when it is repeated: its id is made here, once for all its attempts."""
-        return await self.request(method, session_id, *arguments, new_identifier())
-
-    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
-        """One of `READS`, at the node service of the session that the first argument names, if there is one."""
-        session_id = arguments[0] if arguments and isinstance(arguments[0], str) else None
-        return await self.nodes.request(session_id, "read", what, list(arguments), options)
-
     async def spawn(
         self,
         session: dict[str, Any],
@@ -172,12 +159,8 @@ class Connection:
         placements: Iterable[str] = (),
         runtime_env: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Get or create a session: `{"created", "node_id"}`. New ones go to the nodes in turn.
-
-        Args:
-            placements: those of its tree. For scarce ones nothing stands by: it would hold what others need.
-            runtime_env: of the driver's job, if its code is needed.
-        """
+        """See `ClientConnection.spawn`. New ones go to the nodes in turn; for scarce placements nothing stands by: it
+        would hold what others need."""
         now = time.monotonic()
         names = {package_key(address): address for address in addresses(runtime_env or {})}
         unsure = {key: names[key] for key in names if now - self._kept.get(key, -KEPT_SECONDS) >= KEPT_SECONDS}

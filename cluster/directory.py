@@ -16,13 +16,8 @@ from .channel import Ticket
 from .node_socket import CLIENT
 from .ray_edge import find_actor, own_node, through_ray, ticket
 from .remote_node import SocketCalls
-from .repeating import CLIENT_PATIENCE, Repeating
+from .repeating import CLIENT_PATIENCE, REPEAT_SECONDS, Repeating
 from .services import node_name
-
-RETRY_SECONDS = 60.0
-REPEAT_SECONDS = 5.0
-"""A request without an answer for so long is repeated: its service may be cut off, and repeating is free."""
-
 
 LEARN_SECONDS = 1.0
 REFRESH_SECONDS = 30.0

@@ -12,14 +12,14 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError, UnknownSession
 from understudy.events import Event
 from understudy.identifiers import new_identifier
 
-from .directory import REPEAT_SECONDS, RETRY_SECONDS, NodeDirectory
 from .feed import ENDS
+from .repeating import REPEAT_SECONDS, RETRY_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,31 @@ class Subscription:
     queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
 
+class Homes(Protocol):
+    """The node services, and where sessions are at home (`NodeDirectory`)."""
+
+    async def home(self, session_id: str) -> str:
+        """The node that looks after the session, as far as is known."""
+
+    async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
+        """For each session the node to follow it at, as the store has it now, and the session's `seq`."""
+
+    async def request(self, session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
+        """A request (`Requests`), repeated until it is answered."""
+
+    async def call(
+        self, node_id: str, method: str, *arguments: Any, call_id: str = "", timeout: float | None = REPEAT_SECONDS
+    ) -> Any:  # fmt: skip
+        """Call a method of a node's service, once."""
+
+    async def learn(self) -> None:
+        """Look anew which services there are."""
+
+
 class Follower:
     """Multiplexes subscriptions onto one `watch` call per node. Lives on the client's loop."""
 
-    def __init__(self, nodes: NodeDirectory) -> None:
+    def __init__(self, nodes: Homes) -> None:
         self._nodes = nodes
         self._client_id = new_identifier()
         self._subscriptions: dict[Subscription, None] = {}  # in the order in which they came

@@ -58,7 +58,13 @@ it."""
 SUPERVISOR_PATIENCE = Patience(attempt=8.0, growth=2.0, whole=60.0)
 """An attempt is given more than `demand` takes."""
 
-CLIENT_PATIENCE = Patience(attempt=5.0, growth=2.0, longest=120.0, gone=60.0)
+REPEAT_SECONDS = 5.0
+"""A client's request without an answer for so long is repeated: its service may be cut off, and repeating is free."""
+
+RETRY_SECONDS = 60.0
+"""A client looks so long for services that are gone."""
+
+CLIENT_PATIENCE = Patience(attempt=REPEAT_SECONDS, growth=2.0, longest=120.0, gone=RETRY_SECONDS)
 """A service without an answer may be cut off; but a request that takes long must not be repeated for ever."""
 
 

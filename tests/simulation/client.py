@@ -8,8 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from understudy.cluster.directory import REPEAT_SECONDS, NodeDirectory
+from understudy.cluster.directory import NodeDirectory
 from understudy.cluster.follower import Follower
+from understudy.cluster.repeating import REPEAT_SECONDS
 from understudy.config import Settings
 from understudy.errors import (
     AnswerConflict,

@@ -1,0 +1,99 @@
+"""What the public client needs of a connection to the services, whatever these are. No Ray."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from understudy.config import Settings
+from understudy.identifiers import new_identifier
+
+from .follower import Follower
+from .results import DrainInfo, ServiceInfo
+
+
+class Asked(Protocol):
+    """Answers clients' requests, at the home of the session that they concern."""
+
+    async def request(self, session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
+        """A request (`Requests`), repeated until it is answered. Raises what the service raised, or
+        `ClusterUnreachable`."""
+
+
+class ClientConnection(ABC):
+    """Lives on the client's loop.
+
+    Attributes:
+        settings: of the services.
+        follower: tells what is committed and streamed.
+    """
+
+    def __init__(self, settings: Settings, asked: Asked, follower: Follower) -> None:
+        self.settings = settings
+        self.follower = follower
+        self._asked = asked
+
+    async def request(self, method: str, session_id: str, *arguments: Any) -> Any:
+        """A request of a session's node service."""
+        return await self._asked.request(session_id, method, session_id, *arguments)
+
+    async def change(self, method: str, session_id: str, *arguments: Any) -> Any:
+        """The same for one that could do more when it is repeated: its id is made here, once for all its attempts."""
+        return await self.request(method, session_id, *arguments, new_identifier())
+
+    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
+        """One of `READS`, at the node service of the session that the first argument names, if there is one."""
+        session_id = arguments[0] if arguments and isinstance(arguments[0], str) else None
+        return await self._asked.request(session_id, "read", what, list(arguments), options)
+
+    @abstractmethod
+    async def spawn(
+        self,
+        session: dict[str, Any],
+        blobs: dict[str, bytes],
+        placements: Iterable[str] = (),
+        runtime_env: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Get or create a session: `{"created", "node_id"}`.
+
+        Args:
+            placements: those of its tree, which get standbys.
+            runtime_env: of the driver's job, if its code is needed.
+        """
+
+    @abstractmethod
+    def runtime_env(self) -> dict[str, Any]:
+        """The runtime environment of this driver's job."""
+
+    @abstractmethod
+    async def services(self) -> list[ServiceInfo]:
+        """The processes of the cluster."""
+
+    @abstractmethod
+    async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:
+        """See `Cluster.drain`."""
+
+    @abstractmethod
+    async def undrain(self, node_id: str) -> bool:
+        """See `Cluster.undrain`."""
+
+    @abstractmethod
+    async def different_settings(self) -> list[str]:
+        """What the services were started with that this client would have them otherwise."""
+
+    @abstractmethod
+    async def renew(self, timeout: float) -> bool:
+        """Give this client's credentials to the services again, whatever became of them; False if they were ended."""
+
+    @abstractmethod
+    async def find_again(self) -> None:
+        """Whoever looks on while services are ended and started anew must ask others then."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of everything here."""
+
+    @abstractmethod
+    async def shutdown(self) -> None:
+        """End the services."""
