@@ -37,12 +37,27 @@ BEAT_SECONDS = 0.5
 class Frame:
     """Takes work from the node service, one session at a time, until told to exit.
 
+    Args:
+        unpickle: restores code that came by value.
+        alone: the process is the frame's own: what a session's code did to its directory and environment is undone.
+
     Attributes:
         last_beat: monotonic time when the event loop was last seen turning; a probe on another thread reads it.
     """
 
-    def __init__(self, node: Node, frame_id: str, node_id: str, placement: str) -> None:
+    def __init__(
+        self,
+        node: Node,
+        frame_id: str,
+        node_id: str,
+        placement: str,
+        *,
+        unpickle: Callable[[bytes], Any] | None = None,
+        alone: bool = True,
+    ) -> None:
         self.node = node
+        self._unpickle = unpickle or _unpickle
+        self._alone = alone
         self.frame_id = frame_id
         self.identity: dict[str, Any] = {
             "frame_id": frame_id,
@@ -131,7 +146,7 @@ class Frame:
                 with self.activation.waiting() if self.activation else nullcontext():
                     blobs[digest] = await self.node.blob(digest)
             self._forget_older(spec["source"].get("import", ""), spec.get("code", ""))
-            self._functions[key] = load(spec, blobs.__getitem__, _unpickle)
+            self._functions[key] = load(spec, blobs.__getitem__, self._unpickle)
         found: Loaded = self._functions[key]
         return found
 
@@ -144,7 +159,7 @@ class Frame:
 
     def _clean(self) -> None:
         """Undo what the last session's code did to this process: directory and environment. Ours does nothing."""
-        if not self._soiled:
+        if not self._soiled or not self._alone:
             return
         self._soiled = False
         directory, environment = self._home

@@ -98,7 +98,7 @@ def requested(
         raise InvalidInput("there is no input for the agent: give one with --input, or as `input` in its file")
     own = model_profile_from_environment()
     settings = Settings.from_environment()
-    compiled = compile_spec(agent.spec, model=settings.model, profile=own.name if own else None, by_value=False)
+    compiled = compile_spec(agent.spec, model=settings.model, profile=own.name if own else None, pickle=None)
     tools = declared(compiled.spec)
     if only is not None and only not in tools:
         raise InvalidInput(f"the agent has no tool {only!r}; it has: {', '.join(tools) or 'none'}")

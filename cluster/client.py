@@ -21,7 +21,7 @@ from understudy.wakeups import name_problem, wakeup_problem
 
 from . import background
 from .client_connection import ClientConnection
-from .compiling import compile_spec, driver_placement, place
+from .compiling import by_value, compile_spec, place
 from .packages import refuse_temporary
 from .results import BudgetUse, DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
 from .streaming import Streaming
@@ -40,11 +40,17 @@ class Cluster:
     Closing ends the connection only: runs go on, and another process can attach to them by their ids.
     """
 
-    def __init__(self, connection: ClientConnection, settings: Settings, profile: str | None, by_value: bool) -> None:
+    def __init__(
+        self,
+        connection: ClientConnection,
+        settings: Settings,
+        profile: str | None,
+        pickle: Callable[[Any], bytes] | None = by_value,
+    ) -> None:
         self._connection = connection
         self._settings = settings
         self._profile = profile
-        self._by_value = by_value
+        self._pickle = pickle
         self._placement: str | None = None
 
     @classmethod
@@ -101,7 +107,7 @@ class Cluster:
         connection = Connection(settings, connect_ray(address, start=start))
         background.wait(connection.open(known, timeout, start=start))
         default = known[0].name if known else None
-        return cls(connection, settings, default, code_by_value)
+        return cls(connection, settings, default, by_value if code_by_value else None)
 
     def spawn(self, spec: AgentSpec, *, session_id: str | None = None) -> Session:
         """Get or create a session for an agent; the same id and spec give the same session.
@@ -113,8 +119,8 @@ class Cluster:
         if not isinstance(spec, AgentSpec):
             raise InvalidInput(f"spawn takes an AgentSpec, not {type(spec).__name__}")
         identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
-        compiled = compile_spec(spec, model=self._settings.model, profile=self._profile, by_value=self._by_value)
-        driver = driver_placement(self._connection.runtime_env()) if compiled.uses_own_code else {}
+        compiled = compile_spec(spec, model=self._settings.model, profile=self._profile, pickle=self._pickle)
+        driver = self._connection.code_placement() if compiled.uses_own_code else {}
         placements = place(compiled.spec, driver)
         session = {
             "session_id": identifier,

@@ -63,8 +63,8 @@ class ClientConnection(ABC):
         """
 
     @abstractmethod
-    def runtime_env(self) -> dict[str, Any]:
-        """The runtime environment of this driver's job."""
+    def code_placement(self) -> dict[str, Any]:
+        """What a process must have that runs this driver's own code (`compiling.driver_placement`)."""
 
     @abstractmethod
     async def services(self) -> list[ServiceInfo]:

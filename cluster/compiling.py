@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -35,6 +36,14 @@ except FileNotFoundError:  # it was removed: relative entries of `sys.path` lead
 """Where a relative entry of `sys.path` leads: a driver may go elsewhere before its first `spawn`."""
 
 
+def by_value(item: Any) -> bytes:
+    """A function as its code and what that refers to."""
+    from ray import cloudpickle
+
+    data: bytes = cloudpickle.dumps(item)
+    return data
+
+
 class Compiled:
     """A specification ready to be stored.
 
@@ -50,11 +59,14 @@ class Compiled:
         self.uses_own_code = uses_own_code
 
 
-def compile_spec(spec: AgentSpec, *, model: str, profile: str | None, by_value: bool = True) -> Compiled:
+def compile_spec(
+    spec: AgentSpec, *, model: str, profile: str | None, pickle: Callable[[Any], bytes] | None = by_value
+) -> Compiled:  # fmt: skip
     """Resolve a specification's defaults, tools, hooks and sub-agents.
 
     Args:
         model, profile: where the spec names none; `profile` is None when no credentials are known.
+        pickle: serializes functions that can't be imported elsewhere; None: there may be none.
 
     Raises:
         InvalidSpec: a tool is unknown, is not allowed, or can't travel; or a hook can't.
@@ -67,19 +79,19 @@ def compile_spec(spec: AgentSpec, *, model: str, profile: str | None, by_value: 
     tools: list[dict[str, Any]] = []
     blobs: dict[str, bytes] = {}
     for item in spec.tools:
-        found, code = describe(item, pickle=_pickle if by_value else None)
+        found, code = describe(item, pickle=pickle)
         tools += found
         blobs.update(code)
     hooks: list[dict[str, Any]] = []
     for item in spec.hooks:
-        one, code = describe_hook(item, pickle=_pickle if by_value else None)
+        one, code = describe_hook(item, pickle=pickle)
         hooks.append(one)
         blobs.update(code)
     _check_functions(spec, tools, hooks)
     agents: dict[str, Any] = {}
     own_code = any(_is_own(function["source"]) for function in (*tools, *hooks))
     for agent in spec.agents:
-        child = compile_spec(agent, model=model, profile=spec.profile or profile, by_value=by_value)
+        child = compile_spec(agent, model=model, profile=spec.profile or profile, pickle=pickle)
         if agent.name in agents:
             raise InvalidSpec(f"agents has two entries named {agent.name!r}.")
         agents[agent.name] = child.spec
@@ -138,13 +150,6 @@ def _check_functions(spec: AgentSpec, tools: list[dict[str, Any]], hooks: list[d
 
 def _twice(names: list[str]) -> list[str]:
     return sorted({name for name in names if names.count(name) > 1})
-
-
-def _pickle(item: Any) -> bytes:
-    from ray import cloudpickle
-
-    data: bytes = cloudpickle.dumps(item)
-    return data
 
 
 def place(compiled: dict[str, Any], driver: dict[str, Any]) -> dict[str, bytes]:

@@ -20,6 +20,7 @@ from understudy.placement import is_scarce
 
 from .bootstrap import request as bootstrap_request
 from .client_connection import ClientConnection
+from .compiling import driver_placement
 from .directory import NodeDirectory
 from .follower import Follower
 from .packages import addresses, fetch, package_key
@@ -187,9 +188,9 @@ class Connection(ClientConnection):
         except UnderstudyError as error:
             log.info("no standbys are kept for placement %s: %s", placement[:12], error)
 
-    def runtime_env(self) -> dict[str, Any]:
-        """The runtime environment of this driver's job."""
-        return dict(ray.get_runtime_context().runtime_env or {})
+    def code_placement(self) -> dict[str, Any]:
+        """The driver's module paths, and its job's runtime environment."""
+        return driver_placement(dict(ray.get_runtime_context().runtime_env or {}))
 
     async def services(self) -> list[ServiceInfo]:
         """The processes of the cluster."""

@@ -53,6 +53,7 @@ class NodeConfig:
 
     Attributes:
         host: the node's address, for whoever wants its metrics from elsewhere.
+        serves_metrics: whether there is an HTTP server for them.
     """
 
     store: str
@@ -64,6 +65,7 @@ class NodeConfig:
     schema_policy: str = "auto"
     host: str = "127.0.0.1"
     telemetry: Mapping[str, str] = field(default_factory=dict)
+    serves_metrics: bool = True
 
 
 class NodeService:

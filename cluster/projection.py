@@ -84,7 +84,8 @@ class Projection:
             self.metrics.apply(found)
         self._checkpointed = self.metrics.writer_seq
         show_all(self._node, self)
-        self._serve(config.metrics_port or await self._last_port())
+        if config.serves_metrics:
+            self._serve(config.metrics_port or await self._last_port())
         self.exports = self._exporters(self, config.writer)
         await self.announce()
         work = [self._checkpoints(), self.counting.run(), self.adoption.run()]

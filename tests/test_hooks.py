@@ -777,7 +777,7 @@ async def test_hooks_travel_by_value(kernel: k.Kernel, tmp_path: Path) -> None:
     assert (await kernel.end("s"))["status"] == "completed"
     assert await results(kernel) == ["not executed: the hook no_rain refused it: rain is not wanted", "noted sun"]
     with pytest.raises(InvalidSpec, match=r"hook 'no_rain' .* by value is switched off"):
-        compile_spec(spec, model="offline", profile=None, by_value=False)
+        compile_spec(spec, model="offline", profile=None, pickle=None)
 
 
 def test_hooks_are_a_part_of_what_an_agent_is() -> None:

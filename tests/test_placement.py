@@ -35,7 +35,7 @@ def own() -> str:
 
 
 def compiled(**fields: Any) -> dict[str, Any]:
-    return compile_spec(AgentSpec(name="a", **fields), model="offline", profile=None, by_value=False).spec
+    return compile_spec(AgentSpec(name="a", **fields), model="offline", profile=None, pickle=None).spec
 
 
 def node(alive: bool = True, labels: dict[str, str] | None = None, **resources: float) -> dict[str, Any]:

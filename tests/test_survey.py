@@ -332,7 +332,7 @@ def test_specs_name_the_policy_only_offline(tmp_path: Path) -> None:
     """The offline model is told what to play, a real one is not; tools are referred to by import, none by value."""
     for offline in (True, False):
         spec = survey_specs(str(tmp_path), None, offline)
-        compiled = compile_spec(spec, model="m", profile="p", by_value=False)
+        compiled = compile_spec(spec, model="m", profile="p", pickle=None)
         assert not compiled.blobs
         assert not compiled.uses_own_code
         assert all(tool["on_crash"] == "rerun" for tool in compiled.spec["tools"])
