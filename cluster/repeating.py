@@ -202,6 +202,14 @@ class Answering:
             raise ServiceGone("the call was repeated")
         return work.result()  # type: ignore[no-any-return]
 
+    async def close(self) -> None:
+        """Give up what is under way."""
+        work = list(self._work.values())
+        for task in work:
+            task.cancel()
+        if work:
+            await asyncio.wait(work)
+
     def _ended(self, call_id: str, work: asyncio.Task[Any]) -> None:
         del self._work[call_id]
         retrieve_error(work)

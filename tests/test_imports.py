@@ -26,6 +26,9 @@ MAY_IMPORT = {
 HEAVY = {"openai", "sqlmodel", "sqlalchemy", "psycopg", "pydantic", "ray", "prometheus_client", "opentelemetry"}
 """What makes a process big or slow to start: not for frames, nor for `import understudy`."""
 
+FACADES = {Path("core/__init__.py"), Path("core/testing/__init__.py")}
+"""What users import from: they name other folders, and load them when a name is first asked for."""
+
 NOT_IN_FRAMES = {"understudy.actors.gateway"}
 """Modules of `actors/` that only the node service loads."""
 
@@ -81,7 +84,7 @@ def violations(path: Path, source: str) -> list[str]:
                 problem = f"across folders write `from {target.rpartition('.')[0]} import …`"
             elif other == folder and not relative:
                 problem = "inside a folder imports are relative"
-            elif other != folder and other not in MAY_IMPORT[folder] and path != Path("core/__init__.py"):
+            elif other != folder and other not in MAY_IMPORT[folder] and path not in FACADES:
                 problem = f"{folder}/ may not import {other}/"
         if problem:
             found.append(f"{path}:{line}: {target}: {problem}")
