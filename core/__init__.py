@@ -2,7 +2,8 @@
 
 This facade is the public API. It loads a name's home when the name is first asked for, so that `import understudy`
 costs nothing, and a tool module that a session actor imports brings in neither pydantic nor Ray. It and
-`understudy.testing` are the only modules of `core/` that name other folders. Errors that are not here are in `understudy.errors`.
+`understudy.testing` are the only modules of `core/` that name other folders. Errors that are not here are in
+`understudy.errors`.
 """
 
 from __future__ import annotations

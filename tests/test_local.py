@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import re
@@ -101,14 +102,14 @@ def test_a_run_is_as_in_a_cluster(cluster: LocalCluster, agent: AgentSpec, effec
 
 
 @pytest.mark.thorough
-def test_the_example_of_the_documentation() -> None:
+def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given the test that docs/api.md shows, then it passes as it stands there."""
     text = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
     blocks: list[str] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     [source] = [block for block in blocks if "LocalCluster" in block]
-    names: dict[str, Any] = {}
-    exec(compile(source, "docs/api.md", "exec", dont_inherit=True), names)
-    names["test_a_refund_survives_any_death"]()
+    (tmp_path / "example_of_the_docs.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("example_of_the_docs").test_a_refund_survives_any_death()
 
 
 @pytest.mark.sweep
