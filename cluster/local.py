@@ -11,7 +11,7 @@ from typing import Any
 
 from understudy.actors.gateway import Gateway
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
-from understudy.errors import CannotDrain, InvalidInput, UnderstudyError
+from understudy.errors import CannotDrain, InvalidInput, ToolError, UnderstudyError
 from understudy.identifiers import new_identifier
 from understudy.prices import price_table
 from understudy.supervisor.supervisor import Supervisor
@@ -158,7 +158,8 @@ class LocalCluster(Cluster):
     tries them all begins a new cluster for each.
 
     Args:
-        store: DSN; by default a SQLite file of its own, removed at the end.
+        store: DSN; by default a SQLite file of its own, removed at the end. In one that is kept, tools that can't be
+            imported are known to the cluster only that they were given to.
         model: None for the offline model (`understudy.testing.policies`), which this process serves; else one of the
             first profile.
         policy: what the offline model answers; None for its own.
@@ -214,7 +215,7 @@ class LocalCluster(Cluster):
             settings.store, settings.namespace, NODE, "node", span_directory=self._directory.name, serves_metrics=False
         )
         node = LocalNode(config, gateway)
-        connection = LocalConnection(settings, node, LocalMachinery(node, self._functions.__getitem__, self._at_point))
+        connection = LocalConnection(settings, node, LocalMachinery(node, self._function, self._at_point))
         try:
             await connection.open()
         except UnderstudyError:
@@ -263,7 +264,12 @@ class LocalCluster(Cluster):
             frame.kill()
 
     def _note_function(self, item: Any) -> bytes:
-        """Instead of a copy: what leads to the function itself."""
-        key = str(id(item)).encode()
+        """Instead of a copy: what leads to the function itself, in this cluster."""
+        key = new_identifier().encode()
         self._functions[key] = item
         return key
+
+    def _function(self, key: bytes) -> Any:
+        if key not in self._functions:
+            raise ToolError("it was a function of another cluster: one that can be imported is found again")
+        return self._functions[key]

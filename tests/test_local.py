@@ -191,6 +191,7 @@ def test_a_store_that_is_given_is_kept(agent: AgentSpec, tmp_path: Path) -> None
         session = second.session("s")
         assert session.run("one").result(PATIENCE).text == "offline: one"
         assert session.send("two").result(PATIENCE).text == "offline: two"
+        assert "a function of another cluster" in session.send(call("act", name="x")).result(PATIENCE).text
 
 
 def test_the_process_stays_as_it_is(agent: AgentSpec, monkeypatch: pytest.MonkeyPatch) -> None:
