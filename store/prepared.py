@@ -132,11 +132,11 @@ class Statements:
         self._queries: dict[Any, Query] = {}
         self._defaults: dict[Any, Row] = {}
 
-    def of(self, statement: Any) -> Prepared:
-        """A statement that is a constant of its module."""
+    def of(self, statement: Any, names: Sequence[str] | None = None) -> Prepared:
+        """A statement that is a constant of its module, or made by a function that remembers it; see `Prepared`."""
         found = self._prepared.get(statement)
         if found is None:
-            found = self._prepared[statement] = Prepared(statement, self._dialect)
+            found = self._prepared[statement] = Prepared(statement, self._dialect, names)
         return found
 
     def query(self, statement: Any) -> Query:
@@ -168,6 +168,12 @@ def statements_of(dialect: Dialect) -> Statements:
 def read(connection: Connection, statement: Any, **values: Any) -> list[Row]:
     """The rows of a SELECT that is a constant."""
     return statements_of(connection.dialect).query(statement).all(connection, values)
+
+
+def write(connection: Connection, statement: Any, values: Mapping[str, Any]) -> None:
+    """Insert a row by an INSERT that is a constant; it fills the columns that there are values for."""
+    cursor = cursor_of(connection)
+    statements_of(connection.dialect).of(statement, list(values)).write(cursor, [values])
 
 
 def stream(connection: Connection, statement: Any, **values: Any) -> Iterator[Row]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 from typing import Any
 
 from sqlalchemy import delete, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
+from .prepared import write
 from .statements import EXPORT_CURSOR, METRIC_STATE
 from .transaction import Row, Transaction
 
@@ -55,13 +57,17 @@ def take(tx: Transaction, writer: str, number: int, runs: tuple[int, int]) -> in
 def _advance(tx: Transaction, table: Any, key: Row, values: Row) -> None:
     """Insert a row, or replace it by one that is further; of two that do it at once the further one stays."""
     tx.writes += 1
-    dialect = sqlite if tx.connection.dialect.name == "sqlite" else postgresql
-    new = dialect.insert(table).values(namespace=tx.namespace, **key, **values)
+    statement = _advancing(tx.connection.dialect.name, table, tuple(key), tuple(values))
+    write(tx.connection, statement, {"namespace": tx.namespace, **key, **values})
+
+
+@cache
+def _advancing(dialect_name: str, table: Any, key: tuple[str, ...], names: tuple[str, ...]) -> Any:
+    dialect = sqlite if dialect_name == "sqlite" else postgresql
+    new = dialect.insert(table)
     further = new.excluded.writer_seq >= table.c.writer_seq
-    tx.connection.execute(
-        new.on_conflict_do_update(
-            index_elements=["namespace", *key], set_={name: new.excluded[name] for name in values}, where=further
-        )
+    return new.on_conflict_do_update(
+        index_elements=["namespace", *key], set_={name: new.excluded[name] for name in names}, where=further
     )
 
 
