@@ -87,7 +87,7 @@ class Frame:
                     call = await self._work(work)
                 except (Fenced, UnknownSession) as over:  # by another activation, or retention has removed the session
                     log.info("left a session: %s", over)
-                    if is_isolated(self.identity["placement"]) or self._stuck or _has_stuck_tool():
+                    if is_isolated(self.identity["placement"]) or self._stuck or self._has_stuck_tool():
                         return
                     call = {"frame": self.identity}
         finally:
@@ -125,7 +125,7 @@ class Frame:
             "root_id": work["root_id"],
             "batch": step.batch.to_wire() if step.batch else None,
             "request": step.request.to_wire() if step.request else None,
-            "leave": step.leave or self._stuck or (cancelled and _has_stuck_tool()),
+            "leave": step.leave or self._stuck or (cancelled and self._has_stuck_tool()),
         }
 
     async def _load(self, spec: dict[str, Any]) -> LoadedTool:
@@ -157,6 +157,10 @@ class Frame:
             self._code[reference] = code
             importlib.reload(module)
 
+    def _has_stuck_tool(self) -> bool:
+        """Whether a synchronous tool that was cancelled still runs: its process must not serve another session."""
+        return self._alone and any(t.name.startswith(THREAD_PREFIX) and t.is_alive() for t in threading.enumerate())
+
     def _clean(self) -> None:
         """Undo what the last session's code did to this process: directory and environment. Ours does nothing."""
         if not self._soiled or not self._alone:
@@ -184,11 +188,6 @@ class Frame:
             "overdue": activation.overdue(now) if activation is not None else 0.0,
             "busy": 1.0 if deadline and now < deadline else 0.0,
         }
-
-
-def _has_stuck_tool() -> bool:
-    """Whether a synchronous tool that was cancelled still runs: its process must not serve another session."""
-    return any(thread.name.startswith(THREAD_PREFIX) and thread.is_alive() for thread in threading.enumerate())
 
 
 def _unpickle(data: bytes) -> Any:

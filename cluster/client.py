@@ -94,8 +94,7 @@ class Cluster:
         given: dict[str, Any] = {"namespace": namespace, "model": model, "standby": standby, "max_actors": max_actors}
         settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
         check_identifier(settings.namespace, "namespace")
-        if not 0 <= settings.standby <= 64 or (settings.max_actors is not None and settings.max_actors < 1):
-            raise InvalidConfiguration("standby must be 0 to 64, and max_actors at least 1")
+        check_size(settings)
         settings = replace(settings, prices={**settings.prices, **price_table(prices or {})})
         refuse_temporary(settings.store)
         known = list(profiles)
@@ -517,6 +516,12 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.session_id!r}, {self.run_id!r})"
+
+
+def check_size(settings: Settings) -> None:
+    """Raise `InvalidConfiguration` unless there can be so many session actors."""
+    if not 0 <= settings.standby <= 64 or (settings.max_actors is not None and settings.max_actors < 1):
+        raise InvalidConfiguration("standby must be 0 to 64, and max_actors at least 1")
 
 
 def current_span() -> tuple[str, str] | None:

@@ -80,7 +80,7 @@ class ClientConnection(ABC):
 
     @abstractmethod
     async def different_settings(self) -> list[str]:
-        """What the services were started with that this client would have them otherwise."""
+        """Settings in which the running services differ from this client's."""
 
     @abstractmethod
     async def renew(self, timeout: float) -> bool:
@@ -88,7 +88,7 @@ class ClientConnection(ABC):
 
     @abstractmethod
     async def find_again(self) -> None:
-        """Whoever looks on while services are ended and started anew must ask others then."""
+        """Forget the services that are known: they were ended, and started anew."""
 
     @abstractmethod
     async def close(self) -> None:

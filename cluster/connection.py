@@ -97,12 +97,12 @@ class Connection(ClientConnection):
             raise ClusterUnreachable("no services of this store run")
 
     async def find_again(self) -> None:
-        """Whoever looks on while services are ended and started anew must ask other actors then."""
+        """See `ClientConnection.find_again`."""
         self._supervisor = await asyncio.to_thread(supervisor_handle, self.settings) or self._supervisor
         await self.nodes.learn()
 
     async def different_settings(self) -> list[str]:
-        """What the services were started with that this client would have them otherwise."""
+        """See `ClientConnection.different_settings`."""
         directory = await self._supervise("ready", RETRY_SECONDS)
         return differences(directory.get("settings"), self.settings.of_services())
 

@@ -5,36 +5,55 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from understudy.actors.gateway import Gateway
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
-from understudy.errors import CannotDrain, InvalidInput, ToolError, UnderstudyError
+from understudy.errors import CannotDrain, ClusterUnreachable, InvalidInput, ToolError
 from understudy.identifiers import new_identifier
 from understudy.prices import price_table
 from understudy.supervisor.supervisor import Supervisor
 from understudy.testing.offline import OfflineServer, Policy
 
 from . import background
-from .client import Cluster, Session
+from .background import LoopThread
+from .client import Cluster, Session, check_size
 from .client_connection import ClientConnection
 from .follower import Follower
-from .local_machinery import NODE, LocalFrame, LocalMachinery, LocalNode
+from .local_machinery import END_SECONDS, NODE, THREADS, LocalFrame, LocalMachinery, LocalNode
 from .node_service import NodeConfig
 from .repeating import REPEAT_SECONDS
 from .results import DrainInfo, ServiceInfo
+
+Result = TypeVar("Result")
 
 NAMESPACE = "local"
 START_SECONDS = 30.0
 
 
 class LocalNodes:
-    """The one node service, as clients ask it (`follower.Homes`)."""
+    """The one node service, as clients ask it (`follower.Homes`): from their loop on the services' loop."""
 
-    def __init__(self, node: LocalNode) -> None:
+    def __init__(self, node: LocalNode, services: LoopThread) -> None:
         self._node = node
+        self._services = services
+        self.closed = False
+
+    async def there(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the services' loop.
+
+        Raises:
+            ClusterUnreachable: the cluster was closed.
+        """
+        if self.closed:
+            coroutine.close()
+            raise ClusterUnreachable("this cluster was closed")
+        return await asyncio.wrap_future(self._services.submit(coroutine))
 
     async def home(self, _session_id: str) -> str:
         """Where every session is at home."""
@@ -47,13 +66,13 @@ class LocalNodes:
 
     async def request(self, _session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
         """A request (`Requests`)."""
-        return await self._node.request(method, *arguments)
+        return await self.there(self._node.request(method, *arguments))
 
     async def call(
         self, _node_id: str, method: str, *arguments: Any, call_id: str = "", timeout: float | None = REPEAT_SECONDS
     ) -> Any:  # fmt: skip
         """Call a method of the service."""
-        return await asyncio.wait_for(self._node.repeated(call_id, method, *arguments), timeout)
+        return await asyncio.wait_for(self.there(self._node.repeated(call_id, method, *arguments)), timeout)
 
     async def learn(self) -> None:
         """It is always the same."""
@@ -62,21 +81,50 @@ class LocalNodes:
 class LocalConnection(ClientConnection):
     """Services in this process, and a client's connection to them."""
 
-    def __init__(self, settings: Settings, node: LocalNode, machinery: LocalMachinery) -> None:
-        nodes = LocalNodes(node)
-        super().__init__(settings, nodes, Follower(nodes))
+    def __init__(self, settings: Settings, node: LocalNode, machinery: LocalMachinery, services: LoopThread) -> None:
+        self._nodes = LocalNodes(node, services)
+        super().__init__(settings, self._nodes, Follower(self._nodes))
         self._node = node
         self._machinery = machinery
         self._supervisor = Supervisor(
-            machinery, f"{NODE}/{new_identifier()}", standby=settings.standby, max_actors=settings.max_actors
+            machinery, machinery.holder, standby=settings.standby, max_actors=settings.max_actors
         )
         self._supervising: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
-        """Start the services. Raises what keeps them from starting."""
-        await self._node.service.start()
-        self._supervising = asyncio.get_running_loop().create_task(self._supervisor.run())
-        await self._supervisor.ready(START_SECONDS)
+    async def start(self) -> None:
+        """Start the services, on their loop. Raises what keeps them from starting."""
+        try:
+            await self._node.service.start()
+            self._supervising = asyncio.get_running_loop().create_task(self._supervisor.run())
+            await self._supervisor.ready(START_SECONDS)
+        except BaseException:
+            await self.end()
+            raise
+
+    async def end(self) -> None:
+        """End the services, on their loop."""
+        if self._supervising is not None:
+            await self._supervisor.stop()
+            self._supervising.cancel()
+            await asyncio.wait({self._supervising}, timeout=END_SECONDS)
+        self._machinery.forget()
+        await self._machinery.stop()
+        await self._node.close()
+
+    async def kill(self, session_id: str) -> bool:
+        """See `LocalCluster.kill`."""
+
+        async def strike() -> bool:
+            for slot in self._node.service.frames.paging.slots.values():
+                if slot.session_id == session_id and slot.wait != "idle":
+                    frame = self._machinery.alive.get(slot.frame_id)
+                    if frame is not None:
+                        frame.kill()
+                        return True
+            return False
+
+        await self.read("info", session_id)  # raises if there is no such session
+        return await self._nodes.there(strike())
 
     async def spawn(
         self,
@@ -86,26 +134,23 @@ class LocalConnection(ClientConnection):
         runtime_env: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """See `ClientConnection.spawn`."""
-        found: dict[str, Any] = await self._node.request("spawn", session, blobs)
+        found: dict[str, Any] = await self._nodes.request(None, "spawn", session, blobs)
         return found
 
     def code_placement(self) -> dict[str, Any]:
         """This process has it."""
         return {}
 
-    def frame_of(self, session_id: str) -> LocalFrame | None:
-        """The session actor that has the session now, at work or waiting."""
-        for slot in self._node.service.frames.paging.slots.values():
-            if slot.session_id == session_id:
-                return self._machinery.alive.get(slot.frame_id)
-        return None
-
     async def services(self) -> list[ServiceInfo]:
         """Parts of this process, by their roles."""
-        pid = os.getpid()
-        held = {slot.frame_id for slot in self._node.service.frames.paging.slots.values() if slot.session_id}
-        roles = ["supervisor", "node"] + ["frame" if name in held else "standby" for name in self._machinery.alive]
-        return [ServiceInfo(role, pid, NODE, "") for role in roles]
+
+        async def look() -> list[str]:
+            slots = self._node.service.frames.paging.slots.values()
+            held = {slot.frame_id for slot in slots if slot.session_id is not None}
+            return ["frame" if frame_id in held else "standby" for frame_id in self._machinery.alive]
+
+        roles = ["supervisor", "node", *await self._nodes.there(look())]
+        return [ServiceInfo(role, os.getpid(), NODE, "") for role in roles]
 
     async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:
         """There is nobody to go on."""
@@ -128,13 +173,12 @@ class LocalConnection(ClientConnection):
 
     async def close(self) -> None:
         """End the services: without this connection there are none."""
-        await self.follower.close()
-        if self._supervising is not None:
-            await self._supervisor.stop()
-            self._supervising.cancel()
-            await asyncio.wait({self._supervising}, timeout=1.0)
-        await self._machinery.stop()
-        await self._node.close()
+        if not self._nodes.closed:
+            await self.follower.close()
+            try:
+                await self._nodes.there(self.end())
+            finally:
+                self._nodes.closed = True
 
     async def shutdown(self) -> None:
         """The same."""
@@ -144,9 +188,9 @@ class LocalConnection(ClientConnection):
 class LocalCluster(Cluster):
     """A cluster in this process: sessions, tools, sub-agents, timers and restarts as in production, for tests.
 
-    The kernel is the real one, on a real store; session actors are tasks on an event loop in a thread. What only
-    processes can show is missing: a tool that blocks, exhausts memory or changes the environment does so to all. Tools
-    are not copied, so they may refer to what the test looks at.
+    The kernel is the real one, on a real store; the services share a thread, each session actor has its own. What only
+    processes can show is missing: a tool that exhausts memory or changes the environment does so to the test. Tools are
+    not copied, so they may refer to what the test looks at.
 
     ```python
     with LocalCluster() as cluster:
@@ -159,9 +203,9 @@ class LocalCluster(Cluster):
 
     Args:
         store: DSN; by default a SQLite file of its own, removed at the end. In one that is kept, tools that can't be
-            imported are known to the cluster only that they were given to.
-        model: None for the offline model (`understudy.testing.policies`), which this process serves; else one of the
-            first profile.
+            imported are known only to the cluster they were given to.
+        model: None for the offline model (`understudy.testing.policies`), which this process serves; else a model
+            of the first profile.
         policy: what the offline model answers; None for its own.
         profiles, prices: see `Cluster.connect`.
         standby, max_actors: session actors that wait, and that there may be.
@@ -172,7 +216,9 @@ class LocalCluster(Cluster):
         model_server: the offline model, with its counters and the requests that it got.
 
     Raises:
+        InvalidConfiguration: a setting can't be used.
         StoreUnreachable, StoreVersion, StoreSchema: the store can't be used.
+        StoreOwned: another cluster works with it.
     """
 
     def __init__(
@@ -186,41 +232,37 @@ class LocalCluster(Cluster):
         standby: int = 1,
         max_actors: int = 4,
     ) -> None:
-        self.points: list[str] = []
-        self._deaths: set[int] = set()
-        self._functions: dict[bytes, Any] = {}
-        self._directory = tempfile.TemporaryDirectory(prefix="understudy-local-")
-        store = store or f"sqlite:///{self._directory.name}/store.db"
-        known = list(profiles)
         settings = Settings(
-            store, model or OFFLINE_MODEL, NAMESPACE, standby=standby, max_actors=max_actors,
+            store or "", model or OFFLINE_MODEL, NAMESPACE, standby=standby, max_actors=max_actors,
             prices=price_table(prices or {}),
         )  # fmt: skip
-        self.model_server = OfflineServer(policy)
-        self.model_server.start()
-        try:
-            connection = background.wait(self._open(settings, known))
-        except BaseException:
-            self.model_server.stop()
-            self._directory.cleanup()
-            raise
-        super().__init__(connection, settings, known[0].name if known else None, self._note_function)
-        self._local = connection
+        check_size(settings)
+        self.points: list[str] = []
+        self._counting = threading.Lock()
+        self._deaths: set[int] = set()
+        self._functions: dict[bytes, Any] = {}
+        self._leaving = ExitStack()
+        with ExitStack() as stack:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="understudy-local-"))
+            settings = replace(settings, store=store or f"sqlite:///{directory}/store.db")
+            self.model_server = stack.enter_context(OfflineServer(policy))
+            services = LoopThread(THREADS)
+            stack.callback(services.stop, END_SECONDS)
+            gateway, known = Gateway(prices=settings.prices), list(profiles)
+            for profile in (*known, ModelProfile(OFFLINE_MODEL, "offline", self.model_server.url)):
+                gateway.register(profile)
+            config = NodeConfig(settings.store, NAMESPACE, NODE, "node", span_directory=directory, serves_metrics=False)
+            self._local = services.wait(self._start(settings, config, gateway, services))
+            self._leaving = stack.pop_all()
+        super().__init__(self._local, settings, known[0].name if known else None, self._note_function)
 
-    async def _open(self, settings: Settings, profiles: list[ModelProfile]) -> LocalConnection:
-        gateway = Gateway(prices=settings.prices)
-        for profile in (*profiles, ModelProfile(OFFLINE_MODEL, "offline", self.model_server.url)):
-            gateway.register(profile)
-        config = NodeConfig(
-            settings.store, settings.namespace, NODE, "node", span_directory=self._directory.name, serves_metrics=False
-        )
+    async def _start(
+        self, settings: Settings, config: NodeConfig, gateway: Gateway, services: LoopThread
+    ) -> LocalConnection:
         node = LocalNode(config, gateway)
-        connection = LocalConnection(settings, node, LocalMachinery(node, self._function, self._at_point))
-        try:
-            await connection.open()
-        except UnderstudyError:
-            await connection.close()
-            raise
+        machinery = LocalMachinery(node, services, self._function, self._at_point)
+        connection = LocalConnection(settings, node, machinery, services)
+        await connection.start()
         return connection
 
     def kill(self, session: Session | str) -> bool:
@@ -228,17 +270,7 @@ class LocalCluster(Cluster):
 
         Its session goes on in another one: what was committed is there, a tool in doubt is treated by its policy.
         """
-        session_id = session if isinstance(session, str) else session.id
-
-        async def strike() -> bool:
-            frame = self._local.frame_of(session_id)
-            if frame is None:
-                await self._local.read("info", session_id)  # raises if there is no such session
-                return False
-            frame.kill()
-            return True
-
-        return background.wait(strike())
+        return background.wait(self._local.kill(session if isinstance(session, str) else session.id))
 
     def kill_at(self, *points: int) -> None:
         """Let session actors die at these places in `points`, counted from 0, once they are reached."""
@@ -248,18 +280,18 @@ class LocalCluster(Cluster):
         self._deaths.update(points)
 
     def close(self) -> None:
-        """End everything; a store that was given keeps what was committed."""
-        super().close()
-        self.model_server.stop()
-        self._directory.cleanup()
+        """End everything; a store that was given keeps what was committed. Nothing if it was closed before."""
+        with self._leaving:
+            super().close()
 
     def shutdown(self) -> None:
         """The same."""
         self.close()
 
     def _at_point(self, label: str, frame: LocalFrame) -> None:
-        number = len(self.points)
-        self.points.append(f"{frame.session_id}: {label}")
+        with self._counting:
+            number = len(self.points)
+            self.points.append(f"{frame.session_id}: {label}")
         if number in self._deaths:
             frame.kill()
 

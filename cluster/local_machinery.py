@@ -5,20 +5,33 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NoReturn
+
+import psutil
 
 from understudy.actors.frame import Frame
 from understudy.actors.gateway import Gateway
 from understudy.errors import ServiceGone
 from understudy.placement import DEFAULT
+from understudy.waiting import retrieve_error
 
+from .background import LoopThread
 from .node_calls import NodeCalls
 from .node_service import NodeConfig, NodeService
 from .remote_node import RemoteNode
 from .requests import Requests
 
 NODE = "local"
+THREADS = "understudy-local"
+"""What threads of local clusters are called, or begin with."""
+
+END_SECONDS = 1.0
+"""What was cancelled and goes on is waited for no longer."""
+
+_live: set[str] = set()
+"""The clusters of this process that have not been closed, by what they are called in their stores."""
 
 Point = Callable[[str, "LocalFrame"], None]
 """Told that a session actor is at a point of its work, where it can die."""
@@ -83,17 +96,25 @@ class LocalNodeHandle:
 
 
 class LocalFrame(RemoteNode):
-    """A session actor as a part of this process: for the supervisor a frame, for the frame its node service.
+    """A session actor as a part of this process, with an event loop and a thread of its own: for the supervisor a
+    frame, for the frame its node service. It is made, watched and probed on the services' loop.
 
-    When it is killed, nothing that it says is heard any more, and its task is cancelled. What cancellation can't end
-    goes on, as a tool in a thread does; of that nothing is heard either.
+    When it is killed, nothing that it says is heard any more, its session goes on in another at once, and its task is
+    cancelled. So, other than with SIGKILL, a tool's `finally` runs; and what cancellation can't end goes on, as a tool
+    in a thread does. Of neither anything is heard.
 
     Attributes:
         session_id: what it is at; empty while it has no session.
     """
 
     def __init__(
-        self, node: LocalNode, frame_id: str, placement: str, unpickle: Callable[[bytes], Any], at_point: Point
+        self,
+        node: LocalNode,
+        services: LoopThread,
+        frame_id: str,
+        placement: str,
+        unpickle: Callable[[bytes], Any],
+        at_point: Point,
     ) -> None:
         super().__init__(self._attempt_here)
         self.frame_id = frame_id
@@ -103,13 +124,22 @@ class LocalFrame(RemoteNode):
         self.dead = False
         self.session_id = ""
         self._node = node
+        self._services = services
         self._at_point = at_point
+        self._killed = asyncio.Event()
+        self._thread = LoopThread(f"{THREADS}-{frame_id}")
         self._frame = Frame(self, frame_id, NODE, placement, unpickle=unpickle, alone=False)
-        self._work = asyncio.get_running_loop().create_task(self._frame.run())
+        self._work = self._thread.submit(self._frame.run())
 
     async def watch(self) -> str:
         """See `understudy.supervisor.ports.FrameHandle.watch`."""
-        await asyncio.wait({self._work})
+        work: asyncio.Future[Any] = asyncio.shield(asyncio.wrap_future(self._work))
+        work.add_done_callback(retrieve_error)  # it may end long after its death was told
+        killed: asyncio.Future[Any] = asyncio.ensure_future(self._killed.wait())
+        try:
+            await asyncio.wait({work, killed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            killed.cancel()
         if self.dead or self._work.cancelled():
             raise ServiceGone("it was killed", details={"cause": "process_died"})
         self._work.result()
@@ -120,20 +150,23 @@ class LocalFrame(RemoteNode):
         return self._frame.health()
 
     def kill(self) -> None:
-        """End it as SIGKILL would end its process, as far as a process can do so with a part of itself."""
+        """End it as SIGKILL would end its process, as far as a process can do so with a part of itself. From any
+        thread."""
         self.dead = True
+        self._services.loop.call_soon_threadsafe(self._killed.set)
         self._work.cancel()
 
     async def end(self) -> None:
-        """The same, and wait until it has ended, for a second at most."""
+        """The same, and wait until it has ended, but not for ever: one that blocks keeps its thread."""
         self.kill()
-        await asyncio.wait({self._work}, timeout=1.0)
+        await asyncio.to_thread(self._thread.stop, END_SECONDS)
 
     async def _attempt_here(self, call_id: str, method: str, *arguments: Any) -> Any:
         # What is said is copied, as between processes: else a change in one would be seen in the other.
         self._pass(f"before {method}", method)
         await self._alive()
-        found = await self._node.repeated(call_id, method, *json.loads(json.dumps(arguments)))
+        call = self._node.repeated(call_id, method, *json.loads(json.dumps(arguments)))
+        found = await asyncio.wrap_future(self._services.submit(call))
         if method == "step":
             self.session_id = found.get("session_id", "")
         self._pass(f"reply to {method}", method)
@@ -158,12 +191,19 @@ class LocalFrame(RemoteNode):
 class LocalMachinery:
     """What the supervisor needs of a cluster (`understudy.supervisor.ports.Machinery`), in this process."""
 
-    def __init__(self, node: LocalNode, unpickle: Callable[[bytes], Any], at_point: Point) -> None:
+    def __init__(
+        self, node: LocalNode, services: LoopThread, unpickle: Callable[[bytes], Any], at_point: Point
+    ) -> None:
         self._node = node
+        self._services = services
         self._unpickle = unpickle
         self._at_point = at_point
         self._handle = LocalNodeHandle(node)
+        self._made: list[LocalFrame] = []
         self.alive: dict[str, LocalFrame] = {}
+        process = psutil.Process()
+        self.holder = f"{NODE}/{process.pid}:{process.create_time()}/{time.monotonic_ns()}"
+        _live.add(self.holder)
 
     async def node_ids(self) -> list[str]:
         """The one."""
@@ -187,15 +227,16 @@ class LocalMachinery:
 
     async def create_frame(self, _node: Any, frame_id: str, placement: str) -> LocalFrame:
         """Start one, whatever it should have for its own: it has what this process has."""
-        frame = LocalFrame(self._node, frame_id, placement or DEFAULT, self._unpickle, self._at_point)
+        frame = LocalFrame(self._node, self._services, frame_id, placement or DEFAULT, self._unpickle, self._at_point)
         self.alive[frame_id] = frame
+        self._made.append(frame)
         return frame
 
     async def kill(self, _node_id: str, _pid: int, handle: Any) -> bool:
         """End a frame; the service is not ended."""
         if isinstance(handle, LocalFrame):
             self.alive.pop(handle.frame_id, None)
-            await handle.end()
+            handle.kill()
         return True
 
     def abandon(self, _node: Any, frames: Sequence[Any]) -> None:
@@ -208,10 +249,24 @@ class LocalMachinery:
         return float(os.cpu_count() or 1)
 
     def holder_is_dead(self, holder: str) -> bool:
-        """Whoever used the store before in this process has ended."""
-        return holder.startswith(f"{NODE}/")
+        """Whether it was a local cluster that has been closed, or whose process has ended."""
+        kind, _, name = holder.partition("/")
+        process = name.partition("/")[0]
+        if kind != NODE:
+            return False
+        if self.holder.startswith(f"{NODE}/{process}/"):
+            return holder not in _live
+        pid, _, created = process.partition(":")
+        try:
+            return str(psutil.Process(int(pid)).create_time()) != created
+        except psutil.NoSuchProcess:
+            return True
 
     async def stop(self) -> None:
-        """End all frames."""
-        frames, self.alive = list(self.alive.values()), {}
+        """End all frames, and what is left of those that were killed."""
+        frames, self._made, self.alive = self._made, [], {}
         await asyncio.gather(*(frame.end() for frame in frames))
+
+    def forget(self) -> None:
+        """The store may be taken from now on."""
+        _live.discard(self.holder)

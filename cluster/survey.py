@@ -253,9 +253,8 @@ class Chaos:
     nodes: set[str]
     killed: dict[int, int] = field(default_factory=dict)
     _hit: set[tuple[str, int, str]] = field(default_factory=set)
-    _untouched: set[bool] = field(
-        default_factory=lambda: {True, False}
-    )  # whether it is a lead, of those without a kill
+    _untouched: set[bool] = field(default_factory=lambda: {True, False})
+    """The kinds, lead (True) and sub-agent, of which none was killed yet."""
     _due: float = 0.0
     _gap: float = 0.0
 
@@ -265,6 +264,11 @@ class Chaos:
 
     def _wait(self) -> None:
         self._due = time.monotonic() + self._gap * self.random.uniform(0.5, 1.5)
+
+    def _prefers(self, info: SessionInfo) -> bool:
+        """Whether it acts, and is of a kind that was not hit yet, where the kills left are no more than these kinds."""
+        enough = self.left > len(self._untouched) or (info.parent_id is None) in self._untouched
+        return enough and info.status == "running"
 
     def strike(self, tree: list[SessionInfo]) -> None:
         """Kill one of the tree's actors, if a kill is due and somebody is there to be killed."""
@@ -278,8 +282,7 @@ class Chaos:
             and info.node_id in self.nodes
             and info.actor_pid not in self.killed
             and (info.id, info.round, info.status) not in self._hit
-            and (self.left > len(self._untouched) or (info.parent_id is None) in self._untouched)
-            and (info.status == "running" or late >= ACT_SECONDS)
+            and (late >= ACT_SECONDS or self._prefers(info))
         ]
         self.random.shuffle(victims)
         victims.sort(key=lambda info: info.status != "running")

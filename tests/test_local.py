@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,15 @@ import pytest
 
 from understudy import AgentSpec, tool
 from understudy.cluster import background
-from understudy.errors import CannotDrain, InvalidInput, UnknownSession
+from understudy.errors import (
+    CannotDrain,
+    ClusterUnreachable,
+    DeadlineExceeded,
+    InvalidInput,
+    StoreOwned,
+    UnderstudyError,
+    UnknownSession,
+)
 from understudy.events import ChildSpawned, Event, ModelCallReissued, SessionCrashed, TextDelta
 from understudy.testing import LocalCluster
 
@@ -140,7 +149,7 @@ def test_a_death_at_any_point_is_survived(agent: AgentSpec, effects: list[str]) 
 def test_who_is_killed_by_name(cluster: LocalCluster) -> None:
     """Given a session whose tool waits, when its actor is killed, then it goes on in another; one with nothing to do
     is in none."""
-    began = asyncio.Event()
+    began = threading.Event()
 
     @tool(on_crash="rerun")
     async def look(times: list[int] = []) -> str:  # noqa: B006 # kept from one execution to the next
@@ -153,10 +162,11 @@ def test_who_is_killed_by_name(cluster: LocalCluster) -> None:
 
     session = cluster.spawn(AgentSpec(name="a", tools=[look]))
     run = session.send("call look {}")
-    background.wait(asyncio.wait_for(began.wait(), PATIENCE))
+    assert began.wait(PATIENCE)
     assert cluster.kill(session)
     assert run.result(PATIENCE, check=True).text == "offline: looked 2 times"
     assert crashes(session.events()) == 1
+    assert not cluster.kill(session)
     with pytest.raises(UnknownSession):
         cluster.kill("nobody")
     with pytest.raises(InvalidInput, match="have passed"):
@@ -194,6 +204,106 @@ def test_a_store_that_is_given_is_kept(agent: AgentSpec, tmp_path: Path) -> None
         assert "a function of another cluster" in session.send(call("act", name="x")).result(PATIENCE).text
 
 
+def test_a_tool_may_use_the_cluster(cluster: LocalCluster) -> None:
+    """Given an asynchronous tool that asks the cluster itself, as one can in a process of its own, then it is
+    answered."""
+
+    @tool
+    async def count() -> str:
+        """Count the sessions."""
+        return f"{len(cluster.sessions())} sessions"
+
+    assert (
+        cluster.spawn(AgentSpec(name="a", tools=[count])).send("call count {}").result(PATIENCE).text
+        == "offline: 1 sessions"
+    )
+
+
+def test_a_tool_that_blocks_does_not_keep_its_caller_waiting(cluster: LocalCluster) -> None:
+    """Given an asynchronous tool that blocks the services, then whoever waits for its run gets his time-out."""
+    go_on = threading.Event()
+
+    @tool
+    async def block() -> str:
+        """Block."""
+        go_on.wait(PATIENCE)
+        return "done"
+
+    run = cluster.spawn(AgentSpec(name="a", tools=[block])).send("call block {}")
+    with pytest.raises(DeadlineExceeded):
+        run.result(0.5)
+    go_on.set()
+    assert run.result(PATIENCE).ok
+
+
+def test_a_tool_that_swallows_its_end_delays_nobody(cluster: LocalCluster) -> None:
+    """Given a tool that does not end when it is cancelled, when its session actor is killed, then the session goes on
+    beside it, and closing the cluster ends it."""
+    began, ended = threading.Event(), threading.Event()
+
+    @tool(on_crash="rerun")
+    async def look(times: list[int] = []) -> str:  # noqa: B006 # kept from one execution to the next
+        """Look."""
+        times.append(1)
+        if len(times) == 1:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    ended.set()
+        return "looked"
+
+    run = cluster.spawn(AgentSpec(name="a", tools=[look])).send("call look {}")
+    assert began.wait(PATIENCE)
+    cluster.kill(run.session_id)
+    assert run.result(PATIENCE, check=True).text == "offline: looked"
+    assert not ended.is_set()
+    cluster.close()
+    assert ended.is_set()
+
+
+def test_what_is_closed_takes_no_work(tmp_path: Path, agent: AgentSpec) -> None:
+    """Given a cluster that was closed, then it says so to whoever goes on; to close it again does nothing."""
+    cluster = LocalCluster(f"sqlite:///{tmp_path}/store.db")
+    session = cluster.spawn(agent)
+    cluster.close()
+    for use in (lambda: session.send("hello"), lambda: cluster.spawn(agent), cluster.sessions, session.info):
+        with pytest.raises(ClusterUnreachable, match="was closed"):
+            use()
+    cluster.close()
+    cluster.shutdown()
+
+
+@pytest.mark.parametrize("wrong", [{"max_actors": 0}, {"standby": -1}, {"prices": "/nowhere.json"}])
+def test_what_can_not_be_set(wrong: dict[str, Any]) -> None:
+    """Given a setting that can't be used, then that is said, and nothing is left."""
+    with pytest.raises(UnderstudyError):
+        LocalCluster(**wrong)
+    assert not of_local_clusters()
+
+
+@pytest.mark.thorough
+def test_a_store_has_one_cluster(tmp_path: Path, agent: AgentSpec) -> None:
+    """Given a cluster on a store, then another one is refused, and the first goes on; once it is closed, its store is
+    free at once."""
+    store = f"sqlite:///{tmp_path}/store.db"
+    with LocalCluster(store) as first:
+        session = first.spawn(agent, session_id="s")
+        with pytest.raises(StoreOwned):
+            LocalCluster(store)
+        assert session.send("hello").result(PATIENCE).ok
+    with LocalCluster(store) as second:
+        assert second.session("s").send("again").result(PATIENCE).ok
+
+
+def of_local_clusters() -> list[str]:
+    """Threads of local clusters."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("understudy-local")]
+
+
 def test_the_process_stays_as_it_is(agent: AgentSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a test that changes its environment between two runs, then the second one's tools see that, and the test
     finds it as it left it; when the cluster is closed, nothing of it is left on the event loop."""
@@ -210,4 +320,5 @@ def test_the_process_stays_as_it_is(agent: AgentSpec, monkeypatch: pytest.Monkey
         monkeypatch.setenv("SHOWN", "something")
         assert cluster.spawn(spec).send("call show {}").result(PATIENCE).text == "offline: something"
     assert os.environ["SHOWN"] == "something"
+    assert not of_local_clusters()
     assert asyncio.all_tasks(background.loop()) <= before

@@ -30,7 +30,8 @@ async def main(url: str, directory: Path) -> None:
                     warnings.simplefilter("ignore")
                     agents[instructions] = create_react_agent(model, [note], prompt=instructions, checkpointer=saver)
             options = {"configurable": {"thread_id": uuid.uuid4().hex}}
-            state = await agents[instructions].ainvoke({"messages": [("user", task)]}, options)
+            # As with the others, what was done is on the disk before the next step begins.
+            state = await agents[instructions].ainvoke({"messages": [("user", task)]}, options, durability="sync")
             return str(state["messages"][-1].content)
 
         await serve(session)
