@@ -64,7 +64,7 @@ class Requests:
         """See `requests.once`."""
         touches = [session_id] if session_id else []
         return await self._node.journal.submit(
-            lambda tx: requests.once(tx, session_id, request_id, operation), *touches
+            lambda tx: requests.once(tx, session_id, request_id, operation), *touches, alone=not session_id
         )
 
     async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
@@ -254,4 +254,4 @@ class Requests:
 
     async def renew(self, generation: int, holder: str, lease: int) -> None:
         """See `activation.renew`."""
-        await self._node.journal.submit(lambda tx: activation.renew(tx, generation, holder, lease))
+        await self._node.journal.submit(lambda tx: activation.renew(tx, generation, holder, lease), alone=True)

@@ -87,6 +87,7 @@ class _Submitted:
     operations: list[Operation]
     touches: tuple[str, ...]
     future: asyncio.Future[list[Any]]
+    alone: bool = False
     results: list[Any] = field(default_factory=list)
     tried: bool = False  # it may have been committed unnoticed
 
@@ -160,21 +161,23 @@ class Journal:
             self._thread = threading.Thread(target=self._run, name="understudy-journal", daemon=True)
             self._thread.start()
 
-    async def submit(self, operation: Callable[[Transaction], Result], *touches: str) -> Result:
+    async def submit(self, operation: Callable[[Transaction], Result], *touches: str, alone: bool = False) -> Result:
         """Apply one operation and return its result once it is durable.
 
         Args:
             touches: ids of the sessions it is known to need: one SELECT reads those of a whole group.
+            alone: in a transaction without others. For operations that lock the owner's row: with a session's, in
+                another order than another journal, two could wait for each other.
         """
-        [result] = await self.submit_all([operation], *touches)
+        [result] = await self.submit_all([operation], *touches, alone=alone)
         if isinstance(result, BaseException):
             raise result
         return result  # type: ignore[no-any-return]
 
-    async def submit_all(self, operations: list[Operation], *touches: str) -> list[Any]:
+    async def submit_all(self, operations: list[Operation], *touches: str, alone: bool = False) -> list[Any]:
         """Apply operations in one transaction, in order; an operation that was refused has its error as its result."""
         assert self._loop is not None
-        submitted = _Submitted(operations, touches, self._loop.create_future())
+        submitted = _Submitted(operations, touches, self._loop.create_future(), alone)
         self._submitted.put(submitted)
         if self._thread is None and self._turn is None:
             self._turn = self._loop.call_at(self._next_turn, self._take_turn)
@@ -237,14 +240,16 @@ class Journal:
                 self._closing.wait(pause)
 
     def _gather(self, first: _Submitted | None = None) -> None:
-        """Make the next group of what was submitted."""
-        group = [first] if first is not None else []
-        while len(group) < GROUP_LIMIT and not self._submitted.empty():
+        """Make groups of what was submitted."""
+        found = [first] if first is not None else []
+        while len(found) < GROUP_LIMIT and not self._submitted.empty():
             more = self._submitted.get_nowait()
             if more is not None:
-                group.append(more)
-        if group:
-            self._groups.append(group)
+                found.append(more)
+        for number, submitted in enumerate(found):
+            if number == 0 or submitted.alone or self._groups[-1][0].alone:
+                self._groups.append([])
+            self._groups[-1].append(submitted)
 
     def _work_off(self, at_most: int | None = None) -> float:
         """Commit the groups; returns the seconds until another try if the store can't be written now, else 0."""

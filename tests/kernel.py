@@ -148,10 +148,10 @@ class Life:
         self._submit_all = service.journal.submit_all
         service.journal.submit_all = self._submit  # type: ignore[method-assign]
 
-    async def _submit(self, operations: list[Any], *touches: str) -> list[Any]:
+    async def _submit(self, operations: list[Any], *touches: str, alone: bool = False) -> list[Any]:
         """The journal's `submit_all` with a point before each transaction and one after it."""
         if BACKGROUND.get():
-            return await self._submit_all(operations, *touches)
+            return await self._submit_all(operations, *touches, alone=alone)
         task = asyncio.current_task()
         assert task is not None
         self._committing.add(task)
@@ -159,7 +159,7 @@ class Life:
             await self.kernel.point("before the commit", None)
             if self.dead:
                 await never()
-            results = await self._submit_all(operations, *touches)
+            results = await self._submit_all(operations, *touches, alone=alone)
             await self.kernel.point("after the commit", None)
             if self.dead:
                 await never()
@@ -172,7 +172,7 @@ class Life:
         self.dead = True
         service = self.service
 
-        async def lost(_operations: list[Any], *_touches: str) -> list[Any]:
+        async def lost(_operations: list[Any], *_touches: str, alone: bool = False) -> list[Any]:
             return await never()
 
         service.journal.submit_all = lost  # type: ignore[method-assign]

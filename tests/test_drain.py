@@ -270,11 +270,11 @@ async def taken_back_at_its_deadline(nodes: Nodes, drained: k.Kernel) -> AsyncIt
     """A drain whose time is over, and that is taken back before what is at work on the node is given away."""
     submit, taken_back = drained.service.journal.submit, asyncio.Event()
 
-    async def late(operation: Any, *touches: str) -> Any:
+    async def late(operation: Any, *touches: str, **options: Any) -> Any:
         if "_send_off" in operation.__qualname__ and not taken_back.is_set():
             await nodes.undo(drained)
             taken_back.set()
-        return await submit(operation, *touches)
+        return await submit(operation, *touches, **options)
 
     with patch.object(drained.service.journal, "submit", late):
         await nodes.drain(drained, 0.0)
@@ -329,11 +329,11 @@ async def test_a_drain_that_ends_while_another_begins(postgres: str, server: Off
         held, go_on = asyncio.Event(), asyncio.Event()
         submit = b.service.journal.submit
 
-        async def late(operation: Any, *touches: str) -> Any:
+        async def late(operation: Any, *touches: str, **options: Any) -> Any:
             if "_finish" in operation.__qualname__ and not held.is_set():
                 held.set()
                 await go_on.wait()
-            return await submit(operation, *touches)
+            return await submit(operation, *touches, **options)
 
         b.service.journal.submit = late  # type: ignore[method-assign]
         await nodes.drain(b)

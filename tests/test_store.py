@@ -288,6 +288,15 @@ steps = st.lists(
 )
 
 
+async def test_an_operation_that_is_to_be_alone_is_in_no_others_transaction(db: Store) -> None:
+    """Given operations that are submitted at once, one of them alone, then they are done in order, and that one in a
+    transaction of its own."""
+    seen: list[Transaction] = []
+    await asyncio.gather(*(db.journal.submit(seen.append, alone=number == 2) for number in range(5)))
+    assert len(seen) == 5
+    assert sum(tx is seen[2] for tx in seen) == 1
+
+
 @given(steps)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_log_has_no_gaps(store: str, steps: list[tuple[Any, ...]]) -> None:
