@@ -469,8 +469,8 @@ async def test_a_cancel_beside_a_call_that_is_made_again_aborts_it(
         async def beside(rounds: Rounds, slot: Slot, request: Any) -> dict[str, Any]:
             submit = kernel.service.journal.submit
 
-            async def first(operation: Any, *touches: str) -> Any:
-                issued = await submit(operation, *touches)
+            async def first(operation: Any, *touches: str, **options: Any) -> Any:
+                issued = await submit(operation, *touches, **options)
                 if not cancelled.is_set():
                     cancelled.set()
                     await kernel.ask("cancel", "s", "r", "enough")

@@ -335,12 +335,12 @@ async def test_a_process_of_its_own_that_comes_for_a_call_while_its_run_is_cance
         await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
         submit = kernel.service.journal.submit
 
-        async def slow(operation: Any, *touches: str) -> Any:
+        async def slow(operation: Any, *touches: str, **options: Any) -> Any:
             if "answered" in operation.__qualname__:
                 go.set()
                 while not any(slot.resting for slot in kernel.service.frames.paging.slots.values()):  # noqa: ASYNC110 - told by nothing
                     await asyncio.sleep(0)
-            return await submit(operation, *touches)
+            return await submit(operation, *touches, **options)
 
         monkeypatch.setattr(NodeService, "step", late)
         monkeypatch.setattr(kernel.service.journal, "submit", slow)
