@@ -140,7 +140,7 @@ def test_a_failing_plan_is_made_shorter(tmp_path: Path) -> None:
     seed = re.search(r"^seed (\d+):", found.stdout, re.MULTILINE)
     assert seed, f"{found.stdout}\n{found.stderr[-3000:]}"
     kept = tmp_path / "plan.json"
-    options = ("--backend", "sqlite", "--shrink", "10", "--save", str(kept))
+    options = ("--backend", "sqlite", "--shrink", "30", "--save", str(kept))
     shorter = simulate(*fault, "--seed", seed[1], *options)
     assert shorter.returncode == 1
     again = simulate(*fault, "--plan", str(kept))
