@@ -1,9 +1,11 @@
-"""Ends of processes of this machine. No Ray."""
+"""Processes of this machine: which they are, and whether they have ended. No Ray."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from pathlib import Path
 
 import psutil
 
@@ -25,3 +27,27 @@ async def has_ended(pid: int, seconds: float) -> bool:
         await asyncio.sleep(pause)
         pause = min(LONGEST_PAUSE, 2 * pause)
     return False
+
+
+def process_identity(pid: int) -> str:
+    """A process, so that a later one with the same pid is told apart: `where:pid:ticks`.
+
+    Where is a boot of a machine, and a namespace of pids: containers of one machine have pids of their own. The ticks
+    are those from that boot to its start: a time of day would move when the clock is set.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    where = f"{boot}-{Path('/proc/self/ns/pid').stat().st_ino}"
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return f"{where}:{pid}:gone"  # or another user's, on a machine that hides those
+    # Field 22; the second one is the program's name, in which anything may be, and ends with the last parenthesis.
+    return f"{where}:{pid}:{int(stat.rpartition(b')')[2].split()[19])}"
+
+
+def is_gone(process: str) -> bool:
+    """Whether the process of this identity would be seen here, and lives no more."""
+    where, pid, _ = process.split(":")
+    here = process_identity(os.getpid()).split(":")[0]
+    alive = (process, f"{where}:{pid}:gone")
+    return where == here and (not psutil.pid_exists(int(pid)) or process_identity(int(pid)) not in alive)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NoReturn
-
-import psutil
 
 from understudy.actors.frame import Frame
 from understudy.actors.gateway import Gateway
 from understudy.errors import ServiceGone
+from understudy.identifiers import new_identifier
 from understudy.placement import DEFAULT
 from understudy.waiting import retrieve_error
 
 from .background import LoopThread
+from .ends import is_gone, process_identity
 from .node_calls import NodeCalls
 from .node_service import NodeConfig, NodeService
 from .remote_node import RemoteNode
@@ -201,8 +200,7 @@ class LocalMachinery:
         self._handle = LocalNodeHandle(node)
         self._made: list[LocalFrame] = []
         self.alive: dict[str, LocalFrame] = {}
-        process = psutil.Process()
-        self.holder = f"{NODE}/{process.pid}:{process.create_time()}/{time.monotonic_ns()}"
+        self.holder = f"{NODE}/{new_identifier()}/{process_identity(os.getpid())}"
         _live.add(self.holder)
 
     async def node_ids(self) -> list[str]:
@@ -250,17 +248,10 @@ class LocalMachinery:
 
     def holder_is_dead(self, holder: str) -> bool:
         """Whether it was a local cluster that has been closed, or whose process has ended."""
-        kind, _, name = holder.partition("/")
-        process = name.partition("/")[0]
-        if kind != NODE:
+        if not holder.startswith(f"{NODE}/"):
             return False
-        if self.holder.startswith(f"{NODE}/{process}/"):
-            return holder not in _live
-        pid, _, created = process.partition(":")
-        try:
-            return str(psutil.Process(int(pid)).create_time()) != created
-        except psutil.NoSuchProcess:
-            return True
+        process = holder.rpartition("/")[2]
+        return holder not in _live if process == process_identity(os.getpid()) else is_gone(process)
 
     async def stop(self) -> None:
         """End all frames, and what is left of those that were killed."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Container, Sequence
 from typing import Any
 
-import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -23,8 +21,9 @@ from understudy.telemetry import FOR_FRAMES
 from understudy.waiting import answered_within
 
 from . import packages
+from .ends import is_gone
 from .placing import actor_options, obstacle, variables
-from .ray_edge import RAY_NAMESPACE, cluster_identity, kill_process, process_identity, settle, submitted, through_ray
+from .ray_edge import RAY_NAMESPACE, cluster_identity, kill_process, settle, submitted, through_ray
 from .repeating import SUPERVISOR_PATIENCE, Joining
 from .services import frame_name, node_name
 
@@ -293,10 +292,7 @@ class RayMachinery:
         *_, cluster, instance, process = holder.split("/")  # behind the address of the head, which may have moved
         if (cluster, instance) == (cluster_identity().split("/")[-1], self._settings.instance):
             return True
-        where, pid, _ = process.split(":")
-        here = process_identity(os.getpid()).split(":")[0]
-        alive = (process, f"{where}:{pid}:gone")
-        return where == here and (not psutil.pid_exists(int(pid)) or process_identity(int(pid)) not in alive)
+        return is_gone(process)
 
     async def stop(self) -> None:
         """End all node services and frames of this cluster. In this order: a service that lives takes the end of its

@@ -38,7 +38,7 @@ from understudy.errors import (
 
 from .authentication import check_token, present_token
 from .channel import Ticket
-from .ends import has_ended
+from .ends import has_ended, process_identity
 from .remote_node import Attempt
 
 log = logging.getLogger(__name__)
@@ -387,22 +387,6 @@ def cluster_identity() -> str:
     """
     cluster_id, _ = ray._private.worker.global_worker.current_cluster_and_job
     return f"{ray.get_runtime_context().gcs_address}/{cluster_id.hex()}"
-
-
-def process_identity(pid: int) -> str:
-    """A process, so that a later one with the same pid is told apart: `where:pid:ticks`.
-
-    Where is a boot of a machine, and a namespace of pids: containers of one machine have pids of their own. The ticks
-    are those from that boot to its start: a time of day would move when the clock is set.
-    """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    where = f"{boot}-{Path('/proc/self/ns/pid').stat().st_ino}"
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return f"{where}:{pid}:gone"  # or another user's, on a machine that hides those
-    # Field 22; the second one is the program's name, in which anything may be, and ends with the last parenthesis.
-    return f"{where}:{pid}:{int(stat.rpartition(b')')[2].split()[19])}"
 
 
 def supervisor_here(holder: str, instance: str) -> int:

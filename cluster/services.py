@@ -20,6 +20,7 @@ from understudy.telemetry import telemetry_of
 from understudy.waiting import ticks
 
 from .channel import Ticket
+from .ends import process_identity
 from .guarding import SupervisorGuard
 from .node_calls import NodeCalls
 from .node_socket import FRAME, NodeSocket
@@ -29,7 +30,6 @@ from .ray_edge import (
     find_actor,
     kill_process,
     own_node,
-    process_identity,
     supervisor_here,
     through_ray,
     ticket,

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from understudy.cluster import leaving, machinery, ray_edge
 from understudy.cluster.cli import app
+from understudy.cluster.ends import process_identity
 from understudy.config import Settings
 
 
@@ -80,7 +81,7 @@ def holder(hands: machinery.RayMachinery, process: str, cluster: str = "theirs")
 def test_a_process_of_another_container_is_not_taken_for_dead(hands: machinery.RayMachinery) -> None:
     """Given a supervisor that died here, then it is known to be dead; given one in another container of the same
     machine, whose pid means nobody here, then it is not."""
-    where, pid, start = ray_edge.process_identity(os.getpid()).split(":")
+    where, pid, start = process_identity(os.getpid()).split(":")
     boot, namespace = where.rsplit("-", 1)
     nobody = 2**22 + 1
     assert hands.holder_is_dead(holder(hands, f"{where}:{nobody}:1"))
@@ -101,7 +102,7 @@ def test_a_cluster_whose_head_has_the_same_address_is_another_one(hands: machine
 def test_a_clock_that_is_set_kills_nobody(hands: machinery.RayMachinery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given an owner that lives, when the machine's clock is set, which moves the times of day at which all processes
     began, then it is still known to live."""
-    mine = ray_edge.process_identity(os.getpid())
+    mine = process_identity(os.getpid())
     began = psutil.Process().create_time()
     monkeypatch.setattr(psutil.Process, "create_time", lambda _: began + 2)
     assert not hands.holder_is_dead(holder(hands, mine))
@@ -113,7 +114,7 @@ def test_a_process_is_told_whatever_its_name(tmp_path: Path) -> None:
     program.symlink_to(shutil.which("sleep") or "")
     with subprocess.Popen([program, "60"]) as process:
         began = psutil.Process(process.pid).create_time() - psutil.boot_time()
-        found = ray_edge.process_identity(process.pid)
+        found = process_identity(process.pid)
         process.kill()
     assert int(found.split(":")[2]) == round(began * os.sysconf("SC_CLK_TCK"))
-    assert ray_edge.process_identity(process.pid).endswith(":gone")
+    assert process_identity(process.pid).endswith(":gone")
