@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from understudy.config import Settings
 from understudy.identifiers import new_identifier
 
-from .follower import Follower
+from .follower import Follower, Homes
 from .results import DrainInfo, ServiceInfo
-
-
-class Asked(Protocol):
-    """Answers clients' requests, at the home of the session that they concern."""
-
-    async def request(self, session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
-        """A request (`Requests`), repeated until it is answered. Raises what the service raised, or
-        `ClusterUnreachable`."""
 
 
 class ClientConnection(ABC):
@@ -29,14 +21,14 @@ class ClientConnection(ABC):
         follower: tells what is committed and streamed.
     """
 
-    def __init__(self, settings: Settings, asked: Asked, follower: Follower) -> None:
+    def __init__(self, settings: Settings, homes: Homes) -> None:
         self.settings = settings
-        self.follower = follower
-        self._asked = asked
+        self.follower = Follower(homes)
+        self._homes = homes
 
     async def request(self, method: str, session_id: str, *arguments: Any) -> Any:
         """A request of a session's node service."""
-        return await self._asked.request(session_id, method, session_id, *arguments)
+        return await self._homes.request(session_id, method, session_id, *arguments)
 
     async def change(self, method: str, session_id: str, *arguments: Any) -> Any:
         """The same for one that could do more when it is repeated: its id is made here, once for all its attempts."""
@@ -45,7 +37,7 @@ class ClientConnection(ABC):
     async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
         """One of `READS`, at the node service of the session that the first argument names, if there is one."""
         session_id = arguments[0] if arguments and isinstance(arguments[0], str) else None
-        return await self._asked.request(session_id, "read", what, list(arguments), options)
+        return await self._homes.request(session_id, "read", what, list(arguments), options)
 
     @abstractmethod
     async def spawn(

@@ -22,7 +22,6 @@ from .bootstrap import request as bootstrap_request
 from .client_connection import ClientConnection
 from .compiling import driver_placement
 from .directory import NodeDirectory
-from .follower import Follower
 from .packages import addresses, fetch, package_key
 from .ray_edge import (
     NOT_RUNNING,
@@ -55,7 +54,7 @@ class Connection(ClientConnection):
 
     def __init__(self, settings: Settings, address: str) -> None:
         self.nodes = NodeDirectory(settings, lambda: self._supervise("ready", RETRY_SECONDS))
-        super().__init__(settings, self.nodes, Follower(self.nodes))
+        super().__init__(settings, self.nodes)
         self._address = address
         self._supervisor: Any = None
         self._profiles: list[ModelProfile] = []

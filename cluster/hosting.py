@@ -19,7 +19,6 @@ from understudy.telemetry import header_values, telemetry_of
 
 from .node_service import NodeConfig, NodeService, Tell
 from .ray_edge import clean_environment
-from .requests import Requests
 
 
 class NodeHost:
@@ -43,7 +42,6 @@ class NodeHost:
         self._tell = tell
         self._gateway = Gateway(prices=settings.prices)
         self._service: NodeService | None = None
-        self._requests: Requests | None = None
         self._starting = asyncio.Lock()
         self._started = False
         self._last_beat = time.monotonic()
@@ -56,19 +54,12 @@ class NodeHost:
             async with self._starting:
                 if self._service is None:
                     self._service = NodeService(self._config, self._gateway, self._prepare_profile, self._tell)
-                    self._requests = Requests(self._service)
                 if not self._started:
                     await self._service.start()
                     self._beating = asyncio.get_running_loop().create_task(self._beat())
                     self._started = True
         assert self._service is not None
         return self._service
-
-    async def requests(self) -> Requests:
-        """What clients may ask, of the started service."""
-        await self.node()
-        assert self._requests is not None
-        return self._requests
 
     async def owner(self) -> str | None:
         """Who supervises, as the store says; None if that is not known here, as before the service has started."""

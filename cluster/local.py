@@ -24,7 +24,6 @@ from . import background
 from .background import LoopThread
 from .client import Cluster, Session, check_size
 from .client_connection import ClientConnection
-from .follower import Follower
 from .local_machinery import END_SECONDS, NODE, THREADS, LocalFrame, LocalMachinery, LocalNode
 from .node_service import NodeConfig
 from .repeating import REPEAT_SECONDS
@@ -83,7 +82,7 @@ class LocalConnection(ClientConnection):
 
     def __init__(self, settings: Settings, node: LocalNode, machinery: LocalMachinery, services: LoopThread) -> None:
         self._nodes = LocalNodes(node, services)
-        super().__init__(settings, self._nodes, Follower(self._nodes))
+        super().__init__(settings, self._nodes)
         self._node = node
         self._machinery = machinery
         self._supervisor = Supervisor(
@@ -241,7 +240,6 @@ class LocalCluster(Cluster):
         self._counting = threading.Lock()
         self._deaths: set[int] = set()
         self._functions: dict[bytes, Any] = {}
-        self._leaving = ExitStack()
         with ExitStack() as stack:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="understudy-local-"))
             settings = replace(settings, store=store or f"sqlite:///{directory}/store.db")
@@ -252,18 +250,12 @@ class LocalCluster(Cluster):
             for profile in (*known, ModelProfile(OFFLINE_MODEL, "offline", self.model_server.url)):
                 gateway.register(profile)
             config = NodeConfig(settings.store, NAMESPACE, NODE, "node", span_directory=directory, serves_metrics=False)
-            self._local = services.wait(self._start(settings, config, gateway, services))
+            node = LocalNode(config, gateway)
+            machinery = LocalMachinery(node, services, self._function, self._at_point)
+            self._local = LocalConnection(settings, node, machinery, services)
+            services.wait(self._local.start())
             self._leaving = stack.pop_all()
         super().__init__(self._local, settings, known[0].name if known else None, self._note_function)
-
-    async def _start(
-        self, settings: Settings, config: NodeConfig, gateway: Gateway, services: LoopThread
-    ) -> LocalConnection:
-        node = LocalNode(config, gateway)
-        machinery = LocalMachinery(node, services, self._function, self._at_point)
-        connection = LocalConnection(settings, node, machinery, services)
-        await connection.start()
-        return connection
 
     def kill(self, session: Session | str) -> bool:
         """Let the session actor die that has a session now; False if none has it, as while it has nothing to do.

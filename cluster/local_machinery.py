@@ -12,7 +12,6 @@ from understudy.actors.frame import Frame
 from understudy.actors.gateway import Gateway
 from understudy.errors import ServiceGone
 from understudy.identifiers import new_identifier
-from understudy.placement import DEFAULT
 from understudy.waiting import retrieve_error
 
 from .background import LoopThread
@@ -20,7 +19,6 @@ from .ends import is_gone, process_identity
 from .node_calls import NodeCalls
 from .node_service import NodeConfig, NodeService
 from .remote_node import RemoteNode
-from .requests import Requests
 
 NODE = "local"
 THREADS = "understudy-local"
@@ -42,13 +40,9 @@ class LocalNode(NodeCalls):
     def __init__(self, config: NodeConfig, gateway: Gateway) -> None:
         super().__init__()
         self.service = NodeService(config, gateway, _prepared)
-        self._asked = Requests(self.service)
 
     async def _node(self) -> NodeService:
         return self.service
-
-    async def _requests(self) -> Requests:
-        return self._asked
 
     async def profiles(self) -> list[Any]:
         """The gateway has them already."""
@@ -225,7 +219,7 @@ class LocalMachinery:
 
     async def create_frame(self, _node: Any, frame_id: str, placement: str) -> LocalFrame:
         """Start one, whatever it should have for its own: it has what this process has."""
-        frame = LocalFrame(self._node, self._services, frame_id, placement or DEFAULT, self._unpickle, self._at_point)
+        frame = LocalFrame(self._node, self._services, frame_id, placement, self._unpickle, self._at_point)
         self.alive[frame_id] = frame
         self._made.append(frame)
         return frame

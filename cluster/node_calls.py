@@ -28,10 +28,6 @@ class NodeCalls(ABC):
     async def _node(self) -> NodeService:
         """The started service. Raises what kept it from starting."""
 
-    @abstractmethod
-    async def _requests(self) -> Requests:
-        """What clients may ask of it."""
-
     async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
         """Any of the methods below, for a caller that repeats itself (`Repeating`); one that does not has no id."""
         if not call_id:
@@ -69,6 +65,11 @@ class NodeCalls(ABC):
     async def request(self, method: str, *arguments: Any) -> Any:
         """A client's request (`Requests`)."""
         return await getattr(await self._requests(), method)(*arguments)
+
+    async def _requests(self) -> Requests:
+        from .requests import Requests  # which loads the store: here it is there already
+
+        return Requests(await self._node())
 
     async def notice(self, news: dict[str, Any]) -> None:
         """See `NodeService.notice`."""

@@ -38,7 +38,6 @@ from .remote_node import Attempt, RemoteNode, SocketCalls
 
 if TYPE_CHECKING:  # the frame's process imports this module and must stay light
     from .node_service import NodeService
-    from .requests import Requests
 
 log = logging.getLogger(__name__)
 
@@ -105,10 +104,6 @@ class NodeActor(NodeCalls):
             self._guarding = asyncio.get_running_loop().create_task(self._guard.run())
             self._farewell.attend()
         return await self._host.node()
-
-    async def _requests(self) -> Requests:
-        await self._node()
-        return await self._host.requests()
 
     async def _kill_supervisor(self, pid: int, silent: float) -> None:
         log.warning("the supervisor (pid %d) is silent for %.0f s: killed", pid, silent)

@@ -15,7 +15,6 @@ from understudy.cluster.node_calls import NodeCalls
 from understudy.cluster.node_service import NodeConfig, NodeService
 from understudy.cluster.remote_node import RemoteNode
 from understudy.cluster.repeating import SUPERVISOR_PATIENCE, Joining
-from understudy.cluster.requests import Requests
 from understudy.config import ModelProfile
 from understudy.errors import ClusterError, ServiceGone, UnderstudyError
 from understudy.placement import DEFAULT, is_isolated
@@ -69,7 +68,6 @@ class NodeProcess(NodeCalls):
             span_directory=world.span_directory,
         )  # fmt: skip
         self.service = NodeService(config, self._gateway, self._prepare, self._tell)
-        self._asked = Requests(self.service)
         self._starting = asyncio.Lock()
         self._started = False
         self._beat = time.monotonic()
@@ -120,10 +118,6 @@ class NodeProcess(NodeCalls):
 
     async def _kill_supervisor(self, pid: int, silent: float) -> None:
         self._world.kill_pid(pid, f"the supervisor is silent for {silent:.0f} s")
-
-    async def _requests(self) -> Requests:
-        await self._node()
-        return self._asked
 
     async def lost(self, frame_id: str) -> None:
         """The end of a frame's process (`node_socket.NodeSocket`)."""
