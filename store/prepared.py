@@ -170,6 +170,11 @@ def read(connection: Connection, statement: Any, **values: Any) -> list[Row]:
     return statements_of(connection.dialect).query(statement).all(connection, values)
 
 
+def first(connection: Connection, statement: Any, **values: Any) -> Row | None:
+    """The first of these rows; None if there is none."""
+    return next(iter(read(connection, statement, **values)), None)
+
+
 def write(connection: Connection, statement: Any, values: Mapping[str, Any]) -> None:
     """Insert a row by an INSERT that is a constant; it fills the columns that there are values for."""
     cursor = cursor_of(connection)

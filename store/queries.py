@@ -13,7 +13,7 @@ from understudy.events import ENVELOPE, Event
 from understudy.records import PAGE
 
 from . import tables
-from .prepared import read
+from .prepared import first, read
 from .statements import (
     CODE_BLOB,
     DRAIN,
@@ -143,9 +143,10 @@ def event_from_row(row: Any) -> Event:
 
 def session_info(connection: Connection, namespace: str, session_id: str) -> Row:
     """One session. Raises `UnknownSession`."""
-    for row in read(connection, SELECT_INFO, ns=namespace, session=session_id):
-        return row | _asked(connection, namespace, row)
-    raise UnknownSession(f"there is no session {session_id!r} in this store", session_id=session_id)
+    row = first(connection, SELECT_INFO, ns=namespace, session=session_id)
+    if row is None:
+        raise UnknownSession(f"there is no session {session_id!r} in this store", session_id=session_id)
+    return row | _asked(connection, namespace, row)
 
 
 def session_list(
@@ -242,10 +243,11 @@ def writer_events(connection: Connection, namespace: str, writer: str, after: in
 
 def run_info(connection: Connection, namespace: str, session_id: str, run_id: str) -> Row:
     """One run, with what it waits for if it is paused. Raises `UnknownSession` or `UnknownRun`."""
-    for row in read(connection, SELECT_RUN, ns=namespace, session=session_id, run=run_id):
-        return row | _asked(connection, namespace, row)
-    session_info(connection, namespace, session_id)
-    raise UnknownRun(f"the session has no run {run_id!r}", session_id=session_id)
+    row = first(connection, SELECT_RUN, ns=namespace, session=session_id, run=run_id)
+    if row is None:
+        session_info(connection, namespace, session_id)
+        raise UnknownRun(f"the session has no run {run_id!r}", session_id=session_id)
+    return row | _asked(connection, namespace, row)
 
 
 def runs(connection: Connection, namespace: str, session_id: str) -> list[Row]:
@@ -323,22 +325,21 @@ def timers(connection: Connection, namespace: str, node_id: str, until: int) -> 
 
 def blob(connection: Connection, namespace: str, digest: str) -> bytes | None:
     """Code by its hash."""
-    for row in read(connection, SELECT_BLOB, ns=namespace, digest=digest):
-        return bytes(row["data"])
-    return None
+    row = first(connection, SELECT_BLOB, ns=namespace, digest=digest)
+    return bytes(row["data"]) if row is not None else None
 
 
 def metric_state(connection: Connection, namespace: str, writer: str) -> Row | None:
     """The last checkpoint of a writer's metric totals."""
-    return next(iter(read(connection, SELECT_METRIC_STATE, ns=namespace, writer=writer)), None)
+    return first(connection, SELECT_METRIC_STATE, ns=namespace, writer=writer)
 
 
 def export_cursor(connection: Connection, namespace: str, writer: str, sink: str) -> int:
     """How far a sink has taken a writer's events."""
-    rows = read(connection, SELECT_EXPORT_CURSOR, ns=namespace, writer=writer, sink=sink)
-    return rows[0]["writer_seq"] if rows else 0
+    row = first(connection, SELECT_EXPORT_CURSOR, ns=namespace, writer=writer, sink=sink)
+    return row["writer_seq"] if row is not None else 0
 
 
 def owner(connection: Connection, namespace: str) -> Row | None:
     """Who owns the namespace."""
-    return next(iter(read(connection, SELECT_OWNER, ns=namespace)), None)
+    return first(connection, SELECT_OWNER, ns=namespace)

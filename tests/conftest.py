@@ -131,18 +131,20 @@ def postgres(postgres_server: str, template: str) -> Iterator[str]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """DSN of a store that nobody has used, once per backend."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.db"
-    dsn: str = request.getfixturevalue("postgres")
-    return dsn
+    return _dsn(request, tmp_path, "postgres")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bare_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """DSN of a database without tables, once per backend."""
+    return _dsn(request, tmp_path, "bare_postgres")
+
+
+def _dsn(request: pytest.FixtureRequest, directory: Path, postgres: str) -> str:
+    """A file that is not there yet, or what a fixture has, as the parameter says."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.db"
-    dsn: str = request.getfixturevalue("bare_postgres")
+        return f"sqlite:///{directory}/store.db"
+    dsn: str = request.getfixturevalue(postgres)
     return dsn
 
 

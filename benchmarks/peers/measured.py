@@ -1,6 +1,6 @@
 """What all peers share: the agent that they run, and a process that works sessions off when it is told to.
 
-The agent is `workload.typical`: four model calls, and three calls of a tool that must not be repeated blindly. These
+The agent is `workload.noting`: four model calls, and three calls of a tool that must not be repeated blindly. These
 programs import nothing of Understudy.
 """
 
@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 
 MODEL = "offline-over-http"
 KEY = "no-secret"
-CITY = "Oslo"
 DESCRIPTION = "Note a city."
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 

@@ -16,18 +16,16 @@ async def main(url: str, directory: Path) -> None:
     service = create_llm_service_from_config(LLMProviderConfig(base_url=url, api_key=KEY, model=MODEL))
     tools = ToolRegistry()
     tools.register(ToolDefinition("note", DESCRIPTION, PARAMETERS, ("city",)), note)
-    loop: StatefulAgentLoop | None = None
-    used = ""
+    loops: dict[str, StatefulAgentLoop] = {}
 
     async def session(instructions: str, task: str) -> str:
-        nonlocal loop, used
-        if loop is None or used != instructions:
+        if instructions not in loops:
             config = AgentLoopConfig(system_prompt=instructions)
-            loop = StatefulAgentLoop(llm=service, dsn=str(directory / "power.db"), config=config, tool_registry=tools)
-            used = instructions
-        mine = loop
-        identifier = await mine.new_session()
-        return str((await mine.send(task, session_id=identifier)).final_text)
+            loops[instructions] = StatefulAgentLoop(
+                llm=service, dsn=str(directory / "power.db"), config=config, tool_registry=tools
+            )
+        loop = loops[instructions]
+        return str((await loop.send(task, session_id=await loop.new_session())).final_text)
 
     await serve(session)
 
