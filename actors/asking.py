@@ -10,7 +10,7 @@ import json
 import time
 from typing import Any
 
-from understudy.records import Ask, CallState
+from understudy.records import Ask, CallState, InboxItem
 
 REQUEST_USER_INPUT = "request_user_input"
 """The tool by which a model asks a person; the session loop executes it itself."""
@@ -78,9 +78,9 @@ def ask_about(call: CallState) -> Ask:
     return Ask(call.call_id, "in_doubt", prompt, (), call.executions)
 
 
-def answer_to(call: CallState, inbox: list[dict[str, Any]]) -> dict[str, Any] | None:
+def answer_to(call: CallState, inbox: list[InboxItem]) -> InboxItem | None:
     """The inbox row that answers this call, if it has come."""
-    return next((item for item in inbox if item["kind"] == "answer" and item["key"] == call.call_id), None)
+    return next((item for item in inbox if item.kind == "answer" and item.key == call.call_id), None)
 
 
 def began(call: CallState, answer: dict[str, Any]) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from understudy.events import ERROR_UNCUT, Event, ToolFinished
+from msgspec.structs import replace
+
+from understudy.events import ERROR_UNCUT, ToolFinished
 from understudy.messages import Message
-from understudy.records import Ask, Batch, CallState, Finish, ModelRequest, Spawn
+from understudy.records import Ask, Batch, CallState, Finish, LogEntry, ModelRequest, Spawn
 
 from .estimates import estimate_tokens
 from .execution import Outcome
@@ -17,7 +19,7 @@ from .window import Window, wanted_reply
 class Draft:
     """What the next batch holds. Nothing may be awaited between two changes that belong into one commit."""
 
-    entries: list[Message | Event] = field(default_factory=list)
+    entries: list[LogEntry] = field(default_factory=list)
     calls: dict[str, CallState] = field(default_factory=dict)
     spawns: list[Spawn] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)

@@ -15,10 +15,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from understudy.errors import Fenced, UnderstudyError, UnknownSession
 from understudy.logs import about
 from understudy.placement import is_isolated
 from understudy.ports import Node
+from understudy.protocol import Exit, FrameIdentity, StepCall, Work
 from understudy.records import CACHED_WINDOWS
 
 from .execution import THREAD_PREFIX
@@ -59,12 +62,7 @@ class Frame:
         self._unpickle = unpickle or _unpickle
         self._alone = alone
         self.frame_id = frame_id
-        self.identity: dict[str, Any] = {
-            "frame_id": frame_id,
-            "pid": os.getpid(),
-            "node_id": node_id,
-            "placement": placement,
-        }
+        self.identity = FrameIdentity(frame_id, os.getpid(), node_id, placement)
         self.last_beat = time.monotonic()
         self.activation: Activation | None = None
         self._windows: OrderedDict[str, Window] = OrderedDict()
@@ -77,37 +75,37 @@ class Frame:
     async def run(self) -> None:
         """Work until the node service says `exit`, or this process must not be used any more."""
         beat = asyncio.create_task(self._beat())
-        call: dict[str, Any] = {"frame": self.identity}
+        call = StepCall(self.identity)
         try:
             for number in itertools.count(1):
                 try:
-                    work = await self.node.step({**call, "number": number})
-                    if work["kind"] == "exit":
+                    work = await self.node.step(replace(call, number=number))
+                    if isinstance(work, Exit):
                         return
                     call = await self._work(work)
                 except (Fenced, UnknownSession) as over:  # by another activation, or retention has removed the session
                     log.info("left a session: %s", over)
-                    if is_isolated(self.identity["placement"]) or self._stuck or self._has_stuck_tool():
+                    if is_isolated(self.identity.placement) or self._stuck or self._has_stuck_tool():
                         return
-                    call = {"frame": self.identity}
+                    call = StepCall(self.identity)
         finally:
             beat.cancel()
 
-    async def _work(self, work: dict[str, Any]) -> dict[str, Any]:
-        session_id = work["session_id"]
+    async def _work(self, work: Work) -> StepCall:
+        session_id = work.session_id
         window = self._windows.get(session_id)
-        if window is not None and window.incarnation != work["incarnation"]:
+        if window is not None and window.incarnation != work.incarnation:
             window = None  # retention removed the session, and its id was used again
-        if window is None or window.epoch != work["epoch"]:
+        if window is None or window.epoch != work.epoch:
             self._clean()
         if window is None:
-            window = Window(session_id, work.get("spec") or await self.node.specification(session_id))
+            window = Window(session_id, work.spec or await self.node.specification(session_id))
             self._windows[session_id] = window
             while len(self._windows) > CACHED_WINDOWS:
                 self._windows.popitem(last=False)
         self._windows.move_to_end(session_id)
         if not window.apply(work):
-            window.apply(await self.node.reload(session_id, work["incarnation"], work["epoch"]))
+            window.apply(await self.node.reload(work.activation))
         self.activation = Activation(window, self.node, self._load, self._load_hook, self.frame_id)
         try:
             with about(session_id=session_id, run_id=window.run_id or "", trace_id=window.trace_id):
@@ -116,17 +114,11 @@ class Frame:
             self._stuck = self._stuck or self.activation.stuck
             self.activation = None
         cancelled = window.cancel is not None
-        return {
-            "frame": self.identity,
-            "session_id": session_id,
-            "epoch": window.epoch,
-            "known_seq": window.known_seq,
-            "incarnation": window.incarnation,
-            "root_id": work["root_id"],
-            "batch": step.batch.to_wire() if step.batch else None,
-            "request": step.request.to_wire() if step.request else None,
-            "leave": step.leave or self._stuck or (cancelled and self._has_stuck_tool()),
-        }
+        return StepCall(
+            self.identity, activation=window.activation, root_id=work.root_id, known_seq=window.known_seq,
+            batch=step.batch, request=step.request,
+            leave=step.leave or self._stuck or (cancelled and self._has_stuck_tool()),
+        )  # fmt: skip
 
     async def _load(self, spec: dict[str, Any]) -> LoadedTool:
         """The tool of a specification, loaded once per process."""

@@ -11,10 +11,12 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from understudy.events import Event, ToolInDoubt, ToolStarted
+from msgspec.structs import replace
+
+from understudy.events import ToolInDoubt, ToolStarted
 from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
 from understudy.messages import INTERRUPTED, Message
@@ -25,6 +27,8 @@ from understudy.records import (
     Batch,
     CallState,
     Finish,
+    InboxItem,
+    LogEntry,
     ModelRequest,
     Spawn,
     child_text,
@@ -80,7 +84,7 @@ class Activation:
         self._sent: Batch | None = None  # and not acknowledged yet
         self._commit_lock = asyncio.Lock()
         self._results: dict[str, Outcome] = {}
-        self._ended: dict[str, tuple[Outcome, int, dict[str, Any] | None]] = {}
+        self._ended: dict[str, tuple[Outcome, int, InboxItem | None]] = {}
         self._begun: list[asyncio.Future[Any]] = []
 
     @property
@@ -132,14 +136,14 @@ class Activation:
             return await self._ask()
 
     async def _start_run(self) -> bool:
-        item = next((item for item in self.window.inbox if item["kind"] == "input"), None)
+        item = next((item for item in self.window.inbox if item.kind == "input"), None)
         if item is None:
             return False
-        self._draft.start_run = item["key"]
-        self.window.run_id, self.window.round = item["key"], 0
-        self.window.trace_id = item["payload"]["trace_id"]
+        self._draft.start_run = item.key
+        self.window.run_id, self.window.round = item.key, 0
+        self.window.trace_id = item.payload["trace_id"]
         self.window.calls = []
-        message = Message("user", item["payload"]["content"])
+        message = Message("user", item.payload["content"])
         await self._hooks.see("run_start", text=message.text)
         self._draft.say(self.window, message)
         return True
@@ -219,9 +223,8 @@ class Activation:
             self.window.acknowledge(ack)
 
     async def _commit(self, batch: Batch) -> Ack:
-        call = {"frame": {"frame_id": self._frame_id}, "batch": batch.to_wire()}
         with self.waiting():
-            return Ack.from_wire(await self._node.commit(call))
+            return await self._node.commit(self._frame_id, batch)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -331,9 +334,8 @@ class Activation:
                     if self.window.cancel is not None:
                         return await self._stop(pending)
                 elif watch is None:
-                    window = self.window
-                    asked = (window.session_id, window.incarnation, window.epoch, window.run_id or "")
-                    watch = asyncio.create_task(self._node.interrupted(*asked))
+                    watched = self._node.interrupted(self.window.activation, self.window.run_id or "")
+                    watch = asyncio.create_task(watched)
                     watch.add_done_callback(retrieve_error)  # a commit may fail at the same time
         finally:
             if watch is not None:
@@ -362,15 +364,13 @@ class Activation:
             if call.state == "started":
                 outcome = await self._in_doubt(call, spec)
             elif item is not None:
-                outcome = _answered(call, item["payload"])
+                outcome = _answered(call, item.payload)
             permitted = outcome or await self._hooks.before_tool(call, spec)
             if isinstance(permitted, Outcome):
                 return await self._conclude(call, permitted, executions=call.executions, item=item)
             return await self._execute(call, permitted.arguments, spec, item)
 
-    async def _execute(
-        self, call: CallState, arguments: str, spec: dict[str, Any], item: dict[str, Any] | None
-    ) -> Outcome:
+    async def _execute(self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None) -> Outcome:
         """Execute a call. What can wait or fail comes before the commit of its start: the lease runs from there."""
         timeout = spec["timeout"] or self.window.spec["tool_timeout"]
         self._expect(time.monotonic() + timeout)
@@ -383,7 +383,7 @@ class Activation:
         if isinstance(keywords, Outcome):
             return await self._conclude(call, keywords, executions=call.executions, item=item)
         if item is not None:
-            self._draft.inbox_done.append(item["id"])  # it runs again: one commit has this and its start
+            self._draft.inbox_done.append(item.id)  # it runs again: one commit has this and its start
         outcome, before = None, math.inf
         while outcome is None:
             if spec["on_crash"] != "rerun":
@@ -416,7 +416,7 @@ class Activation:
             traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
         )
 
-    async def _fence(self, call: CallState, *events: Event) -> float:
+    async def _fence(self, call: CallState, *events: LogEntry) -> float:
         """Commit that something is done about a call; the monotonic time before which it must have begun.
 
         The process may be stopped at any time, and after the lease somebody else may act on this call. So the lease is
@@ -439,7 +439,7 @@ class Activation:
             return None
         return _without_result(call)
 
-    async def _reconcile(self, call: CallState, spec: dict[str, Any], told: Event) -> Outcome:
+    async def _reconcile(self, call: CallState, spec: dict[str, Any], told: LogEntry) -> Outcome:
         """What the tool's own function finds out about a call; it is code of the user's, and begins as a tool does."""
         timeout = spec["timeout"] or self.window.spec["tool_timeout"]
         self._expect(time.monotonic() + timeout)
@@ -473,13 +473,13 @@ class Activation:
         return None
 
     async def _conclude(
-        self, call: CallState, outcome: Outcome, *, executions: int, item: dict[str, Any] | None = None
+        self, call: CallState, outcome: Outcome, *, executions: int, item: InboxItem | None = None
     ) -> Outcome:
         """Give a call its one result, as the hooks leave it. One commit has it and the inbox row that brought it."""
         self._ended[call.call_id] = outcome, executions, item
         outcome = await self._hooks.after_tool(call, outcome)
         if item is not None:
-            self._draft.inbox_done.append(item["id"])
+            self._draft.inbox_done.append(item.id)
         self._results[call.call_id] = outcome
         self._draft.record(call, outcome, executions=executions)
         return outcome
@@ -489,9 +489,9 @@ class Activation:
         calls = {call.call_id: call for call in self.window.calls if call.call_id not in self._results}
         found = []
         for item in self.window.inbox:
-            if item["kind"] != "child_result" or item["key"] not in calls:
+            if item.kind != "child_result" or item.key not in calls:
                 continue
-            call, payload = calls.pop(item["key"]), item["payload"]
+            call, payload = calls.pop(item.key), item.payload
             started = call.updated_at or _now()
             status = "ok" if payload["status"] == "completed" else "error"
             outcome = Outcome(status, child_text(payload), max(0, _now() - started), started)

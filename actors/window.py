@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from understudy.identifiers import wait_key
 from understudy.messages import INTERRUPTED, Message
-from understudy.records import Ack, CallState, ModelRequest
+from understudy.protocol import Work
+from understudy.records import Ack, ActivationId, CallState, InboxItem, ModelRequest
 
 CONTINUE = "Your last message was cut off. Continue exactly where it stopped, without repeating anything."
 OUTPUT_TOKENS = 4096
@@ -39,26 +41,27 @@ class Window:
         self.wait: str | None = None
         self.model_error: dict[str, Any] | None = None
         self.cancel: str | None = None
-        self.inbox: list[dict[str, Any]] = []
+        self.inbox: list[InboxItem] = []
         self.budgeted = False
         self.depth = 0
         self.redone = False
 
-    def apply(self, work: dict[str, Any]) -> bool:
+    @property
+    def activation(self) -> ActivationId:
+        """What the session has this frame for."""
+        return ActivationId(self.session_id, self.incarnation, self.epoch)
+
+    def apply(self, work: Work) -> bool:
         """Take in what the node service says; False if earlier messages are missing here."""
-        if work["after_seq"] > self.known_seq:
+        if work.after_seq > self.known_seq:
             return False
-        for wire in work["messages"]:
-            if wire["seq"] > self.known_seq:
-                self.messages.append(Message.from_wire(wire))
-        self.known_seq = max(self.known_seq, work["seq"])
-        self.incarnation = work["incarnation"]
-        self.epoch, self.batch_no = work["epoch"], work["batch_no"]
-        self.calls = [CallState.from_wire(call) for call in work["calls"]]
-        self.run_id, self.round, self.trace_id = work["run_id"], work["round"], work["trace_id"]
-        self.wait, self.model_error, self.depth = work["wait"], work["model_error"], work["depth"]
-        self.cancel, self.inbox, self.budgeted = work["cancel"], work["inbox"], work["budgeted"]
-        self.redone = work["redone"]
+        self.messages += [message for message in work.messages if message.seq > self.known_seq]
+        self.known_seq = max(self.known_seq, work.seq)
+        self.incarnation, self.epoch, self.batch_no = work.incarnation, work.epoch, work.batch_no
+        self.calls, self.inbox = list(work.calls), list(work.inbox)
+        self.run_id, self.round, self.trace_id = work.run_id, work.round, work.trace_id
+        self.wait, self.model_error, self.cancel = work.wait, work.model_error, work.cancel
+        self.depth, self.budgeted, self.redone = work.depth, work.budgeted, work.redone
         return True
 
     def acknowledge(self, ack: Ack) -> None:

@@ -11,12 +11,14 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from understudy.actors.frame import Frame
 from understudy.actors.tools import LoadedTool, ToolContext
 from understudy.errors import UnderstudyError
+
+from .remote_node import CalledNode
 
 START = "from understudy.cluster.certify_frame import main; main()"
 """What `python -c` runs; arguments: the socket's file descriptor, the directory of the agent's file."""
@@ -33,7 +35,7 @@ Halt = Callable[[str, str, str, str], Coroutine[Any, Any, None]]
 """Tells that a tool's call is at a moment (moment, session, call, tool); returns when it may go on."""
 
 
-class SocketNode:
+class SocketNode(CalledNode):
     """The node service, and `halt`, as this process reaches them. Without them it ends."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,19 +43,20 @@ class SocketNode:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
 
-    def __getattr__(self, method: str) -> Any:
-        async def call(*arguments: Any) -> Any:
-            self._number += 1
-            number = self._number
-            future = self._waiting[number] = asyncio.get_running_loop().create_future()
-            message = {"id": number, "method": method, "arguments": arguments}
-            self._writer.write(json.dumps(message).encode() + b"\n")
-            try:
-                return await future
-            finally:
-                self._waiting.pop(number, None)
+    async def halt(self, moment: str, session_id: str, call_id: str, tool: str) -> None:
+        """See `Halt`."""
+        await self._send("halt", [moment, session_id, call_id, tool])
 
-        return call
+    async def _send(self, method: str, arguments: Sequence[Any]) -> Any:
+        self._number += 1
+        number = self._number
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        message = {"id": number, "method": method, "arguments": arguments}
+        self._writer.write(json.dumps(message).encode() + b"\n")
+        try:
+            return await future
+        finally:
+            self._waiting.pop(number, None)
 
     async def read(self) -> None:
         """Take in answers for ever."""

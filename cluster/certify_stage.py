@@ -14,7 +14,10 @@ from types import TracebackType
 from typing import Any
 
 from understudy.errors import UnderstudyError
+from understudy.events import ToolFinished, ToolStarted
 from understudy.identifiers import new_identifier
+from understudy.ports import Node
+from understudy.records import Batch
 
 from .certify_files import File
 from .certify_frame import TOOL_BEGINS, TOOL_DONE
@@ -22,6 +25,7 @@ from .certify_processes import FrameProcess, FrameProcesses
 from .certify_recording import Asked, Call, Entry, Round, WatchedGateway, named, text_of
 from .node_service import NodeConfig, NodeService
 from .requests import Requests
+from .signatures import signature_of
 
 log = logging.getLogger(__name__)
 
@@ -220,21 +224,24 @@ class Stage:
     async def _handle(self, frame: FrameProcess, method: str, arguments: list[Any]) -> Any:
         if method == "halt":
             return await self._tool(frame, *arguments)
-        batch = arguments[0].get("batch") if method in ("step", "commit") else None
+        function = getattr(self._service, method)
+        signature = signature_of(getattr(Node, method))
+        given = signature.arguments(arguments)
+        batch = given[0].batch if method == "step" else given[1] if method == "commit" else None
         if batch is None:
-            return await getattr(self._service, method)(*arguments)
-        name = self._names[batch["session_id"]]
-        for spawn in batch["spawns"]:
-            self._names[spawn["child_id"]] = f"{name} › {spawn['spec']['name']} {_key(spawn['call_id'])}"
+            return signature.sent(await function(*given))
+        name = self._names[batch.session_id]
+        for spawn in batch.spawns:
+            self._names[spawn.child_id] = f"{name} › {spawn.spec['name']} {_key(spawn.call_id)}"
         number = self._commits[name] = self._commits.get(name, 0) + 1
         what = _described(batch)
         await self._pass(Point(BEFORE_COMMIT, name, number, what=what))
-        result = await getattr(self._service, method)(*arguments)
-        finished = {(name, _key(call["call_id"])) for call in batch["calls"] if call["state"] != "started"}
+        result = await function(*given)
+        finished = {(name, _key(call.call_id)) for call in batch.calls if call.state != "started"}
         self._finished |= finished
         await self._settle(finished)
         await self._pass(Point(REPLY_LOST, name, number, what=what))
-        return result
+        return signature.sent(result)
 
     async def _tool(self, frame: FrameProcess, moment: str, session_id: str, call_id: str, tool: str) -> None:
         name, record = self._names[session_id], self._record
@@ -303,19 +310,17 @@ def _key(call_id: str) -> str:
     return call_id.split("/", 1)[1]
 
 
-def _described(batch: dict[str, Any]) -> str:
+def _described(batch: Batch) -> str:
     """What a batch brings, in a few words."""
     found = []
-    if batch["start_run"]:
+    if batch.start_run:
         found.append("input")
-    events = [data for kind, data in batch["entries"] if kind == "e"]
-    for event in events:
-        if event["type"] in ("tool_started", "tool_finished"):
-            what = "started" if event["type"] == "tool_started" else "result"
-            found.append(f"{event['data']['tool']} {what}")
-    found += [f"child {spawn['spec']['name']}" for spawn in batch["spawns"]]
-    if batch["finish"]:
-        found.append(f"end: {batch['finish']['status']}")
-    if batch["request_round"]:
-        found.append(f"model call {batch['request_round']}")
+    for entry in batch.entries:
+        if isinstance(entry, (ToolStarted, ToolFinished)):
+            found.append(f"{entry.tool} {'started' if isinstance(entry, ToolStarted) else 'result'}")
+    found += [f"child {spawn.spec['name']}" for spawn in batch.spawns]
+    if batch.finish:
+        found.append(f"end: {batch.finish.status}")
+    if batch.request_round:
+        found.append(f"model call {batch.request_round}")
     return ", ".join(found) or "nothing new"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from understudy.actors.estimates import estimate_tokens
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
 from understudy.identifiers import home_of
 from understudy.messages import Usage
+from understudy.protocol import Exit
 from understudy.records import ActivationId, Batch
 from understudy.store import activation, draining, operations
 from understudy.store.engine import now
@@ -18,8 +20,6 @@ from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.draining import Departure, leaving
 from understudy.supervisor.paging import Slot
 from understudy.waiting import is_set_within
-
-from .frames import EXIT
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -100,7 +100,7 @@ class Draining:
 
     # Frames that call in.
 
-    async def last_step(self, slot: Slot, batch: Batch) -> dict[str, Any]:
+    async def last_step(self, slot: Slot, batch: Batch) -> Exit:
         """The last step of a frame: its session goes on from this commit elsewhere, and its process ends.
 
         A model call that the session wants is made there: here it might not be answered in time.
@@ -130,7 +130,7 @@ class Draining:
         self._node.frames.requeue_unless_waiting(batch.session_id, row["placement"], row["root_id"], wait)
         return self._go(slot)
 
-    async def dismiss(self, slot: Slot) -> dict[str, Any]:
+    async def dismiss(self, slot: Slot) -> Exit:
         """The frame took up a session that waits for a call which is lost: that is issued again where it goes."""
         held = slot.activation
         assert held is not None
@@ -138,13 +138,13 @@ class Draining:
         self._node.spawn_task(self._node.recovery.look(held.session_id))  # the drain may have been taken back
         return self._go(slot)
 
-    def _go(self, slot: Slot) -> dict[str, Any]:
+    def _go(self, slot: Slot) -> Exit:
         """The frame's answer: it is not needed here any more."""
         self._node.frames.paging.slots.pop(slot.frame_id, None)
         self._node.frames.release(slot)
         self._node.frames.demand_changed.set()
         self.look()
-        return EXIT
+        return Exit()
 
     # What nobody is at.
 

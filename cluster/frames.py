@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from understudy.errors import Fenced, ServiceGone, StaleGeneration, UnderstudyError
+from understudy.messages import Message
 from understudy.placement import is_isolated, is_scarce
+from understudy.protocol import Exit, StepCall, Work
 from understudy.records import ActivationId
 from understudy.store import activation, operations
 from understudy.store.activation import FrameRef
@@ -20,6 +24,7 @@ from understudy.store.engine import now
 from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.capacity import Memory
 from understudy.supervisor.paging import Paging, Ready, Slot
+from understudy.supervisor.pool import Demand
 from understudy.supervisor.stock import OUT_OF_MEMORY
 from understudy.waiting import is_set_within
 
@@ -29,8 +34,6 @@ if TYPE_CHECKING:
     from .node_service import NodeService
 
 log = logging.getLogger(__name__)
-
-EXIT = {"kind": "exit"}
 
 DEMAND_PAUSE = 0.05
 BUSY_DEMAND_PAUSE = 0.5
@@ -78,26 +81,25 @@ class Frames:
         self._measured = 0.0
         self._demand_told = 0.0
 
-    def calling(self, call: dict[str, Any]) -> Slot:
+    def calling(self, call: StepCall) -> Slot:
         """The slot of the calling frame, and what its call tells about sessions it was thought to hold.
 
         Raises:
             Fenced: the frame has called since. An attempt that was on the way for so long tells nothing of it any more.
         """
-        frame, number = call["frame"], call["number"]
-        slot = self.paging.slots.get(frame["frame_id"])
+        frame, number = call.frame, call.number
+        slot = self.paging.slots.get(frame.frame_id)
         if slot is not None and number < slot.called:
             raise Fenced(f"frame {slot.frame_id} has called since")
-        self.condemned.discard(frame["frame_id"])
+        self.condemned.discard(frame.frame_id)
         if slot is None:
-            slot = Slot(**frame)
+            slot = Slot(frame.frame_id, frame.pid, frame.node_id, frame.placement)
             self.paging.slots[slot.frame_id] = slot
         if slot.reply is not None and not slot.reply.done():
             slot.reply.cancel()
-        session_id, epoch = call.get("session_id"), call.get("epoch", 0)
-        incarnation = call.get("incarnation", 0)
+        session_id, incarnation, epoch = call.activation or (None, 0, 0)
         held, tree, slot.session_id = slot.activation, slot.root_id, None
-        unheard = held is not None and held != (session_id, incarnation, epoch)
+        unheard = held is not None and held != call.activation
         if held is not None and unheard and self.paging.holder(held.session_id) is None:
             # It was given a session and never heard of it: its last call was cut off.
             self.paging.add(Ready(held.session_id, slot.placement, tree, "takeover", epoch=held.epoch))
@@ -107,7 +109,7 @@ class Frames:
                 self.paging.add(Ready(other.session_id, slot.placement, root_id, "takeover", epoch=other.epoch))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
         slot.seen, slot.called = now(), number
-        slot.incarnation, slot.root_id = incarnation, call.get("root_id") or session_id or ""
+        slot.incarnation, slot.root_id = incarnation, call.root_id or session_id or ""
         return slot
 
     def condemn(self, frame_id: str, activation: ActivationId) -> None:
@@ -143,10 +145,10 @@ class Frames:
         if held is not None and slot.resting and is_isolated(slot.placement):
             slot.resting = False
             self.paging.slots.pop(slot.frame_id, None)
-            self.reply(slot, EXIT)
+            self.reply(slot, Exit())
             self.demand_changed.set()
 
-    async def rest(self, slot: Slot, wait: str | None) -> dict[str, Any]:
+    async def rest(self, slot: Slot, wait: str | None) -> Work | Exit:
         """Hold the frame's call until there is work for it.
 
         Raises:
@@ -173,9 +175,7 @@ class Frames:
         if self.paging.ready:
             self.demand_changed.set()
 
-    def activation(
-        self, slot: Slot, ready: Ready, parked: ActivationId | None = None
-    ) -> Callable[[Transaction], dict[str, Any]]:
+    def activation(self, slot: Slot, ready: Ready, parked: ActivationId | None = None) -> Callable[[Transaction], Work]:
         """The operation that gives a session to a frame; its result is the frame's work. With it `parked` leaves.
 
         It raises `Fenced` if the session was activated since it was found ready, so that somebody is, or was, at work
@@ -183,7 +183,7 @@ class Frames:
         """
         frame = FrameRef(slot.frame_id, slot.pid, slot.node_id)
 
-        def operation(tx: Transaction) -> dict[str, Any]:
+        def operation(tx: Transaction) -> Work:
             row = tx.session(ready.session_id)
             known = slot.known_seq(ready.session_id, row["incarnation"])
             if self._node.elsewhere(row) or self._node.draining.on:
@@ -200,7 +200,7 @@ class Frames:
                 parked=parked,
             )  # fmt: skip
             if known is None:  # the frame would ask for it
-                work["spec"] = self._node.specification_in(tx, ready.session_id)
+                work = replace(work, spec=self._node.specification_in(tx, ready.session_id))
             return work
 
         return operation
@@ -269,12 +269,12 @@ class Frames:
                     self.paging.add(found)
                     self.dispatch()
 
-    def reply(self, slot: Slot, work: dict[str, Any]) -> None:
+    def reply(self, slot: Slot, answer: Work | Exit) -> None:
         """Answer the frame's pending call."""
         if slot.reply is not None and not slot.reply.done():
-            slot.reply.set_result(work)
+            slot.reply.set_result(answer)
 
-    async def work(self, slot: Slot) -> dict[str, Any]:
+    async def work(self, slot: Slot) -> Work:
         """What a frame must know to go on with the session it holds."""
         held = slot.activation
         if held is None:  # ended, or taken to another frame, while its batch was being committed
@@ -286,13 +286,13 @@ class Frames:
             self.release(slot)
             self._node.spawn_task(self._node.recovery.look(session_id))
             raise
-        slot.remember(session_id, work["seq"], work["incarnation"])
+        slot.remember(session_id, work.seq, work.incarnation)
         return work
 
     async def _continue(self, slot: Slot) -> None:
         """The wait of the session in this frame is over."""
         try:
-            self.reply(slot, {"kind": "work", **await self.work(slot)})
+            self.reply(slot, await self.work(slot))
         except UnderstudyError as error:
             if slot.reply is not None and not slot.reply.done():
                 slot.reply.set_exception(error)
@@ -302,26 +302,25 @@ class Frames:
         self.paging.reserve(slot)
         self._node.spawn_task(self._continue(slot))
 
-    def given(self, slot: Slot, work: dict[str, Any] | None) -> dict[str, Any]:
+    def given(self, slot: Slot, work: Work) -> Work:
         """Note that the frame holds the session of `work` from now on."""
-        assert work is not None
         for other in list(self.paging.slots.values()):
-            if other is not slot and other.session_id == work["session_id"]:
+            if other is not slot and other.session_id == work.session_id:
                 self.release(other)  # fenced by this activation; its next call will tell it
-        found = self._found_ready(work["session_id"])
+        found = self._found_ready(work.session_id)
         self.condemned.discard(slot.frame_id)  # for what it was at before; it has called in since
-        slot.session_id, slot.epoch, slot.wait, slot.resting = work["session_id"], work["epoch"], None, False
-        slot.incarnation, slot.root_id = work["incarnation"], work["root_id"]
-        if work["epoch"] > 1:
-            self.paging.count_return(slot, work["session_id"], slot.incarnation)
-        slot.remember(work["session_id"], work["seq"], slot.incarnation)
-        if found is not None and found.epoch > work["epoch"]:  # it was fenced right behind the commit that gave it
+        slot.session_id, slot.epoch, slot.wait, slot.resting = work.session_id, work.epoch, None, False
+        slot.incarnation, slot.root_id = work.incarnation, work.root_id
+        if work.epoch > 1:
+            self.paging.count_return(slot, work.session_id, slot.incarnation)
+        slot.remember(work.session_id, work.seq, slot.incarnation)
+        if found is not None and found.epoch > work.epoch:  # it was fenced right behind the commit that gave it
             self.release(slot)
             self.paging.add(found)
         elif slot.frame_id not in self.paging.slots:  # it died while its work was being committed
-            lost = self._node.recovery.crashed(slot, ActivationId.of(work), "process_died", now())
+            lost = self._node.recovery.crashed(slot, work.activation, "process_died", now())
             self._node.spawn_task(lost)
-        return {"kind": "work", **work}
+        return work
 
     def _found_ready(self, session_id: str) -> Ready | None:
         """What is known of a session that somebody found ready meanwhile; from here on nobody has."""
@@ -376,7 +375,7 @@ class Frames:
         self.paging.reserve(slot)
         return slot
 
-    def hand_over(self, slot: Slot | None, work: dict[str, Any] | None) -> None:
+    def hand_over(self, slot: Slot | None, work: Work | None) -> None:
         """Give a reserved frame its work; without any it was not needed and is free again."""
         if slot is not None and work is not None:
             self.reply(slot, self.given(slot, work))
@@ -384,30 +383,25 @@ class Frames:
             self.paging.rest(slot, None)
             self.dispatch()
 
-    def answer_work(self, slot: Slot, result: operations.AnswerResult, current: dict[str, Any]) -> dict[str, Any]:
-        """The work of a frame that waited for this answer, without reading the store again."""
-        assert slot.session_id is not None
-        messages = list(slot.reply_echo or ())
-        if result.message is not None:
-            messages.append(result.message.to_wire())
-        after = slot.known_seq(slot.session_id, slot.incarnation) or 0
-        slot.remember(slot.session_id, current["seq"], slot.incarnation)
-        calls = [call.to_wire() for call in result.calls]
-        work = {"session_id": slot.session_id, "epoch": slot.epoch, "after_seq": after, "messages": messages}
-        return {"kind": "work", "v": 1, **work, "calls": calls, **current}
+    def answer_work(self, slot: Slot, message: Message | None, work: Work) -> Work:
+        """The work of a frame that waited for this answer, with the messages that it does not have."""
+        after = slot.known_seq(work.session_id, slot.incarnation) or 0
+        slot.remember(work.session_id, work.seq, slot.incarnation)
+        answer = (message,) if message is not None else ()
+        return replace(work, after_seq=after, messages=(*(slot.reply_echo or ()), *answer))
 
-    async def demand(self, timeout: float) -> dict[str, dict[str, Any]]:
-        """`Paging.demand` with the ids of the frames that called in, as soon as it changes or after `timeout`."""
+    async def demand(self, timeout: float) -> dict[str, Demand]:
+        """Per placement, as soon as it changes or after `timeout`."""
         if timeout > 0:
             busy = time.monotonic() - self._demand_told < 1.0
             if await is_set_within(self.demand_changed, timeout):
                 await asyncio.sleep(BUSY_DEMAND_PAUSE if busy else DEMAND_PAUSE)
             self._demand_told = time.monotonic()
         self.demand_changed.clear()
-        found: dict[str, dict[str, Any]] = {name: dict(row) for name, row in self.paging.demand().items()}
-        for name, row in found.items():
-            row["frames"] = [slot.frame_id for slot in self.paging.slots.values() if slot.placement == name]
-            row["taken"] = self.paging.taken.pop(name, 0)
+        found = self.paging.demand()
+        for name, demand in found.items():
+            demand.frames = [slot.frame_id for slot in self.paging.slots.values() if slot.placement == name]
+            demand.taken = self.paging.taken.pop(name, 0)
         return found
 
     async def retire(self, leaving: dict[str, int]) -> None:
@@ -434,7 +428,7 @@ class Frames:
         if held is not None:  # it may become ready before this is committed: its frame is known until then
             await self._node.journal.submit(lambda tx: activation.park(tx, held))
         self.paging.slots.pop(slot.frame_id, None)
-        self.reply(slot, EXIT)
+        self.reply(slot, Exit())
 
     def leaves(self, slot: Slot) -> bool:
         """Whether this frame, which comes to rest, is one of those that shall go; it is counted then."""
@@ -478,7 +472,7 @@ def ready_of(row: Row, cause: str) -> Ready:
     return Ready(row["session_id"], row["placement"], row["root_id"], cause, epoch=row["epoch"])
 
 
-def current_work(tx: Transaction, held: ActivationId, after_seq: int) -> dict[str, Any]:
+def current_work(tx: Transaction, held: ActivationId, after_seq: int) -> Work:
     """The work of a live activation. Raises `Fenced` when it is over."""
     row = tx.session(held.session_id)
     operations.require_current(row, held)

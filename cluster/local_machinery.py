@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NoReturn
@@ -44,9 +43,9 @@ class LocalNode(NodeCalls):
     async def _node(self) -> NodeService:
         return self.service
 
-    async def profiles(self) -> list[Any]:
-        """The gateway has them already."""
-        return []
+    async def kill_process(self, _pid: int) -> bool:
+        """Not known: session actors are parts of this process."""
+        return False
 
     async def close(self) -> None:
         """Stop the service; calls that have no answer get none."""
@@ -155,16 +154,15 @@ class LocalFrame(RemoteNode):
         await asyncio.to_thread(self._thread.stop, END_SECONDS)
 
     async def _attempt_here(self, call_id: str, method: str, *arguments: Any) -> Any:
-        # What is said is copied, as between processes: else a change in one would be seen in the other.
         self._pass(f"before {method}", method)
         await self._alive()
-        call = self._node.repeated(call_id, method, *json.loads(json.dumps(arguments)))
+        call = self._node.repeated(call_id, method, *arguments)
         found = await asyncio.wrap_future(self._services.submit(call))
         if method == "step":
             self.session_id = found.get("session_id", "")
         self._pass(f"reply to {method}", method)
         await self._alive()
-        return found if isinstance(found, bytes) else json.loads(json.dumps(found))
+        return found
 
     def _pass(self, label: str, method: str) -> None:
         # What a clock calls is no progress of the session, nor is waiting for one.

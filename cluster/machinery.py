@@ -22,10 +22,12 @@ from understudy.waiting import answered_within
 
 from . import packages
 from .ends import is_gone
+from .node_calls import NodeCalls
 from .placing import actor_options, obstacle, variables
 from .ray_edge import RAY_NAMESPACE, cluster_identity, kill_process, settle, submitted, through_ray
 from .repeating import SUPERVISOR_PATIENCE, Joining
 from .services import frame_name, node_name
+from .signatures import signature_of
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +50,10 @@ class RayNode:
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method, repeating it while the service restarts."""
         try:
-            return await self._calls.call(
+            found = await self._calls.call(
                 lambda call_id: self._attempt(call_id, method, *arguments), method, arguments
             )  # fmt: skip
+            return signature_of(getattr(NodeCalls, method)).result(found)
         except ServiceGone as error:
             raise ServiceGone(f"{method}: {error.message}") from None
 

@@ -11,7 +11,12 @@ import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from understudy.protocol import Exit, News, StepCall, Work
+from understudy.records import Ack, ActivationId, Batch
+from understudy.supervisor.ports import NodeReport, TakenUp
+
 from .repeating import Answering
+from .signatures import signature_of
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -29,28 +34,37 @@ class NodeCalls(ABC):
         """The started service. Raises what kept it from starting."""
 
     async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
-        """Any of the methods below, for a caller that repeats itself (`Repeating`); one that does not has no id."""
+        """Any of the methods below, for a caller that repeats itself (`Repeating`); one that does not has no id.
+
+        Args:
+            arguments: as they arrive, and so is the result (`Signature`).
+
+        Raises:
+            InvalidInput: they are not what the method takes.
+        """
+        signature = signature_of(getattr(type(self), method))
+        given = signature.arguments(arguments)
         if not call_id:
-            return await getattr(self, method)(*arguments)
-        return await self._answering.answer(call_id, lambda: getattr(self, method)(*arguments))
+            return signature.sent(await getattr(self, method)(*given))
+        return signature.sent(await self._answering.answer(call_id, lambda: getattr(self, method)(*given)))
 
     # Frames.
 
-    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
+    async def step(self, call: StepCall) -> Work | Exit:
         """See `understudy.ports.Node.step`."""
         return await (await self._node()).step(call)
 
-    async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
+    async def commit(self, frame_id: str, batch: Batch) -> Ack:
         """See `understudy.ports.Node.commit`."""
-        return await (await self._node()).commit(call)
+        return await (await self._node()).commit(frame_id, batch)
 
-    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
+    async def reload(self, activation: ActivationId) -> Work:
         """See `understudy.ports.Node.reload`."""
-        return await (await self._node()).reload(session_id, incarnation, epoch)
+        return await (await self._node()).reload(activation)
 
-    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
+    async def interrupted(self, activation: ActivationId, run_id: str) -> str:
         """See `understudy.ports.Node.interrupted`."""
-        return await (await self._node()).interrupted(session_id, incarnation, epoch, run_id)
+        return await (await self._node()).interrupted(activation, run_id)
 
     async def specification(self, session_id: str) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""
@@ -64,14 +78,15 @@ class NodeCalls(ABC):
 
     async def request(self, method: str, *arguments: Any) -> Any:
         """A client's request (`Requests`)."""
-        return await getattr(await self._requests(), method)(*arguments)
+        function = getattr(await self._requests(), method)
+        return await function(*signature_of(function.__func__).arguments(arguments))
 
     async def _requests(self) -> Requests:
         from .requests import Requests  # which loads the store: here it is there already
 
         return Requests(await self._node())
 
-    async def notice(self, news: dict[str, Any]) -> None:
+    async def notice(self, news: News) -> None:
         """See `NodeService.notice`."""
         await (await self._node()).notice(news)
 
@@ -81,7 +96,7 @@ class NodeCalls(ABC):
         """See `Requests.acquire`."""
         return await (await self._requests()).acquire(holder, lease, dead_holder, request_id)
 
-    async def take_up(self, generation: int, number: int, nodes: list[str]) -> dict[str, Any]:
+    async def take_up(self, generation: int, number: int, nodes: list[str]) -> TakenUp:
         """See `Recovery.take_up`."""
         return await (await self._node()).recovery.take_up(generation, number, nodes)
 
@@ -101,11 +116,15 @@ class NodeCalls(ABC):
         """See `Frames.retire`."""
         await (await self._node()).frames.retire(leaving)
 
+    async def profiles(self) -> Any:
+        """The model profiles that this process knows of itself. Profiles go as they are: Ray alone carries them."""
+        return []
+
     async def register(self, profile: Any) -> None:
         """Learn a model profile."""
         (await self._node()).register(profile)
 
-    async def demand(self, timeout: float, cap: int = 0) -> dict[str, Any]:
+    async def demand(self, timeout: float, cap: int = 0) -> NodeReport:
         """What the supervisor must know of the frames here, once that changes or the time is over (`Frames.demand`).
 
         Args:
@@ -114,11 +133,14 @@ class NodeCalls(ABC):
         node = await self._node()
         node.frames.cap = cap or node.frames.cap
         demand = await node.frames.demand(timeout)
-        return {
-            "pid": await self.pid(), "generation": node.generation, "nodes": node.nodes, "draining": node.draining.on,
-            "demand": demand, "condemned": list(node.frames.condemned), "named": node.frames.named(),
-            "memory": node.frames.memory(),
-        }  # fmt: skip
+        return NodeReport(
+            await self.pid(), node.generation, node.nodes, node.draining.on, demand, list(node.frames.condemned),
+            node.frames.named(), node.frames.memory(),
+        )  # fmt: skip
+
+    @abstractmethod
+    async def kill_process(self, pid: int) -> bool:
+        """Make sure that a process of this node is gone; True if it is."""
 
     async def pid(self) -> int:
         """Of this process."""

@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.actors.gateway import Gateway
 from understudy.config import ModelProfile
 from understudy.errors import Fenced, StaleGeneration
-from understudy.records import Ack, ActivationId, Batch
+from understudy.protocol import Exit, News, StepCall, Work
+from understudy.records import Ack, ActivationId, Batch, Cancelled
 from understudy.redaction import know
 from understudy.store import operations
 from understudy.store.engine import Database, now
 from understudy.store.journal import Committed, Journal
-from understudy.store.transaction import Cancelled, Row, Transaction
+from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.groups import decide_end
 
 from .calls import Calls
@@ -39,11 +40,11 @@ log = logging.getLogger(__name__)
 
 KNOWN_SESSIONS = 10_000
 
-Tell = Callable[[str, dict[str, Any]], Awaitable[None]]
+Tell = Callable[[str, News], Awaitable[None]]
 """Tells the service of a node what another did to its sessions (`NodeService.notice`). May get lost."""
 
 
-async def alone(_node_id: str, _news: dict[str, Any]) -> None:
+async def alone(_node_id: str, _news: News) -> None:
     """The `Tell` of a service that is the only one."""
 
 
@@ -151,13 +152,12 @@ class NodeService:
 
     # What frames call.
 
-    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
+    async def step(self, call: StepCall) -> Work | Exit:
         """See `understudy.ports.Node.step`."""
         return await self.rounds.step(call)
 
-    async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
+    async def commit(self, _frame_id: str, batch: Batch) -> Ack:
         """See `understudy.ports.Node.commit`."""
-        batch = Batch.from_wire(call["batch"])
         self.claim(batch.session_id)
         try:
             result = await self.journal.submit(
@@ -169,24 +169,21 @@ class NodeService:
                 self.projection.metrics.count_fenced()
             raise
         self.disown(batch.session_id, batch.activation)
-        ack: Ack = result.ack
-        return ack.to_wire()
+        return result.ack
 
-    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
+    async def reload(self, activation: ActivationId) -> Work:
         """See `understudy.ports.Node.reload`."""
-        activation = ActivationId(session_id, incarnation, epoch)
         return await self.journal.submit(lambda tx: current_work(tx, activation, 0))
 
-    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
+    async def interrupted(self, activation: ActivationId, run_id: str) -> str:
         """See `understudy.ports.Node.interrupted`."""
-        activation = ActivationId(session_id, incarnation, epoch)
         self.end_watch(activation)
         watch = self.interrupts[activation] = run_id, asyncio.get_running_loop().create_future()
         try:
             work = await self.journal.submit(lambda tx: current_work(tx, activation, 1 << 62))
-            if work["run_id"] != run_id:
-                raise Fenced(f"run {run_id} is over", session_id=session_id)
-            return str(work["cancel"]) if work["cancel"] is not None else await watch[1]
+            if work.run_id != run_id:
+                raise Fenced(f"run {run_id} is over", session_id=activation.session_id)
+            return work.cancel if work.cancel is not None else await watch[1]
         finally:
             if self.interrupts.get(activation) is watch:
                 del self.interrupts[activation]
@@ -278,7 +275,7 @@ class NodeService:
         written = {session_id: (before, row["seq"]) for session_id, (before, row) in committed.written.items()}
         self.feed.publish(committed.events, written)
         for node_id, news in self._by_home(committed).items():
-            self.feed.leave(news["sessions"])
+            self.feed.leave(news.sessions)
             self.spawn_task(self._tell(node_id, news))
         self._condemn(committed.killed)
         self.act(committed.cancelled, committed.woken)
@@ -310,41 +307,36 @@ class NodeService:
         row["frame_id"] = row["actor_pid"] = None  # the frame that it rests in will not call in elsewhere
         row["node_id"] = self.draining.home_for(row["root_id"])
 
-    def _by_home(self, committed: Committed) -> dict[str, dict[str, Any]]:
+    def _by_home(self, committed: Committed) -> dict[str, News]:
         """What was done to sessions at home elsewhere: their own services must hear of it."""
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, News] = {}
         killed = {activation.session_id: (frame_id, activation) for frame_id, activation in committed.killed.items()}
         for session_id, (_, row) in committed.written.items():
             if not self.elsewhere(row):
                 continue
-            news = found.setdefault(row["node_id"], {"sessions": [], "cancelled": {}, "killed": {}})
-            news["sessions"].append(session_id)
+            news = found.setdefault(row["node_id"], News())
+            news.sessions.append(session_id)
             if session_id in committed.cancelled:
-                news["cancelled"][session_id] = list(committed.cancelled[session_id])
+                news.cancelled[session_id] = committed.cancelled[session_id]
             if session_id in killed:
                 frame_id, activation = killed[session_id]
-                news["killed"][frame_id] = list(activation)
+                news.killed[frame_id] = activation
         return found
 
-    def _condemn(self, killed: Mapping[str, Iterable[Any]]) -> None:
+    def _condemn(self, killed: Mapping[str, ActivationId]) -> None:
         for frame_id, activation in killed.items():
-            self.frames.condemn(frame_id, ActivationId(*activation))
+            self.frames.condemn(frame_id, activation)
 
-    async def notice(self, news: dict[str, Any]) -> None:
+    async def notice(self, news: News) -> None:
         """Another node service wrote to sessions at home here: act as if it had been this one.
 
         A notice that gets lost costs time only: the sweep finds what it would have told.
-
-        Args:
-            news: `sessions` that were written, the runs of these that were `cancelled` (`Cancelled`, by session), and
-                the activations that were `killed` (`ActivationId`, by frame).
         """
-        session_ids = news["sessions"]
-        self._condemn(news.get("killed", {}))
-        self.act({name: Cancelled(*run) for name, run in news.get("cancelled", {}).items()}, {})
-        self.feed.forget(session_ids)
+        self._condemn(news.killed)
+        self.act(news.cancelled, {})
+        self.feed.forget(news.sessions)
         self.spawn_task(self.timers.look())
-        rows = await self.reading.active([self.config.node_id], session_ids=session_ids)
+        rows = await self.reading.active([self.config.node_id], session_ids=news.sessions)
         woken = {row["session_id"]: row for row in rows if self.is_ready(row)}
         self.act(cancelled(rows), woken)  # earlier news may have got lost
         self.frames.dispatch()

@@ -8,6 +8,7 @@ from typing import Any
 
 from understudy.config import Settings
 from understudy.errors import ServiceGone, UnderstudyError
+from understudy.protocol import News, packed
 
 from .ray_edge import find_actor, settle, submitted
 from .services import node_name
@@ -24,7 +25,7 @@ class Peers:
         self._settings = settings
         self._handles: dict[str, Any] = {}
 
-    async def tell(self, node_id: str, news: dict[str, Any]) -> None:
+    async def tell(self, node_id: str, news: News) -> None:
         """Tell a node's service that sessions at home there were written here. A notice that fails is not repeated."""
         try:
             if node_id not in self._handles:
@@ -32,7 +33,9 @@ class Peers:
             handle = self._handles[node_id]
             if handle is None:
                 raise ServiceGone("it has no service")
-            await asyncio.wait_for(settle(submitted(lambda: handle.notice.remote(news))), TELL_SECONDS)
+            sent = packed(news)
+            call = settle(submitted(lambda: handle.repeated.remote("", "notice", sent)))
+            await asyncio.wait_for(call, TELL_SECONDS)
         except (TimeoutError, UnderstudyError) as error:
             self._handles.pop(node_id, None)
-            log.info("node %s was not told of %d sessions: %s", node_id[:8], len(news["sessions"]), error)
+            log.info("node %s was not told of %d sessions: %s", node_id[:8], len(news.sessions), error)

@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import StaleGeneration, UnderstudyError
-from understudy.records import ActivationId
+from understudy.protocol import Work
+from understudy.records import ActivationId, Cancelled
 from understudy.store import activation, draining, queries
 from understudy.store.engine import now
-from understudy.store.transaction import Cancelled, Row, Transaction
+from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.paging import Ready, Slot
+from understudy.supervisor.ports import TakenUp
 from understudy.supervisor.restarts import decide
 
 from .frames import ready_of
@@ -58,7 +60,7 @@ class Recovery:
         self._taking_up = 0
         self._begun = self._done = (0, 0)
 
-    async def take_up(self, generation: int, number: int, nodes: list[str]) -> dict[str, Any]:
+    async def take_up(self, generation: int, number: int, nodes: list[str]) -> TakenUp:
         """Act for this generation: resume what is at home here and in no frame. Harmless when repeated.
 
         Which frames live is not said: it would be old when it arrives. The supervisor hears of all that are named here
@@ -75,7 +77,7 @@ class Recovery:
         """
         home = self._node.config.node_id
         if (generation, number) < self._begun or (generation, number) <= self._done:
-            return {"active": 0, "resumed": 0, "adopted": 0}
+            return TakenUp()
         if home not in nodes:
             raise StaleGeneration(f"node {home[:8]} was given up")
         self._begun = generation, number
@@ -100,13 +102,13 @@ class Recovery:
         self._frames.demand_changed.set()
         return found
 
-    async def _take_up(self, home: str, nodes: list[str]) -> dict[str, Any]:
+    async def _take_up(self, home: str, nodes: list[str]) -> TakenUp:
         adopted = await self._adopt(home, nodes)
         rows, resumed = await self._node.reading.active([home]), 0
         async for row in in_chunks(rows):
             resumed += await self._take_up_session(row)
         await self._node.timers.look()
-        return {"active": len(rows), "resumed": resumed, "adopted": len(adopted)}
+        return TakenUp(len(rows), resumed, len(adopted))
 
     async def _adopt(self, home: str, nodes: list[str]) -> list[str]:
         """Take this node's share of what has no home, and learn which nodes are drained."""
@@ -334,7 +336,7 @@ class Recovery:
             self._frames.release(spare)
         ready = Ready(session_id, slot.placement, slot.root_id, "resume", since)
 
-        def operation(tx: Transaction) -> tuple[Any, dict[str, Any] | None]:
+        def operation(tx: Transaction) -> tuple[Any, Work | None]:
             if self._node.elsewhere(tx.session(session_id)):
                 return None, None  # its new home has dealt with this death
             policy = self._node.specification_in(tx, session_id)["restart"]

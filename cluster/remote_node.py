@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from understudy.errors import ServiceGone, UnderstudyError
+from understudy.ports import Node
+from understudy.protocol import Exit, StepCall, Work, packed
+from understudy.records import Ack, ActivationId, Batch
 
 from .channel import Channel, Ticket
 from .repeating import FRAME_PATIENCE, Repeating
+from .signatures import signature_of
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +33,44 @@ class Attempt(Protocol):
     def __call__(self, call_id: str, method: str, *arguments: Any) -> Awaitable[Any]: ...
 
 
-class RemoteNode:
-    """A `understudy.ports.Node` in another process. Its calls are repeated until they are answered.
+class CalledNode(ABC):
+    """A `understudy.ports.Node` in another process: what is sent of a call, and the result from what arrives."""
+
+    @abstractmethod
+    async def _send(self, method: str, arguments: Sequence[Any]) -> Any:
+        """Have a call made; what arrives of its result."""
+
+    async def step(self, call: StepCall) -> Work | Exit:
+        """See `Node.step`."""
+        return await self._call(Node.step, call)  # type: ignore[no-any-return]
+
+    async def commit(self, frame_id: str, batch: Batch) -> Ack:
+        """See `Node.commit`."""
+        return await self._call(Node.commit, frame_id, batch)  # type: ignore[no-any-return]
+
+    async def reload(self, activation: ActivationId) -> Work:
+        """See `Node.reload`."""
+        return await self._call(Node.reload, activation)  # type: ignore[no-any-return]
+
+    async def interrupted(self, activation: ActivationId, run_id: str) -> str:
+        """See `Node.interrupted`."""
+        return await self._call(Node.interrupted, activation, run_id)  # type: ignore[no-any-return]
+
+    async def specification(self, session_id: str) -> dict[str, Any]:
+        """See `Node.specification`."""
+        return await self._call(Node.specification, session_id)  # type: ignore[no-any-return]
+
+    async def blob(self, digest: str) -> bytes:
+        """See `Node.blob`."""
+        return await self._call(Node.blob, digest)  # type: ignore[no-any-return]
+
+    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        found = await self._send(method.__name__, packed(arguments))
+        return signature_of(method).result(found)
+
+
+class RemoteNode(CalledNode):
+    """One whose calls are repeated until they are answered.
 
     Args:
         attempt: how the service is reached.
@@ -39,36 +80,7 @@ class RemoteNode:
         self._attempt = attempt
         self._repeating = Repeating(FRAME_PATIENCE)
 
-    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
-        """See `Node.step`."""
-        found: dict[str, Any] = await self._call("step", call)
-        return found
-
-    async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
-        """See `Node.commit`."""
-        found: dict[str, Any] = await self._call("commit", call)
-        return found
-
-    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
-        """See `Node.reload`."""
-        found: dict[str, Any] = await self._call("reload", session_id, incarnation, epoch)
-        return found
-
-    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
-        """See `Node.interrupted`."""
-        return str(await self._call("interrupted", session_id, incarnation, epoch, run_id))
-
-    async def specification(self, session_id: str) -> dict[str, Any]:
-        """See `Node.specification`."""
-        found: dict[str, Any] = await self._call("specification", session_id)
-        return found
-
-    async def blob(self, digest: str) -> bytes:
-        """See `Node.blob`."""
-        found: bytes = await self._call("blob", digest)
-        return found
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
+    async def _send(self, method: str, arguments: Sequence[Any]) -> Any:
         try:
             return await self._repeating.call(lambda call_id: self._attempt(call_id, method, *arguments))
         except ServiceGone as error:

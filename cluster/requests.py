@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy.errors import InvalidSpec, UnderstudyError
+from understudy.protocol import Work
 from understudy.store import (
     activation,
     beginnings,
@@ -128,7 +129,7 @@ class Requests:
         spare = node.frames.take_spare(session_id, placement) if node.frames.paging.holder(session_id) is None else None
         ready = Ready(session_id, placement, root_id="")  # never queued: its tree does not matter
 
-        def operation(tx: Transaction) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        def operation(tx: Transaction) -> tuple[dict[str, Any], Work | None]:
             after = tx.session(session_id)["seq"]
             created = beginnings.accept(
                 tx, session_id, run["run_id"], run["content"], trace_id=run.get("trace_id", ""),

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from understudy.actors.window import with_longest_reply
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError, UnknownSession
+from understudy.messages import Message
 from understudy.placement import is_isolated
+from understudy.protocol import Exit, StepCall, Work
 from understudy.records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
 from understudy.store import activation, operations
 from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.paging import Ready, Slot
 
 from .calls import Call
-from .frames import EXIT
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -36,37 +39,35 @@ class Rounds:
     def __init__(self, node: NodeService) -> None:
         self._node = node
 
-    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
+    async def step(self, call: StepCall) -> Work | Exit:
         """See `understudy.ports.Node.step`."""
-        frame_id, number = call["frame"]["frame_id"], call["number"]
+        frame_id, number = call.frame.frame_id, call.number
         slots = self._node.frames.paging.slots
         if frame_id in self._node.recovery.buried:  # its call was still on the way
-            return EXIT
+            return Exit()
         slot = slots.get(frame_id)
         if slot is not None and number == slot.answered and slot.session_id is not None:
             # The answer was lost, or an attempt was on the way for long and the frame has begun with the work.
-            return {"kind": "work", **await self._node.frames.work(slot)}
+            return await self._node.frames.work(slot)
         answer = await self._step(call)
         slot = slots.get(frame_id)
-        if slot is not None and slot.called == number and answer["kind"] == "work":
+        if slot is not None and slot.called == number and isinstance(answer, Work):
             slot.answered = number
         return answer
 
-    async def _step(self, call: dict[str, Any]) -> dict[str, Any]:
+    async def _step(self, call: StepCall) -> Work | Exit:
         node, frames = self._node, self._node.frames
-        slot = frames.calling(call)
-        if call.get("session_id") is None:
+        slot, batch, request = frames.calling(call), call.batch, call.request
+        if call.activation is None:
             return await frames.rest(slot, None)
-        node.end_watch(ActivationId(call["session_id"], slot.incarnation, call["epoch"]))  # what it ran has ended
-        slot.remember(call["session_id"], call["known_seq"], slot.incarnation)
-        request = ModelRequest.from_wire(call["request"]) if call["request"] else None
-        if call["batch"] is None:
+        node.end_watch(call.activation)  # what it ran has ended
+        slot.remember(call.activation.session_id, call.known_seq, slot.incarnation)
+        if batch is None:
             assert request is not None
             return await self._attach(slot, request)
-        batch = Batch.from_wire(call["batch"])
         if node.draining.on:
             return await node.draining.last_step(slot, batch)
-        leave = bool(call.get("leave")) or self._must_leave(slot, batch.wait)
+        leave = call.leave or self._must_leave(slot, batch.wait)
         following = frames.paging.next_for(slot) if batch.wait and node.generation and not leave else None
         root_id = slot.root_id  # of this batch's session: with the commit the slot may hold another one
         node.claim(batch.session_id)
@@ -85,29 +86,30 @@ class Rounds:
             return await self._over(slot, work, woken, leave=leave or is_isolated(slot.placement))
         if result.wait in PASSIVE_WAITS and work is None and not leave:
             return await self._passive(slot, woken)
+        answer: Work | Exit | None = work
         if leave or _outlasted(slot, result.wait):
             frames.paging.slots.pop(slot.frame_id, None)
             frames.demand_changed.set()
-            work = EXIT
+            answer = Exit()
         if woken:  # what it waits for was committed right behind the batch
-            result = replace(result, wait=None)
-        if work is not None:
+            result = dataclasses.replace(result, wait=None)
+        if answer is not None:
             frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
-            return work
+            return answer
         return await self._stay(slot, batch, result)
 
-    async def _passive(self, slot: Slot, woken: Row | None) -> dict[str, Any]:
+    async def _passive(self, slot: Slot, woken: Row | None) -> Work | Exit:
         """The session left the frame with its commit."""
         self._node.frames.release(slot)
         if woken is not None:
             self._node.frames.wake(woken)
         return await self._node.frames.rest(slot, None)
 
-    async def _stay(self, slot: Slot, batch: Batch, result: operations.CommitResult) -> dict[str, Any]:
+    async def _stay(self, slot: Slot, batch: Batch, result: operations.CommitResult) -> Work | Exit:
         """The session keeps its frame: it goes on at once, or waits in it."""
         if result.wait is None:
             slot.wait = None
-            return {"kind": "work", **await self._node.frames.work(slot)}
+            return await self._node.frames.work(slot)
         # Where a replayed batch's messages went, only the store knows: they are read from there when the wait ends.
         slot.reply_echo = None if result.ack.replayed else echo(batch, result.ack)
         return await self._node.frames.rest(slot, result.wait)
@@ -123,7 +125,7 @@ class Rounds:
             return True
         return self._node.frames.leaves(slot)
 
-    async def _over(self, slot: Slot, work: dict[str, Any] | None, woken: Row | None, *, leave: bool) -> dict[str, Any]:
+    async def _over(self, slot: Slot, work: Work | None, woken: Row | None, *, leave: bool) -> Work | Exit:
         """The frame's activation ended with its commit: its session, if there is more to do, needs a frame anew."""
         if work is None:
             self._node.frames.release(slot)
@@ -133,7 +135,7 @@ class Rounds:
         if woken is not None:
             self._node.frames.wake(woken)
             self._node.frames.dispatch()
-        return EXIT if leave else work or await self._node.frames.rest(slot, None)
+        return Exit() if leave else work or await self._node.frames.rest(slot, None)
 
     def _commit(
         self, slot: Slot, batch: Batch, request: ModelRequest | None, *, leave: bool
@@ -146,10 +148,12 @@ class Rounds:
             if request is not None and self._is_lost(request, result):  # before the session leaves its frame
                 issued = activation.reissue(tx, batch.activation, self._node.holder, request.model)
                 if issued is None:  # the run has ended, and with it a process that was for it only
-                    result = replace(result, wait=None, over=is_isolated(slot.placement))
+                    result = dataclasses.replace(result, wait=None, over=is_isolated(slot.placement))
                 else:
                     attempt, longest_reply = issued
-                    result = replace(result, attempt=attempt, longest_reply=longest_reply, holder=self._node.holder)
+                    result = dataclasses.replace(
+                        result, attempt=attempt, longest_reply=longest_reply, holder=self._node.holder
+                    )
             if leave or result.over or result.wait in PASSIVE_WAITS or _outlasted(slot, result.wait):
                 activation.park(tx, batch.activation)
             return result
@@ -158,7 +162,7 @@ class Rounds:
 
     async def _commit_step(
         self, slot: Slot, batch: Batch, request: ModelRequest | None, following: Ready | None, *, leave: bool
-    ) -> tuple[operations.CommitResult | None, dict[str, Any] | None]:
+    ) -> tuple[operations.CommitResult | None, Work | None]:
         """Commit the batch and, in the same transaction, activate the session that the frame turns to.
 
         With the commit the frame holds that session: before anything else is awaited, or others would find it ready.
@@ -185,7 +189,7 @@ class Rounds:
         else:
             activate = frames.activation(slot, following, batch.activation)
 
-            def turn(tx: Transaction) -> dict[str, Any]:
+            def turn(tx: Transaction) -> Work:
                 if refused:
                     raise Fenced("the frame ends", session_id=following.session_id)
                 return activate(tx)
@@ -215,7 +219,7 @@ class Rounds:
             return None, work
         return result, work
 
-    async def _attach(self, slot: Slot, request: ModelRequest) -> dict[str, Any]:
+    async def _attach(self, slot: Slot, request: ModelRequest) -> Work | Exit:
         """The activation found its session waiting for a model: follow that call, or issue it again if it is lost."""
         held = slot.activation
         assert held is not None
@@ -237,7 +241,7 @@ class Rounds:
             if over:
                 return await self._over(slot, None, woken, leave=True)
             if issued is None or woken is not None:  # it was answered, or its run ended
-                return {"kind": "work", **await self._node.frames.work(slot)}
+                return await self._node.frames.work(slot)
         slot.reply_echo = None
         return await self._node.frames.rest(slot, "model")
 
@@ -286,7 +290,7 @@ class Rounds:
         spare = self._node.frames.take_spare(call.session_id, call.placement) if slot is None else None
         ready, at, ended = Ready(call.session_id, call.placement, call.root_id), FENCED, False
 
-        def operation(tx: Transaction) -> tuple[operations.AnswerResult, dict[str, Any] | None, dict[str, Any] | None]:
+        def operation(tx: Transaction) -> tuple[operations.AnswerResult, Work | None, Work | None]:
             nonlocal at, ended
             result = operations.answer(
                 tx, call.session_id, call.run_id, call.round, call.attempt, call.request.model, answer,
@@ -303,7 +307,7 @@ class Rounds:
             if not result.won:
                 return result, None, None
             if resident is not None and (resident.activation, resident.frame_id) == (at, row["frame_id"]):
-                return result, {**activation.current(tx, row), "seq": row["seq"], "batch_no": row["batch_no"]}, None
+                return result, activation.work_with(tx, row, 0, (), result.calls), None
             if spare is not None and row["frame_id"] is None:  # else its crash, committed just before, placed it
                 try:
                     return result, None, self._node.frames.activation(spare, ready)(tx)
@@ -352,15 +356,13 @@ class Rounds:
             if is_isolated(slot.placement):
                 self._node.frames.release(slot)
 
-    def _go_on(
-        self, call: Call, result: operations.AnswerResult, resident: Slot | None, current: dict[str, Any] | None
-    ) -> None:
+    def _go_on(self, call: Call, result: operations.AnswerResult, resident: Slot | None, current: Work | None) -> None:
         """A run goes on with its answer: in the frame that waited for it, or in another one."""
         still = resident is not None and resident.resting and resident.session_id == call.session_id
         fresh = resident is not None and resident.reply_echo is not None and not result.repeated
         if resident is not None and still and current is not None and fresh:
             resident.resting = False
-            self._node.frames.reply(resident, self._node.frames.answer_work(resident, result, current))
+            self._node.frames.reply(resident, self._node.frames.answer_work(resident, result.message, current))
         else:
             self._wake_parked(call)
         self._node.frames.dispatch()
@@ -380,10 +382,10 @@ def split_wait_key(key: str) -> tuple[str, str, int]:
     return session_id, run_id, int(round_number)
 
 
-def echo(batch: Batch, ack: Ack) -> list[dict[str, Any]]:
+def echo(batch: Batch, ack: Ack) -> list[Message]:
     """The batch's own messages with the `seq` they got, for the frame to add to its window."""
     entries = enumerate(batch.entries)
-    return [{**entry.to_wire(), "seq": ack.first_seq + offset} for offset, entry in entries if hasattr(entry, "role")]
+    return [replace(entry, seq=ack.first_seq + offset) for offset, entry in entries if isinstance(entry, Message)]
 
 
 def _outlasted(slot: Slot, wait: str | None) -> bool:

@@ -92,10 +92,9 @@ class NodeActor(NodeCalls):
         return await self._socket.admit(role, name)
 
     async def kill_process(self, pid: int) -> bool:
-        """Make sure that a frame of this node is gone; True if it is."""
         return await kill_process(pid)
 
-    async def profiles(self) -> list[Any]:
+    async def profiles(self) -> Any:
         return self._host.known_profiles()
 
     async def _node(self) -> NodeService:

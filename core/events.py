@@ -1,4 +1,4 @@
-"""The events: everything that happens to a session, one frozen class each.
+"""The events: everything that happens to a session, one immutable class each.
 
 An event is committed with the change it tells of, so metrics and spans, which are functions of the event log,
 survive any crash. The writer fills in the class's own fields; the committing transaction stamps the envelope
@@ -7,8 +7,10 @@ survive any crash. The writer fills in the class's own fields; the committing tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import re
 from typing import Any, ClassVar
+
+import msgspec
 
 ERROR_CHARACTERS = 500
 """So much of an error message is in an event."""
@@ -19,11 +21,15 @@ ERROR_UNCUT = 3 * ERROR_CHARACTERS
 ENVELOPE = ("seq", "at", "session_id", "run_id", "round", "epoch", "trace_id", "agent", "parent_id", "root_id")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
+def _type_of(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().removesuffix("_event")
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_type_of):
     """Base of all events, and the envelope they share.
 
     Attributes:
+        type: the name of the class in the log: `tool_finished` for `ToolFinished`.
         seq: place in the session's log, shared with messages, without gaps; 0 until committed.
         at: commit time at the journal, microseconds since 1970 UTC. Order by `seq`, never by time.
         epoch: the activation that wrote it; 0 where no activation did.
@@ -44,6 +50,10 @@ class Event:
     parent_id: str | None = None
     root_id: str = ""
     writer_seq: int = 0
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.type = _type_of(cls.__name__)
 
     def body(self) -> dict[str, Any]:
         """The fields of the event's own class, without the envelope."""
@@ -66,28 +76,23 @@ class Event:
         return kind(**envelope, **{name: value for name, value in body.items() if name in known})
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnknownEvent(Event):
+class UnknownEvent(Event, frozen=True, kw_only=True):
     """An event written by a newer version of Understudy."""
 
-    type: ClassVar[str] = "unknown"
     original_type: str = ""
     data: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionCreated(Event):
+class SessionCreated(Event, frozen=True, kw_only=True):
     """The session exists. `call_id` is the parent's spawning tool call, if any; `restart`: how often its task had been
     started before, in other sessions."""
 
-    type: ClassVar[str] = "session_created"
     depth: int = 0
     call_id: str | None = None
     restart: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionActivated(Event):
+class SessionActivated(Event, frozen=True, kw_only=True):
     """A frame took the session under a new epoch. `cause`: `ready`, `resume` (after a crash), `moved` (from a
     drained node) or `takeover`.
 
@@ -95,7 +100,6 @@ class SessionActivated(Event):
         down: from the crash's detection to this commit; 0 unless `cause` is `resume`.
     """
 
-    type: ClassVar[str] = "session_activated"
     cause: str = "ready"
     frame_id: str = ""
     pid: int = 0
@@ -103,38 +107,32 @@ class SessionActivated(Event):
     down: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionMoved(Event):
+class SessionMoved(Event, frozen=True, kw_only=True):
     """The node it was on is drained: it goes on at another one. `forced`: the time to wait for its work was over."""
 
-    type: ClassVar[str] = "session_moved"
     from_node: str = ""
     to_node: str = ""
     forced: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionMigrated(Event):
+class SessionMigrated(Event, frozen=True, kw_only=True):
     """From its next run on the session has another specification. `changed` names what differs (`manifest.changes`).
 
     Attributes:
         spec_hash: of the new one.
     """
 
-    type: ClassVar[str] = "session_migrated"
     changed: list[Any] | None = None
     spec_hash: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionCrashed(Event):
+class SessionCrashed(Event, frozen=True, kw_only=True):
     """The activation's process is gone. `waiting`: it only waited, so the death counts for nothing.
 
     Attributes:
         unseen: from the process's last sign of life to the detection, which no longer took than that; 0: not known.
     """
 
-    type: ClassVar[str] = "session_crashed"
     cause: str = "process_died"
     pid: int = 0
     waiting: bool = False
@@ -144,49 +142,37 @@ class SessionCrashed(Event):
     unseen: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionQuarantined(Event):
+class SessionQuarantined(Event, frozen=True, kw_only=True):
     """The session is given up until a person looks at it. `rule`: what said so, `no_progress` or `max_restarts`."""
 
-    type: ClassVar[str] = "session_quarantined"
     rule: str = ""
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionResumed(Event):
+class SessionResumed(Event, frozen=True, kw_only=True):
     """A person lets the quarantined session take input again; the deaths it had count no more."""
 
-    type: ClassVar[str] = "session_resumed"
 
-
-@dataclass(frozen=True, kw_only=True)
-class SessionClosed(Event):
+class SessionClosed(Event, frozen=True, kw_only=True):
     """The session takes no more input."""
 
-    type: ClassVar[str] = "session_closed"
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunAccepted(Event):
+class RunAccepted(Event, frozen=True, kw_only=True):
     """An input is durably accepted and waits for its turn."""
 
-    type: ClassVar[str] = "run_accepted"
     source: str = "client"
     parent_span_id: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunStarted(Event):
+class RunStarted(Event, frozen=True, kw_only=True):
     """Work on the input began. `queued`: time since it was accepted."""
 
-    type: ClassVar[str] = "run_started"
     queued: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunFinished(Event):
+class RunFinished(Event, frozen=True, kw_only=True):
     """The run ended; nothing more happens in it.
 
     Attributes:
@@ -197,7 +183,6 @@ class RunFinished(Event):
             whose task was started again.
     """
 
-    type: ClassVar[str] = "run_finished"
     status: str = "completed"
     rounds: int = 0
     usage: list[Any] | None = None
@@ -208,30 +193,24 @@ class RunFinished(Event):
     links: list[str] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CancelRequested(Event):
+class CancelRequested(Event, frozen=True, kw_only=True):
     """Somebody asked to end the run; it ends as soon as its next commit or answer."""
 
-    type: ClassVar[str] = "cancel_requested"
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelCallStarted(Event):
+class ModelCallStarted(Event, frozen=True, kw_only=True):
     """A model call goes out under `request_key` = session/run/round/attempt."""
 
-    type: ClassVar[str] = "model_call_started"
     request_key: str = ""
     model: str = ""
     profile: str = ""
     attempt: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelCallReissued(Event):
+class ModelCallReissued(Event, frozen=True, kw_only=True):
     """The node service that held the call died: it goes out again; `started_at` is the lost attempt's."""
 
-    type: ClassVar[str] = "model_call_reissued"
     request_key: str = ""
     lost_key: str = ""
     model: str = ""
@@ -239,8 +218,7 @@ class ModelCallReissued(Event):
     started_at: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelCallCompleted(Event):
+class ModelCallCompleted(Event, frozen=True, kw_only=True):
     """The answer is committed.
 
     Attributes:
@@ -251,7 +229,6 @@ class ModelCallCompleted(Event):
         late: this attempt had been given up as lost, or its run had gone on without it.
     """
 
-    type: ClassVar[str] = "model_call_completed"
     request_key: str = ""
     attempt: int = 1
     model: str = ""
@@ -269,11 +246,9 @@ class ModelCallCompleted(Event):
     late: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelCallFailed(Event):
+class ModelCallFailed(Event, frozen=True, kw_only=True):
     """The call failed for good, or was aborted (`error_code` = `aborted`). `late`: see `ModelCallCompleted`."""
 
-    type: ClassVar[str] = "model_call_failed"
     request_key: str = ""
     attempt: int = 1
     model: str = ""
@@ -286,17 +261,14 @@ class ModelCallFailed(Event):
     late: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolStarted(Event):
+class ToolStarted(Event, frozen=True, kw_only=True):
     """The fenced permission to run a tool that is not `rerun` was committed."""
 
-    type: ClassVar[str] = "tool_started"
     call_id: str = ""
     tool: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolFinished(Event):
+class ToolFinished(Event, frozen=True, kw_only=True):
     """The call has its one result. `outcome`: `ok`, `error`, `timeout`, `invalid`, `unknown_tool`, `interrupted`,
     `cancelled`, `aborted` (given up after deaths, or by a person), `repeated` (not executed: its result is known) or
     `refused` (not executed: a hook said no, or failed).
@@ -306,7 +278,6 @@ class ToolFinished(Event):
             with its process and ran again counts once.
     """
 
-    type: ClassVar[str] = "tool_finished"
     call_id: str = ""
     tool: str = ""
     outcome: str = "ok"
@@ -316,18 +287,15 @@ class ToolFinished(Event):
     error_message: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolInDoubt(Event):
+class ToolInDoubt(Event, frozen=True, kw_only=True):
     """A tool had started when its activation ended; `policy` says what becomes of it."""
 
-    type: ClassVar[str] = "tool_in_doubt"
     call_id: str = ""
     tool: str = ""
     policy: str = "report"
 
 
-@dataclass(frozen=True, kw_only=True)
-class InputRequested(Event):
+class InputRequested(Event, frozen=True, kw_only=True):
     """A tool call waits for a person (`Session.answer`).
 
     Attributes:
@@ -336,7 +304,6 @@ class InputRequested(Event):
         options: answers that are offered; any other is taken as well.
     """
 
-    type: ClassVar[str] = "input_requested"
     call_id: str = ""
     kind: str = "question"
     asked: int = 1
@@ -344,8 +311,7 @@ class InputRequested(Event):
     options: list[str] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class InputReceived(Event):
+class InputReceived(Event, frozen=True, kw_only=True):
     """A person's answer is durably accepted.
 
     Attributes:
@@ -353,7 +319,6 @@ class InputReceived(Event):
         waited: from the question to the answer.
     """
 
-    type: ClassVar[str] = "input_received"
     call_id: str = ""
     kind: str = "question"
     asked: int = 1
@@ -361,8 +326,7 @@ class InputReceived(Event):
     waited: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimerSet(Event):
+class TimerSet(Event, frozen=True, kw_only=True):
     """Something is due at a time (microseconds since 1970 UTC).
 
     Attributes:
@@ -370,47 +334,38 @@ class TimerSet(Event):
         name: the call's id, or the wakeup's name; one that was set before is replaced.
     """
 
-    type: ClassVar[str] = "timer_set"
     kind: str = "wait"
     name: str = ""
     due_at: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimerFired(Event):
+class TimerFired(Event, frozen=True, kw_only=True):
     """What was due has happened, `late` after its time. The run of a wakeup's event is the one that it began."""
 
-    type: ClassVar[str] = "timer_fired"
     kind: str = "wait"
     name: str = ""
     late: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChildSpawned(Event):
+class ChildSpawned(Event, frozen=True, kw_only=True):
     """A sub-agent was created by a tool call of this session."""
 
-    type: ClassVar[str] = "child_spawned"
     call_id: str = ""
     child_id: str = ""
     child_agent: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChildFinished(Event):
+class ChildFinished(Event, frozen=True, kw_only=True):
     """A sub-agent's result reached this session's inbox."""
 
-    type: ClassVar[str] = "child_finished"
     call_id: str = ""
     child_id: str = ""
     status: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChildRestarted(Event):
+class ChildRestarted(Event, frozen=True, kw_only=True):
     """A sub-agent's task is started again, as `child_id`, after `delay`: the last one, `lost_id`, ended as `status`."""
 
-    type: ClassVar[str] = "child_restarted"
     call_id: str = ""
     child_id: str = ""
     lost_id: str = ""
@@ -419,30 +374,24 @@ class ChildRestarted(Event):
     status: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShutdownForced(Event):
+class ShutdownForced(Event, frozen=True, kw_only=True):
     """The run was told to end and had not after `waited`: it is ended without its agent, whose process is killed."""
 
-    type: ClassVar[str] = "shutdown_forced"
     waited: int = 0
     frame_id: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextDelta(Event):
+class TextDelta(Event, frozen=True, kw_only=True):
     """A piece of a streamed answer, at `offset` characters. Ephemeral: told to clients that follow, never committed."""
 
-    type: ClassVar[str] = "text_delta"
     request_key: str = ""
     offset: int = 0
     text: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamRestarted(Event):
+class StreamRestarted(Event, frozen=True, kw_only=True):
     """The streamed answer begins anew: the text so far is void. Ephemeral like `TextDelta`."""
 
-    type: ClassVar[str] = "stream_restarted"
     request_key: str = ""
 
 
@@ -456,8 +405,7 @@ def _subclasses(kind: type[Event]) -> list[type[Event]]:
 EVENT_TYPES: dict[str, type[Event]] = {kind.type: kind for kind in _subclasses(Event)}
 """Every event class by its `type`."""
 
-_ENVELOPE_FIELDS = {field.name for field in fields(Event)}
 _BODY: dict[type[Event], tuple[str, ...]] = {
-    kind: tuple(field.name for field in fields(kind) if field.name not in _ENVELOPE_FIELDS)
+    kind: tuple(name for name in kind.__struct_fields__ if name not in Event.__struct_fields__)
     for kind in EVENT_TYPES.values()
 }

@@ -1,6 +1,6 @@
 """Messages of a conversation, as stored and as sent to a model.
 
-Plain frozen dataclasses: a session actor imports this module and must stay lean.
+A session actor imports this module, which must stay light.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 WIRE_VERSION = 1
 """Version of stored and transmitted messages, events and batches."""
@@ -91,8 +93,7 @@ class Usage:
         return cls(*data) if data else cls()
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True, array_like=True):
     """A tool call as the model asked for it.
 
     Attributes:
@@ -106,16 +107,8 @@ class ToolCall:
     arguments: str
     provider_id: str = ""
 
-    def to_wire(self) -> list[str]:
-        return [self.call_id, self.name, self.arguments, self.provider_id]
 
-    @classmethod
-    def from_wire(cls, data: list[str]) -> ToolCall:
-        return cls(*data)
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="message"):
     """One message of a session; `seq` is its place in the session's log (0 until committed).
 
     Attributes:
@@ -142,9 +135,10 @@ class Message:
         return "".join(part.get("text", "") for part in self.content or [] if part.get("type") == "text")
 
     def to_wire(self) -> dict[str, Any]:
+        """As the store has it."""
         data: dict[str, Any] = {"role": self.role, "content": self.content, "run_id": self.run_id, "round": self.round}
         if self.tool_calls:
-            data["tool_calls"] = [call.to_wire() for call in self.tool_calls]
+            data["tool_calls"] = [msgspec.to_builtins(call) for call in self.tool_calls]
         for field in ("tool_call_id", "name", "seq", "created_at", "extra"):
             value = getattr(self, field)
             if value:
@@ -153,16 +147,5 @@ class Message:
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> Message:
-        calls = tuple(ToolCall.from_wire(call) for call in data.get("tool_calls") or ())
-        return cls(
-            role=data["role"],
-            content=data.get("content"),
-            tool_calls=calls,
-            tool_call_id=data.get("tool_call_id"),
-            name=data.get("name"),
-            run_id=data.get("run_id"),
-            round=data.get("round", 0),
-            seq=data.get("seq", 0),
-            created_at=data.get("created_at", 0),
-            extra=data.get("extra"),
-        )
+        """Restore a message; what a newer version added is left out."""
+        return msgspec.convert(data, cls)

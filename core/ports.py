@@ -6,30 +6,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .protocol import Exit, StepCall, Work
+from .records import Ack, ActivationId, Batch
+
 
 class Node(Protocol):
-    """The node service, as a frame sees it. All data is wire form (`records.py`); every call may be repeated."""
+    """The node service, as a frame sees it. Every call may be repeated."""
 
-    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Commit a batch, start or attach to its model call, and return the frame's next work.
-
-        `call` has `frame` (id, pid, node, placement) and `number` (of this frame's calls), and after the first call
-        `session_id`, `epoch`, `known_seq` (the frame has the session's messages up to here), `batch`, `request` and
-        `leave` (the process ends after this call). The answer comes when there is work: `{"kind": "work", ...}`, or
-        `{"kind": "exit"}`.
+    async def step(self, call: StepCall) -> Work | Exit:
+        """Commit a batch, start or attach to its model call, and return the frame's next work when there is some.
 
         Raises:
             Fenced: the activation is over; ask for other work with a call that names no session. So it is if the frame
                 has made a later call: this one was on the way too long.
         """
 
-    async def commit(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Commit a batch and keep the frame; returns an `Ack`. Raises `Fenced` as `step` does."""
+    async def commit(self, frame_id: str, batch: Batch) -> Ack:
+        """Commit a batch and keep the frame. Raises `Fenced` as `step` does."""
 
-    async def reload(self, session_id: str, incarnation: int, epoch: int) -> dict[str, Any]:
+    async def reload(self, activation: ActivationId) -> Work:
         """The whole work of an activation, for a frame that no longer has the session's earlier messages."""
 
-    async def interrupted(self, session_id: str, incarnation: int, epoch: int, run_id: str) -> str:
+    async def interrupted(self, activation: ActivationId, run_id: str) -> str:
         """Return when this run is asked to end (its reason). Raises `Fenced` when the activation or the run is over."""
 
     async def specification(self, session_id: str) -> dict[str, Any]:

@@ -1,17 +1,15 @@
-"""What session actors, the node service and the store say to each other.
-
-Plain dataclasses with a versioned wire form (dictionaries of JSON-compatible values): never pickles of our classes, so
-a frame and a node service of neighbouring versions understand each other.
-"""
+"""What session actors, the node service and the store say of a session to each other (`protocol`: in which calls)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .events import Event
-from .messages import WIRE_VERSION, Message, ToolCall, Usage
+import msgspec
+
+from .events import ToolFinished, ToolInDoubt, ToolStarted
+from .messages import Message, ToolCall, Usage
 
 CACHED_WINDOWS = 64
 """Windows that a frame keeps of sessions that left it; the node service counts them in the same way."""
@@ -49,8 +47,7 @@ SESSION_STATUSES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRequest:
+class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One model call, complete: the gateway needs nothing else.
 
     Attributes:
@@ -66,27 +63,10 @@ class ModelRequest:
     profile: str
     model: str
     messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    parameters: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] = []
+    parameters: dict[str, Any] = {}
     deadline: float = 600.0
     stall: float = 300.0
-
-    def to_wire(self) -> dict[str, Any]:
-        return {
-            "v": WIRE_VERSION,
-            "wait_key": self.wait_key,
-            "profile": self.profile,
-            "model": self.model,
-            "messages": self.messages,
-            "tools": self.tools,
-            "parameters": self.parameters,
-            "deadline": self.deadline,
-            "stall": self.stall,
-        }
-
-    @classmethod
-    def from_wire(cls, data: dict[str, Any]) -> ModelRequest:
-        return cls(**{key: value for key, value in data.items() if key != "v"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +95,7 @@ class ModelAnswer:
     error: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CallState:
+class CallState(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool call's state: requested → started → finished → done. `result` is kept until it becomes a message.
 
     A call that waits for a person is `asked`: after `requested` (a question of the model's) or `started` (in doubt).
@@ -135,20 +114,12 @@ class CallState:
     executions: int = 0
     updated_at: int = 0
 
-    def to_wire(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in CallState.__slots__}
-
-    @classmethod
-    def from_wire(cls, data: dict[str, Any]) -> CallState:
-        return cls(**data)
-
     def call(self) -> ToolCall:
         """The call as the model asked for it."""
         return ToolCall(self.call_id, self.tool, self.arguments, self.provider_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
     """A sub-agent to create in the spawning call's batch."""
 
     call_id: str
@@ -156,12 +127,8 @@ class Spawn:
     spec: dict[str, Any]
     text: str
 
-    def to_wire(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in Spawn.__slots__}
 
-
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool call that waits for an answer from this batch on: a person's, or the store's.
 
     Attributes:
@@ -179,25 +146,29 @@ class Ask:
     executions: int = 0
     arguments: dict[str, Any] | None = None
 
-    def to_wire(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in Ask.__slots__}
 
-    @classmethod
-    def from_wire(cls, data: dict[str, Any]) -> Ask:
-        return cls(**{**data, "options": tuple(data["options"])})
+class InboxItem(msgspec.Struct, frozen=True):
+    """Something that reached a session.
+
+    Attributes:
+        kind: `input`, `child_result` or `answer`.
+        key: of what it is: the input's run, the spawning call, the call that was answered.
+        payload: as `kind` has it.
+    """
+
+    id: int
+    kind: str
+    key: str
+    payload: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the current run ends."""
 
     status: str
     text: str = ""
     output: Any = None
     error: dict[str, Any] | None = None
-
-    def to_wire(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in Finish.__slots__}
 
 
 class ActivationId(NamedTuple):
@@ -214,8 +185,20 @@ class ActivationId(NamedTuple):
         return cls(row["session_id"], row["incarnation"], row["epoch"])
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Cancelled(NamedTuple):
+    """A run that was asked to end. The row of its session may be another run's by the time this is acted upon."""
+
+    run_id: str
+    incarnation: int
+    epoch: int
+    reason: str
+
+
+LogEntry = Message | ToolStarted | ToolFinished | ToolInDoubt
+"""What a session's own process may add to its log. All else is written by the store's operations."""
+
+
+class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one activation commits at once: all of it or nothing.
 
     Attributes:
@@ -234,7 +217,7 @@ class Batch:
     incarnation: int
     epoch: int
     batch_no: int
-    entries: tuple[Message | Event, ...] = ()
+    entries: tuple[LogEntry, ...] = ()
     calls: tuple[CallState, ...] = ()
     spawns: tuple[Spawn, ...] = ()
     inbox_done: tuple[int, ...] = ()
@@ -253,79 +236,22 @@ class Batch:
         """Whose batch it is."""
         return ActivationId(self.session_id, self.incarnation, self.epoch)
 
-    def to_wire(self) -> dict[str, Any]:
-        return {
-            "v": WIRE_VERSION,
-            "session_id": self.session_id,
-            "incarnation": self.incarnation,
-            "epoch": self.epoch,
-            "batch_no": self.batch_no,
-            "entries": [
-                ["m", entry.to_wire()] if isinstance(entry, Message) else ["e", entry.to_wire()]
-                for entry in self.entries
-            ],
-            "calls": [call.to_wire() for call in self.calls],
-            "spawns": [spawn.to_wire() for spawn in self.spawns],
-            "inbox_done": list(self.inbox_done),
-            "start_run": self.start_run,
-            "finish": self.finish.to_wire() if self.finish else None,
-            "wait": self.wait,
-            "request_round": self.request_round,
-            "request_model": self.request_model,
-            "request_profile": self.request_profile,
-            "request_tokens": self.request_tokens,
-            "asks": [ask.to_wire() for ask in self.asks],
-            "request_output": self.request_output,
-        }
 
-    @classmethod
-    def from_wire(cls, data: dict[str, Any]) -> Batch:
-        return cls(
-            session_id=data["session_id"],
-            incarnation=data["incarnation"],
-            epoch=data["epoch"],
-            batch_no=data["batch_no"],
-            entries=tuple(
-                Message.from_wire(entry) if kind == "m" else Event.from_wire(entry) for kind, entry in data["entries"]
-            ),
-            calls=tuple(CallState.from_wire(call) for call in data["calls"]),
-            spawns=tuple(Spawn(**spawn) for spawn in data["spawns"]),
-            inbox_done=tuple(data["inbox_done"]),
-            start_run=data["start_run"],
-            finish=Finish(**data["finish"]) if data["finish"] else None,
-            wait=data["wait"],
-            request_round=data["request_round"],
-            request_model=data["request_model"],
-            request_profile=data["request_profile"],
-            request_tokens=data["request_tokens"],
-            asks=tuple(Ask.from_wire(ask) for ask in data.get("asks", ())),
-            request_output=data["request_output"],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a commit returns: all that an activation must know to go on.
 
     Attributes:
         first_seq: `seq` of the batch's first entry; the others follow without gaps. 0 for a replay.
-        inbox: rows not yet taken care of, oldest first: `{"id", "kind", "key", "payload"}`.
+        inbox: what is not yet taken care of, oldest first.
         cancel: reason, when somebody asked to end the current run.
         replayed: the batch had been committed before.
     """
 
     seq: int
     first_seq: int = 0
-    inbox: tuple[dict[str, Any], ...] = ()
+    inbox: tuple[InboxItem, ...] = ()
     cancel: str | None = None
     replayed: bool = False
-
-    def to_wire(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in Ack.__slots__}
-
-    @classmethod
-    def from_wire(cls, data: dict[str, Any]) -> Ack:
-        return cls(**{**data, "inbox": tuple(data["inbox"])})
 
 
 def child_text(payload: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,7 +11,9 @@ from sqlalchemy import and_, insert, select, update
 from understudy import events
 from understudy.errors import Fenced, SessionClosed, StaleGeneration, StoreOwned
 from understudy.identifiers import home_of
+from understudy.messages import Message
 from understudy.ports import Death, Decide, Verdict
+from understudy.protocol import Work
 from understudy.records import ActivationId, CallState
 
 from . import timers
@@ -91,7 +93,7 @@ def activate(
     cause: str = "ready",
     down_since: int = 0,
     parked: ActivationId | None = None,
-) -> dict[str, Any]:
+) -> Work:
     """Give a session to a frame under the next epoch, which fences the one before; returns what the frame must know.
 
     In it `redone` says whether what the frame does until the next model call may have been done before: since the last
@@ -137,49 +139,29 @@ def park(tx: Transaction, activation: ActivationId) -> None:
         row["frame_id"] = row["actor_pid"] = None
 
 
-def work(tx: Transaction, row: Row, after_seq: int) -> dict[str, Any]:
+def work(tx: Transaction, row: Row, after_seq: int) -> Work:
     """All that an activation must know, messages after `after_seq` only: earlier ones never change."""
-    session_id = row["session_id"]
-    return {
-        "v": 1,
-        "session_id": session_id,
-        "epoch": row["epoch"],
-        "batch_no": row["batch_no"],
-        "after_seq": after_seq,
-        "seq": row["seq"],
-        "messages": tx.messages(session_id, after_seq),
-        "calls": [call.to_wire() for call in open_calls(tx, row)],
-        **current(tx, row),
-    }
+    return work_with(tx, row, after_seq, tx.messages(row["session_id"], after_seq), open_calls(tx, row))
 
 
-def current(tx: Transaction, row: Row) -> dict[str, Any]:
-    """The part of the work that is told afresh every time: run, wait, inbox, cancel."""
-    return {
-        "incarnation": row["incarnation"],
-        "spec_hash": row["spec_hash"],
-        "agent": row["agent"],
-        "parent_id": row["parent_id"],
-        "root_id": row["root_id"],
-        "depth": row["depth"],
-        "run_id": row["run_id"],
-        "round": row["round"],
-        "trace_id": row["trace_id"],
-        "wait": row["wait"],
-        "model_error": row["wait_error"],
-        "children_open": row["children_open"],
-        "cancel": row["cancel_reason"],
-        "inbox": list(tx.inbox(row)),
-        "budgeted": row["accounts"] is not None,
-        "redone": bool(row["redone"]),
-    }
+def work_with(
+    tx: Transaction, row: Row, after_seq: int, messages: Iterable[Message], calls: Iterable[CallState]
+) -> Work:
+    """The same, where messages and open calls are known: they are not read."""
+    return Work(
+        session_id=row["session_id"], incarnation=row["incarnation"], epoch=row["epoch"], batch_no=row["batch_no"],
+        after_seq=after_seq, seq=row["seq"], root_id=row["root_id"], depth=row["depth"], run_id=row["run_id"],
+        round=row["round"], trace_id=row["trace_id"], wait=row["wait"], model_error=row["wait_error"],
+        cancel=row["cancel_reason"], messages=tuple(messages), calls=tuple(calls), inbox=tx.inbox(row),
+        budgeted=row["accounts"] is not None, redone=bool(row["redone"]),
+    )  # fmt: skip
 
 
 def open_calls(tx: Transaction, row: Row) -> list[CallState]:
     """Tool calls of the current round whose results are not messages yet."""
     if row["run_id"] is None or row["calls_open"] == 0:
         return []
-    names = CallState.__slots__
+    names = CallState.__struct_fields__
     found = tx.calls(row["session_id"], row["run_id"], row["round"])
     return [CallState(**{name: item[name] for name in names}) for item in found if item["state"] != "done"]
 
@@ -254,7 +236,7 @@ def _executing(tx: Transaction, row: Row) -> list[CallState]:
     """Calls that a frame has to execute, or did when its process died; not those that are a child's or a person's, nor
     those whose results are in the inbox: a sub-agent that a budget refused has no session."""
     calls = [call for call in open_calls(tx, row) if call.state in ("requested", "started") and call.child_id is None]
-    told = {item["key"] for item in tx.inbox(row) if item["kind"] != "input"} if calls else ()
+    told = {item.key for item in tx.inbox(row) if item.kind != "input"} if calls else ()
     return [call for call in calls if call.call_id not in told]
 
 

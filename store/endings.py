@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import asdict
 from sqlalchemy import select, update
 
 from understudy import events
 from understudy.identifiers import run_link
 from understudy.messages import storable
-from understudy.records import ActivationId, Finish
+from understudy.records import ActivationId, Cancelled, Finish, InboxItem
 
 from . import groups, wakeups
 from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, told
 from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
 from .statements import RUN, SESSION
-from .transaction import Cancelled, Row, Transaction
+from .transaction import Row, Transaction
 from .upgrades import migrate
 
 TERMINAL = ("completed", "failed", "cancelled", "quarantined")
@@ -46,7 +47,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
         return
     tx.changed(row)
     if hold and row["children_open"] > 0:
-        row.update(held=finish.to_wire(), wait="child", wait_since=tx.now, status="waiting_for_child", active=1)
+        row.update(held=asdict(finish), wait="child", wait_since=tx.now, status="waiting_for_child", active=1)
         _drop_news(tx, row)
         return
     status, error = _ending(row, finish)
@@ -97,7 +98,7 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
 
 def _drop_news(tx: Transaction, row: Row) -> None:
     """What a run was told and has not taken in nobody waits for any more."""
-    tx.take_inbox(row, [item["id"] for item in tx.inbox(row) if item["kind"] != "input"])
+    tx.take_inbox(row, [item.id for item in tx.inbox(row) if item.kind != "input"])
 
 
 def _ending(row: Row, finish: Finish) -> tuple[str, dict[str, Any] | None]:
@@ -214,7 +215,7 @@ def request_cancel(
     Args:
         ending: `{"status", "code"}` of the run, and its error's `details`, if it shall not end as cancelled.
     """
-    queued = next((i for i in tx.inbox(row) if i["kind"] == "input" and i["key"] == (run_id or i["key"])), None)
+    queued = next((i for i in tx.inbox(row) if i.kind == "input" and i.key == (run_id or i.key)), None)
     if row["run_id"] is None or (run_id is not None and run_id != row["run_id"]):
         if queued is None:
             return run_id in (None, TASK) and _give_restart_up(tx, row)
@@ -330,25 +331,25 @@ def end_by_force(tx: Transaction, row: Row) -> None:
 def end_queued(tx: Transaction, row: Row, status: str, reason: str) -> None:
     """End every run that has not begun."""
     for item in tx.inbox(row):
-        if item["kind"] == "input":
+        if item.kind == "input":
             _end_queued_run(tx, row, item, status, reason, asked=status != "quarantined")
 
 
 def _end_queued_run(
-    tx: Transaction, row: Row, item: dict[str, Any], status: str, reason: str, *, asked: bool
+    tx: Transaction, row: Row, item: InboxItem, status: str, reason: str, *, asked: bool
 ) -> None:  # fmt: skip
     error = {"code": status, "message": reason, "session_id": row["session_id"]}
     tx.changed(row)
-    tx.take_inbox(row, [item["id"]])
+    tx.take_inbox(row, [item.id])
     tx.update_run(
-        row["session_id"], item["key"], status=status, text="", output=None, error=error, rounds=0, usage=None,
+        row["session_id"], item.key, status=status, text="", output=None, error=error, rounds=0, usage=None,
         started_at=0, finished_at=tx.now,
     )  # fmt: skip
     tx.append(
         row,
         events.RunFinished(
-            run_id=item["key"], trace_id=item["payload"]["trace_id"], status=status, error_code=status,
-            error_message=reason[: events.ERROR_UNCUT], parent_span_id=item["payload"]["parent_span_id"],
+            run_id=item.key, trace_id=item.payload["trace_id"], status=status, error_code=status,
+            error_message=reason[: events.ERROR_UNCUT], parent_span_id=item.payload["parent_span_id"],
         ),
     )  # fmt: skip
     # One that is in a frame has begun with what is cancelled here, and rests when it finds that out (`commit`).
@@ -356,7 +357,7 @@ def _end_queued_run(
     if row["run_id"] is None and row["inbox_count"] == 0 and at_rest:
         row["status"] = "idle"
         _rest(row)
-    if row["task_open"] == TASK_AT_WORK and item["key"] == TASK:
+    if row["task_open"] == TASK_AT_WORK and item.key == TASK:
         _end_task(tx, row, status)
         if row["closed"]:
             _rest(row)

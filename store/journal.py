@@ -24,13 +24,13 @@ from typing import Any, TypeVar
 from understudy.errors import StoreBusy, StoreError, StoreUnreachable, UnderstudyError
 from understudy.events import Event
 from understudy.ports import DecideEnd
-from understudy.records import ActivationId
+from understudy.records import ActivationId, Cancelled
 
 from .engine import Database, now
 from .failures import StoreRace
 from .groups import deliver_each
 from .statements import SELECT_END_OF_LOG
-from .transaction import Cancelled, Row, Transaction
+from .transaction import Row, Transaction
 
 log = logging.getLogger(__name__)
 

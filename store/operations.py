@@ -6,9 +6,10 @@ having changed anything, then changes rows in memory. The table in DESIGN §3 na
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
 from sqlalchemy import bindparam, select
 
 from understudy import events
@@ -125,7 +126,7 @@ def _set_wait(tx: Transaction, row: Row, batch: Batch, holder: str, price: Price
 
 def _has_result(tx: Transaction, row: Row) -> bool:
     """Whether a result has come in for a call that has none yet: the session takes it up instead of waiting."""
-    told = {item["key"] for item in tx.inbox(row) if item["kind"] != "input"}
+    told = {item.key for item in tx.inbox(row) if item.kind != "input"}
     calls = tx.calls(row["session_id"], row["run_id"], row["round"]) if told else ()
     return any(call["call_id"] in told and call["state"] not in ("finished", "done") for call in calls)
 
@@ -157,16 +158,16 @@ def _ack(tx: Transaction, row: Row, first_seq: int, *, replayed: bool = False) -
 
 
 def _start_run(tx: Transaction, row: Row, run_id: str) -> bool:
-    item = next((item for item in tx.inbox(row) if item["kind"] == "input" and item["key"] == run_id), None)
+    item = next((item for item in tx.inbox(row) if item.kind == "input" and item.key == run_id), None)
     if item is None:
         return False
-    payload = item["payload"]
+    payload = item.payload
     row.update(
         run_id=run_id, round=0, run_usage=None, run_started_at=tx.now, cancel_reason=None, active=1, status="running",
         trace_id=payload["trace_id"], parent_span_id=payload["parent_span_id"], children_open=0, calls_open=0,
         cancel_as=None, held=None, group_state=None, aborted=0,
     )  # fmt: skip
-    tx.take_inbox(row, [item["id"]])
+    tx.take_inbox(row, [item.id])
     end = dict.fromkeys(("text", "output", "error", "usage"))
     tx.update_run(row["session_id"], run_id, **end, status="running", rounds=0, started_at=tx.now, finished_at=0)
     tx.append(row, events.RunStarted(queued=tx.now - payload["accepted_at"]))

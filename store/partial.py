@@ -56,7 +56,7 @@ def settle_calls(tx: Transaction, row: Row) -> None:
     if row["run_id"] is None or row["calls_open"] <= 0:
         return
     tx.changed(row)
-    results = {item["key"]: item["payload"] for item in tx.inbox(row) if item["kind"] != "input"}
+    results = {item.key: item.payload for item in tx.inbox(row) if item.kind != "input"}
     for call in tx.calls(row["session_id"], row["run_id"], row["round"]):
         if call["state"] == "done":
             continue

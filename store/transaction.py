@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from msgspec.structs import replace
 from sqlalchemy import Connection, delete, insert, select, update
 
 from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import ENVELOPE, ERROR_CHARACTERS, Event
 from understudy.messages import WIRE_VERSION, Message
 from understudy.ports import DecideEnd
-from understudy.records import ActivationId
+from understudy.records import ActivationId, Cancelled, InboxItem
 from understudy.redaction import redacted
 
 from .accounts import Accounts
@@ -55,15 +55,6 @@ from .statements import (
 )
 
 OF_SESSION = (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION)
-
-
-class Cancelled(NamedTuple):
-    """A run that was asked to end. The row of its session may be another run's by the time this is acted upon."""
-
-    run_id: str
-    incarnation: int
-    epoch: int
-    reason: str
 
 
 class Transaction:
@@ -292,8 +283,8 @@ class Transaction:
         self.writer_seq = self._end_of_log() + 1
         message: str = getattr(entry, "error_message", "")
         if message:
-            entry = dataclasses.replace(entry, error_message=redacted(message)[:ERROR_CHARACTERS])  # type: ignore[call-arg]
-        stamped = dataclasses.replace(
+            entry = replace(entry, error_message=redacted(message)[:ERROR_CHARACTERS])
+        stamped = replace(
             entry, seq=seq, at=self.now, session_id=row["session_id"], run_id=entry.run_id or row["run_id"],
             round=entry.round or row["round"], epoch=row["epoch"], trace_id=entry.trace_id or row["trace_id"],
             agent=row["agent"], parent_id=row["parent_id"], root_id=row["root_id"], writer_seq=self.writer_seq,
@@ -357,23 +348,23 @@ class Transaction:
     def _select(self, statement: Any, **values: Any) -> list[Row]:
         return self._statements.of(statement).rows(self._cursor, values)
 
-    def inbox(self, row: Row) -> tuple[Row, ...]:
+    def inbox(self, row: Row) -> tuple[InboxItem, ...]:
         """What is in the session's inbox now, oldest first."""
         if row["inbox_count"] <= 0:
             return ()
         stored = self._select(SELECT_INBOX, ns=self.namespace, session=row["session_id"])
         taken = {item["b_item"] for item in self._inbox_deletes if item["b_session_id"] == row["session_id"]}
         return tuple(
-            {"id": item["item"], "kind": item["kind"], "key": item["key"], "payload": item["payload"]}
+            InboxItem(item["item"], item["kind"], item["key"], item["payload"])
             for item in [*stored, *self._pending(INBOX, row["session_id"])]
             if item["item"] not in taken
         )
 
-    def messages(self, session_id: str, after: int) -> list[Row]:
-        """The session's messages after a `seq`, in wire form, those of this transaction included."""
+    def messages(self, session_id: str, after: int) -> tuple[Message, ...]:
+        """The session's messages after a `seq`, those of this transaction included."""
         stored = self._select(SELECT_MESSAGES, ns=self.namespace, session=session_id, after=after)
         pending = [item for item in self._pending(MESSAGE, session_id) if item["seq"] > after]
-        return [{**item["body"], "seq": item["seq"]} for item in [*stored, *pending]]
+        return tuple(Message.from_wire({**item["body"], "seq": item["seq"]}) for item in [*stored, *pending])
 
     def calls(self, session_id: str, run_id: str, round_number: int) -> list[Row]:
         """The tool calls of a round as they are now, in order."""

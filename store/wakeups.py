@@ -85,7 +85,7 @@ def fire(tx: Transaction, row: Row, name: str, wakeup: Row) -> None:
         tx.set_timer(row, WAKEUP_TIMER + name, tx.now + PUT_OFF, wakeup)
         return
     run_id = wakeup["run_id"]
-    waits = any(item["kind"] == "input" and item["key"] == run_id for item in tx.inbox(row))
+    waits = any(item.kind == "input" and item.key == run_id for item in tx.inbox(row))
     if not waits:
         run_id = run_identifier(name, wakeup["due_at"])
         with suppress(RunConflict):  # somebody has used just this id for an input of their own

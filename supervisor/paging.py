@@ -10,9 +10,11 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from understudy.messages import Message
 from understudy.placement import is_isolated
 from understudy.records import CACHED_WINDOWS, ActivationId
 
+from .pool import Demand
 from .turns import Ready as Ready
 from .turns import Turns
 
@@ -24,8 +26,6 @@ LATEST_FIRST = ("model",)
 
 CACHED_IN_A_ROW = 3
 """So often a frame may take a session whose window it has before one whose turn it is."""
-
-NO_DEMAND = {"ready": 0, "acting": 0, "waiting": 0, "standby": 0}
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Slot:
     answered: int = 0
     known: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
     reply: Any = None
-    reply_echo: list[dict[str, Any]] | None = None
+    reply_echo: list[Message] | None = None
 
     @property
     def activation(self) -> ActivationId | None:
@@ -228,11 +228,12 @@ class Paging:
                 found.append((best, ready))
         return found
 
-    def demand(self) -> dict[str, dict[str, int]]:
+    def demand(self) -> dict[str, Demand]:
         """Per placement: ready sessions without a frame, and frames acting, waiting and standing by."""
-        found = {name: {**NO_DEMAND, "ready": len(turns)} for name, turns in self._turns.items()}
+        found = {name: Demand(len(turns)) for name, turns in self._turns.items()}
         for slot in self.slots.values():
-            found.setdefault(slot.placement, dict(NO_DEMAND))[slot.state] += 1
+            demand = found.setdefault(slot.placement, Demand())
+            setattr(demand, slot.state, getattr(demand, slot.state) + 1)
         return found
 
     def count_return(self, slot: Slot, session_id: str, incarnation: int) -> None:

@@ -6,7 +6,34 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-Demand = dict[str, dict[str, int]]
+import msgspec
+from msgspec.structs import replace
+
+
+class Demand(msgspec.Struct):
+    """What a placement has on a node.
+
+    Attributes:
+        ready: sessions without a frame.
+        acting, waiting, standby: frames (`Slot.state`).
+        frames: the ids of those that have called in.
+        taken: standbys that were given work since this was last asked for.
+    """
+
+    ready: int = 0
+    acting: int = 0
+    waiting: int = 0
+    standby: int = 0
+    frames: list[str] = []
+    taken: int = 0
+
+    @property
+    def alive(self) -> int:
+        """Frames in all."""
+        return self.acting + self.waiting + self.standby
+
+
+NO_DEMAND = Demand()
 
 
 @dataclass(frozen=True)
@@ -23,7 +50,7 @@ def default_cap(cpus: float) -> int:
 
 
 def plan(
-    demand: Demand,
+    demand: Mapping[str, Demand],
     starting: dict[str, int],
     wanted: dict[str, int],
     cap: int,
@@ -40,7 +67,7 @@ def plan(
     than `cap`, those leave first that stand by.
 
     Args:
-        demand: as told by `Paging.demand`.
+        demand: per placement.
         starting: frames being created, per placement.
         wanted: standbys to keep, per placement.
         cap: the most frames on the node.
@@ -76,18 +103,19 @@ def plan(
 class _Pool:
     """The frames as they are going to be."""
 
-    def __init__(self, demand: Demand, starting: dict[str, int]) -> None:
+    def __init__(self, demand: Mapping[str, Demand], starting: dict[str, int]) -> None:
         self.create: Counter[str] = Counter()
         self.retire: Counter[str] = Counter()
-        self._rows = {name: dict(row) for name, row in demand.items()}
+        self._rows = {name: replace(row) for name, row in demand.items()}
         self._starting = starting
         self._promised: Counter[str] = Counter()
 
     def count(self, placement: str, what: str) -> int:
-        return self._rows.get(placement, {}).get(what, 0)
+        count: int = getattr(self._rows.get(placement, NO_DEMAND), what)
+        return count
 
     def frames(self, placement: str) -> int:
-        return sum(self.count(placement, state) for state in ("acting", "waiting", "standby"))
+        return self._rows.get(placement, NO_DEMAND).alive
 
     def has_frames(self, placement: str) -> bool:
         return self.frames(placement) + self._starting.get(placement, 0) + self.create[placement] > 0
@@ -99,7 +127,7 @@ class _Pool:
     def leave(self, placement: str) -> None:
         """A standby leaves; where there is none, a frame whose session waits."""
         state = "standby" if self.count(placement, "standby") else "waiting"
-        self._rows[placement][state] -= 1
+        setattr(self._rows[placement], state, self.count(placement, state) - 1)
         self.retire[placement] += 1
 
     def retire_any(self, *states: str) -> bool:

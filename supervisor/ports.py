@@ -5,8 +5,44 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
+from .capacity import Memory
+from .pool import Demand
+
 ADOPT_SECONDS = 4.0
 """A frame that is adopted is waited for no longer; well below the time after which a node counts as lost."""
+
+
+class NodeReport(msgspec.Struct):
+    """What a node service tells its supervisor of itself.
+
+    Attributes:
+        pid: of its process.
+        generation, nodes: whom it acts for, and beside whom; 0 and none before it was told.
+        demand: per placement.
+        condemned: frames that the supervisor shall kill.
+        named: all frames that are known there, with their pids (0: not known, or another machine's).
+        memory: None where it was not measured.
+    """
+
+    pid: int
+    generation: int
+    nodes: list[str]
+    draining: bool = False
+    demand: dict[str, Demand] = {}
+    condemned: list[str] = []
+    named: dict[str, int] = {}
+    memory: Memory | None = None
+
+
+class TakenUp(msgspec.Struct):
+    """What a node service found when it began to act for a supervisor: sessions at work at home there, how many of them
+    it resumed, and how many had no home before."""
+
+    active: int = 0
+    resumed: int = 0
+    adopted: int = 0
 
 
 class FrameHandle(Protocol):

@@ -6,10 +6,12 @@ import logging
 from collections import Counter
 from typing import Any
 
+from msgspec.structs import replace
+
 from understudy.placement import is_scarce
 
 from .capacity import HALF_LIFE_SECONDS, SCARCE_HALF_LIFE_SECONDS, Bound, Memory, Standbys, cap
-from .pool import Plan, default_cap, plan
+from .pool import NO_DEMAND, Demand, Plan, default_cap, plan
 
 log = logging.getLogger(__name__)
 
@@ -70,31 +72,28 @@ class Stock:
             self._tried[placement] = count + 1, now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(count, 10))
         self.failures[placement] = reason
 
-    def decide(
-        self, demand: dict[str, dict[str, Any]], arriving: Counter[str], wanted: dict[str, int], now: float
-    ) -> Plan:
+    def decide(self, demand: dict[str, Demand], arriving: Counter[str], wanted: dict[str, int], now: float) -> Plan:
         """What to create and to retire.
 
         Args:
-            demand: as told by the node service; `taken` counts the standbys that were given work since the last time.
+            demand: as told by the node service, per placement.
             arriving: frames that are alive or being created and have not called in yet, per placement.
             wanted: the most standbys, per placement.
         """
         for placement in demand.keys() | wanted.keys():
-            self._note(placement, demand.get(placement, {}), wanted.get(placement, 0), now)
-        states = ("ready", "acting", "waiting", "standby")
-        rows = {name: {state: row[state] for state in states} for name, row in demand.items()}
-        self._alive = sum(row["acting"] + row["waiting"] + row["standby"] for row in rows.values()) + arriving.total()
+            self._note(placement, demand.get(placement, NO_DEMAND), wanted.get(placement, 0), now)
+        rows = {name: replace(row) for name, row in demand.items()}
+        self._alive = sum(row.alive for row in rows.values()) + arriving.total()
         standbys = {name: self._standbys[name].wanted(now) for name in wanted}
         for placement, row in rows.items():
-            if is_scarce(placement) and not row["acting"] + row["waiting"] + row["standby"]:
-                row["ready"] = min(1, row["ready"])  # perhaps there is none to be had
+            if is_scarce(placement) and not row.alive:
+                row.ready = min(1, row.ready)  # perhaps there is none to be had
         for placement, (_, until) in self._tried.items():
             # One frame is enough to see whether they can be started again.
             most = 0 if now < until or placement in self.starting.values() else 1
             standbys[placement] = min(most, standbys.get(placement, 0))
             if placement in rows:
-                rows[placement]["ready"] = min(most, rows[placement]["ready"])
+                rows[placement].ready = min(most, rows[placement].ready)
         keep = {name: self._standbys[name].keep(now) for name in demand}
         self.cap = cap(self._most, self._alive - len(self.starting), self._memory, self._bound, now)
         decided = plan(rows, arriving, standbys, self.cap, keep=keep, turns=self._turns)
@@ -107,12 +106,12 @@ class Stock:
             self._turns[placement] = max(self._turns.values(), default=0) + 1
         return decided
 
-    def _note(self, placement: str, row: dict[str, Any], most: int, now: float) -> None:
+    def _note(self, placement: str, row: Demand, most: int, now: float) -> None:
         known = self._standbys.get(placement)
         if known is None or known.most != most:
             level = known.after(0, now).level if known is not None else 0.0
             half_life = SCARCE_HALF_LIFE_SECONDS if is_scarce(placement) else HALF_LIFE_SECONDS
-            level = max(level, most, sum(row.get(state, 0) for state in ("acting", "waiting", "standby")))
+            level = max(level, most, row.alive)
             self._standbys[placement] = known = Standbys(most, float(level), now, half_life)
-        if row.get("taken"):
-            self._standbys[placement] = known.after(row["taken"], now)
+        if row.taken:
+            self._standbys[placement] = known.after(row.taken, now)

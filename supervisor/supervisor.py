@@ -20,7 +20,8 @@ from understudy.identifiers import new_identifier
 from understudy.waiting import answered_within, is_set_within
 
 from .drains import Drains
-from .ports import FrameHandle, Machinery, NodeHandle
+from .pool import Demand
+from .ports import FrameHandle, Machinery, NodeHandle, NodeReport
 from .probing import frame_hangs, node_hangs
 from .stock import Stock
 
@@ -448,23 +449,22 @@ class Supervisor:
         """Keep a node's pool in step with its demand."""
         while self._serves(node, term):
             try:
-                served = await node.handle.call("demand", DEMAND_SECONDS, node.stock.cap)
+                report: NodeReport = await node.handle.call("demand", DEMAND_SECONDS, node.stock.cap)
                 if not self._serves(node, term):
                     return
                 # Restarted unnoticed (a `take_up` is repeated too, so the next process can have heard it without all
                 # that comes before it), or it did not hear who joined.
                 known = (node.handle.pid, *self._told)
-                if (served["pid"], served["generation"], served["nodes"]) != known:
+                if (report.pid, report.generation, report.nodes) != known:
                     await self._take_up(node)
-                named: dict[str, int] = served["named"]
-                if named.keys() - self._known(node):
-                    self._alone(("strangers", node.handle.node_id), self._meet_strangers, node, named)
-                for frame_id in served["condemned"]:
+                if report.named.keys() - self._known(node):
+                    self._alone(("strangers", node.handle.node_id), self._meet_strangers, node, report.named)
+                for frame_id in report.condemned:
                     self._alone(f"kill {frame_id}", self._kill_frame, frame_id, "its run was ended by force")
-                if served.get("memory"):
-                    node.stock.measured(served["memory"], time.monotonic())
-                if not served.get("draining"):
-                    await self._balance(node, served["demand"])
+                if report.memory is not None:
+                    node.stock.measured(report.memory, time.monotonic())
+                if not report.draining:
+                    await self._balance(node, report.demand)
             except Exception as error:
                 log.warning("demand of node %s unknown: %s", node.handle.node_id[:8], error)
                 await asyncio.sleep(0.5)
@@ -494,9 +494,9 @@ class Supervisor:
         """Frames that are watched, or that are about to be, or whose deaths are being told."""
         return {*self._frames, *node.stock.starting, *node.ending}
 
-    async def _balance(self, node: _Node, demand: dict[str, Any]) -> None:
+    async def _balance(self, node: _Node, demand: dict[str, Demand]) -> None:
         stock, now = node.stock, time.monotonic()
-        known = {frame_id for row in demand.values() for frame_id in row.get("frames", ())}
+        known = {frame_id for row in demand.values() for frame_id in row.frames}
         arriving = Counter(placement for frame_id, placement in stock.starting.items() if frame_id not in known)
         for frame in self._frames.values():  # alive, but has not called in yet
             if frame.node_id == node.handle.node_id and frame.frame_id not in known:
@@ -514,17 +514,17 @@ class Supervisor:
             node.leaving = decided.retire
             await node.handle.call("retire", decided.retire)
 
-    def _forget_unused(self, demand: dict[str, dict[str, Any]], now: float) -> None:
+    def _forget_unused(self, demand: dict[str, Demand], now: float) -> None:
         """What sessions of this node use is wanted; the rest was, until nobody has used it for long."""
-        used = [name for name, row in demand.items() if row["ready"] or row["acting"] or row["waiting"]]
+        used = [name for name, row in demand.items() if row.ready or row.acting or row.waiting]
         self._used.update(dict.fromkeys(self._wanted.keys() & used, now))
         for placement in [name for name, at in self._used.items() if name and now - at > WANTED_SECONDS]:
             del self._used[placement], self._wanted[placement]
 
     async def _balance_now(self, node: _Node) -> None:
-        served = await node.handle.call("demand", 0.0)
-        if not served.get("draining"):
-            await self._balance(node, served["demand"])
+        report: NodeReport = await node.handle.call("demand", 0.0)
+        if not report.draining:
+            await self._balance(node, report.demand)
 
     async def _create_frame(self, node: _Node, frame_id: str, placement: str) -> None:
         term = self._term

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -23,11 +23,15 @@ from understudy.actors.frame import Frame
 from understudy.actors.gateway import Gateway
 from understudy.actors.tools import ToolContext, describe, tool
 from understudy.cluster.node_service import NodeConfig, NodeService
+from understudy.cluster.remote_node import CalledNode
 from understudy.cluster.requests import Requests
+from understudy.cluster.signatures import signature_of
 from understudy.config import ModelProfile
 from understudy.errors import StaleGeneration, StoreUnreachable
 from understudy.identifiers import new_identifier
+from understudy.ports import Node
 from understudy.prices import Price
+from understudy.protocol import News, packed, unpacked
 from understudy.store import queries
 from understudy.store.check import check
 from understudy.store.engine import Database
@@ -110,29 +114,25 @@ class Worker:
         self.task = asyncio.get_running_loop().create_task(self.frame.run(), name=frame_id)
 
 
-class Link:
+class Link(CalledNode):
     """The node service as a frame reaches it; each call makes a point before it and one when its reply arrives."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def __getattr__(self, method: str) -> Any:
-        worker = self._worker
-
-        async def call(*arguments: Any) -> Any:
-            if method != "interrupted":  # made by a clock, not by the session's progress
-                await worker.kernel.point(f"before {method}", worker)
-            if worker.dead:
-                await never()
-            sent = json.loads(json.dumps(arguments))
-            result = await worker.kernel.remote(lambda life: getattr(life.service, method)(*sent))
-            if method != "interrupted":
-                await worker.kernel.point(f"reply to {method}", worker)
-            if worker.dead:
-                await never()
-            return result if isinstance(result, bytes) else json.loads(json.dumps(result))
-
-        return call
+    async def _send(self, method: str, arguments: Sequence[Any]) -> Any:
+        worker, signature = self._worker, signature_of(getattr(Node, method))
+        if method != "interrupted":  # made by a clock, not by the session's progress
+            await worker.kernel.point(f"before {method}", worker)
+        if worker.dead:
+            await never()
+        given = signature.arguments(arguments)
+        result = await worker.kernel.remote(lambda life: getattr(life.service, method)(*given))
+        if method != "interrupted":
+            await worker.kernel.point(f"reply to {method}", worker)
+        if worker.dead:
+            await never()
+        return signature.sent(result)
 
 
 class Life:
@@ -330,9 +330,10 @@ class Kernel:
             await asyncio.wait(tasks, timeout=1.0)
         self.dead.clear()
 
-    async def _tell(self, node_id: str, news: dict[str, Any]) -> None:
+    async def _tell(self, node_id: str, news: News) -> None:
         if node_id in self.peers:
-            await self.peers[node_id].remote(lambda life: life.service.notice(json.loads(json.dumps(news))))
+            arrived = unpacked(packed(news), News, "news")
+            await self.peers[node_id].remote(lambda life: life.service.notice(arrived))
 
     async def quiet(self) -> None:
         """Wait until deaths are dealt with."""

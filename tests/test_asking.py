@@ -16,6 +16,7 @@ from understudy.actors.tools import ToolContext, tool
 from understudy.cluster import background
 from understudy.cluster.client import Session
 from understudy.errors import AnswerConflict, InvalidInput, NotAsked, UnknownSession
+from understudy.supervisor.pool import Demand
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
@@ -79,7 +80,7 @@ async def test_a_question_pauses_the_run_and_holds_no_process(kernel: k.Kernel) 
     paused = await kernel.ask("read", "run", ["s", "r"], {})
     assert (paused["status"], paused["pending"], paused["finished_at"]) == ("waiting_for_input", [question], 0)
     assert (await kernel.run("other", k.spec()))["status"] == "completed"
-    assert kernel.service.frames.paging.demand()[""] == {"ready": 0, "acting": 0, "waiting": 0, "standby": 1}
+    assert kernel.service.frames.paging.demand()[""] == Demand(standby=1)
     [row] = await kernel.ask("read", "sessions", [], {"live_only": True})
     assert (row["session_id"], row["pending"]) == ("s", [question])
     kernel.check()

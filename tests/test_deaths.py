@@ -18,6 +18,7 @@ from understudy.cluster.reading import Reading
 from understudy.cluster.requests import Requests
 from understudy.cluster.rounds import Rounds
 from understudy.errors import StaleGeneration, StoreUnreachable
+from understudy.protocol import Exit, News, StepCall, Work
 from understudy.records import ActivationId
 from understudy.store.engine import now
 from understudy.store.transaction import Transaction
@@ -110,8 +111,8 @@ async def test_a_call_in_flight_is_not_made_again(store: str, tmp_path: Path) ->
     repeats its step, then it waits for the call in flight: there is no third attempt."""
     step, first, repeated = NodeService.step, list[asyncio.Task[Any]](), asyncio.Event()
 
-    async def twice(service: NodeService, call: dict[str, Any]) -> dict[str, Any]:
-        if call.get("session_id") and call["batch"] is None and not first:
+    async def twice(service: NodeService, call: StepCall) -> Work | Exit:
+        if call.activation is not None and call.batch is None and not first:
             first.append(asyncio.create_task(step(service, call)))
             await asyncio.to_thread(kernel.server.wait, lambda stats: stats.requests == 2)
             repeated.set()
@@ -284,7 +285,7 @@ async def test_a_call_that_arrives_after_its_frames_death(store: str, tmp_path: 
         [worker] = kernel.workers.values()
         kernel.kill(worker, replace=False)
         await kernel.quiet()
-        assert await kernel.service.step({"frame": worker.frame.identity, "number": 1}) == {"kind": "exit"}
+        assert await kernel.service.step(StepCall(worker.frame.identity, 1)) == Exit()
         kernel.add_frame()
         assert (await kernel.run("s", k.spec(k.script("done"))))["status"] == "completed"
 
@@ -531,7 +532,7 @@ async def test_a_session_found_ready_while_it_is_being_placed(tmp_path: Path) ->
         await kernel.send("s")
         assert frames.paging.remove("s") is not None
         with frames.being_placed("s", Slot("f", 1, "node1", "")):
-            await kernel.service.notice({"sessions": ["s"]})
+            await kernel.service.notice(News(["s"]))
             await kernel.service.recovery.look("s")
             assert "s" not in frames.paging.ready
         assert "s" in frames.paging.ready

@@ -18,6 +18,7 @@ from understudy.cluster.ray_edge import settle
 from understudy.cluster.recovery import CHUNK
 from understudy.config import Settings
 from understudy.errors import ServiceGone
+from understudy.protocol import News
 from understudy.store import beginnings, queries
 from understudy.store.engine import now
 from understudy.store.transaction import Transaction
@@ -141,7 +142,7 @@ async def test_a_notice_reads_the_sessions_it_names(tmp_path: Path) -> None:
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
         rows = AsyncMock(return_value=[])
         with patch.object(kernel.service.reading, "active", rows):
-            await kernel.service.notice({"sessions": ["a", "b"]})
+            await kernel.service.notice(News(["a", "b"]))
         rows.assert_awaited_once_with(["node1"], session_ids=["a", "b"])
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from understudy.errors import Fenced, ServiceGone
 from understudy.placement import DEFAULT
+from understudy.protocol import FrameIdentity, StepCall, Work
 from understudy.records import ActivationId
 from understudy.supervisor.turns import Ready
 
@@ -19,8 +20,8 @@ from . import kernel as k
 pytestmark = pytest.mark.conformance
 
 
-def _identity(kernel: k.Kernel, frame_id: str) -> dict[str, Any]:
-    return {"frame_id": frame_id, "pid": 1, "node_id": kernel.service.config.node_id, "placement": DEFAULT}
+def _call(kernel: k.Kernel, frame_id: str, number: int = 1) -> StepCall:
+    return StepCall(FrameIdentity(frame_id, 1, kernel.service.config.node_id, DEFAULT), number)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -36,9 +37,11 @@ async def test_a_frame_that_never_heard_of_its_session_is_given_it_again(store: 
     async with k.running(store, tmp_path, frames=0) as kernel:
         await kernel.spawn("s", k.spec(k.script("done")))
         await kernel.send("s")
-        first = await kernel.service.step({"frame": _identity(kernel, "f"), "number": 1})
-        again = await kernel.service.step({"frame": _identity(kernel, "f"), "number": 2})
-        assert [(work["session_id"], work["epoch"]) for work in (first, again)] == [("s", 1), ("s", 2)]
+        first = await kernel.service.step(_call(kernel, "f"))
+        again = await kernel.service.step(_call(kernel, "f", 2))
+        assert isinstance(first, Work)
+        assert isinstance(again, Work)
+        assert (first.session_id, first.epoch, again.session_id, again.epoch) == ("s", 1, "s", 2)
         assert kernel.service.recovery.swept == 0
 
 
@@ -48,7 +51,7 @@ async def test_a_session_that_is_given_to_another_frame_is_held_by_that_one_only
     async with k.running(store, tmp_path, frames=0) as kernel:
         await kernel.spawn("s", k.spec(k.script("done")))
         await kernel.send("s")
-        await kernel.service.step({"frame": _identity(kernel, "old"), "number": 1})
+        await kernel.service.step(_call(kernel, "old"))
         paging = kernel.service.frames.paging
 
         def found(_number: int, label: str, _worker: k.Worker | None) -> None:
@@ -83,7 +86,7 @@ async def test_a_frame_that_dies_before_it_rests_does_not_rest(store: str, tmp_p
     must call anew, instead of waiting where nobody counts it."""
     async with k.running(store, tmp_path, frames=0) as kernel:
         frames = kernel.service.frames
-        slot = frames.calling({"frame": _identity(kernel, "f"), "number": 1})
+        slot = frames.calling(_call(kernel, "f"))
         await kernel.service.recovery.frame_died("f", "process_died")
         with pytest.raises(ServiceGone):
             async with asyncio.timeout(20):
@@ -95,18 +98,20 @@ async def test_a_reserved_frame_that_is_not_needed_takes_the_next_session(store:
     frame gets it."""
     async with k.running(store, tmp_path, frames=0) as kernel, asyncio.timeout(20):
         frames = kernel.service.frames
-        calling = asyncio.create_task(kernel.service.step({"frame": _identity(kernel, "f"), "number": 1}))
+        calling = asyncio.create_task(kernel.service.step(_call(kernel, "f")))
         await _until(lambda: "f" in frames.paging.slots and frames.paging.slots["f"].resting)
         frames.hand_over(frames.take_spare("t", DEFAULT), None)
         await kernel.spawn("s", k.spec(k.script("done")))
         await kernel.send("s")
-        assert (await calling)["session_id"] == "s"
+        answer = await calling
+        assert isinstance(answer, Work)
+        assert answer.session_id == "s"
 
 
 async def test_a_frame_that_called_in_is_named(store: str, tmp_path: Path) -> None:
     """Given a frame that called in, then the supervisor hears of it, with its pid, whether or not it saw it start."""
     async with k.running(store, tmp_path, frames=0) as kernel:
-        kernel.service.frames.calling({"frame": _identity(kernel, "f"), "number": 1})
+        kernel.service.frames.calling(_call(kernel, "f"))
         assert kernel.service.frames.named() == {"f": 1}
 
 
@@ -119,9 +124,9 @@ async def test_a_session_that_was_activated_since_it_was_found_ready_stays_where
         await kernel.spawn("s", k.spec(k.script("done")))
         await kernel.send("s")
         for number in (1, 2):
-            await kernel.service.step({"frame": _identity(kernel, "f"), "number": number})
+            await kernel.service.step(_call(kernel, "f", number))
         frames = kernel.service.frames
-        other = frames.calling({"frame": _identity(kernel, "other"), "number": 1})
+        other = frames.calling(_call(kernel, "other"))
         stale = Ready("s", DEFAULT, "s", "takeover", epoch=1)
         with pytest.raises(Fenced, match="activated since"):
             await kernel.service.journal.submit(frames.activation(other, stale), "s")
@@ -135,9 +140,9 @@ async def test_a_session_that_is_being_placed_is_placed_nowhere_else(store: str,
         frames = kernel.service.frames
         await kernel.spawn("s", k.spec(k.script("done")))
         await kernel.send("s")
-        first = frames.calling({"frame": _identity(kernel, "first"), "number": 1})
+        first = frames.calling(_call(kernel, "first"))
         frames.paging.remove("s")
-        calling = asyncio.create_task(kernel.service.step({"frame": _identity(kernel, "second"), "number": 1}))
+        calling = asyncio.create_task(kernel.service.step(_call(kernel, "second")))
         await _until(lambda: "second" in frames.paging.slots and frames.paging.slots["second"].resting)
         with frames.being_placed("s", first):
             frames.paging.add(Ready("s", DEFAULT, "s", "ready"))
@@ -145,7 +150,9 @@ async def test_a_session_that_is_being_placed_is_placed_nowhere_else(store: str,
             await _until(lambda: not frames.chosen["s"])
             await kernel.service.journal.submit(lambda tx: None)  # behind whatever was to be committed for it
             assert (await kernel.info("s"))["epoch"] == 0
-        assert (await calling)["session_id"] == "s"
+        answer = await calling
+        assert isinstance(answer, Work)
+        assert answer.session_id == "s"
 
 
 async def test_a_session_that_was_fenced_behind_its_activation_goes_on(store: str, tmp_path: Path) -> None:
@@ -156,10 +163,10 @@ async def test_a_session_that_was_fenced_behind_its_activation_goes_on(store: st
         await kernel.spawn("s", k.spec(k.script("done")))
         await kernel.send("s")
         frames.paging.remove("s")
-        slot = frames.calling({"frame": _identity(kernel, "f"), "number": 1})
+        slot = frames.calling(_call(kernel, "f"))
         with frames.being_placed("s", slot):
             work = await kernel.service.journal.submit(frames.activation(slot, Ready("s", DEFAULT, "s", "ready")), "s")
-            frames.queue(Ready("s", DEFAULT, "s", "ready", epoch=work["epoch"] + 1))
+            frames.queue(Ready("s", DEFAULT, "s", "ready", epoch=work.epoch + 1))
             frames.given(slot, work)
         assert (slot.session_id, list(frames.paging.ready)) == (None, ["s"])
 
@@ -204,8 +211,9 @@ async def test_the_sweep_picks_up_what_nobody_knows(store: str, tmp_path: Path) 
         await kernel.send("s")
         kernel.service.frames.paging.remove("s")
         await kernel.service.recovery.sweep_all(0)
-        work = await kernel.service.step({"frame": _identity(kernel, "f"), "number": 1})
-        assert (work["session_id"], kernel.service.recovery.swept) == ("s", 1)
+        work = await kernel.service.step(_call(kernel, "f"))
+        assert isinstance(work, Work)
+        assert (work.session_id, kernel.service.recovery.swept) == ("s", 1)
 
 
 async def test_the_sweep_counts_a_death_for_a_session_in_a_frame_that_nobody_knows(store: str, tmp_path: Path) -> None:
@@ -214,7 +222,7 @@ async def test_the_sweep_counts_a_death_for_a_session_in_a_frame_that_nobody_kno
     async with k.running(store, tmp_path, frames=0) as kernel:
         await kernel.spawn("s", k.spec(k.script("done")))
         await kernel.send("s")
-        await kernel.service.step({"frame": _identity(kernel, "f"), "number": 1})
+        await kernel.service.step(_call(kernel, "f"))
         del kernel.service.frames.paging.slots["f"]
         await kernel.service.recovery.sweep_all(0)
         assert "session_crashed" in await kernel.types("s")

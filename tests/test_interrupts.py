@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from understudy.actors.tools import tool
+from understudy.protocol import News
 from understudy.store.beginnings import accept
 from understudy.store.endings import request_cancel
 
@@ -199,7 +200,7 @@ async def test_the_next_run_is_not_ended_for_the_one_before(kernel: k.Kernel, at
         if way == "sweep":
             await kernel.service.recovery.sweep_all(0)
         else:
-            await kernel.service.notice({"sessions": ["s"]})
+            await kernel.service.notice(News(["s"]))
     watched = len(kernel.service.interrupts)
     Gate.opened.set()  # before anything fails: nothing else ends the tool
     kernel.server.release()

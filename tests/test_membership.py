@@ -20,6 +20,8 @@ from understudy.errors import (
 )
 from understudy.store.draining import check_drain
 from understudy.supervisor import supervisor as supervising
+from understudy.supervisor.pool import Demand
+from understudy.supervisor.ports import NodeReport, TakenUp
 from understudy.supervisor.supervisor import Supervisor
 
 PATIENCE = 20.0
@@ -42,7 +44,7 @@ class Node:
         self.deaths: list[str] = []
         self.causes: list[str] = []
         self.may_live: list[bool] = []
-        self.demand: dict[str, dict[str, Any]] = {}
+        self.demand: dict[str, Demand] = {}
         self.hangs: list[tuple[str, float]] = []
         self.unschedulable: list[dict[str, str]] = []
         self.profiles: list[str] = []
@@ -66,7 +68,7 @@ class Node:
             self.generation = arguments[0]
             self.told.append(arguments)
             self.changed.set()
-            return {}
+            return TakenUp()
         if method == "frame_died":
             if self.refusals:
                 raise self.refusals.pop()
@@ -83,8 +85,9 @@ class Node:
             self.asked += 1
             self.changed.set()
             await asyncio.sleep(0.05)
-            told = {"pid": self.process, "generation": self.generation, "nodes": self.nodes, "demand": self.demand}
-            return {**told, "draining": self.draining, "condemned": self.condemned, "named": self.named}
+            return NodeReport(
+                self.process, self.generation, self.nodes, self.draining, self.demand, self.condemned, self.named
+            )
         if method == "register":
             self.profiles.append(arguments[0].name)
             self.changed.set()
@@ -403,7 +406,7 @@ async def test_what_can_not_be_started_is_told(machinery: Machinery) -> None:
     """Given sessions that ask for what no node has, then their node service and the directory say why they wait."""
     node, supervisor = machinery.nodes["b"], machinery.supervisor  # type: ignore[attr-defined]
     machinery.obstacle = "no node has GPU 1"
-    node.demand = {"gpu": {"ready": 1, "acting": 0, "waiting": 0, "standby": 0, "taken": 0, "frames": []}}
+    node.demand = {"gpu": Demand(ready=1)}
     async with asyncio.timeout(PATIENCE):
         while not node.unschedulable:
             node.changed.clear()
@@ -476,7 +479,7 @@ async def test_a_placement_that_nobody_uses_is_forgotten(machinery: Machinery, m
     monkeypatch.setattr(supervising, "WANTED_SECONDS", 0.2, raising=False)
     supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
     node = machinery.nodes["a"]
-    node.demand = {"used": {"ready": 0, "acting": 1, "waiting": 0, "standby": 0, "taken": 0, "frames": []}}
+    node.demand = {"used": Demand(acting=1)}
     supervisor.want("used")
     supervisor.want("unused")
     began = time.monotonic()
@@ -534,8 +537,7 @@ async def test_what_a_frame_held_that_was_not_seen_to_start_goes_on(machinery: M
     node, supervisor = machinery.nodes["b"], machinery.supervisor  # type: ignore[attr-defined]
     machinery.failure = ServiceGone("it died while it started")
     machinery.reached = False
-    row = {"ready": 1, "acting": 0, "waiting": 0, "standby": 0, "taken": 0}
-    node.demand = {"": {**row, "frames": []}}
+    node.demand = {"": Demand(ready=1)}
     await node.until(lambda: bool(machinery.tried))
     node.named = {machinery.tried[0]: 8}
     await node.until(lambda: machinery.tried[0] in node.deaths)

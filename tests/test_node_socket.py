@@ -20,6 +20,7 @@ from understudy.cluster.ends import has_ended
 from understudy.cluster.node_service import NodeService
 from understudy.cluster.node_socket import CLIENT, FRAME, NodeSocket
 from understudy.cluster.repeating import Answering
+from understudy.cluster.signatures import signature_of
 from understudy.errors import InvalidInput, ServiceGone
 from understudy.placement import DEFAULT
 from understudy.supervisor.capacity import Memory
@@ -55,7 +56,9 @@ class Stage:
             return kernel.service
 
         async def answer(call_id: str, method: str, *arguments: Any) -> Any:
-            return await answering.answer(call_id, lambda: getattr(kernel.service, method)(*arguments))
+            signature = signature_of(getattr(NodeService, method))
+            given = signature.arguments(arguments)
+            return signature.sent(await answering.answer(call_id, lambda: getattr(kernel.service, method)(*given)))
 
         self.socket = NodeSocket("node" * 8, node, answer)
 
@@ -202,7 +205,7 @@ async def test_a_frame_calls_for_itself_only(stage: Stage) -> None:
         ("take_up", 99, 1, []), ("acquire", "me", 1, "", "r"), ("stop",), ("close",), ("__class__",), ("journal",),
         ("kill_process", 1), ("profiles",), ("register", {}), ("repeated", "1", "profiles"), ("admit", "frame", "x"),
         ("step", {"frame": identity("other"), "number": 1}),
-        ("commit", {"frame": {"frame_id": "other"}, "batch": {}}),
+        ("commit", "other", {}), ("step",), ("step", "other"), ("commit",),
     ]  # fmt: skip
     for number, (method, *arguments) in enumerate(calls):
         with pytest.raises(InvalidInput, match="a frame can't call"):

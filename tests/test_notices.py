@@ -16,6 +16,7 @@ import pytest
 from understudy.actors.tools import tool
 from understudy.cluster import recovery
 from understudy.errors import StaleGeneration, StoreUnreachable
+from understudy.protocol import News
 from understudy.records import LEASE_SECONDS
 from understudy.store import activation, beginnings
 from understudy.testing.offline import OfflineServer
@@ -224,7 +225,7 @@ async def test_a_service_that_was_cut_off_activates_nothing(
         with pytest.raises(StaleGeneration):
             await b.take_up(generation, ["a"])
         await b.send("s", "three", "r3")
-        await a.service.notice({"sessions": ["s"]})
+        await a.service.notice(News(["s"]))
         assert (await asyncio.wait_for(a.end("s", "r3"), PATIENCE))["status"] == "completed"
         places = [e["data"]["node_id"] for e in await a.events("s") if e["type"] == "session_activated"]
         assert places == sorted(places, reverse=True)

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from understudy.records import CACHED_WINDOWS
 from understudy.supervisor import paging as rules
 from understudy.supervisor.paging import CACHED_IN_A_ROW, Paging, Slot
+from understudy.supervisor.pool import Demand
 from understudy.supervisor.turns import Ready
 
 from . import kernel as k
@@ -137,10 +138,7 @@ def test_nothing_walks_the_ready_sessions(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(made.pairs()) == 8
     assert made.pairs() == []
     assert made.next_for(made.slots["f0"]) is not None
-    assert made.demand() == {
-        "": {"ready": 9_991, "acting": 8, "waiting": 0, "standby": 0},
-        "gpu": {"ready": 10_000, "acting": 0, "waiting": 0, "standby": 0},
-    }
+    assert made.demand() == {"": Demand(9_991, acting=8), "gpu": Demand(10_000)}
     assert made.queued("gpu") == 10_000
     assert made.remove("s5000") is not None
     assert touched == 0
@@ -229,8 +227,8 @@ class Matching(RuleBasedStateMachine):
     @invariant()
     def demand_counts_everything_once(self) -> None:
         rows = self.paging.demand().values()
-        assert sum(row["ready"] for row in rows) == len(self.ready)
-        assert sum(row["acting"] + row["waiting"] + row["standby"] for row in rows) == len(self.paging.slots)
+        assert sum(row.ready for row in rows) == len(self.ready)
+        assert sum(row.alive for row in rows) == len(self.paging.slots)
 
 
 TestMatching = Matching.TestCase

@@ -21,6 +21,7 @@ from understudy.cluster.placing import actor_options, obstacle, variables
 from understudy.errors import InvalidConfiguration, InvalidSpec
 from understudy.manifest import changes
 from understudy.placement import ISOLATED, is_isolated, is_scarce, placement_key
+from understudy.protocol import Exit, StepCall, Work
 from understudy.store import code
 
 from . import kernel as k
@@ -321,8 +322,8 @@ async def test_a_process_of_its_own_that_comes_for_a_call_while_its_run_is_cance
     asks for the call while the cancel is being committed, then that process ends too."""
     attaching, go, step = asyncio.Event(), asyncio.Event(), NodeService.step
 
-    async def late(service: NodeService, call: dict[str, Any]) -> dict[str, Any]:
-        if call.get("request") and call["batch"] is None:
+    async def late(service: NodeService, call: StepCall) -> Work | Exit:
+        if call.request is not None and call.batch is None:
             attaching.set()
             await go.wait()
         return await step(service, call)

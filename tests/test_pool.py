@@ -5,80 +5,75 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.supervisor.pool import Plan, default_cap, plan
+from understudy.supervisor.pool import Demand, Plan, default_cap, plan
 
 PLACEMENTS = ("", "gpu", "big")
 counts = st.integers(0, 6)
-rows = st.fixed_dictionaries({"ready": counts, "acting": counts, "waiting": counts, "standby": counts})
+rows = st.builds(Demand, counts, counts, counts, counts)
 demands = st.dictionaries(st.sampled_from(PLACEMENTS), rows)
 numbers = st.dictionaries(st.sampled_from(PLACEMENTS), counts)
-KINDS = ("acting", "waiting", "standby")
-
-
-def row(ready: int = 0, acting: int = 0, waiting: int = 0, standby: int = 0) -> dict[str, int]:
-    return {"ready": ready, "acting": acting, "waiting": waiting, "standby": standby}
 
 
 @given(demands, numbers, numbers, st.integers(1, 24))
 def test_never_above_the_cap(
-    demand: dict[str, dict[str, int]], starting: dict[str, int], wanted: dict[str, int], cap: int
+    demand: dict[str, Demand], starting: dict[str, int], wanted: dict[str, int], cap: int
 ) -> None:
     """Frames, those being started and those to create never exceed the cap, and nobody leaves who is not there."""
-    total = sum(r[kind] for r in demand.values() for kind in KINDS) + sum(starting.values())
+    total = sum(r.alive for r in demand.values()) + sum(starting.values())
     decided = plan(demand, starting, wanted, cap)
     created, retired = sum(decided.create.values()), sum(decided.retire.values())
     assert total + created <= max(cap, total) + retired
-    assert all(count <= sum(demand[name][kind] for kind in KINDS) for name, count in decided.retire.items())
+    assert all(count <= demand[name].alive for name, count in decided.retire.items())
 
 
 @given(demands, numbers, numbers)
 def test_below_the_cap_demand_and_standbys_are_met(
-    demand: dict[str, dict[str, int]], starting: dict[str, int], wanted: dict[str, int]
+    demand: dict[str, Demand], starting: dict[str, int], wanted: dict[str, int]
 ) -> None:
     """Without a cap every ready session gets a frame and every placement its standbys, and nobody retires."""
     decided = plan(demand, starting, wanted, 10_000)
     assert not decided.retire
     for name in demand.keys() | wanted.keys():
-        got = demand.get(name, row())
-        idle = got["standby"] + starting.get(name, 0) + decided.create.get(name, 0)
+        got = demand.get(name, Demand())
+        idle = got.standby + starting.get(name, 0) + decided.create.get(name, 0)
         assert idle >= wanted.get(name, 0)
-        assert idle + got["waiting"] >= got["ready"]
+        assert idle + got.waiting >= got.ready
 
 
 def test_a_used_standby_is_refilled() -> None:
     """When the one standby is acting, another one is created."""
-    assert plan({"": row(acting=1)}, {}, {"": 1}, 4).create == {"": 1}
-    assert plan({"": row(acting=1)}, {"": 1}, {"": 1}, 4).create == {}
+    assert plan({"": Demand(acting=1)}, {}, {"": 1}, 4).create == {"": 1}
+    assert plan({"": Demand(acting=1)}, {"": 1}, {"": 1}, 4).create == {}
 
 
 def test_no_frame_is_created_while_one_waits() -> None:
     """A ready session takes the frame of a waiting one before a new frame is paid for."""
-    assert plan({"": row(ready=2, acting=1, waiting=2)}, {}, {}, 8).create == {}
-    assert plan({"": row(ready=2, acting=1, waiting=1)}, {}, {}, 8).create == {"": 1}
+    assert plan({"": Demand(ready=2, acting=1, waiting=2)}, {}, {}, 8).create == {}
+    assert plan({"": Demand(ready=2, acting=1, waiting=1)}, {}, {}, 8).create == {"": 1}
 
 
 def test_another_placements_standby_makes_room() -> None:
     """At the cap, a placement with ready sessions and no frame takes the place of another one's standby."""
-    decided = plan({"": row(acting=2, standby=2), "gpu": row(ready=1)}, {}, {"": 2, "gpu": 1}, 4)
+    decided = plan({"": Demand(acting=2, standby=2), "gpu": Demand(ready=1)}, {}, {"": 2, "gpu": 1}, 4)
     assert (decided.create, decided.retire) == ({"gpu": 1}, {"": 1})
 
 
 def test_an_idle_standby_makes_room_for_sessions_that_are_ready_elsewhere() -> None:
     """Ready sessions must not take turns on one frame while another placement's frame does nothing."""
-    decided = plan({"": row(acting=2, standby=1), "gpu": row(ready=3, acting=1)}, {}, {"": 1, "gpu": 1}, 4)
+    decided = plan({"": Demand(acting=2, standby=1), "gpu": Demand(ready=3, acting=1)}, {}, {"": 1, "gpu": 1}, 4)
     assert (decided.create, decided.retire) == ({"gpu": 1}, {"": 1})
 
 
 def test_too_many_frames_become_fewer() -> None:
     """Above the cap those leave that stand by, then those whose sessions wait; who acts may finish."""
-    demand = {"": row(acting=2, waiting=2, standby=1), "gpu": row(waiting=1, standby=1)}
+    demand = {"": Demand(acting=2, waiting=2, standby=1), "gpu": Demand(waiting=1, standby=1)}
     assert plan(demand, {}, {"": 1, "gpu": 1}, 4) == Plan({}, {"": 2, "gpu": 1})
     assert plan(demand, {}, {}, 1).retire == {"": 3, "gpu": 2}
 
 
 def test_what_nobody_uses_leaves() -> None:
     """Standbys beyond those wanted and those used lately leave, one at a time."""
-    demand = {"": row(acting=1, standby=4), "gpu": row(standby=2)}
+    demand = {"": Demand(acting=1, standby=4), "gpu": Demand(standby=2)}
     assert plan(demand, {}, {"": 1}, 8, keep={"": 3, "gpu": 2}) == Plan({}, {"": 1})
     assert plan(demand, {}, {"": 4}, 8, keep={"": 0, "gpu": 1}) == Plan({}, {"gpu": 1})
     assert plan(demand, {}, {}, 8) == Plan({}, {})
@@ -87,9 +82,9 @@ def test_what_nobody_uses_leaves() -> None:
 def test_a_placement_without_a_frame_gets_one() -> None:
     """Sessions must not wait for ever for frames that others hold, who perhaps wait for them: a frame whose session
     waits leaves at once, one that acts when it rests, and only then another one is created."""
-    assert plan({"": row(waiting=4), "gpu": row(ready=3)}, {}, {}, 4) == Plan({"gpu": 1}, {"": 1})
-    assert plan({"": row(ready=9, acting=4), "gpu": row(ready=3)}, {}, {}, 4) == Plan({}, {"": 1})
-    assert plan({"": row(ready=9, acting=3), "gpu": row(ready=3)}, {}, {}, 4) == Plan({"gpu": 1}, {})
+    assert plan({"": Demand(waiting=4), "gpu": Demand(ready=3)}, {}, {}, 4) == Plan({"gpu": 1}, {"": 1})
+    assert plan({"": Demand(ready=9, acting=4), "gpu": Demand(ready=3)}, {}, {}, 4) == Plan({}, {"": 1})
+    assert plan({"": Demand(ready=9, acting=3), "gpu": Demand(ready=3)}, {}, {}, 4) == Plan({"gpu": 1}, {})
 
 
 @given(st.integers(1, 4), st.lists(st.integers(1, 9), min_size=2, max_size=5))
@@ -99,7 +94,7 @@ def test_every_placement_has_its_turn(cap: int, ready: list[int]) -> None:
     acting = dict.fromkeys(names, 0)
     seen: dict[str, int] = {}
     for moment in range(4 * len(names)):
-        demand = {name: row(ready=count, acting=acting[name]) for name, count in zip(names, ready, strict=True)}
+        demand = {name: Demand(ready=count, acting=acting[name]) for name, count in zip(names, ready, strict=True)}
         decided = plan(demand, {}, {}, cap, turns=seen)
         for name, count in decided.retire.items():
             acting[name] -= count

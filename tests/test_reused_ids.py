@@ -122,9 +122,9 @@ async def test_what_frames_ask_names_the_incarnation(tmp_path: Path) -> None:
         await service.journal.submit(lambda tx: activation.activate(tx, "s", FRAME))
         [row] = await service.reading.active(None, session_ids=["s"])
         held = ActivationId.of(row)
-        assert (await service.reload(*held))["epoch"] == 1
+        assert (await service.reload(held)).epoch == 1
         old = held._replace(incarnation=held.incarnation - 1)
         with pytest.raises(Fenced, match="another incarnation"):
-            await service.reload(*old)
+            await service.reload(old)
         with pytest.raises(Fenced, match="another incarnation"):
-            await service.interrupted(*old, "r")
+            await service.interrupted(old, "r")

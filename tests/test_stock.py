@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.placement import SCARCE
 from understudy.supervisor.capacity import BURST_SECONDS, FRAME_BYTES, HALF_LIFE_SECONDS, RISE_SECONDS, Memory
-from understudy.supervisor.pool import Plan
+from understudy.supervisor.pool import Demand, Plan
 from understudy.supervisor.stock import LONGEST_PAUSE, Stock
 
 GIB = 1 << 30
@@ -18,31 +17,27 @@ NONE: Counter[str] = Counter()
 GPU = f"gpu{SCARCE}"
 
 
-def row(ready: int = 0, acting: int = 0, waiting: int = 0, standby: int = 0, taken: int = 0) -> dict[str, Any]:
-    return {"ready": ready, "acting": acting, "waiting": waiting, "standby": standby, "taken": taken, "frames": []}
-
-
 def test_a_busy_node_grows_as_far_as_memory_allows() -> None:
     """Without a limit of its own memory, up to what was asked for; with little left, as many as fit."""
     stock = Stock(8, None, 2)
-    demand = {"": row(ready=50, acting=4)}
+    demand = {"": Demand(ready=50, acting=4)}
     assert stock.decide(demand, NONE, {"": 2}, 0.0).create == {"": 14}
     stock.measured(Memory(10 * GIB, int(0.8 * GIB) + 3 * FRAME_BYTES, FRAME_BYTES), 1.0)
     assert stock.decide(demand, NONE, {"": 2}, 1.0).create == {"": 3}
     stock.measured(Memory(10 * GIB, 0, FRAME_BYTES), 2.0)
-    assert stock.decide({"": row(acting=2, standby=3)}, NONE, {"": 2}, 2.0) == Plan({}, {"": 3})
+    assert stock.decide({"": Demand(acting=2, standby=3)}, NONE, {"": 2}, 2.0) == Plan({}, {"": 3})
 
 
 def test_a_kill_for_want_of_memory_lowers_the_cap_for_a_while() -> None:
     """Ray kills some of eight frames: four are enough for now, and later more are tried, one by one."""
     stock = Stock(4, 8, 0)
-    demand = {"": row(ready=20, acting=8)}
+    demand = {"": Demand(ready=20, acting=8)}
     stock.decide(demand, NONE, {}, 0.0)
     for moment in range(3):
         stock.died("", "out_of_memory", float(moment))
-    short = {"": row(ready=20, acting=5)}
+    short = {"": Demand(ready=20, acting=5)}
     assert stock.decide(short, NONE, {}, 3.0).create == {}
-    fewer = {"": row(ready=20, acting=3)}
+    fewer = {"": Demand(ready=20, acting=3)}
     created = [stock.decide(fewer, NONE, {}, RISE_SECONDS * steps + 5).create.get("", 0) for steps in range(4)]
     assert created == [1, 2, 3, 4]
 
@@ -51,9 +46,9 @@ def test_the_kernels_kills_count_too() -> None:
     """Ray does not tell them from other deaths, so the node service's measurements do."""
     stock = Stock(4, 8, 0)
     stock.measured(Memory(GIB << 4, GIB << 4, 0, killed=3), 0.0)  # before our time
-    assert stock.decide({"": row(ready=20, acting=4)}, NONE, {}, 0.0).create == {"": 4}
+    assert stock.decide({"": Demand(ready=20, acting=4)}, NONE, {}, 0.0).create == {"": 4}
     stock.measured(Memory(GIB << 4, GIB << 4, 0, killed=4), BURST_SECONDS)
-    assert stock.decide({"": row(ready=20, acting=4)}, NONE, {}, BURST_SECONDS).create == {}
+    assert stock.decide({"": Demand(ready=20, acting=4)}, NONE, {}, BURST_SECONDS).create == {}
 
 
 def test_standbys_fade_and_come_back() -> None:
@@ -61,12 +56,12 @@ def test_standbys_fade_and_come_back() -> None:
     stock = Stock(4, 8, 2)
     assert stock.decide({}, NONE, {"": 2}, 0.0).create == {"": 2}
     late = 6 * HALF_LIFE_SECONDS
-    assert stock.decide({"": row(standby=2)}, NONE, {"": 2}, late) == Plan({}, {"": 1})
-    assert stock.decide({"": row(standby=1)}, NONE, {"": 2}, late + 5) == Plan({}, {"": 1})
+    assert stock.decide({"": Demand(standby=2)}, NONE, {"": 2}, late) == Plan({}, {"": 1})
+    assert stock.decide({"": Demand(standby=1)}, NONE, {"": 2}, late + 5) == Plan({}, {"": 1})
     assert stock.decide({}, NONE, {"": 2}, late + 10) == Plan({}, {})
-    assert stock.decide({"": row(ready=1)}, NONE, {"": 2}, late + 15).create == {"": 1}
+    assert stock.decide({"": Demand(ready=1)}, NONE, {"": 2}, late + 15).create == {"": 1}
     stock.died("", "process_died", late + 20)
-    assert stock.decide({"": row(acting=1)}, NONE, {"": 2}, late + 20).create == {"": 1}
+    assert stock.decide({"": Demand(acting=1)}, NONE, {"": 2}, late + 20).create == {"": 1}
 
 
 def test_idle_frames_that_are_used_stay() -> None:
@@ -74,15 +69,15 @@ def test_idle_frames_that_are_used_stay() -> None:
     stock, now = Stock(4, 8, 0), 0.0
     for _ in range(50):
         now += 60.0
-        assert stock.decide({"": row(standby=2, taken=2)}, NONE, {}, now) == Plan({}, {})
-    assert stock.decide({"": row(standby=2)}, NONE, {}, now + 2 * HALF_LIFE_SECONDS).retire == {}
-    assert stock.decide({"": row(standby=2)}, NONE, {}, now + 9 * HALF_LIFE_SECONDS).retire == {"": 1}
+        assert stock.decide({"": Demand(standby=2, taken=2)}, NONE, {}, now) == Plan({}, {})
+    assert stock.decide({"": Demand(standby=2)}, NONE, {}, now + 2 * HALF_LIFE_SECONDS).retire == {}
+    assert stock.decide({"": Demand(standby=2)}, NONE, {}, now + 9 * HALF_LIFE_SECONDS).retire == {"": 1}
 
 
 def test_scarce_frames_are_given_back_soon() -> None:
     """What holds a GPU does not stand by for minutes."""
     stock = Stock(4, 8, 2)
-    demand = {"": row(standby=2), GPU: row(standby=1)}
+    demand = {"": Demand(standby=2), GPU: Demand(standby=1)}
     assert stock.decide(demand, NONE, {"": 2}, 0.0) == Plan({}, {})
     assert stock.decide(demand, NONE, {"": 2}, 60.0) == Plan({}, {GPU: 1})
 
@@ -90,7 +85,7 @@ def test_scarce_frames_are_given_back_soon() -> None:
 def test_a_placement_that_can_not_be_had_holds_up_nobody() -> None:
     """It is tried again now and then with one frame, takes no place of others, and why is told until it works."""
     stock = Stock(4, 8, 2)
-    demand = {"": row(acting=5, standby=2), GPU: row(ready=500)}
+    demand = {"": Demand(acting=5, standby=2), GPU: Demand(ready=500)}
     assert stock.decide(demand, NONE, {"": 2}, 0.0).create == {GPU: 1}
     stock.failed(GPU, "no node has GPU 1", 0.0)
     assert stock.failures == {GPU: "no node has GPU 1"}
@@ -120,7 +115,7 @@ def test_standbys_that_could_not_be_started_are_tried_again() -> None:
     assert stock.decide({}, NONE, {"": 2}, 1.0).create == {}
     assert stock.decide({}, NONE, {"": 2}, 1.6).create == {"": 1}
     assert stock.started("")
-    assert stock.decide({"": row(standby=1)}, NONE, {"": 2}, 2.0).create == {"": 1}
+    assert stock.decide({"": Demand(standby=1)}, NONE, {"": 2}, 2.0).create == {"": 1}
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.integers(0, 9), st.floats(0, 200)), max_size=30))
@@ -133,7 +128,7 @@ def test_never_more_than_fit(history: list[tuple[int, int, int, float]]) -> None
             stock.died("", "out_of_memory" if deaths > 2 else "process_died", now)
             alive -= 1
         stock.measured(Memory(10 * GIB, int(0.8 * GIB) + room * FRAME_BYTES, FRAME_BYTES), now)
-        decided = stock.decide({"": row(ready=ready, acting=alive)}, NONE, {"": 2}, now)
+        decided = stock.decide({"": Demand(ready=ready, acting=alive)}, NONE, {"": 2}, now)
         created = sum(decided.create.values())
         assert created <= (room if alive else max(1, room))
         alive += created

@@ -218,7 +218,7 @@ async def test_any_content_comes_back_as_it_was(db: Store, content: str) -> None
     await db.create("s")
     await db.accept("s", content=content)
     work = await db.activate("s")
-    assert work["inbox"][0]["payload"]["content"] == content
+    assert work.inbox[0].payload["content"] == content
     parts = [{"type": "text", "text": content}]
     await db.ask("s", entries=(Message("user", content, run_id="r"), Message("user", parts, run_id="r")))
     assert [message["content"] for message in db.read(queries.messages, "s")] == [content, parts]
@@ -419,9 +419,7 @@ async def test_a_child_is_created_once_and_its_result_delivered_once(db: Store) 
     await db.commit("kid", 1, 2, **finish)
     await db.commit("kid", 1, 2, **finish)
     work = await db.activate("s")
-    assert [(item["kind"], item["key"], item["payload"]["text"]) for item in work["inbox"]] == [
-        ("child_result", "r/1/0", "done")
-    ]
+    assert [(item.kind, item.key, item.payload["text"]) for item in work.inbox] == [("child_result", "r/1/0", "done")]
     assert (db.session()["wait"], db.session()["children_open"]) == (None, 0)
     assert db.session("kid")["status"] == "completed"
 
@@ -472,8 +470,8 @@ async def test_a_quarantined_child_leaves_its_parent_a_result(db: Store) -> None
 
     await db.do(activation.crash, db.held("kid", 1), decide, cause="process_died", pid=2, policy={})
     work = await db.activate("s")
-    [item] = work["inbox"]
-    assert (item["payload"]["status"], item["payload"]["error"]["message"]) == ("quarantined", "hopeless")
+    [item] = work.inbox
+    assert (item.payload["status"], item.payload["error"]["message"]) == ("quarantined", "hopeless")
     assert db.session("kid")["status"] == "quarantined"
 
 
@@ -577,8 +575,8 @@ async def test_an_activation_in_the_answers_transaction_has_its_tool_calls(db: S
             lambda tx: activation.activate(tx, "s", FRAME),
         ]
     )
-    assert [message["role"] for message in work["messages"]] == ["user", "assistant"]
-    assert [(call["call_id"], call["tool"], call["state"]) for call in work["calls"]] == [("r/1/0", "t", "requested")]
+    assert [message.role for message in work.messages] == ["user", "assistant"]
+    assert [(call.call_id, call.tool, call.state) for call in work.calls] == [("r/1/0", "t", "requested")]
 
 
 async def test_an_activation_after_a_commit_in_one_transaction_sees_its_results(db: Store) -> None:
@@ -590,7 +588,7 @@ async def test_an_activation_after_a_commit_in_one_transaction_sees_its_results(
     _, work = await db.journal.submit_all(
         [lambda tx: operations.commit(tx, batch), lambda tx: activation.activate(tx, "s", FRAME)]
     )
-    assert [(call["state"], call["result"]) for call in work["calls"]] == [("finished", {"content": "x"})]
+    assert [(call.state, call.result) for call in work.calls] == [("finished", {"content": "x"})]
 
 
 # Budgets.
@@ -901,7 +899,7 @@ async def test_a_tool_call_keeps_its_child(db: Store) -> None:
     _, work = await db.journal.submit_all(
         [lambda tx: operations.commit(tx, batch), lambda tx: activation.activate(tx, "s", FRAME)]
     )
-    assert [(call["child_id"], call["result"]["content"]) for call in work["calls"]] == [("kid", "y")]
+    assert [(call.child_id, call.result and call.result["content"]) for call in work.calls] == [("kid", "y")]
 
 
 @pytest.mark.thorough

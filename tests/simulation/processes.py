@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from msgspec.structs import replace
+
 from understudy.actors.frame import Frame
 from understudy.actors.gateway import Gateway
 from understudy.cluster.guarding import SupervisorGuard
@@ -15,9 +17,11 @@ from understudy.cluster.node_calls import NodeCalls
 from understudy.cluster.node_service import NodeConfig, NodeService
 from understudy.cluster.remote_node import RemoteNode
 from understudy.cluster.repeating import SUPERVISOR_PATIENCE, Joining
+from understudy.cluster.signatures import signature_of
 from understudy.config import ModelProfile
 from understudy.errors import ClusterError, ServiceGone, UnderstudyError
 from understudy.placement import DEFAULT, is_isolated
+from understudy.protocol import Exit, News, StepCall, Work
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.store import queries
 from understudy.supervisor.ports import ADOPT_SECONDS
@@ -82,7 +86,7 @@ class NodeProcess(NodeCalls):
         if not run.cancelled():
             self._world.invariants.violated(f"the guard of the supervisor ended: {run.exception()!r}")
 
-    async def _tell(self, node_id: str, news: dict[str, Any]) -> None:
+    async def _tell(self, node_id: str, news: News) -> None:
         try:
             actor = self._world.cluster.actors.get(f"node/{node_id}")
             if actor is not None:
@@ -124,18 +128,15 @@ class NodeProcess(NodeCalls):
         with contextlib.suppress(UnderstudyError):
             await (await self._node()).recovery.frame_died(frame_id, "process_died", EOF_SECONDS)
 
-    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
+    async def step(self, call: StepCall) -> Work | Exit:
         """A process whose death was told is given nothing any more, however late its call arrives."""
         node = await self._node()
-        frame_id: str = call["frame"]["frame_id"]
+        frame_id = call.frame.frame_id
         told = frame_id in node.recovery.buried
         answer = await super().step(call)
-        if told and answer["kind"] == "work":
+        if told and isinstance(answer, Work):
             self._world.invariants.violated(f"frame {frame_id}, whose death was told, was given work")
         return answer
-
-    async def profiles(self) -> list[Any]:
-        return []
 
     async def kill_process(self, pid: int) -> bool:
         return await self._world.kill_and_wait(pid)
@@ -172,9 +173,9 @@ class NodeLink(RemoteNode):
         self._actor = actor
         self._served: set[tuple[str, int]] = set()
 
-    async def step(self, call: dict[str, Any]) -> dict[str, Any]:
+    async def step(self, call: StepCall) -> Work | Exit:
         answer = await super().step(call)
-        if answer["kind"] == "work":
+        if isinstance(answer, Work):
             self._check_work(answer)
         return answer
 
@@ -183,19 +184,19 @@ class NodeLink(RemoteNode):
         await asyncio.Event().wait()
         raise AssertionError
 
-    def _check_work(self, work: dict[str, Any]) -> None:
+    def _check_work(self, work: Work) -> None:
         """A process has sessions of its placement only; one for a single activation has no other."""
         _, _, frame_id, name = self._actor.name.split("/")
         placement = DEFAULT if name == "-" else name
-        self._served.add((work["session_id"], work["epoch"]))
+        self._served.add((work.session_id, work.epoch))
         if is_isolated(placement) and len(self._served) > 1:
             self._world.invariants.violated(
                 f"frame {frame_id} was for one activation, and has had {sorted(self._served)}"
             )
-        where = f"session_id = '{work['session_id']}' AND incarnation = {work['incarnation']}"
+        where = f"session_id = '{work.session_id}' AND incarnation = {work.incarnation}"
         for (wanted,) in self._world.committed(f"SELECT placement FROM session WHERE {where}"):
             if wanted != placement:
-                self._world.invariants.violated(f"{work['session_id']} wants placement {wanted!r}, not {placement!r}")
+                self._world.invariants.violated(f"{work.session_id} wants placement {wanted!r}, not {placement!r}")
 
 
 class FrameProcess:
@@ -204,7 +205,7 @@ class FrameProcess:
     def __init__(self, world: World, actor: Actor, node: Actor, frame_id: str, node_id: str, placement: str) -> None:
         self._world = world
         self.frame = Frame(NodeLink(world, actor, node), frame_id, node_id, placement)
-        self.frame.identity["pid"] = actor.pid
+        self.frame.identity = replace(self.frame.identity, pid=actor.pid)
         self._actor = actor
         self._run: asyncio.Task[None] | None = None
         self._probed = time.monotonic()
@@ -281,9 +282,10 @@ class NodeHandle:
         return self._world.call(self.actor, method, *arguments, here=self._supervisor.machine)
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        return await self._calls.call(
+        found = await self._calls.call(
             lambda call_id: self._once("repeated", call_id, method, *arguments), method, arguments
         )
+        return signature_of(getattr(NodeCalls, method)).result(found)
 
     async def meet(self) -> None:
         self.pid = await self.call("pid")

@@ -1,0 +1,137 @@
+"""The messages between session actors and node services, as they are on the way.
+
+Neither a socket nor Ray carries our classes: a process of another version has others. `packed` makes what they carry of
+a message, and `unpacked` makes the message again, or refuses what is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from .errors import InvalidInput
+from .messages import Message
+from .records import ActivationId, Batch, CallState, Cancelled, InboxItem, ModelRequest
+
+
+class FrameIdentity(msgspec.Struct, frozen=True):
+    """A session actor's process."""
+
+    frame_id: str
+    pid: int
+    node_id: str
+    placement: str
+
+
+class StepCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a frame has done, and that it wants more work.
+
+    Attributes:
+        number: of this frame's calls.
+        activation: which it was at; None if it was at none: then all that follows is empty too.
+        root_id: the tree of its session.
+        known_seq: the frame has the session's messages up to here.
+        batch: to be committed; None to be told the answer to a model call that is on its way.
+        request: the model call that the session waits for from now on.
+        leave: the process ends after this call.
+    """
+
+    frame: FrameIdentity
+    number: int = 0
+    activation: ActivationId | None = None
+    root_id: str = ""
+    known_seq: int = 0
+    batch: Batch | None = None
+    request: ModelRequest | None = None
+    leave: bool = False
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="work"):
+    """All that an activation must know to go on, from its beginning or after a wait.
+
+    Attributes:
+        batch_no: of the last batch that was committed.
+        after_seq, seq: `messages` are those after the one and up to the other.
+        calls: tool calls of the current round whose results are no messages yet.
+        wait: `model` if the answer to the current round's request is on its way.
+        model_error: why that request has none.
+        cancel: reason, when somebody asked to end the current run.
+        budgeted: model calls are charged to accounts, and must say what they want.
+        redone: what is done until the next model call may have been done before, by a process that died.
+        spec: the compiled specification, where it is known that the frame does not have it.
+    """
+
+    session_id: str
+    incarnation: int
+    epoch: int
+    batch_no: int
+    after_seq: int
+    seq: int
+    root_id: str
+    depth: int = 0
+    run_id: str | None = None
+    round: int = 0
+    trace_id: str = ""
+    wait: str | None = None
+    model_error: dict[str, Any] | None = None
+    cancel: str | None = None
+    messages: tuple[Message, ...] = ()
+    calls: tuple[CallState, ...] = ()
+    inbox: tuple[InboxItem, ...] = ()
+    budgeted: bool = False
+    redone: bool = False
+    spec: dict[str, Any] | None = None
+
+    @property
+    def activation(self) -> ActivationId:
+        """Whose work it is."""
+        return ActivationId(self.session_id, self.incarnation, self.epoch)
+
+
+class Exit(msgspec.Struct, frozen=True, tag="exit"):
+    """The frame's process is not needed any more."""
+
+
+class News(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node service did to sessions that are at home on another node: tells that node's service.
+
+    Attributes:
+        sessions: that were written.
+        cancelled: their runs that were asked to end, by session.
+        killed: activations that were ended by force, by frame.
+    """
+
+    sessions: list[str] = []
+    cancelled: dict[str, Cancelled] = {}
+    killed: dict[str, ActivationId] = {}
+
+
+def packed(value: Any) -> Any:
+    """A message, or anything in which there are some, as data of Python's own types (`bytes` among them)."""
+    return msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_plain)
+
+
+def unpacked(data: Any, kind: Any, what: str) -> Any:
+    """What `packed` was given. Fields that are not known are left out.
+
+    Args:
+        kind: the class, or any other type that has such classes in it.
+        what: names it in the error.
+
+    Raises:
+        InvalidInput: it is no such thing; the text says where it is not.
+    """
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"{what} is not understood: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Subclasses of Python's own types, such as HTML libraries' texts, are what they are at bottom."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            plain: Any = kind.__str__(value) if kind is str else kind(value)
+            return plain
+    raise TypeError(f"{type(value).__name__} is no data")
