@@ -99,13 +99,13 @@ class Frame:
         if window is None or window.epoch != work.epoch:
             self._clean()
         if window is None:
-            window = Window(session_id, work.spec or await self.node.specification(session_id))
+            window = Window(session_id, work.spec or await self.node.specification(self.frame_id, work.activation))
             self._windows[session_id] = window
             while len(self._windows) > CACHED_WINDOWS:
                 self._windows.popitem(last=False)
         self._windows.move_to_end(session_id)
         if not window.apply(work):
-            window.apply(await self.node.reload(work.activation))
+            window.apply(await self.node.reload(self.frame_id, work.activation))
         self.activation = Activation(window, self.node, self._load, self._load_hook, self.frame_id)
         try:
             with about(session_id=session_id, run_id=window.run_id or "", trace_id=window.trace_id):

@@ -334,8 +334,8 @@ class Activation:
                     if self.window.cancel is not None:
                         return await self._stop(pending)
                 elif watch is None:
-                    watched = self._node.interrupted(self.window.activation, self.window.run_id or "")
-                    watch = asyncio.create_task(watched)
+                    watched = self.window.activation, self.window.run_id or ""
+                    watch = asyncio.create_task(self._node.interrupted(self._frame_id, *watched))
                     watch.add_done_callback(retrieve_error)  # a commit may fail at the same time
         finally:
             if watch is not None:

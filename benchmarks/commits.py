@@ -106,14 +106,14 @@ class Worker:
         )
         await journal.submit(lambda tx: beginnings.accept(tx, session_id, "run", "go"))
         work = await journal.submit(lambda tx: activation.activate(tx, session_id, FrameRef("frame", 1, "node")))
-        return cls(journal, ActivationId.of(work))
+        return cls(journal, work.activation)
 
     async def rounds(self, count: int) -> None:
         """A batch with the last round's tool result, then the model's answer; `count` times."""
         for _ in range(count):
             batch = self._batch()
             await self._journal.submit(
-                lambda tx, b=batch: operations.commit(tx, b, holder="node"),  # type: ignore[misc]
+                lambda tx, b=batch: operations.commit(tx, b, "frame", holder="node"),  # type: ignore[misc]
                 self._session_id,
             )
             result = await self._journal.submit(

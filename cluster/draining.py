@@ -108,7 +108,7 @@ class Draining:
         batch = replace(batch, wait=None) if batch.wait == "model" else batch
 
         def operation(tx: Transaction) -> tuple[str | None, Row]:
-            result = operations.commit(tx, batch, holder=self._node.holder)
+            result = operations.commit(tx, batch, slot.frame_id, holder=self._node.holder)
             for spawn in batch.spawns:
                 child = tx.find(spawn.child_id)
                 if child is not None and child["epoch"] == 0:

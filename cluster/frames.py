@@ -85,12 +85,16 @@ class Frames:
         """The slot of the calling frame, and what its call tells about sessions it was thought to hold.
 
         Raises:
-            Fenced: the frame has called since. An attempt that was on the way for so long tells nothing of it any more.
+            Fenced: the frame has called since: an attempt that was on the way for so long tells nothing of it any more.
+                Or it is another frame's activation that is named.
         """
         frame, number = call.frame, call.number
         slot = self.paging.slots.get(frame.frame_id)
         if slot is not None and number < slot.called:
             raise Fenced(f"frame {slot.frame_id} has called since")
+        holder = self.paging.holder(call.activation.session_id) if call.activation is not None else None
+        if holder is not None and holder.frame_id != frame.frame_id and holder.activation == call.activation:
+            raise Fenced(f"the session is not in frame {frame.frame_id}", session_id=holder.session_id)
         self.condemned.discard(frame.frame_id)
         if slot is None:
             slot = Slot(frame.frame_id, frame.pid, frame.node_id, frame.placement)
@@ -281,7 +285,7 @@ class Frames:
             raise Fenced("the activation is over")
         session_id, known = held.session_id, slot.known_seq(held.session_id, held.incarnation) or 0
         try:
-            work = await self._node.journal.submit(lambda tx: current_work(tx, held, known), session_id)
+            work = await self._node.journal.submit(lambda tx: current_work(tx, held, slot.frame_id, known), session_id)
         except Fenced:
             self.release(slot)
             self._node.spawn_task(self._node.recovery.look(session_id))
@@ -472,9 +476,8 @@ def ready_of(row: Row, cause: str) -> Ready:
     return Ready(row["session_id"], row["placement"], row["root_id"], cause, epoch=row["epoch"])
 
 
-def current_work(tx: Transaction, held: ActivationId, after_seq: int) -> Work:
-    """The work of a live activation. Raises `Fenced` when it is over."""
+def current_work(tx: Transaction, held: ActivationId, frame_id: str, after_seq: int) -> Work:
+    """The work of a live activation, for the frame that has it. Raises `Fenced` when it is over, or not its own."""
     row = tx.session(held.session_id)
-    operations.require_current(row, held)
-    operations.require_held(row)
+    operations.require_held(row, held, frame_id)
     return activation.work(tx, row, after_seq)

@@ -58,17 +58,17 @@ class NodeCalls(ABC):
         """See `understudy.ports.Node.commit`."""
         return await (await self._node()).commit(frame_id, batch)
 
-    async def reload(self, activation: ActivationId) -> Work:
+    async def reload(self, frame_id: str, activation: ActivationId) -> Work:
         """See `understudy.ports.Node.reload`."""
-        return await (await self._node()).reload(activation)
+        return await (await self._node()).reload(frame_id, activation)
 
-    async def interrupted(self, activation: ActivationId, run_id: str) -> str:
+    async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str) -> str:
         """See `understudy.ports.Node.interrupted`."""
-        return await (await self._node()).interrupted(activation, run_id)
+        return await (await self._node()).interrupted(frame_id, activation, run_id)
 
-    async def specification(self, session_id: str) -> dict[str, Any]:
+    async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""
-        return await (await self._node()).specification(session_id)
+        return await (await self._node()).specification(frame_id, activation)
 
     async def blob(self, digest: str) -> bytes:
         """See `understudy.ports.Node.blob`; the supervisor asks for code as well."""

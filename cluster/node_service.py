@@ -23,6 +23,7 @@ from understudy.redaction import know
 from understudy.store import operations
 from understudy.store.engine import Database, now
 from understudy.store.journal import Committed, Journal
+from understudy.store.operations import require_held
 from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.groups import decide_end
 
@@ -156,12 +157,12 @@ class NodeService:
         """See `understudy.ports.Node.step`."""
         return await self.rounds.step(call)
 
-    async def commit(self, _frame_id: str, batch: Batch) -> Ack:
+    async def commit(self, frame_id: str, batch: Batch) -> Ack:
         """See `understudy.ports.Node.commit`."""
         self.claim(batch.session_id)
         try:
             result = await self.journal.submit(
-                lambda tx: operations.commit(tx, batch, holder=self.holder), batch.session_id
+                lambda tx: operations.commit(tx, batch, frame_id, holder=self.holder), batch.session_id
             )
         except BaseException as error:
             self.disown(batch.session_id, FENCED)
@@ -171,16 +172,16 @@ class NodeService:
         self.disown(batch.session_id, batch.activation)
         return result.ack
 
-    async def reload(self, activation: ActivationId) -> Work:
+    async def reload(self, frame_id: str, activation: ActivationId) -> Work:
         """See `understudy.ports.Node.reload`."""
-        return await self.journal.submit(lambda tx: current_work(tx, activation, 0))
+        return await self.journal.submit(lambda tx: current_work(tx, activation, frame_id, 0))
 
-    async def interrupted(self, activation: ActivationId, run_id: str) -> str:
+    async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str) -> str:
         """See `understudy.ports.Node.interrupted`."""
         self.end_watch(activation)
         watch = self.interrupts[activation] = run_id, asyncio.get_running_loop().create_future()
         try:
-            work = await self.journal.submit(lambda tx: current_work(tx, activation, 1 << 62))
+            work = await self.journal.submit(lambda tx: current_work(tx, activation, frame_id, 1 << 62))
             if work.run_id != run_id:
                 raise Fenced(f"run {run_id} is over", session_id=activation.session_id)
             return work.cancel if work.cancel is not None else await watch[1]
@@ -202,12 +203,17 @@ class NodeService:
             watch[1].set_exception(Fenced(reason, session_id=activation.session_id))
             watch[1].exception()  # nobody may be waiting
 
-    async def specification(self, session_id: str) -> dict[str, Any]:
+    async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""
-        return await self.journal.submit(lambda tx: self.specification_in(tx, session_id), session_id)
+
+        def operation(tx: Transaction) -> dict[str, Any]:
+            require_held(tx.session(activation.session_id), activation, frame_id)
+            return self.specification_in(tx, activation.session_id)
+
+        return await self.journal.submit(operation, activation.session_id)
 
     def specification_in(self, tx: Transaction, session_id: str) -> dict[str, Any]:
-        """The same, for an operation."""
+        """A session's compiled specification, for an operation."""
         row = tx.session(session_id)
         incarnation, spec = self._specs.get(session_id, (0, None))
         if spec is None or incarnation != row["incarnation"]:

@@ -48,17 +48,17 @@ class CalledNode(ABC):
         """See `Node.commit`."""
         return await self._call(Node.commit, frame_id, batch)  # type: ignore[no-any-return]
 
-    async def reload(self, activation: ActivationId) -> Work:
+    async def reload(self, frame_id: str, activation: ActivationId) -> Work:
         """See `Node.reload`."""
-        return await self._call(Node.reload, activation)  # type: ignore[no-any-return]
+        return await self._call(Node.reload, frame_id, activation)  # type: ignore[no-any-return]
 
-    async def interrupted(self, activation: ActivationId, run_id: str) -> str:
+    async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str) -> str:
         """See `Node.interrupted`."""
-        return await self._call(Node.interrupted, activation, run_id)  # type: ignore[no-any-return]
+        return await self._call(Node.interrupted, frame_id, activation, run_id)  # type: ignore[no-any-return]
 
-    async def specification(self, session_id: str) -> dict[str, Any]:
+    async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """See `Node.specification`."""
-        return await self._call(Node.specification, session_id)  # type: ignore[no-any-return]
+        return await self._call(Node.specification, frame_id, activation)  # type: ignore[no-any-return]
 
     async def blob(self, digest: str) -> bytes:
         """See `Node.blob`."""

@@ -144,9 +144,9 @@ class Rounds:
         price = self._node.gateway.price(batch.request_profile, batch.request_model)
 
         def commit(tx: Transaction) -> operations.CommitResult:
-            result = operations.commit(tx, batch, holder=self._node.holder, price=price)
+            result = operations.commit(tx, batch, slot.frame_id, holder=self._node.holder, price=price)
             if request is not None and self._is_lost(request, result):  # before the session leaves its frame
-                issued = activation.reissue(tx, batch.activation, self._node.holder, request.model)
+                issued = activation.reissue(tx, batch.activation, slot.frame_id, self._node.holder, request.model)
                 if issued is None:  # the run has ended, and with it a process that was for it only
                     result = dataclasses.replace(result, wait=None, over=is_isolated(slot.placement))
                 else:
@@ -249,7 +249,7 @@ class Rounds:
         self, tx: Transaction, slot: Slot, held: ActivationId, request: ModelRequest
     ) -> tuple[activation.Issued | None, bool]:
         """Make a lost call again, if it is still waited for; and whether the frame ends, since its run has."""
-        issued = activation.reissue(tx, held, self._node.holder, request.model)
+        issued = activation.reissue(tx, held, slot.frame_id, self._node.holder, request.model)
         ended = issued is None and tx.session(held.session_id)["run_id"] != split_wait_key(request.wait_key)[1]
         if ended and is_isolated(slot.placement):
             activation.park(tx, held)

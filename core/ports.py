@@ -11,7 +11,10 @@ from .records import Ack, ActivationId, Batch
 
 
 class Node(Protocol):
-    """The node service, as a frame sees it. Every call may be repeated."""
+    """The node service, as a frame sees it. Every call may be repeated.
+
+    A frame says who it is, and learns of no session but the one that it holds: `Fenced` otherwise.
+    """
 
     async def step(self, call: StepCall) -> Work | Exit:
         """Commit a batch, start or attach to its model call, and return the frame's next work when there is some.
@@ -24,13 +27,13 @@ class Node(Protocol):
     async def commit(self, frame_id: str, batch: Batch) -> Ack:
         """Commit a batch and keep the frame. Raises `Fenced` as `step` does."""
 
-    async def reload(self, activation: ActivationId) -> Work:
+    async def reload(self, frame_id: str, activation: ActivationId) -> Work:
         """The whole work of an activation, for a frame that no longer has the session's earlier messages."""
 
-    async def interrupted(self, activation: ActivationId, run_id: str) -> str:
+    async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str) -> str:
         """Return when this run is asked to end (its reason). Raises `Fenced` when the activation or the run is over."""
 
-    async def specification(self, session_id: str) -> dict[str, Any]:
+    async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """The session's compiled specification."""
 
     async def blob(self, digest: str) -> bytes:

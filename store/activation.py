@@ -21,7 +21,7 @@ from .beginnings import LEASE, PAUSE_TIMER, pause
 from .charging import longest_reply
 from .draining import drains, end_stops
 from .endings import end_queued, end_without_agent
-from .operations import request_key, require_current, require_held
+from .operations import request_key, require_held
 from .statements import OWNER, SESSION, TIMER
 from .transaction import Row, Transaction
 
@@ -335,11 +335,10 @@ class Issued(NamedTuple):
     longest_reply: int
 
 
-def reissue(tx: Transaction, activation: ActivationId, holder: str, model: str) -> Issued | None:
+def reissue(tx: Transaction, activation: ActivationId, frame_id: str, holder: str, model: str) -> Issued | None:
     """Take over a model call whose node service is gone, as the next attempt; None if nobody waits for it any more."""
     row = tx.session(activation.session_id)
-    require_current(row, activation)
-    require_held(row)
+    require_held(row, activation, frame_id)
     if row["wait"] != "model":
         return None
     if row["cancel_reason"] is not None:  # nothing is bought for a run that shall end

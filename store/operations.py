@@ -30,19 +30,23 @@ OUTCOMES = (events.ModelCallCompleted.type, events.ModelCallFailed.type)
 """What a model call can become; each attempt's is told once."""
 
 
-def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | None = None) -> CommitResult:
+def commit(
+    tx: Transaction, batch: Batch, frame_id: str, *, holder: str = "", price: Price | None = None
+) -> CommitResult:
     """Commit one batch of an activation. Key: (activation, batch_no); a replay changes nothing.
 
     Args:
+        frame_id: of the frame whose batch it is.
         holder: the node service that makes the model call, if the batch asks for one.
         price: of that call's model, if it has one.
 
     Raises:
-        Fenced: a newer activation exists, the session has left its frame, or the run has ended without its agent.
+        Fenced: a newer activation exists, the session has left its frame or was never in this one, or the run has ended
+            without its agent.
         BatchLost: one that came before it is missing.
     """
     row = tx.session(batch.session_id)
-    require_current(row, batch.activation)
+    _require_current(row, batch.activation, frame_id)
     if batch.batch_no < row["batch_no"]:
         message = f"batch {batch.batch_no} is fenced: the store has batch {row['batch_no']} of epoch {row['epoch']}"
         raise Fenced(message, session_id=batch.session_id)
@@ -56,7 +60,7 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
             f"batch {batch.batch_no} of epoch {batch.epoch} can't follow: the store has batch {row['batch_no']}",
             session_id=batch.session_id,
         )
-    require_held(row)
+    require_held(row, batch.activation, frame_id)
     if row["run_id"] is None and batch.start_run is None and (batch.finish or batch.entries or batch.wait != "idle"):
         raise Fenced("the run has ended: it was told to, and only waited", session_id=batch.session_id)
     tx.changed(row)
@@ -91,18 +95,22 @@ def commit(tx: Transaction, batch: Batch, *, holder: str = "", price: Price | No
     return _committed(tx, row, first_seq)
 
 
-def require_current(row: Row, activation: ActivationId) -> None:
-    """Refuse what another activation says. Raises `Fenced`."""
+def _require_current(row: Row, activation: ActivationId, frame_id: str) -> None:
+    """Refuse what another activation says, or another frame in the name of this one, as code of a user's may. Raises
+    `Fenced`."""
     if ActivationId.of(row) != activation:
         message = f"epoch {activation.epoch} is fenced: the store has epoch {row['epoch']}"
         if row["incarnation"] != activation.incarnation:
             message = f"epoch {activation.epoch} is fenced: it was of another incarnation of this session"
         raise Fenced(message, session_id=activation.session_id)
+    if row["frame_id"] not in (None, frame_id):
+        raise Fenced(f"the session is not in frame {frame_id}", session_id=activation.session_id)
 
 
-def require_held(row: Row) -> None:
-    """Refuse what an activation says after its session left its frame: a death was noted, after which its calls
+def require_held(row: Row, activation: ActivationId, frame_id: str) -> None:
+    """Refuse as well what an activation says after its session left its frame: a death was noted, after which its calls
     may have been given up, or a predecessor of its node service committed late that the frame ends. Raises `Fenced`."""
+    _require_current(row, activation, frame_id)
     if row["frame_id"] is None:
         raise Fenced("the session has left its frame", session_id=row["session_id"])
 

@@ -241,7 +241,7 @@ class Play:
         batch = Batch(*key, **fields)
 
         async def commit() -> None:
-            result = await self.db.do(operations.commit, batch, holder="h")
+            result = await self.db.do(operations.commit, batch, row["frame_id"], holder="h")
             if result.wait == "model" and not result.ack.replayed:
                 run_id = batch.start_run or row["run_id"]
                 self.calls.add((batch.session_id, run_id, batch.request_round, 1))

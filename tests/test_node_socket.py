@@ -21,7 +21,7 @@ from understudy.cluster.node_service import NodeService
 from understudy.cluster.node_socket import CLIENT, FRAME, NodeSocket
 from understudy.cluster.repeating import Answering
 from understudy.cluster.signatures import signature_of
-from understudy.errors import InvalidInput, ServiceGone
+from understudy.errors import Fenced, InvalidInput, ServiceGone
 from understudy.placement import DEFAULT
 from understudy.supervisor.capacity import Memory
 
@@ -144,7 +144,8 @@ async def test_the_end_of_a_connection_is_no_death(stage: Stage) -> None:
     stage.kernel.service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
     for _ in range(2):
         channel = await Channel.connect(await stage.socket.admit(FRAME, "f"))
-        assert (await channel.call("1", "specification", "s"))["name"] == "agent"
+        with pytest.raises(InvalidInput, match="blob does not take 0 arguments"):
+            await channel.call("1", "blob")
         done = stage.when_an_end_is_dealt_with()
         await channel.close()
         await done.wait()
@@ -154,10 +155,12 @@ async def test_the_end_of_a_connection_is_no_death(stage: Stage) -> None:
 async def test_whoever_borrows_a_frames_name_can_not_end_it(stage: Stage) -> None:
     """Given a frame at work, when another process connects under its name and ends, then nobody takes the frame for
     dead: its pid is another one."""
-    process, _ = await stage.frame("f")
+    process, work = await stage.frame("f")
     stage.kernel.service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
     done = stage.when_an_end_is_dealt_with()
-    script = CALL_IN.replace("step", "specification").replace('{"frame": frame, "number": 1}', '"s"')
+    script = CALL_IN.replace("step", "specification").replace(
+        '{"frame": frame, "number": 1}', f'"f", {[work["session_id"], work["incarnation"], work["epoch"]]}'
+    )
     ticket = await stage.socket.admit(FRAME, "f")
     other = await asyncio.create_subprocess_exec(sys.executable, "-c", script, *ticket, stdout=PIPE)
     assert other.stdout is not None
@@ -204,8 +207,9 @@ async def test_a_frame_calls_for_itself_only(stage: Stage) -> None:
         ("request", "send", "s", {"content": "x"}), ("frame_died", "other", "process_died", 0.0, False),
         ("take_up", 99, 1, []), ("acquire", "me", 1, "", "r"), ("stop",), ("close",), ("__class__",), ("journal",),
         ("kill_process", 1), ("profiles",), ("register", {}), ("repeated", "1", "profiles"), ("admit", "frame", "x"),
-        ("step", {"frame": identity("other"), "number": 1}),
-        ("commit", "other", {}), ("step",), ("step", "other"), ("commit",),
+        ("step", {"frame": identity("other"), "number": 1}), ("step",), ("step", "other"),
+        ("commit", "other", {}), ("commit",), ("reload", "other", ["s", 1, 1]), ("interrupted", "other", [], "r"),
+        ("specification", "other", ["s", 1, 1]),
     ]  # fmt: skip
     for number, (method, *arguments) in enumerate(calls):
         with pytest.raises(InvalidInput, match="a frame can't call"):
@@ -213,6 +217,34 @@ async def test_a_frame_calls_for_itself_only(stage: Stage) -> None:
     await channel.close()
     assert await stage.kernel.info("s") == before
     assert stage.kernel.service.frames.paging.slots == {}
+
+
+async def test_a_frame_learns_of_its_own_session_only(stage: Stage) -> None:
+    """Given a frame with a session, when code in another frame names that session and its activation in every call that
+    frames make, then it is fenced and learns nothing, and the session goes on as if nothing had been said."""
+    _, work = await stage.frame("owner")
+    held = [work["session_id"], work["incarnation"], work["epoch"]]
+    before = await stage.kernel.info("s")
+    batch = dict(zip(("session_id", "incarnation", "epoch"), held, strict=True), batch_no=1)
+    request = {"wait_key": f"s/{work['inbox'][0]['key']}/1", "profile": "offline", "model": "m", "messages": []}
+    step = {"frame": identity("thief"), "activation": held, "root_id": "s"}
+    calls: list[tuple[Any, ...]] = [
+        ("reload", "thief", held), ("interrupted", "thief", held, "r"), ("specification", "thief", held),
+        ("commit", "thief", {**batch, "entries": [{"type": "message", "role": "user", "content": "pay"}]}),
+        ("commit", "thief", {**batch, "batch_no": 0}),
+        ("step", {**step, "number": 1, "batch": batch}), ("step", {**step, "number": 2, "request": request}),
+        ("step", {**step, "number": 3, "batch": {**batch, "wait": "model"}, "request": request}),
+        ("step", {**step, "number": 4, "batch": {**batch, "batch_no": 0}, "leave": True}),
+    ]  # fmt: skip
+    channel = await Channel.connect(await stage.socket.admit(FRAME, "thief"))
+    for number, (method, *arguments) in enumerate(calls):
+        with pytest.raises(Fenced, match="not in frame thief"):
+            await asyncio.wait_for(channel.call(str(number), method, *arguments), PATIENCE)
+    await channel.close()
+    assert await stage.kernel.info("s") == before
+    slots = stage.kernel.service.frames.paging.slots
+    assert [slot.session_id for slot in slots.values() if slot.frame_id == "owner"] == ["s"]
+    assert stage.kernel.server.stats.requests == 0
 
 
 async def test_a_client_makes_requests_only(stage: Stage) -> None:

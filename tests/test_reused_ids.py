@@ -34,9 +34,11 @@ async def made_again(db: Store) -> ActivationId:
 
 
 FENCED: dict[str, Callable[[Any, ActivationId], Any]] = {
-    "commit": lambda tx, old: operations.commit(tx, Batch(*old, 2, entries=(Message("user", "ghost"),))),
-    "replay": lambda tx, old: operations.commit(tx, Batch(*old, 1)),
-    "reissue": lambda tx, old: activation.reissue(tx, old, "h", "m"),
+    "commit": lambda tx, old: operations.commit(
+        tx, Batch(*old, 2, entries=(Message("user", "ghost"),)), FRAME.frame_id
+    ),
+    "replay": lambda tx, old: operations.commit(tx, Batch(*old, 1), FRAME.frame_id),
+    "reissue": lambda tx, old: activation.reissue(tx, old, FRAME.frame_id, "h", "m"),
 }
 
 
@@ -122,9 +124,9 @@ async def test_what_frames_ask_names_the_incarnation(tmp_path: Path) -> None:
         await service.journal.submit(lambda tx: activation.activate(tx, "s", FRAME))
         [row] = await service.reading.active(None, session_ids=["s"])
         held = ActivationId.of(row)
-        assert (await service.reload(held)).epoch == 1
+        assert (await service.reload(FRAME.frame_id, held)).epoch == 1
         old = held._replace(incarnation=held.incarnation - 1)
         with pytest.raises(Fenced, match="another incarnation"):
-            await service.reload(old)
+            await service.reload(FRAME.frame_id, old)
         with pytest.raises(Fenced, match="another incarnation"):
-            await service.interrupted(old, "r")
+            await service.interrupted(FRAME.frame_id, old, "r")

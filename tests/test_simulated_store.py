@@ -232,7 +232,7 @@ class Node:
         else:
             fields.update(entries=(Message("user", "go", run_id=run_id),), request_tokens=20)
         held = ActivationId(session_id, row["incarnation"], row["epoch"])
-        operations.commit(tx, Batch(*held, row["batch_no"] + 1, **fields), holder=self._name)
+        operations.commit(tx, Batch(*held, row["batch_no"] + 1, **fields), row["frame_id"], holder=self._name)
 
 
 @pytest.mark.thorough

@@ -34,6 +34,7 @@ from understudy.errors import (
 from understudy.events import ToolStarted
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
+from understudy.protocol import Work
 from understudy.records import ActivationId, Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.spec import Supervision
 from understudy.store import activation, beginnings, draining, endings, operations, queries
@@ -81,7 +82,7 @@ class Store:
     async def accept(self, session_id: str, run_id: str = "r", content: Any = "go") -> bool:
         return await self.do(beginnings.accept, session_id, run_id, content)
 
-    async def activate(self, session_id: str, frame: FrameRef = FRAME) -> dict[str, Any]:
+    async def activate(self, session_id: str, frame: FrameRef = FRAME) -> Work:
         return await self.do(activation.activate, session_id, frame)
 
     def held(self, session_id: str, epoch: int) -> ActivationId:
@@ -89,7 +90,9 @@ class Store:
         return ActivationId(session_id, self.session(session_id)["incarnation"], epoch)
 
     async def commit(self, session_id: str, epoch: int, number: int, **fields: Any) -> operations.CommitResult:
-        return await self.do(operations.commit, Batch(*self.held(session_id, epoch), number, **fields), holder="h")
+        frame_id = self.session(session_id)["frame_id"] or FRAME.frame_id
+        batch = Batch(*self.held(session_id, epoch), number, **fields)
+        return await self.do(operations.commit, batch, frame_id, holder="h")
 
     async def answer(self, session_id: str, round_number: int = 1, attempt: int = 1, **fields: Any) -> Any:
         got = ModelAnswer(**{"content": "hi", "usage": Usage(10, 5), **fields})
@@ -586,7 +589,7 @@ async def test_an_activation_after_a_commit_in_one_transaction_sees_its_results(
     await db.commit("s", 1, 2, calls=(CallState("r/1/0", "started"),))
     batch = Batch(*db.held("s", 1), 3, calls=(CallState("r/1/0", "finished", executions=1, result={"content": "x"}),))
     _, work = await db.journal.submit_all(
-        [lambda tx: operations.commit(tx, batch), lambda tx: activation.activate(tx, "s", FRAME)]
+        [lambda tx: operations.commit(tx, batch, FRAME.frame_id), lambda tx: activation.activate(tx, "s", FRAME)]
     )
     assert [(call.state, call.result) for call in work.calls] == [("finished", {"content": "x"})]
 
@@ -897,7 +900,7 @@ async def test_a_tool_call_keeps_its_child(db: Store) -> None:
     assert (await db.activate("s"))["calls"][0]["child_id"] == "kid"
     batch = Batch(*db.held("s", 3), 1, calls=(CallState("r/1/0", "finished", result={"content": "y"}),))
     _, work = await db.journal.submit_all(
-        [lambda tx: operations.commit(tx, batch), lambda tx: activation.activate(tx, "s", FRAME)]
+        [lambda tx: operations.commit(tx, batch, FRAME.frame_id), lambda tx: activation.activate(tx, "s", FRAME)]
     )
     assert [(call.child_id, call.result and call.result["content"]) for call in work.calls] == [("kid", "y")]
 

@@ -314,7 +314,9 @@ async def test_a_late_answer_is_in_its_runs_trace(tmp_path: Path) -> None:
         await kernel.until("s", "model_call_started")
         [row] = await kernel.service.reading.active(None, session_ids=["s"])
         held = ActivationId.of(row)
-        await kernel.service.journal.submit(lambda tx: activation.reissue(tx, held, "elsewhere", "offline"))
+        await kernel.service.journal.submit(
+            lambda tx: activation.reissue(tx, held, row["frame_id"], "elsewhere", "offline")
+        )
         await kernel.end("s")
         late = ModelAnswer(content="late", usage=Usage(1, 1))
         answered = {"model": "offline", "got": late, "incarnation": held.incarnation}
