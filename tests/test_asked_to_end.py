@@ -191,8 +191,8 @@ async def test_a_strangers_id(db: Store) -> None:
     calls = (CallState("r/1/0", "started", child_id="kid", executions=1),)
     result = await db.commit("s", db.session()["epoch"], 1, spawns=spawns, calls=calls, wait="child")
     [item] = result.ack.inbox
-    assert (item["key"], item["payload"]["status"]) == ("r/1/0", "failed")
-    assert item["payload"]["error"]["code"] == "session_conflict"
+    assert (item.key, item.payload["status"]) == ("r/1/0", "failed")
+    assert item.payload["error"]["code"] == "session_conflict"
     assert db.session()["children_open"] == 0
     books_balance(db)
 

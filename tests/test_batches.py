@@ -12,7 +12,7 @@ import pytest
 
 from understudy.errors import BatchLost, Fenced
 from understudy.events import ToolFinished, ToolStarted
-from understudy.records import Ask, Batch, CallState
+from understudy.records import Ack, Ask, Batch, CallState
 from understudy.store import activation, operations
 from understudy.supervisor.restarts import Verdict
 
@@ -34,11 +34,13 @@ async def test_a_batch_outlives_the_task_that_sent_it(tmp_path: Path, arrived: b
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path) as kernel:
         committing = kernel.service.commit
 
-        async def commit(call: dict[str, Any]) -> dict[str, Any]:
+        async def commit(frame_id: str, batch: Batch) -> Ack:
             first = not sent.is_set()
-            ack = await committing(call) if arrived or not first else {}
+            ack = await committing(frame_id, batch) if arrived or not first else Ack(0)
             sent.set()
-            return await k.never() if first else ack
+            if first:
+                await k.never()
+            return ack
 
         kernel.service.commit = commit  # type: ignore[method-assign]
         tools = [("note", {"path": str(path), "text": "x"})]

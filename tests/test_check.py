@@ -133,7 +133,7 @@ class Play:
             return lambda: db.do(activation.crash, held, decide, cause="died", pid=1, policy={})
 
         async def reissue() -> None:
-            issued = await db.do(activation.reissue, held, "h", "m")
+            issued = await db.do(activation.reissue, held, row["frame_id"] or "", "h", "m")
             if issued is not None:
                 self.calls.add((session_id, row["run_id"], row["round"], issued.attempt))
 

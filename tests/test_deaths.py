@@ -499,7 +499,7 @@ async def test_a_repeated_step_gets_its_call_made_again_before_its_frame_turns_t
     the frame has one of the sessions."""
     queued, step = asyncio.Event(), NodeService.step
 
-    async def late(service: NodeService, call: dict[str, Any]) -> dict[str, Any]:
+    async def late(service: NodeService, call: StepCall) -> Work | Exit:
         await queued.wait()
         return await step(service, call)
 

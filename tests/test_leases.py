@@ -196,8 +196,8 @@ async def test_no_tool_of_an_activation_that_was_fenced_after_its_commit(kernel:
     stopped, go_on = asyncio.Event(), asyncio.Event()
     committing = kernel.service.commit
 
-    async def commit(call: dict[str, Any]) -> dict[str, Any]:
-        ack = await committing(call)
+    async def commit(frame_id: str, batch: Batch) -> Ack:
+        ack = await committing(frame_id, batch)
         if not stopped.is_set():
             stopped.set()
             await go_on.wait()
@@ -295,7 +295,7 @@ async def test_nothing_is_late_while_the_store_is_waited_for() -> None:
     late: list[float] = []
 
     class Away:
-        async def commit(self, _call: dict[str, Any]) -> dict[str, Any]:
+        async def commit(self, _frame_id: str, _batch: Batch) -> Ack:
             late.append(activation.overdue(time.monotonic()))
             raise ConnectionError
 

@@ -364,7 +364,7 @@ async def test_a_process_of_its_own_ends_with_a_run_that_ends_instead_of_asking_
     cancelled before the process calls in again, then the other run has another process."""
     go, step = asyncio.Event(), NodeService.step
 
-    async def late(service: NodeService, call: dict[str, Any]) -> dict[str, Any]:
+    async def late(service: NodeService, call: StepCall) -> Work | Exit:
         await go.wait()
         return await step(service, call)
 

@@ -223,7 +223,7 @@ class Node:
         fields: dict[str, Any] = {"wait": "model", "request_round": row["round"] + 1, "request_model": "m"}
         inbox = tx.inbox(row)
         if run_id is None and inbox:
-            run_id = fields["start_run"] = inbox[0]["key"]
+            run_id = fields["start_run"] = inbox[0].key
             fields["request_round"] = 1
         if run_id is None:
             fields = {"wait": "idle"}

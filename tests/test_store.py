@@ -235,7 +235,7 @@ async def test_a_stale_epoch_is_fenced_and_writes_nothing(db: Store) -> None:
     await db.own()
     await db.create("s")
     await db.accept("s")
-    assert [(await db.activate("s"))["epoch"], (await db.activate("s"))["epoch"]] == [1, 2]
+    assert [(await db.activate("s")).epoch, (await db.activate("s")).epoch] == [1, 2]
     before = db.dump()
     with pytest.raises(Fenced):
         await db.commit("s", 1, 1, entries=(Message("user", "ghost"),), start_run="r")
@@ -254,7 +254,7 @@ async def test_a_replayed_batch_returns_a_fresh_ack_and_changes_nothing(db: Stor
     before = db.dump()
     again = (await db.commit("s", 1, 1, **batch)).ack
     assert (first.replayed, again.replayed) == (False, True)
-    assert [row["key"] for row in again.inbox] == ["later"]
+    assert [item.key for item in again.inbox] == ["later"]
     assert db.dump() == before
     await db.commit("s", 1, 2)
     with pytest.raises(Fenced):
@@ -451,7 +451,7 @@ async def test_a_batch_of_a_run_that_was_ended_without_its_agent(db: Store) -> N
     """Given a session that was taken up while it waited for a sub-agent, when it is cancelled, and its run has ended,
     before the frame's first batch comes, then that is fenced, and the session takes the next input."""
     await spawned(db)
-    epoch = (await db.activate("s"))["epoch"]
+    epoch = (await db.activate("s")).epoch
     await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
     await db.commit("kid", 1, 2, finish=Finish("cancelled", ""), wait="idle")
     assert db.read(queries.run_info, "s", "r")["status"] == "cancelled"
@@ -536,7 +536,7 @@ async def test_a_call_that_was_answered_is_not_made_again(db: Store) -> None:
     await db.asking()
     await db.answer("s")
     before = db.dump()
-    assert await db.do(activation.reissue, db.held("s", 1), "another", "m") is None
+    assert await db.do(activation.reissue, db.held("s", 1), FRAME.frame_id, "another", "m") is None
     assert db.dump() == before
 
 
@@ -860,7 +860,7 @@ async def test_a_death_right_after_the_input_was_cancelled(db: Store) -> None:
     assert (result.wait, result.ack.inbox) == (None, ())
     await db.do(activation.crash, db.held("s", 1), lambda _: Verdict("resume"), cause="process_died", pid=1, policy={})
     await db.accept("s", "second")
-    assert [item["key"] for item in (await db.activate("s"))["inbox"]] == ["second"]
+    assert [item.key for item in (await db.activate("s")).inbox] == ["second"]
 
 
 async def test_a_closed_session_goes_on_saying_how_it_ended(db: Store) -> None:
@@ -889,7 +889,7 @@ async def test_an_input_that_is_cancelled_in_the_transaction_that_accepted_it_st
         ]
     )
     await db.accept("s", "second")
-    assert [item["key"] for item in (await db.activate("s"))["inbox"]] == ["second"]
+    assert [item.key for item in (await db.activate("s")).inbox] == ["second"]
 
 
 async def test_a_tool_call_keeps_its_child(db: Store) -> None:
@@ -897,7 +897,7 @@ async def test_a_tool_call_keeps_its_child(db: Store) -> None:
     call's row still does."""
     await spawned(db)
     await db.commit("s", 2, 2, calls=(CallState("r/1/0", "finished", result={"content": "x"}),))
-    assert (await db.activate("s"))["calls"][0]["child_id"] == "kid"
+    assert (await db.activate("s")).calls[0].child_id == "kid"
     batch = Batch(*db.held("s", 3), 1, calls=(CallState("r/1/0", "finished", result={"content": "y"}),))
     _, work = await db.journal.submit_all(
         [lambda tx: operations.commit(tx, batch, FRAME.frame_id), lambda tx: activation.activate(tx, "s", FRAME)]
