@@ -15,7 +15,7 @@ import pytest
 from understudy.actors import execution, session
 from understudy.actors.frame import Frame
 from understudy.actors.tools import ToolContext, tool
-from understudy.records import LEASE_SECONDS, Batch
+from understudy.records import LEASE_SECONDS, Ack, Batch
 
 from . import kernel as k
 
