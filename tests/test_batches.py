@@ -103,10 +103,10 @@ async def test_a_frame_whose_batch_is_lost_turns_to_no_other_session(store: str,
     tools = [("note", {"path": str(tmp_path / "notes"), "text": "x"})]
     commit = operations.commit
 
-    def lose(tx: Any, batch: Batch, **more: Any) -> operations.CommitResult:
+    def lose(tx: Any, batch: Batch, frame_id: str, **more: Any) -> operations.CommitResult:
         if batch.session_id == "s" and batch.epoch == 1 and batch.wait == "model" and batch.batch_no > 1:
             raise BatchLost("batch 4 can't follow", session_id="s")
-        return commit(tx, batch, **more)
+        return commit(tx, batch, frame_id, **more)
 
     async with k.running(store, tmp_path, frames=1) as kernel:
         [worker] = kernel.workers.values()
