@@ -7,6 +7,7 @@ no sessions and writes nothing: its caller keeps the waits and the journal.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import ssl
 import time
@@ -59,7 +60,7 @@ SHORTEST_SECRET = 8
 
 
 class Gateway:
-    """Makes model calls through the `openai` package, streaming.
+    """Makes model calls with the client of the `openai` package, streaming.
 
     Args:
         retries: how often a call that failed in a way worth retrying is tried again, after the first try.
@@ -150,14 +151,14 @@ class Gateway:
     async def close(self) -> None:
         """Close all connections. Calls under way fail; cancel them first."""
         for endpoint in [*self._endpoints.values(), *self._retired]:
-            await endpoint.client.close()
+            await endpoint.http.aclose()
         self._endpoints.clear()
         self._retired.clear()
 
     async def _close_retired(self) -> None:
         for endpoint in [endpoint for endpoint in self._retired if endpoint.calls == 0]:
             self._retired.discard(endpoint)
-            await endpoint.client.close()
+            await endpoint.http.aclose()
 
 
 def _check_profile(profile: ModelProfile) -> None:
@@ -218,11 +219,34 @@ class _Endpoint:
             limits=httpx2.Limits(max_connections=profile.max_concurrency, keepalive_expiry=KEEPALIVE),
             verify=_trusted(),
         )
-        self.client = openai.AsyncOpenAI(
+        client = openai.AsyncOpenAI(
             api_key=profile.api_key, base_url=self.base_url, max_retries=0, http_client=http_client
         )
         # The services' environment is not the profile's: a stranger's organization would be refused, or pay.
-        self.client.organization = self.client.project = None
+        client.organization = client.project = None
+        self.http = http_client
+        # Where the package would send a chat completion, and with which headers. Made once: it would put them together
+        # for each call, walk through all messages, which have the endpoint's form already, and check them against its
+        # types, and that costs more CPU than all the rest of the call.
+        self._url = client.base_url.copy_with(raw_path=client.base_url.raw_path + b"chat/completions")
+        headers = {**client.default_headers, **client.auth_headers}
+        self._headers = {name: value for name, value in headers.items() if isinstance(value, str)}
+
+    async def post(self, body: dict[str, Any]) -> httpx2.Response:
+        """The response to a request, not read yet.
+
+        Raises:
+            openai.APIStatusError: its status is that of an error.
+        """
+        content = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        request = self.http.build_request("POST", self._url, headers=self._headers, content=content)
+        response = await self.http.send(request, stream=True)
+        if not response.is_success:
+            try:
+                raise _status_error(response, (await response.aread()).decode("utf-8", "replace"))
+            finally:
+                await response.aclose()
+        return response
 
     @property
     def shown_url(self) -> str:
@@ -245,6 +269,19 @@ class _Endpoint:
         async with self._pace:
             await asyncio.sleep(self._next - time.monotonic())
             self._next = time.monotonic() + 60 / rate
+
+
+def _status_error(response: httpx2.Response, text: str) -> openai.APIStatusError:
+    """What the package makes of a response that is an error."""
+    message, body = f"Error code: {response.status_code}", None
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    error = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(error, dict) and isinstance(error.get("message"), str) and error["message"]:
+        message = f"{message} - {error['message']}"
+    return openai.APIStatusError(message, response=response, body=error)
 
 
 class _Failure(Exception):
@@ -339,17 +376,7 @@ class _Call:
 
     async def _exchange(self) -> Completion:
         try:
-            # Not `chat.completions.create`: it would walk through all messages, which have the endpoint's form
-            # already, against its types, and that costs more CPU than all the rest of the call.
-            response: httpx2.Response = await self._endpoint.client.post(
-                "/chat/completions",
-                cast_to=httpx2.Response,
-                body=self._body,
-                # Never sent; without it the package draws a random one for every call.
-                options={"idempotency_key": self._request.wait_key},
-                stream=True,
-                stream_cls=openai.AsyncStream[object],
-            )  # type: ignore[assignment]  # with this `cast_to` the response itself is returned, unread
+            response = await self._endpoint.post(self._body)
             try:
                 return await self._read(response)
             finally:
@@ -358,7 +385,7 @@ class _Call:
             self._status_error(error)
         except aiohttp.ClientResponseError as error:
             self._not_the_protocol(error.status, "", f"It is not HTTP: {error.message}")
-        except (openai.APIConnectionError, httpx2.RequestError, aiohttp.ClientError) as error:
+        except (httpx2.RequestError, aiohttp.ClientError) as error:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
