@@ -267,7 +267,7 @@ async def test_a_frame_finds_the_next_service() -> None:
     second.may_answer.set()
     async with asyncio.timeout(PATIENCE):
         node = RemoteNode(SocketCalls(admit, nowhere))
-        waiting = asyncio.create_task(node._call("wait", "answer"))
+        waiting = asyncio.create_task(node._send("wait", ["answer"]))
         await first.begun.wait()
         current = servers[1]
         await servers[0].close()
