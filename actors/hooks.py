@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from understudy.errors import InvalidSpec, Refused, ToolError
 from understudy.messages import INTERRUPTED
 from understudy.records import CallState, ModelRequest
@@ -224,7 +226,7 @@ class Hooks:
             try:
                 wanted = await self._call(spec, context, Refuse, Replace)
                 if isinstance(wanted, Replace):
-                    call = replace(call, arguments=_fitting(spec, tool, wanted))
+                    call = structs.replace(call, arguments=_fitting(spec, tool, wanted))
                     continue
                 if wanted is None:
                     continue

@@ -11,7 +11,7 @@ from typing import Any
 
 from understudy.actors.estimates import estimate_usage
 from understudy.actors.gateway import Gateway
-from understudy.errors import ModelProfileMissing, UnderstudyError
+from understudy.errors import ModelProfileMissing, UnderstudyError, UnknownSession
 from understudy.records import ModelAnswer, ModelRequest
 
 log = logging.getLogger(__name__)
@@ -43,9 +43,17 @@ class Call:
     def request_key(self) -> str:
         return f"{self.request.wait_key}/{self.attempt}"
 
+    @property
+    def key(self) -> tuple[int, str]:
+        """What it is found by: a session that is made again under a removed one's id has the same wait keys."""
+        return self.incarnation, self.request.wait_key
+
 
 class Calls:
-    """Starts each call once; who asks again under the same key is attached to it."""
+    """Starts each call once; who asks again under the same key is attached to it.
+
+    A session waits for one call at most. It can have others in flight, of runs that have ended since.
+    """
 
     def __init__(
         self,
@@ -58,37 +66,45 @@ class Calls:
         self._answered = answered
         self._delta = delta
         self._prepare = prepare
-        self._calls: dict[str, Call] = {}
-        self._latest: dict[str, Call] = {}
+        self._calls: dict[tuple[int, str], Call] = {}
+        self._of_session: dict[str, list[Call]] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def runs(self) -> dict[str, tuple[int, str]]:
-        """Incarnation and run of each session that has a call in flight."""
-        return {session_id: (call.incarnation, call.run_id) for session_id, call in self._latest.items()}
+    def in_flight(self) -> list[Call]:
+        """All calls."""
+        return list(self._calls.values())
 
-    def find(self, wait_key: str) -> Call | None:
+    def sessions(self) -> set[str]:
+        """Those that have a call in flight."""
+        return set(self._of_session)
+
+    def find(self, incarnation: int, wait_key: str) -> Call | None:
         """The call in flight under this key."""
-        return self._calls.get(wait_key)
+        return self._calls.get((incarnation, wait_key))
 
     def of_session(self, session_id: str) -> Call | None:
-        """The call a session waits for here."""
-        return self._latest.get(session_id)
+        """The latest call of a session, which is the one that it waits for if it waits for any here."""
+        calls = self._of_session.get(session_id)
+        return calls[-1] if calls else None
 
     def start(self, call: Call) -> None:
         """Start a call, unless it is in flight."""
-        key = call.request.wait_key
-        if key not in self._calls:
-            self._calls[key] = self._latest[call.session_id] = call
+        if call.key not in self._calls:
+            self._calls[call.key] = call
+            self._of_session.setdefault(call.session_id, []).append(call)
             call.task = asyncio.get_running_loop().create_task(self._run(call))
 
     def forget(self, call: Call) -> None:
         """The call's answer is committed: whoever comes to attach to it finds the answer in the store."""
-        if self._calls.get(call.request.wait_key) is call:
-            del self._calls[call.request.wait_key]
-        if self._latest.get(call.session_id) is call:
-            del self._latest[call.session_id]
+        if self._calls.get(call.key) is not call:
+            return
+        del self._calls[call.key]
+        of_session = self._of_session[call.session_id]
+        of_session.remove(call)
+        if not of_session:
+            del self._of_session[call.session_id]
 
     def drop(self, session_id: str) -> None:
         """Close the connection of a session's call and commit nothing: somebody else will issue it again."""
@@ -100,17 +116,15 @@ class Calls:
 
     def abort(self, session_id: str, incarnation: int, run_id: str) -> None:
         """Close the connection of a run's call; what came so far is its answer."""
-        call = self.of_session(session_id)
-        if call is None or (call.incarnation, call.run_id) != (incarnation, run_id):
-            return
-        if call.task is not None and not call.aborted:
-            call.aborted = True
-            if call.running:  # a task that is cancelled before it runs would never commit anything
-                call.task.cancel()
+        for call in self._of_session.get(session_id, ()):
+            if (call.incarnation, call.run_id) == (incarnation, run_id) and call.task is not None and not call.aborted:
+                call.aborted = True
+                if call.running:  # a task that is cancelled before it runs would never commit anything
+                    call.task.cancel()
 
     async def close(self) -> None:
         """Abort everything without committing: a successor re-issues what is unanswered."""
-        calls, self._calls = list(self._calls.values()), {}
+        calls, self._calls, self._of_session = self.in_flight(), {}, {}
         for call in calls:
             if call.task is not None:
                 call.task.cancel()
@@ -127,6 +141,8 @@ class Calls:
             try:
                 # Shielded: a cancellation that comes now must not lose an answer that was paid for.
                 await asyncio.shield(self._answered(call, answer))
+            except UnknownSession:  # removed since: there is no log that could have it
+                log.info("the answer to %s is dropped: its session was removed", call.request_key)
             except Exception as error:
                 log.exception("the answer to %s can't be stored", call.request_key)
                 problem = UnderstudyError.of(error, session_id=call.session_id)
@@ -143,7 +159,7 @@ class Calls:
         try:
             answer = await self._ask(call) if not call.aborted else _partial(call)
         except asyncio.CancelledError:
-            if self.find(call.request.wait_key) is not call:
+            if self._calls.get(call.key) is not call:
                 raise
             answer = _partial(call)
         except UnderstudyError as error:

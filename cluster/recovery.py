@@ -174,7 +174,7 @@ class Recovery:
             # A node that was given up may have accepted something since; an import has no home yet.
             await self._adopt(home, nodes)
             held = {slot.session_id for slot in self._paging.slots.values() if slot.session_id is not None}
-            cared_for = held.union(*self._places, self._node.calls.runs())
+            cared_for = held.union(*self._places, self._node.calls.sessions())
             resting = {slot.frame_id: slot.since for slot in self._paging.slots.values() if slot.resting}
             gone = self._node.feed.gone
             rows = await self._node.reading.active([home], may_be_ready=True)
@@ -191,17 +191,21 @@ class Recovery:
         self._frames.dispatch()
 
     async def _end_what_is_over(self, age: int) -> None:
-        """End tools and model calls of activations and runs that another node ended by force, and was not heard.
+        """End tools and model calls of activations and runs that another node ended by force, and was not heard; or
+        that this one ended in a commit whose outcome it did not know, or that are of sessions that were removed.
 
         Also the calls that wait for a run to be ended which is over: such a call may arrive after all others.
         """
         acting = [slot for slot in self._paging.slots.values() if slot.session_id is not None and not slot.resting]
         held = [(slot, slot.activation) for slot in acting if slot.activation is not None]
-        runs = self._node.calls.runs()
+        calls = self._node.calls.in_flight()
         acting_now = {known for _, known in held}  # these are condemned below
         watches = self._node.interrupts.items()
         watched = {known: run_id for known, (run_id, _) in watches if known not in acting_now}
-        wanted = {*(known.session_id for _, known in held), *runs, *(known.session_id for known in watched)}
+        wanted = {
+            *(known.session_id for _, known in held), *(call.session_id for call in calls),
+            *(known.session_id for known in watched),
+        }  # fmt: skip
         if not wanted:
             return
         rows = await self._node.reading.query(queries.activations, wanted)
@@ -209,16 +213,17 @@ class Recovery:
             row = rows.get(known.session_id)
             if row is None or (ActivationId.of(row), row["run_id"]) != (known, run_id):
                 self._node.end_activation(known, "the run is over")
-        told = {name: row for name, row in rows.items() if not (_is_fresh(row, age) or self._is_placed(name))}
+        unsure = {name for name, row in rows.items() if _is_fresh(row, age) or self._is_placed(name)}
+        told = {name: row for name, row in rows.items() if name not in unsure}
         for slot, known in held:
             row = told.get(known.session_id)
             if row is not None and ActivationId.of(row) > known == slot.activation:
                 log.warning("frame %s is at an activation of session %s that is over", slot.frame_id, known.session_id)
                 self._frames.condemn(slot.frame_id, known)
-        for session_id, (incarnation, run_id) in runs.items():
-            row = told.get(session_id)
-            if row is not None and (row["incarnation"], row["run_id"]) != (incarnation, run_id):
-                self._node.calls.abort(session_id, incarnation, run_id)
+        for call in calls:
+            row, of = rows.get(call.session_id), (call.incarnation, call.run_id)
+            if call.session_id not in unsure and (row is None or (row["incarnation"], row["run_id"]) != of):
+                self._node.calls.abort(call.session_id, *of)
 
     async def _swept(self, row: Row, age: int, cared_for: set[str], resting: dict[str, int]) -> None:
         """One session that nobody can deal with must not keep the others waiting."""

@@ -145,7 +145,7 @@ class Rounds:
 
         def commit(tx: Transaction) -> operations.CommitResult:
             result = operations.commit(tx, batch, slot.frame_id, holder=self._node.holder, price=price)
-            if request is not None and self._is_lost(request, result):  # before the session leaves its frame
+            if request is not None and self._is_lost(batch, request, result):  # before the session leaves its frame
                 issued = activation.reissue(tx, batch.activation, slot.frame_id, self._node.holder, request.model)
                 if issued is None:  # the run has ended, and with it a process that was for it only
                     result = dataclasses.replace(result, wait=None, over=is_isolated(slot.placement))
@@ -223,7 +223,7 @@ class Rounds:
         """The activation found its session waiting for a model: follow that call, or issue it again if it is lost."""
         held = slot.activation
         assert held is not None
-        if self._node.calls.find(request.wait_key) is None:
+        if self._node.calls.find(held.incarnation, request.wait_key) is None:
             if self._node.draining.on:
                 return await self._node.draining.dismiss(slot)
             self._node.claim(held.session_id)
@@ -256,11 +256,11 @@ class Rounds:
             return None, True
         return issued, False
 
-    def _is_lost(self, request: ModelRequest, result: operations.CommitResult) -> bool:
+    def _is_lost(self, batch: Batch, request: ModelRequest, result: operations.CommitResult) -> bool:
         """Whether the batch was committed by a service that died with the call: that goes out as the next attempt."""
         if result.wait != "model" or result.holder == self._node.holder:
             return False
-        return self._node.calls.find(request.wait_key) is None
+        return self._node.calls.find(batch.incarnation, request.wait_key) is None
 
     def _start_call(
         self, batch: Batch, request: ModelRequest, result: operations.CommitResult, placement: str, root_id: str

@@ -40,9 +40,20 @@ class OneAnswer:
         return self._answer
 
 
-def call() -> Call:
-    request = ModelRequest(wait_key="s/r/1", profile="p", model="m", messages=[])
-    return Call("s", 1, "r", 1, 1, "", "s", request)
+class NoAnswer(OneAnswer):
+    """A gateway whose endpoint never answers."""
+
+    def __init__(self) -> None:
+        super().__init__(ModelAnswer())
+
+    async def call(self, *_arguments: Any) -> ModelAnswer:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def call(run_id: str = "r", incarnation: int = 1) -> Call:
+    request = ModelRequest(wait_key=f"s/{run_id}/1", profile="p", model="m", messages=[])
+    return Call("s", incarnation, run_id, 1, 1, "", "s", request)
 
 
 async def nothing(*_arguments: Any) -> None:
@@ -86,6 +97,30 @@ async def test_one_that_can_not_be_told_of(caplog: pytest.LogCaptureFixture) -> 
     with pytest.raises(TypeError, match="nothing goes"):
         await asyncio.wait_for(made.task, 10)
     assert (len(calls), calls.of_session("s")) == (0, None)
+
+
+async def test_an_older_call_of_a_session_can_be_aborted() -> None:
+    """Given a session with a call in flight of a run that has ended since, one of the current run, and one of the same
+    name that a removed session of its id had, when one of them is aborted, then that one ends, and the others go on."""
+    ended: list[tuple[int, str]] = []
+
+    async def answered(made: Call, _answer: ModelAnswer) -> None:
+        ended.append((made.incarnation, made.run_id))
+
+    calls = Calls(NoAnswer(), answered, lambda _: None, nothing)  # type: ignore[arg-type]
+    removed, older, current = call("r", 1), call("q", 2), call("r", 2)
+    for made in (removed, older, current):
+        calls.start(made)
+    await asyncio.sleep(0)
+    assert calls.of_session("s") is current
+    for made in (removed, older):
+        calls.abort("s", made.incarnation, made.run_id)
+        assert made.task is not None
+        await asyncio.wait_for(made.task, 10)
+    assert ended == [(1, "r"), (2, "q")]
+    assert calls.in_flight() == [current]
+    assert calls.find(2, "s/r/1") is calls.of_session("s") is current
+    await calls.close()
 
 
 async def test_an_abort_does_not_lose_an_answer_that_is_being_committed() -> None:

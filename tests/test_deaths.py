@@ -18,7 +18,7 @@ from understudy.cluster.reading import Reading
 from understudy.cluster.requests import Requests
 from understudy.cluster.rounds import Rounds
 from understudy.errors import StaleGeneration, StoreUnreachable
-from understudy.protocol import Exit, News, StepCall, Work
+from understudy.protocol import Exit, FrameIdentity, News, StepCall, Work
 from understudy.records import ActivationId
 from understudy.store.engine import now
 from understudy.store.transaction import Transaction
@@ -86,7 +86,7 @@ async def test_a_death_is_told_before_the_take_up(store: str, tmp_path: Path) ->
         await found.run
         assert recovery.swept == 0
         crashes = [event["data"]["pid"] for event in await kernel.events("s") if event["type"] == "session_crashed"]
-        assert crashes == [found.worker.frame.identity["pid"]]
+        assert crashes == [found.worker.frame.identity.pid]
 
 
 async def test_a_call_that_was_lost_with_its_service_is_made_again_at_once(store: str, tmp_path: Path) -> None:
@@ -545,10 +545,12 @@ async def test_a_death_that_two_tell_of_takes_one_frame(store: str, tmp_path: Pa
     once, as the node's socket and the supervisor do, then one of these frames is taken for it, and not both."""
     async with k.running(store, tmp_path, frames=0) as kernel, asyncio.timeout(60):
         service = kernel.service
-        identity = {"frame_id": "f", "pid": 1, "node_id": service.config.node_id, "placement": ""}
+        identity = FrameIdentity("f", 1, service.config.node_id, "")
         await kernel.spawn("s", k.spec(k.script("done")))
         await kernel.send("s")
-        assert (await service.step({"frame": identity, "number": 1}))["session_id"] == "s"
+        work = await service.step(StepCall(identity, 1))
+        assert isinstance(work, Work)
+        assert work.session_id == "s"
         kernel.server.hold()
         for name in ("a", "b"):
             kernel.add_frame()

@@ -15,7 +15,7 @@ from understudy.records import LEASE_SECONDS, ActivationId, Batch, CallState, Fi
 from understudy.store import activation, endings, operations, timers, wakeups
 from understudy.store.check import check
 
-from .test_store import Store, opened
+from .test_store import FRAME, Store, opened
 
 pytestmark = pytest.mark.conformance
 
@@ -32,7 +32,9 @@ async def acting(db: Store, *, started: bool) -> ActivationId:
     if started:
         call_id = call_identifier("r", 1, 0)
         entries = (ToolStarted(call_id=call_id, tool="act"),)
-        await db.do(operations.commit, Batch(*held, 2, entries=entries, calls=(CallState(call_id, "started"),)))
+        await db.do(
+            operations.commit, Batch(*held, 2, entries=entries, calls=(CallState(call_id, "started"),)), FRAME.frame_id
+        )
     return held
 
 
@@ -47,7 +49,7 @@ async def test_a_call_that_may_begin_is_waited_for(store: str) -> None:
         row = db.session()
         assert (row["epoch"], row["wait"], row["status"]) == (held.epoch + 1, "timer", "waiting_for_timer")
         with pytest.raises(Fenced):
-            await db.do(operations.commit, Batch(*held, 3))
+            await db.do(operations.commit, Batch(*held, 3), FRAME.frame_id)
 
 
 @pytest.mark.parametrize(("started", "may_live"), [(False, True), (True, False)])
@@ -72,7 +74,7 @@ async def test_a_waiting_session_is_fenced_too(store: str) -> None:
         assert (await db.do(operations.answer, "s", "r", 1, 1, "m", answer, incarnation=held.incarnation)).won
         call = CallState(call_identifier("r", 1, 0), "started")
         with pytest.raises(Fenced):
-            await db.do(operations.commit, Batch(*held, 2, calls=(call,)))
+            await db.do(operations.commit, Batch(*held, 2, calls=(call,)), FRAME.frame_id)
 
 
 @pytest.mark.parametrize("started", [True, False])
@@ -85,7 +87,7 @@ async def test_an_abort_is_fenced_too(store: str, started: bool) -> None:
         row = db.session()
         assert (row["epoch"], row["wait"]) == (held.epoch + 1, "timer" if started else None)
         with pytest.raises(Fenced):
-            await db.do(operations.commit, Batch(*held, 3))
+            await db.do(operations.commit, Batch(*held, 3), FRAME.frame_id)
         with db.database.read() as connection:
             assert check(connection, db.namespace) == []
 

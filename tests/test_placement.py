@@ -168,7 +168,7 @@ ALONE = f"abc{ISOLATED}"
 async def replacing(kernel: k.Kernel, used: list[str]) -> None:
     """What the supervisor does: a frame that left is told, and another one takes its place."""
     while True:
-        workers = [worker for worker in kernel.workers.values() if worker.frame.identity["placement"] == ALONE]
+        workers = [worker for worker in kernel.workers.values() if worker.frame.identity.placement == ALONE]
         await asyncio.wait([worker.task for worker in workers], return_when=asyncio.FIRST_COMPLETED)
         for worker in workers:
             if worker.task.done():
@@ -232,7 +232,7 @@ async def test_a_sub_agent_runs_where_its_spec_says(store: str, tmp_path: Path) 
         assert (await kernel.run("lead", lead))["status"] == "completed"
         rows = await kernel.ask("read", "tree", ["lead"], {})
         assert [row["placement"] for row in rows] == ["", "gpu"]
-        frames = {worker.frame_id: worker.frame.identity["placement"] for worker in kernel.workers.values()}
+        frames = {worker.frame_id: worker.frame.identity.placement for worker in kernel.workers.values()}
         for row in rows:
             [activated] = [e for e in await kernel.events(row["session_id"]) if e["type"] == "session_activated"][:1]
             assert frames[activated["data"]["frame_id"]] == row["placement"]

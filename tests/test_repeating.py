@@ -15,6 +15,7 @@ from understudy.actors.tools import tool
 from understudy.cluster import remote_node
 from understudy.cluster.remote_node import RemoteNode
 from understudy.cluster.repeating import Answering, Joining, Patience, Repeating
+from understudy.cluster.signatures import signature_of
 from understudy.errors import ServiceGone, StaleGeneration, StoreUnreachable
 
 from . import kernel as k
@@ -58,8 +59,11 @@ class Handle:
 
     async def _answer(self, call_id: str, method: str, *arguments: Any) -> Any:
         assert self.kernel._life is not None
-        target = self.kernel._life.requests if method == "send" else self.kernel.service
-        return await self.answering.answer(call_id, lambda: getattr(target, method)(*arguments))
+        target: Any = self.kernel._life.requests if method == "send" else self.kernel.service
+        function = getattr(target, method)
+        signature = signature_of(function.__func__)
+        given = signature.arguments(arguments)
+        return signature.sent(await self.answering.answer(call_id, lambda: function(*given)))
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self.pending.discard(task)

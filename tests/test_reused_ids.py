@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,24 @@ async def test_what_frames_ask_names_the_incarnation(tmp_path: Path) -> None:
             await service.reload(FRAME.frame_id, old)
         with pytest.raises(Fenced, match="another incarnation"):
             await service.interrupted(FRAME.frame_id, old, "r")
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "made again"])
+async def test_a_removed_sessions_model_call_is_ended(tmp_path: Path, again: bool) -> None:
+    """Given a model call in flight of a session that is removed, when its node service looks at what it has in flight,
+    then the connection is closed: nobody will have the answer, also if there is another session of that id."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path) as kernel, asyncio.timeout(60):
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec())
+        await kernel.send("s")
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+        tasks = [call.task for call in kernel.service.calls.in_flight()]
+        await kernel.service.journal.submit(lambda tx: tx.drop(["s"]))
+        if again:
+            await kernel.spawn("s", k.spec())
+        await kernel.service.recovery.sweep_all(0)
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 0)
+        [task] = tasks
+        assert task is not None
+        await task
+        assert kernel.service.calls.in_flight() == []

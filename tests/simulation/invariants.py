@@ -324,10 +324,11 @@ class Invariants:
         if sent != stored:
             self.violated(f"the model call {wait_key} was sent {sent}, and the store has {stored}")
 
-    def answered(self, request: ModelRequest) -> None:
-        """A model has answered, and what it said is to be paid: it must be in the log."""
+    def answered(self, request: ModelRequest, incarnation: int) -> None:
+        """A model has answered, and what it said is to be paid: it must be in the log, unless that was removed since
+        the call was made."""
         process = self._world.scheduler.current
-        if process is not None:
+        if process is not None and self._world.incarnation(request.wait_key) == incarnation:
             self.complete[request.wait_key] = process
 
     def check_hook(self, context: HookContext) -> None:

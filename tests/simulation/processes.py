@@ -45,15 +45,15 @@ CREATE_SECONDS = 120.0
 class CountedGateway(Gateway):
     """The gateway; each model call that it is asked for is counted, for it is paid, and so is each answer."""
 
-    count: Callable[[ModelRequest], None]
-    answered: Callable[[ModelRequest], None]
+    count: Callable[[ModelRequest], int]
+    answered: Callable[[ModelRequest, int], None]
 
     async def call(self, request: ModelRequest, *arguments: Any) -> ModelAnswer:
         """See `Gateway.call`."""
-        self.count(request)
+        incarnation = self.count(request)
         answer = await super().call(request, *arguments)
         if answer.error is None:
-            self.answered(request)
+            self.answered(request, incarnation)
         return answer
 
 

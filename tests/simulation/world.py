@@ -128,10 +128,16 @@ class World:
         self.note(f"effect {context.call_key} epoch {context.epoch}")
         self.invariants.check_effect(effect)
 
-    def model_call(self, request: ModelRequest) -> None:
-        """A node service asks a model, which costs."""
+    def model_call(self, request: ModelRequest) -> int:
+        """A node service asks a model, which costs; the incarnation of the session that it is for."""
         self.endpoint.count(request.wait_key)
         self.invariants.check_model_call(request)
+        return self.incarnation(request.wait_key)
+
+    def incarnation(self, wait_key: str) -> int:
+        """The incarnation of a call's session as it is committed now; 0 if there is none."""
+        rows = self.committed(f"SELECT incarnation FROM session WHERE session_id = '{wait_key.partition('/')[0]}'")
+        return rows[0][0] if rows else 0
 
     def hooked(self, context: HookContext) -> None:
         """A hook is called."""
