@@ -42,7 +42,7 @@ class NodeCalls(ABC):
         Raises:
             InvalidInput: they are not what the method takes.
         """
-        signature = signature_of(getattr(type(self), method))
+        signature = signature_of(getattr(NodeCalls, method))  # Ray sends its actors' own functions without annotations
         given = signature.arguments(arguments)
         if not call_id:
             return signature.sent(await getattr(self, method)(*given))
@@ -141,6 +141,10 @@ class NodeCalls(ABC):
     @abstractmethod
     async def kill_process(self, pid: int) -> bool:
         """Make sure that a process of this node is gone; True if it is."""
+
+    async def metrics_address(self) -> str:
+        """Where Prometheus finds this node's metrics; empty if nowhere."""
+        return ""
 
     async def pid(self) -> int:
         """Of this process."""

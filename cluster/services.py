@@ -118,7 +118,6 @@ class NodeActor(NodeCalls):
             log.info("the supervisor can't be called: %s", error)
 
     async def metrics_address(self) -> str:
-        """Where Prometheus finds this node's metrics."""
         return self._host.metrics_address()
 
     @ray.method(concurrency_group="probe")
