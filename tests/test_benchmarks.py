@@ -80,3 +80,25 @@ def test_an_interrupted_run_stops_its_ray_head() -> None:
         process.kill()
     assert process.returncode != 0
     assert not marked(mark)
+
+
+@pytest.mark.thorough
+def test_the_plot_has_what_was_measured(tmp_path: Path) -> None:
+    """A report's rows become bars with their values, the same file from the same report; without such rows it is said
+    what to run."""
+    row = {"scenario": "peers", "value": 33.7, "unit": "ms", "baseline": 37.4, "against": "a raw asyncio loop"}
+    rows = [{**row, "measure": "understudy: CPU per session"}, {**row, "measure": "LangGraph: CPU per session"}]
+    result = tmp_path / "result.json"
+    drawn = []
+    for name in ("one.svg", "two.svg"):
+        result.write_text(json.dumps({"rows": rows}))
+        subprocess.run([sys.executable, RUN.with_name("plots.py"), result, tmp_path / name], check=True, timeout=100)
+        drawn.append((tmp_path / name).read_text())
+    assert drawn[0] == drawn[1]
+    assert all(text in drawn[0] for text in ("CPU per session (less is better)", "33.7 ms", "37.4 ms", "LangGraph"))
+    result.write_text(json.dumps({"rows": []}))
+    refused = subprocess.run(
+        [sys.executable, RUN.with_name("plots.py"), result, tmp_path / "none.svg"],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert (refused.returncode, "run `run.py --json --only peers`" in refused.stderr) == (1, True)
