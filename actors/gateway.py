@@ -229,8 +229,9 @@ class _Endpoint:
         # for each call, walk through all messages, which have the endpoint's form already, and check them against its
         # types, and that costs more CPU than all the rest of the call.
         self._url = client.base_url.copy_with(raw_path=client.base_url.raw_path + b"chat/completions")
-        headers = {**client.default_headers, **client.auth_headers}
-        self._headers = {name: value for name, value in headers.items() if isinstance(value, str)}
+        given = client.default_headers.items()
+        self._headers = httpx2.Headers({name: value for name, value in given if isinstance(value, str)})
+        self._headers.update(client.auth_headers)  # whatever the environment has for this one (OPENAI_CUSTOM_HEADERS)
 
     async def post(self, body: dict[str, Any]) -> httpx2.Response:
         """The response to a request, not read yet.

@@ -52,7 +52,8 @@ class Call:
 class Calls:
     """Starts each call once; who asks again under the same key is attached to it.
 
-    A session waits for one call at most. It can have others in flight, of runs that have ended since.
+    A session waits for one call at most, the latest. It can have others in flight: of runs that have ended since,
+    or that it waited for here before it went elsewhere and came back.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Calls:
         self._prepare = prepare
         self._calls: dict[tuple[int, str], Call] = {}
         self._of_session: dict[str, list[Call]] = {}
+        self._latest: dict[str, Call] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -77,22 +79,21 @@ class Calls:
         return list(self._calls.values())
 
     def sessions(self) -> set[str]:
-        """Those that have a call in flight."""
-        return set(self._of_session)
+        """Those whose latest call is in flight."""
+        return set(self._latest)
 
     def find(self, incarnation: int, wait_key: str) -> Call | None:
         """The call in flight under this key."""
         return self._calls.get((incarnation, wait_key))
 
     def of_session(self, session_id: str) -> Call | None:
-        """The latest call of a session, which is the one that it waits for if it waits for any here."""
-        calls = self._of_session.get(session_id)
-        return calls[-1] if calls else None
+        """The latest call of a session, if that is in flight: if it waits for any here, it waits for that."""
+        return self._latest.get(session_id)
 
     def start(self, call: Call) -> None:
         """Start a call, unless it is in flight."""
         if call.key not in self._calls:
-            self._calls[call.key] = call
+            self._calls[call.key] = self._latest[call.session_id] = call
             self._of_session.setdefault(call.session_id, []).append(call)
             call.task = asyncio.get_running_loop().create_task(self._run(call))
 
@@ -105,6 +106,8 @@ class Calls:
         of_session.remove(call)
         if not of_session:
             del self._of_session[call.session_id]
+        if self._latest.get(call.session_id) is call:
+            del self._latest[call.session_id]
 
     def drop(self, session_id: str) -> None:
         """Close the connection of a session's call and commit nothing: somebody else will issue it again."""
@@ -124,7 +127,9 @@ class Calls:
 
     async def close(self) -> None:
         """Abort everything without committing: a successor re-issues what is unanswered."""
-        calls, self._calls, self._of_session = self.in_flight(), {}, {}
+        calls = self.in_flight()
+        for known in (self._calls, self._of_session, self._latest):
+            known.clear()
         for call in calls:
             if call.task is not None:
                 call.task.cancel()

@@ -92,9 +92,8 @@ class Frames:
         slot = self.paging.slots.get(frame.frame_id)
         if slot is not None and number < slot.called:
             raise Fenced(f"frame {slot.frame_id} has called since")
-        holder = self.paging.holder(call.activation.session_id) if call.activation is not None else None
-        if holder is not None and holder.frame_id != frame.frame_id and holder.activation == call.activation:
-            raise Fenced(f"the session is not in frame {frame.frame_id}", session_id=holder.session_id)
+        if call.activation is not None:
+            self.require_own(frame.frame_id, call.activation)
         self.condemned.discard(frame.frame_id)
         if slot is None:
             slot = Slot(frame.frame_id, frame.pid, frame.node_id, frame.placement)
@@ -115,6 +114,16 @@ class Frames:
         slot.seen, slot.called = now(), number
         slot.incarnation, slot.root_id = incarnation, call.root_id or session_id or ""
         return slot
+
+    def require_own(self, frame_id: str, activation: ActivationId) -> None:
+        """Refuse what a frame says of an activation that another one is known to have: before anything follows from it
+        here, since the store refuses it only later. Raises `Fenced`."""
+        holder = self.paging.holder(activation.session_id)
+        others = [other for other, expected in self.expected.items() if activation in expected.held]
+        if holder is not None and holder.activation == activation:
+            others.append(holder.frame_id)
+        if any(other != frame_id for other in others):
+            raise Fenced(f"the session is not in frame {frame_id}", session_id=activation.session_id)
 
     def condemn(self, frame_id: str, activation: ActivationId) -> None:
         """The frame's activation was ended by force: its process must go, if it is still at it."""

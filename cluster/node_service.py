@@ -178,6 +178,7 @@ class NodeService:
 
     async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str) -> str:
         """See `understudy.ports.Node.interrupted`."""
+        self.frames.require_own(frame_id, activation)
         self.end_watch(activation)
         watch = self.interrupts[activation] = run_id, asyncio.get_running_loop().create_future()
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from understudy.actors.window import with_longest_reply
-from understudy.errors import Fenced, StaleGeneration, UnderstudyError, UnknownSession
+from understudy.errors import Fenced, InvalidInput, StaleGeneration, UnderstudyError, UnknownSession
 from understudy.messages import Message
 from understudy.placement import is_isolated
 from understudy.protocol import Exit, StepCall, Work
@@ -45,6 +45,8 @@ class Rounds:
         slots = self._node.frames.paging.slots
         if frame_id in self._node.recovery.buried:  # its call was still on the way
             return Exit()
+        if call.activation is not None and call.batch is None and call.request is None:
+            raise InvalidInput("a step without a batch has a request", session_id=call.activation.session_id)
         slot = slots.get(frame_id)
         if slot is not None and number == slot.answered and slot.session_id is not None:
             # The answer was lost, or an attempt was on the way for long and the frame has begun with the work.
@@ -63,7 +65,7 @@ class Rounds:
         node.end_watch(call.activation)  # what it ran has ended
         slot.remember(call.activation.session_id, call.known_seq, slot.incarnation)
         if batch is None:
-            assert request is not None
+            assert request is not None  # see `step`
             return await self._attach(slot, request)
         if node.draining.on:
             return await node.draining.last_step(slot, batch)
@@ -145,6 +147,8 @@ class Rounds:
 
         def commit(tx: Transaction) -> operations.CommitResult:
             result = operations.commit(tx, batch, slot.frame_id, holder=self._node.holder, price=price)
+            if request is not None and result.ack.replayed and result.wait == "model":
+                _require_waited_for(request, tx.session(batch.session_id))
             if request is not None and self._is_lost(batch, request, result):  # before the session leaves its frame
                 issued = activation.reissue(tx, batch.activation, slot.frame_id, self._node.holder, request.model)
                 if issued is None:  # the run has ended, and with it a process that was for it only
@@ -386,6 +390,12 @@ def echo(batch: Batch, ack: Ack) -> list[Message]:
     """The batch's own messages with the `seq` they got, for the frame to add to its window."""
     entries = enumerate(batch.entries)
     return [replace(entry, seq=ack.first_seq + offset) for offset, entry in entries if isinstance(entry, Message)]
+
+
+def _require_waited_for(request: ModelRequest, row: Row) -> None:
+    """Refuse a request that its session does not wait for: its batch did not say so. Raises `Fenced`."""
+    if split_wait_key(request.wait_key) != (row["session_id"], row["run_id"], row["round"]):
+        raise Fenced("the session does not wait for this request", session_id=row["session_id"])
 
 
 def _outlasted(slot: Slot, wait: str | None) -> bool:

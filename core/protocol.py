@@ -124,7 +124,7 @@ def unpacked(data: Any, kind: Any, what: str) -> Any:
     """
     try:
         return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidInput(f"{what} is not understood: {error}") from None
 
 

@@ -123,6 +123,25 @@ async def test_an_older_call_of_a_session_can_be_aborted() -> None:
     await calls.close()
 
 
+async def test_a_session_does_not_wait_for_an_older_call() -> None:
+    """Given a session with a call in flight of a run that has ended, when its latest call is answered, then it has none
+    that it could wait for."""
+
+    async def answered(_made: Call, _answer: ModelAnswer) -> None:
+        return None
+
+    calls = Calls(NoAnswer(), answered, lambda _: None, nothing)  # type: ignore[arg-type]
+    older, current = call("q"), call("r")
+    for made in (older, current):
+        calls.start(made)
+    calls.forget(current)
+    assert current.task is not None
+    current.task.cancel()
+    assert (calls.of_session("s"), calls.sessions(), calls.stream("s")) == (None, set(), None)
+    assert calls.in_flight() == [older]
+    await calls.close()
+
+
 async def test_an_abort_does_not_lose_an_answer_that_is_being_committed() -> None:
     """Given an answer that has come whole and is being committed, when the call is aborted, then that commit goes on:
     the answer was paid for."""

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from msgspec import structs
 
 from understudy.cluster.channel import Channel
 from understudy.cluster.ends import has_ended
@@ -23,6 +24,8 @@ from understudy.cluster.repeating import Answering
 from understudy.cluster.signatures import signature_of
 from understudy.errors import Fenced, InvalidInput, ServiceGone
 from understudy.placement import DEFAULT
+from understudy.protocol import Exit, FrameIdentity, StepCall, packed
+from understudy.records import ActivationId, Batch, ModelRequest
 from understudy.supervisor.capacity import Memory
 
 from . import kernel as k
@@ -245,6 +248,37 @@ async def test_a_frame_learns_of_its_own_session_only(stage: Stage) -> None:
     slots = stage.kernel.service.frames.paging.slots
     assert [slot.session_id for slot in slots.values() if slot.frame_id == "owner"] == ["s"]
     assert stage.kernel.server.stats.requests == 0
+
+
+async def test_a_parked_session_is_nobodys(stage: Stage) -> None:
+    """Given a session that waits for a model in no frame, when code in a frame repeats its last batch, then it is told
+    nothing of the session, and can have no call made for it."""
+    _, work = await stage.frame("owner")
+    kernel = stage.kernel
+    kernel.server.hold()
+    held = ActivationId(work["session_id"], work["incarnation"], work["epoch"])
+    run_id = work["inbox"][0]["key"]
+    request = ModelRequest(f"s/{run_id}/1", "offline", "offline", [{"role": "user", "content": "hi"}])
+    batch = Batch(*held, 1, start_run=run_id, wait="model", request_round=1, request_profile="offline")
+    owner = FrameIdentity("owner", 1, kernel.service.config.node_id, "")
+    step = StepCall(owner, 2, activation=held, batch=batch, request=request, leave=True)
+    assert await kernel.service.step(step) == Exit()
+    await kernel.send("s", "a secret", "later")
+    before = await kernel.info("s")
+    channel = await Channel.connect(await stage.socket.admit(FRAME, "thief"))
+    told = await channel.call("1", "commit", "thief", packed(Batch(*held, 1)))
+    assert "inbox" not in told
+    for wait_key in ("s/r/99", f"s/{run_id}/2"):
+        wanted = packed(structs.replace(request, wait_key=wait_key))
+        call = {"frame": identity("thief"), "number": 1, "activation": list(held), "batch": packed(batch)}
+        with pytest.raises(Fenced, match="does not wait for this request"):
+            await asyncio.wait_for(channel.call(wait_key, "step", {**call, "request": wanted}), PATIENCE)
+    with pytest.raises(InvalidInput, match="a step without a batch has a request"):
+        await channel.call("4", "step", {"frame": identity("thief"), "number": 2, "activation": list(held)})
+    await channel.close()
+    assert await kernel.info("s") == before
+    assert [call.request.wait_key for call in kernel.service.calls.in_flight()] == [request.wait_key]
+    kernel.server.release()
 
 
 async def test_a_client_makes_requests_only(stage: Stage) -> None:
