@@ -98,6 +98,7 @@ finishes = st.builds(
 batches = st.builds(
     records.Batch,
     session_id=words,
+    incarnation=counts,
     epoch=counts,
     batch_no=counts,
     entries=st.lists(messages | st.one_of(map(instances, SAID)), max_size=4).map(tuple),
