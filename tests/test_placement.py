@@ -297,11 +297,11 @@ async def test_a_process_of_its_own_ends_with_a_run_that_ends_during_a_model_cal
         await kernel.spawn("s", spec)
         for run in ("a", "b"):
             await kernel.send("s", "go", run)
-        for run in ("a", "b"):
-            await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+        for number, run in enumerate(("a", "b"), 1):
+            await asyncio.to_thread(kernel.server.wait, lambda stats, n=number: stats.requests == n)
             await kernel.ask("cancel", "s", run, "enough")
             assert (await kernel.end("s", run))["status"] == "cancelled"
-            await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight != 1)
+            await asyncio.to_thread(kernel.server.wait, lambda stats, n=number: stats.aborted == n)
         kernel.server.release()
         assert (await kernel.run("other", {**spec, "hash": "other"}))["status"] == "completed"
         frames = [

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from understudy.actors.tools import tool
 from understudy.errors import InvalidInput, SessionClosed, UnknownSession
 from understudy.store import timers
+from understudy.supervisor.pool import Demand
 from understudy.testing.offline import OfflineServer
 from understudy.wakeups import MOST_WAKEUPS, microseconds, next_due, spoken, wait_problem, wakeup_problem
 
@@ -96,7 +97,7 @@ async def test_a_wait_holds_no_process(kernel: k.Kernel) -> None:
     assert (info["wait"], info["restarts"]) == ("input", 0)
     assert (await kernel.ask("read", "run", ["s", "r"], {}))["status"] == "running"
     assert (await kernel.run("other", k.spec()))["status"] == "completed"
-    assert kernel.service.frames.paging.demand()[""] == {"ready": 0, "acting": 0, "waiting": 0, "standby": 1}
+    assert kernel.service.frames.paging.demand()[""] == Demand(standby=1)
     kernel.check()
     [told] = await data(kernel, "timer_set")
     asked_at = next(m["created_at"] for m in await kernel.messages("s") if m["role"] == "assistant")
