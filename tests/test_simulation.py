@@ -46,6 +46,25 @@ def test_the_same_seed_is_the_same_run(backend: str) -> None:
 
 
 @pytest.mark.thorough
+def test_a_seed_is_the_same_run_whenever_garbage_is_collected() -> None:
+    """Given a seed in which processes leave generators behind, then it is the same run however often Python by itself
+    would collect garbage."""
+    program = (
+        "import gc, sys; gc.set_threshold(int(sys.argv[1]))\n"
+        "from tests.simulation.plan import draw; from tests.simulation.world import World\n"
+        "print(World(draw(66000005, 'sqlite')).run().trace)"
+    )
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", program, threshold], cwd=ROOT, capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": "0"}, timeout=400,
+        ).stdout
+        for threshold in ("60", "20000")
+    ]  # fmt: skip
+    assert traces[0] == traces[1]
+
+
+@pytest.mark.thorough
 def test_a_seed_is_the_same_run_whatever_ran_before() -> None:
     """Given a seed, when it is simulated alone and behind another one in the same process, then both runs are the same:
     nothing that a process keeps, and no address in its memory, has a part in it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import heapq
 import itertools
 import random
@@ -24,6 +25,10 @@ LANE: contextvars.ContextVar[Lane | None] = contextvars.ContextVar("lane", defau
 
 EPOCH = 1_700_000_000_000_000_000
 """Nanoseconds since 1970 UTC at which every simulation begins."""
+
+COLLECT_STEPS = 1_000
+"""Garbage is collected now and then, between two steps: what is collected may have something to do still (generators
+that were left), and Python by itself would begin with it at any time, in whichever process runs."""
 
 SLOW_SHARE = 0.004
 """Share of the callbacks before which their process loses the CPU for a moment."""
@@ -417,6 +422,8 @@ class Scheduler(base_events.BaseEventLoop):
             self._let_time_pass()
             return
         self.steps += 1
+        if self.steps % COLLECT_STEPS == 0:
+            gc.collect()
         if self.step_limit and self.steps > self.step_limit:
             self.step_limit = 0
             raise Exhausted(f"more than {self.steps - 1} steps by {self._time:.3f} s")

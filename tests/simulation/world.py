@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import random
 from collections import Counter
@@ -247,7 +248,7 @@ class World:
 
     def run(self) -> Result:
         """Simulate, from the start of the cluster to the end of all work."""
-        with self._installed():
+        with self._installed(), _garbage_kept():
             try:
                 with system.watched(self.scheduler):
                     self.scheduler.run_until_complete(self._run())
@@ -349,3 +350,16 @@ class World:
         except TimeoutError:
             pass  # it is told below
         self.ending.check()
+
+
+@contextlib.contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Within this context only the scheduler collects garbage (`COLLECT_STEPS`), and not what was there before."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
