@@ -89,7 +89,7 @@ class Stage:
         for process in self.processes:
             with suppress(ProcessLookupError):
                 process.kill()
-            await process.wait()
+            await process.communicate()  # to the end of its output: its pipe is closed then
         await self.socket.close()
 
 
@@ -169,7 +169,7 @@ async def test_whoever_borrows_a_frames_name_can_not_end_it(stage: Stage) -> Non
     assert other.stdout is not None
     assert json.loads(await other.stdout.readline())["name"] == "agent"
     other.kill()
-    await other.wait()
+    await other.communicate()
     await done.wait()
     stage.kernel.service.recovery.frame_died.assert_not_called()
     assert process.returncode is None
