@@ -303,6 +303,6 @@ async def test_what_has_ended() -> None:
     assert not await has_ended(process.pid, 0.05)
     process.kill()
     assert await has_ended(process.pid, 10.0)  # asyncio's watcher has not reaped it, or has
-    await process.wait()
+    await process.communicate()
     assert await has_ended(process.pid, 0.0)
     assert not await has_ended(0, 0.0)
