@@ -205,8 +205,8 @@ async def test_a_demoted_primary_is_left(server: PostgresServer, dsn: str, caplo
             connects = list[Any]()
             event.listen(work.journal.database.writer, "connect", lambda *made: connects.append(made))
             tried = work.journal._tries
-            await eventually(lambda: work.journal._tries >= tried + 3)
-            assert len(connects) >= 3
+            await eventually(lambda: work.journal._tries >= tried + 4)
+            assert len(connects) >= 3  # the one that is under way may have connected before
         finally:
             server.query("ALTER SYSTEM RESET default_transaction_read_only")
             server.query("SELECT pg_reload_conf()")
