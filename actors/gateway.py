@@ -244,7 +244,7 @@ class _Endpoint:
         response = await self.http.send(request, stream=True)
         if not response.is_success:
             try:
-                raise _status_error(response, (await response.aread()).decode("utf-8", "replace"))
+                raise _error_of(response, (await response.aread()).decode("utf-8", "replace"))
             finally:
                 await response.aclose()
         return response
@@ -272,7 +272,7 @@ class _Endpoint:
             self._next = time.monotonic() + 60 / rate
 
 
-def _status_error(response: httpx2.Response, text: str) -> openai.APIStatusError:
+def _error_of(response: httpx2.Response, text: str) -> openai.APIStatusError:
     """What the package makes of a response that is an error."""
     message, body = f"Error code: {response.status_code}", None
     try:

@@ -7,12 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
-# isort: split
-import matplotlib.pyplot as plt
 from comparison import OURS, RAW
+from matplotlib import pyplot as plt
 
 COLOURS = {OURS: "#1f6feb", RAW: "#57606a"}
 OTHERS = "#afb8c1"
@@ -35,7 +31,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     if not found:
         sys.exit("there are no rows of the scenario `peers`: run `run.py --json --only peers`")
     # Text stays text, and the same input gives the same file.
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "understudy"})
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "understudy"})
     figure, axes = plt.subplots(len(found), 1, figsize=(8, 1.7 * len(found)), squeeze=False)
     for axis, (measure, bars) in zip(axes[:, 0], found.items(), strict=True):
         names = sorted(bars, key=lambda name: (name != OURS, name != RAW, name))[::-1]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from understudy.actors.window import with_longest_reply
 from understudy.errors import Fenced, InvalidInput, StaleGeneration, UnderstudyError, UnknownSession
@@ -94,7 +94,7 @@ class Rounds:
             frames.demand_changed.set()
             answer = Exit()
         if woken:  # what it waits for was committed right behind the batch
-            result = dataclasses.replace(result, wait=None)
+            result = replace(result, wait=None)
         if answer is not None:
             frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
             return answer
@@ -152,12 +152,10 @@ class Rounds:
             if request is not None and self._is_lost(batch, request, result):  # before the session leaves its frame
                 issued = activation.reissue(tx, batch.activation, slot.frame_id, self._node.holder, request.model)
                 if issued is None:  # the run has ended, and with it a process that was for it only
-                    result = dataclasses.replace(result, wait=None, over=is_isolated(slot.placement))
+                    result = replace(result, wait=None, over=is_isolated(slot.placement))
                 else:
                     attempt, longest_reply = issued
-                    result = dataclasses.replace(
-                        result, attempt=attempt, longest_reply=longest_reply, holder=self._node.holder
-                    )
+                    result = replace(result, attempt=attempt, longest_reply=longest_reply, holder=self._node.holder)
             if leave or result.over or result.wait in PASSIVE_WAITS or _outlasted(slot, result.wait):
                 activation.park(tx, batch.activation)
             return result
@@ -388,8 +386,8 @@ def split_wait_key(key: str) -> tuple[str, str, int]:
 
 def echo(batch: Batch, ack: Ack) -> list[Message]:
     """The batch's own messages with the `seq` they got, for the frame to add to its window."""
-    entries = enumerate(batch.entries)
-    return [replace(entry, seq=ack.first_seq + offset) for offset, entry in entries if isinstance(entry, Message)]
+    entries = enumerate(batch.entries, ack.first_seq)
+    return [structs.replace(entry, seq=seq) for seq, entry in entries if isinstance(entry, Message)]
 
 
 def _require_waited_for(request: ModelRequest, row: Row) -> None:

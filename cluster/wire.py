@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from understudy.errors import InvalidInput
+from understudy.protocol import plain
 
 log = logging.getLogger(__name__)
 
@@ -70,16 +71,16 @@ def _escaped(value: Any) -> Any:
             value.encode()
         except UnicodeEncodeError:
             return msgspec.msgpack.Ext(HALF_CHARACTERS, value.encode("utf-8", "surrogatepass"))
-        return str.__str__(value)
+        return plain(value)
     elif isinstance(value, bool):
         return value
     elif isinstance(value, int):
         if -(1 << 63) <= value < 1 << 64:
-            return int.__int__(value)
+            return plain(value)
         size = value.bit_length() // 8 + 1
         return msgspec.msgpack.Ext(LARGE_NUMBER, value.to_bytes(size, "big", signed=True))
     elif isinstance(value, float):
-        return float.__float__(value)
+        return plain(value)
     elif isinstance(value, dict):
         pairs = [(_escaped(key), _escaped(item)) for key, item in value.items()]
         if any(isinstance(key, msgspec.msgpack.Ext) for key, _ in pairs):

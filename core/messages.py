@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 WIRE_VERSION = 1
-"""Version of stored and transmitted messages, events and batches."""
+"""Version of stored messages and events."""
 
 Content = str | list[dict[str, Any]] | None
 """Text, or a list of typed parts as in the OpenAI protocol (`{"type": "text", "text": ...}`)."""

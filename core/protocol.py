@@ -109,7 +109,7 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def packed(value: Any) -> Any:
     """A message, or anything in which there are some, as data of Python's own types (`bytes` among them)."""
-    return msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_plain)
+    return msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=plain)
 
 
 def unpacked(data: Any, kind: Any, what: str) -> Any:
@@ -128,10 +128,16 @@ def unpacked(data: Any, kind: Any, what: str) -> Any:
         raise InvalidInput(f"{what} is not understood: {error}") from None
 
 
-def _plain(value: Any) -> Any:
-    """Subclasses of Python's own types, such as HTML libraries' texts, are what they are at bottom."""
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            plain: Any = kind.__str__(value) if kind is str else kind(value)
-            return plain
+def plain(value: Any) -> Any:
+    """What a value of a subclass of `str`, `int` or `float` is at bottom: HTML libraries have texts of their own.
+
+    Raises:
+        TypeError: it is of no such class.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
     raise TypeError(f"{type(value).__name__} is no data")

@@ -7,7 +7,6 @@ having changed anything, then changes rows in memory. The table in DESIGN §3 na
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dataclasses import replace as replace_fields
 from typing import Any
 
 from msgspec.structs import replace
@@ -55,9 +54,7 @@ def commit(
         if row["frame_id"] is None and row["wait"] is None:
             # What it waited for has come before this repetition: somebody else was woken for it, and will have it.
             raise Fenced("the session left its frame with this batch", session_id=batch.session_id)
-        result = _committed(tx, row, 0, replayed=True)
-        # Who asks for a session that is in no frame may be anybody: what else the store knows of it is not said.
-        return replace_fields(result, ack=Ack(row["seq"], replayed=True)) if row["frame_id"] is None else result
+        return _committed(tx, row, 0, replayed=True)
     if batch.batch_no != row["batch_no"] + 1:
         raise BatchLost(
             f"batch {batch.batch_no} of epoch {batch.epoch} can't follow: the store has batch {row['batch_no']}",
@@ -165,6 +162,8 @@ def _committed(tx: Transaction, row: Row, first_seq: int, *, replayed: bool = Fa
 
 
 def _ack(tx: Transaction, row: Row, first_seq: int, *, replayed: bool = False) -> Ack:
+    if replayed and row["frame_id"] is None:  # who repeats it may be anybody: what else is known of it is not said
+        return Ack(row["seq"], replayed=True)
     return Ack(row["seq"], first_seq, tx.inbox(row), row["cancel_reason"], replayed)
 
 

@@ -253,6 +253,18 @@ async def test_the_environment_of_the_process_is_not_the_profiles(monkeypatch: p
         assert not [value for value in server.requests[0].headers.values() if "someone-else" in value]
 
 
+async def test_a_header_of_the_environment_does_not_replace_the_profiles_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers that the openai package takes from the environment are sent; the key is the profile's, and is sent once,
+    however they are written."""
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "authorization: Bearer of-someone-else\nX-Team: red")
+    with OfflineServer() as server:
+        async with gateway(server.url) as model:
+            sent = model._endpoints["p"]._headers
+            assert (sent.get_list("authorization"), sent["x-team"]) == ([f"Bearer {KEY}"], "red")
+            await model.call(request())
+        assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
+
+
 async def test_a_proxy_is_not_asked_for_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endpoint on this machine is reached directly, whatever the proxy variables say."""
     async with endpoint(b"") as nobody:

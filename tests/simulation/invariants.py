@@ -328,7 +328,7 @@ class Invariants:
         """A model has answered, and what it said is to be paid: it must be in the log, unless that was removed since
         the call was made."""
         process = self._world.scheduler.current
-        if process is not None and self._world.incarnation(request.wait_key) == incarnation:
+        if process is not None and self._world.incarnation(request.wait_key.partition("/")[0]) == incarnation:
             self.complete[request.wait_key] = process
 
     def check_hook(self, context: HookContext) -> None:
@@ -343,8 +343,7 @@ class Invariants:
     def _of_removed(self, session_id: str) -> bool:
         """Whether the process that calls is at a session of this id that was removed."""
         window = self._window_of(self._world.scheduler.current)
-        rows = self._world.committed(f"SELECT incarnation FROM session WHERE session_id = '{session_id}'")
-        return window is not None and rows != [(window.incarnation,)]
+        return window is not None and self._world.incarnation(session_id) != window.incarnation
 
     def _is_current(self, session_id: str) -> bool:
         """Whether the process that calls is at the session's last activation, as far as the store knows."""

@@ -133,11 +133,11 @@ class World:
         """A node service asks a model, which costs; the incarnation of the session that it is for."""
         self.endpoint.count(request.wait_key)
         self.invariants.check_model_call(request)
-        return self.incarnation(request.wait_key)
+        return self.incarnation(request.wait_key.partition("/")[0])
 
-    def incarnation(self, wait_key: str) -> int:
-        """The incarnation of a call's session as it is committed now; 0 if there is none."""
-        rows = self.committed(f"SELECT incarnation FROM session WHERE session_id = '{wait_key.partition('/')[0]}'")
+    def incarnation(self, session_id: str) -> int:
+        """A session's incarnation as it is committed now; 0 if there is none."""
+        rows = self.committed(f"SELECT incarnation FROM session WHERE session_id = '{session_id}'")
         return rows[0][0] if rows else 0
 
     def hooked(self, context: HookContext) -> None:
