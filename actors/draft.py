@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from understudy.estimates import estimate_tokens
 from understudy.events import ERROR_UNCUT, ToolFinished
 from understudy.messages import Message
 from understudy.records import Ask, Batch, CallState, Finish, LogEntry, ModelRequest, Spawn
 
-from .estimates import estimate_tokens
 from .execution import Outcome
 from .window import Window, wanted_reply
 

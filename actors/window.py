@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from msgspec.structs import replace
-
 from understudy.identifiers import wait_key
 from understudy.messages import INTERRUPTED, Message
 from understudy.protocol import Work
@@ -124,14 +122,6 @@ def wanted_reply(request: ModelRequest) -> int:
     """The longest reply that a request wants, in tokens."""
     parameters = request.parameters
     return int(parameters.get("max_completion_tokens") or parameters.get("max_tokens") or OUTPUT_TOKENS)
-
-
-def with_longest_reply(request: ModelRequest, tokens: int) -> ModelRequest:
-    """The request with the reply that is paid for; 0 for any length."""
-    if not tokens:
-        return request
-    parameters = {name: value for name, value in request.parameters.items() if name != "max_tokens"}
-    return replace(request, parameters={**parameters, "max_completion_tokens": tokens})
 
 
 def to_protocol(instructions: str, messages: list[Message]) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ import ray
 from harness import Bench, Limit, Row, frames, median, percentile, received, until
 from workload import answering
 
-from understudy.cluster.ray_edge import RAY_NAMESPACE, find_actor
-from understudy.cluster.services import FrameActor
+from understudy.cluster.ray.ray_edge import RAY_NAMESPACE, find_actor
+from understudy.cluster.ray.services import FrameActor
 from understudy.identifiers import new_identifier
 
 MB = 1e6

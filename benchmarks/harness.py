@@ -21,7 +21,8 @@ import ray
 from endpoint import Endpoint
 
 from understudy import Cluster
-from understudy.cluster import background, ray_edge
+from understudy.cluster.client.client import background
+from understudy.cluster.ray import ray_edge
 from understudy.config import ModelProfile
 
 WAIT_SECONDS = 180.0

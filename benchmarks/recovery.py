@@ -13,7 +13,7 @@ from harness import Bench, Limit, Row, frames, median, percentile, until
 from workload import agent, answering, call
 
 from understudy import Cluster
-from understudy.cluster.client import Run, Session
+from understudy.cluster.client.client import Run, Session
 from understudy.events import SessionActivated
 
 

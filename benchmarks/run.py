@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import understudy.cluster.ray_edge  # noqa: F401 - before Ray, which learns from it how to authenticate
+import understudy.cluster.ray.ray_edge  # noqa: F401 - before Ray, which learns from it how to authenticate
 
 # isort: split
 import ray

@@ -10,8 +10,8 @@ from typing import Any
 from commits import Worker
 from harness import Bench, Limit, Row, median
 
-from understudy.actors.gateway import Gateway
-from understudy.cluster.node_service import NodeConfig, NodeService
+from understudy.gateway.gateway import Gateway
+from understudy.node.node_service import NodeConfig, NodeService
 from understudy.store import activation, beginnings
 from understudy.store.activation import FrameRef
 

@@ -18,11 +18,11 @@ from harness import Bench, Limit, Row, median, percentile
 from workload import answering
 
 from understudy.actors.frame import Frame
-from understudy.actors.gateway import Gateway
-from understudy.cluster.compiling import compile_spec
-from understudy.cluster.node_service import NodeConfig, NodeService
-from understudy.cluster.requests import Requests
+from understudy.cluster.client.compiling import compile_spec
 from understudy.config import ModelProfile
+from understudy.gateway.gateway import Gateway
+from understudy.node.node_service import NodeConfig, NodeService
+from understudy.node.requests import Requests
 from understudy.store import beginnings
 from understudy.store.activation import acquire
 

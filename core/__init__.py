@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from understudy.actors.hooks import HookContext, Refuse, Replace, hook
     from understudy.actors.tools import ToolContext, tool
-    from understudy.cluster.client import Cluster, Run, Session
-    from understudy.cluster.results import PendingInput, RunResult, SessionInfo, Wakeup
+    from understudy.cluster.client.client import Cluster, Run, Session
+    from understudy.cluster.client.results import PendingInput, RunResult, SessionInfo, Wakeup
 
     from .errors import (
         ClusterError,
@@ -80,23 +80,23 @@ __all__ = [
 _HOMES = {
     "AgentSpec": "spec",
     "Budget": "spec",
-    "Cluster": "cluster.client",
+    "Cluster": "cluster.client.client",
     "Event": "events",
     "HookContext": "actors.hooks",
     "Message": "messages",
-    "PendingInput": "cluster.results",
+    "PendingInput": "cluster.client.results",
     "Refuse": "actors.hooks",
     "Replace": "actors.hooks",
     "RestartPolicy": "spec",
     "Supervision": "spec",
-    "Run": "cluster.client",
-    "RunResult": "cluster.results",
-    "Session": "cluster.client",
-    "SessionInfo": "cluster.results",
+    "Run": "cluster.client.client",
+    "RunResult": "cluster.client.results",
+    "Session": "cluster.client.client",
+    "SessionInfo": "cluster.client.results",
     "ToolCall": "messages",
     "ToolContext": "actors.tools",
     "Usage": "messages",
-    "Wakeup": "cluster.results",
+    "Wakeup": "cluster.client.results",
     "hook": "actors.hooks",
     "tool": "actors.tools",
 }

@@ -1,4 +1,4 @@
-"""What a process that runs tools has in its environment: what any program needs, and what was named for its tools.
+"""What processes have in their environment. Those that run tools: what any program needs, and what was named for tools.
 
 A list of what to hide would miss the next name that somebody gives to a password; so nothing else is kept.
 """
@@ -56,3 +56,15 @@ def keep_for_tools(named: Collection[str]) -> None:
     kept = for_tools(os.environ, named)
     for name in os.environ.keys() - kept.keys():
         del os.environ[name]
+
+
+def for_services() -> dict[str, str]:
+    """The environment for daemons and services: no secrets, and nothing of the job that happens to start them."""
+    kept = {
+        name: value for name, value in os.environ.items() if not is_secret_name(name) or name.startswith("RAY_AUTH")
+    }
+    for name in list(kept):
+        if name.startswith(("RAY_JOB", "RAY_RUNTIME_ENV", "RAY_ADDRESS")) or name == "PYTHONPATH":
+            del kept[name]
+    kept["PYTHONUNBUFFERED"] = "1"
+    return kept

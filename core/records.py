@@ -68,6 +68,13 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     deadline: float = 600.0
     stall: float = 300.0
 
+    def limited_to(self, tokens: int) -> ModelRequest:
+        """The same with the reply that is paid for; 0 for any length."""
+        if not tokens:
+            return self
+        parameters = {name: value for name, value in self.parameters.items() if name != "max_tokens"}
+        return msgspec.structs.replace(self, parameters={**parameters, "max_completion_tokens": tokens})
+
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:

@@ -14,9 +14,12 @@ from typing import Any
 from understudy.errors import UnderstudyError
 from understudy.identifiers import new_identifier
 
-from .draining import seconds_for
-
 log = logging.getLogger(__name__)
+
+NOTICE_SECONDS = 600.0
+"""For a node that will end at a time which nobody says."""
+
+SPARE_SHARE, LONGEST_SPARE_SECONDS = 0.25, 10.0
 
 Ask = Callable[..., Awaitable[Any]]
 Tell = Callable[[], Awaitable[None]]
@@ -77,3 +80,10 @@ class Drains:
                 if self._refused.get(node_id) != str(error):
                     self._refused[node_id] = str(error)
                     log.warning("node %s will end and is not drained yet: %s", node_id[:8], error)
+
+
+def seconds_for(left: float | None) -> float:
+    """How long a node that will end in `left` seconds may be waited for: what moves the hard way needs time as well."""
+    if left is None:
+        return NOTICE_SECONDS
+    return max(0.0, left - min(LONGEST_SPARE_SECONDS, SPARE_SHARE * left))

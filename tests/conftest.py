@@ -151,7 +151,7 @@ def _dsn(request: pytest.FixtureRequest, directory: Path, postgres: str) -> str:
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a Ray head started for this test session, as `Cluster.connect` starts one, and stopped after it."""
-    from understudy.cluster import ray_edge
+    from understudy.cluster.ray import ray_edge
 
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))

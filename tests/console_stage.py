@@ -13,10 +13,10 @@ import pytest
 import uvicorn
 from playwright.async_api import Browser, async_playwright
 
+from understudy.cluster.client.results import ServiceInfo
 from understudy.cluster.console.access import Binding, token_digest
 from understudy.cluster.console.application import application
-from understudy.cluster.console.serving import listen
-from understudy.cluster.results import ServiceInfo
+from understudy.cluster.ray.console_actor import listen
 from understudy.identifiers import new_identifier
 
 from . import kernel as k

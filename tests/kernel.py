@@ -20,15 +20,13 @@ from unittest.mock import patch
 from sqlalchemy import event
 
 from understudy.actors.frame import Frame
-from understudy.actors.gateway import Gateway
 from understudy.actors.tools import ToolContext, describe, tool
-from understudy.cluster.node_service import NodeConfig, NodeService
-from understudy.cluster.remote_node import CalledNode
-from understudy.cluster.requests import Requests
-from understudy.cluster.signatures import signature_of
 from understudy.config import ModelProfile
 from understudy.errors import StaleGeneration, StoreUnreachable
+from understudy.gateway.gateway import Gateway
 from understudy.identifiers import new_identifier
+from understudy.node.node_service import NodeConfig, NodeService
+from understudy.node.requests import Requests
 from understudy.ports import Node
 from understudy.prices import Price
 from understudy.protocol import News, packed, unpacked
@@ -36,10 +34,12 @@ from understudy.store import queries
 from understudy.store.check import check
 from understudy.store.engine import Database
 from understudy.testing.offline import OfflineServer
+from understudy.transport.remote_node import CalledNode
+from understudy.transport.signatures import signature_of
 
 from .situation import describe as describe_situation
 
-SERVE_METRICS = "understudy.cluster.projection.serve_metrics"
+SERVE_METRICS = "understudy.node.projection.serve_metrics"
 STUCK_SECONDS = 8.0
 LEASE = 3_600_000_000
 POLICY = {"max_restarts": 100, "period": 60, "stuck_after": 3, "backoff": 0.01, "backoff_max": 0.05}

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from understudy.cluster.node_service import NodeService
+from understudy.node.node_service import NodeService
 from understudy.store.engine import Database, now
 from understudy.store.statements import INBOX, QUESTION, SESSION, TIMER
 

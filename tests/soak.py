@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import understudy.cluster.ray_edge  # noqa: F401 - before Ray, which learns from it how to authenticate
+import understudy.cluster.ray.ray_edge  # noqa: F401 - before Ray, which learns from it how to authenticate
 
 # isort: split
 import ray
@@ -30,9 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from understudy import Cluster, RestartPolicy, Session
-from understudy.cluster import background
-from understudy.cluster.client import Run
-from understudy.cluster.results import RunResult
+from understudy.cluster.client.client import Run, background
+from understudy.cluster.client.results import RunResult
 from understudy.errors import DeadlineExceeded, StoreUnreachable
 
 from .faults import PATIENCE, Head, Stage, staged, tools_of, wait_until

@@ -13,8 +13,9 @@ from typing import Any
 
 import psutil
 
-from understudy.cluster import background, ray_edge
-from understudy.cluster.services import node_name, supervisor_handle
+from understudy.cluster.client.client import background
+from understudy.cluster.ray import ray_edge
+from understudy.cluster.ray.services import node_name, supervisor_handle
 from understudy.errors import UnderstudyError
 
 from .faults import PATIENCE, Stage, gone, kill, wait_until

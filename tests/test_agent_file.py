@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from understudy.cluster.agent_file import read_agent
+from understudy.cluster.client.agent_file import read_agent
 from understudy.errors import InvalidInput, InvalidSpec
 from understudy.spec import Budget
 

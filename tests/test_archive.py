@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import select, text
 
 from understudy import AgentSpec, HookContext, hook, tool
-from understudy.cluster.compiling import compile_spec, place
+from understudy.cluster.client.compiling import compile_spec, place
 from understudy.errors import (
     ArchiveVersion,
     InvalidArchive,

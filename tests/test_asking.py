@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from understudy.actors.tools import ToolContext, tool
-from understudy.cluster import background
-from understudy.cluster.client import Session
+from understudy.cluster.client.client import Session, background
 from understudy.errors import AnswerConflict, InvalidInput, NotAsked, UnknownSession
 from understudy.supervisor.pool import Demand
 from understudy.testing.offline import OfflineServer

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from understudy.actors.estimates import estimate_tokens
-from understudy.actors.gateway import Gateway
 from understudy.actors.tools import tool
-from understudy.cluster import bootstrap
-from understudy.cluster.compiling import compile_spec
-from understudy.cluster.results import RunResult, SessionInfo
+from understudy.cluster.client.compiling import compile_spec
+from understudy.cluster.client.results import RunResult, SessionInfo
+from understudy.cluster.ray import bootstrap
 from understudy.config import ModelProfile, Settings
 from understudy.errors import InvalidConfiguration, InvalidSpec
+from understudy.estimates import estimate_tokens
+from understudy.gateway.gateway import Gateway
 from understudy.messages import Usage
 from understudy.prices import MILLION, Price, money, price_table
 from understudy.spec import AgentSpec, Budget
@@ -361,7 +361,7 @@ async def test_a_limit_of_money_needs_prices(store: str, tmp_path: Path) -> None
 
 async def test_usage_that_is_missing_is_estimated(store: str, tmp_path: Path) -> None:
     """Where the endpoint does not count, the input is taken as it was reserved, the reply by its length; all say so."""
-    with patch("understudy.actors.sse.read_usage", return_value=None):
+    with patch("understudy.gateway.sse.read_usage", return_value=None):
         async with k.running(store, tmp_path, prices=CHEAP) as kernel:
             run = await kernel.run("s", k.spec(k.script("x" * 300), budget=[{"tokens": 1_000}]))
             body = kernel.server.requests[0].body

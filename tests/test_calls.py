@@ -12,8 +12,8 @@ from understudy.actors.asking import read_arguments
 from understudy.actors.repeats import repeats
 from understudy.actors.spawning import read_spawn
 from understudy.actors.window import readable
-from understudy.cluster.calls import Call, Calls
 from understudy.messages import Message, ToolCall, Usage, encodable, storable
+from understudy.node.calls import Call, Calls
 from understudy.prices import Price
 from understudy.records import CallState, ModelAnswer, ModelRequest
 from understudy.store import queries

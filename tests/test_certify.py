@@ -16,9 +16,9 @@ import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
-from understudy.cluster import certify_processes
-from understudy.cluster import certify_stage as stage
-from understudy.cluster.certify_verdict import (
+from understudy.cluster.certify.runs import frame_processes as certify_processes
+from understudy.cluster.certify.runs import stage as stage
+from understudy.cluster.certify.verdict import (
     EQUAL,
     NOT_CALLED,
     NOT_INTERRUPTED,
@@ -29,7 +29,7 @@ from understudy.cluster.certify_verdict import (
     TOLD,
     TOLD_DIFFERENT,
 )
-from understudy.cluster.cli import app
+from understudy.cluster.cli.main import app
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k

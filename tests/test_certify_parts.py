@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.cluster.certify import spread
-from understudy.cluster.certify_files import File, Workspaces, changes
-from understudy.cluster.certify_frame import TOOL_BEGINS, TOOL_DONE
-from understudy.cluster.certify_recording import Asked, Entry, read_request
-from understudy.cluster.certify_stage import BEFORE_COMMIT, Point, Record
-from understudy.cluster.certify_verdict import (
+from understudy.cluster.certify.recording import Asked, Entry, read_request
+from understudy.cluster.certify.runs import spread
+from understudy.cluster.certify.stage import BEFORE_COMMIT, Point, Record
+from understudy.cluster.certify.verdict import (
     DIFFERENT,
     ENDED,
     EQUAL,
@@ -27,6 +25,8 @@ from understudy.cluster.certify_verdict import (
     TOLD_DIFFERENT,
     judge,
 )
+from understudy.cluster.certify.watched_frame import TOOL_BEGINS, TOOL_DONE
+from understudy.cluster.certify.workspaces import File, Workspaces, changes
 from understudy.errors import InvalidInput
 from understudy.records import ModelRequest
 
@@ -38,8 +38,10 @@ TEXTS = st.text(max_size=5)
 @pytest.mark.thorough
 def test_no_ray_is_needed_and_frames_stay_lean() -> None:
     """The command loads no Ray, and a session's process under it nothing that is heavy."""
-    assert loaded_by({"frame": "import understudy.cluster.certify_frame"}) == {}
-    assert "ray" not in loaded_by({"command": "import understudy.cluster.certify, understudy.cluster.certify_report"})
+    assert loaded_by({"frame": "import understudy.cluster.certify.watched_frame"}) == {}
+    assert "ray" not in loaded_by(
+        {"command": "import understudy.cluster.certify.runs, understudy.cluster.certify.report"}
+    )
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(None, 10), (20, 10), (10, 10), (3, 3), (2, 2), (1, 1)])

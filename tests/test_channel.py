@@ -20,11 +20,11 @@ import uvloop
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from understudy.cluster import channel as under_test
-from understudy.cluster import remote_node, wire
-from understudy.cluster.channel import Channel, ChannelServer, Ticket
-from understudy.cluster.remote_node import CONNECT_TRIES, RemoteNode, SocketCalls
 from understudy.errors import Fenced, InvalidConfiguration, InvalidInput, ServiceGone, UnderstudyError
+from understudy.transport import channel as under_test
+from understudy.transport import remote_node, wire
+from understudy.transport.channel import Channel, ChannelServer, Ticket
+from understudy.transport.remote_node import CONNECT_TRIES, RemoteNode, SocketCalls
 
 PATIENCE = 20.0
 

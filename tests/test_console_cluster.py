@@ -26,7 +26,7 @@ import pytest
 from playwright.async_api import expect
 
 from understudy import AgentSpec
-from understudy.cluster.ray_edge import RAY_NAMESPACE
+from understudy.cluster.ray.ray_edge import RAY_NAMESPACE
 
 from .console_stage import chromium
 from .faults import PATIENCE, gone, kill, staged, tools_of, wait_until

@@ -13,9 +13,9 @@ import pytest
 from playwright.async_api import Page, expect
 
 from understudy.actors.tools import ToolContext, tool
-from understudy.cluster import fleet
+from understudy.cluster.client.client import fleet
+from understudy.cluster.client.results import ServiceInfo
 from understudy.cluster.console import application
-from understudy.cluster.results import ServiceInfo
 from understudy.store import traces
 
 from . import kernel as k

@@ -17,7 +17,6 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
 from understudy import errors, records
-from understudy.cluster.signatures import signature_of
 from understudy.config import (
     ModelProfile,
     Settings,
@@ -36,6 +35,7 @@ from understudy.ports import Node
 from understudy.prices import Price
 from understudy.protocol import FrameIdentity, StepCall, Work, packed, unpacked
 from understudy.spec import AgentSpec, Budget, RestartPolicy
+from understudy.transport.signatures import signature_of
 
 ERRORS = sorted(
     {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, UnderstudyError)},

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from psycopg.rows import dict_row
 from typer.testing import CliRunner
 
-from understudy.cluster.cli import app
+from understudy.cluster.cli.main import app
 from understudy.observability.dashboards import sql
 from understudy.observability.dashboards.files import built
 from understudy.observability.dashboards.fleet import fleet

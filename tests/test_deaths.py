@@ -13,16 +13,16 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from understudy.cluster.node_service import NodeService
-from understudy.cluster.reading import Reading
-from understudy.cluster.requests import Requests
-from understudy.cluster.rounds import Rounds
 from understudy.errors import StaleGeneration, StoreUnreachable
+from understudy.node.node_service import NodeService
+from understudy.node.paging import Ready, Slot
+from understudy.node.reading import Reading
+from understudy.node.requests import Requests
+from understudy.node.rounds import Rounds
 from understudy.protocol import Exit, FrameIdentity, News, StepCall, Work
 from understudy.records import ActivationId
 from understudy.store.engine import now
 from understudy.store.transaction import Transaction
-from understudy.supervisor.paging import Ready, Slot
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
@@ -92,7 +92,7 @@ async def test_a_death_is_told_before_the_take_up(store: str, tmp_path: Path) ->
 async def test_a_call_that_was_lost_with_its_service_is_made_again_at_once(store: str, tmp_path: Path) -> None:
     """Given a service that died with a model call, when the frame repeats its step at the next one, then the call is
     made again with that: it need not be swept for."""
-    with patch("understudy.cluster.recovery.SWEEP_SECONDS", 3_600.0):
+    with patch("understudy.node.recovery.SWEEP_SECONDS", 3_600.0):
         async with k.running(store, tmp_path, frames=1) as kernel:
             kernel.server.hold()
             run = asyncio.create_task(kernel.run("s", k.spec()))
@@ -162,7 +162,7 @@ async def test_a_session_that_can_not_be_swept(
         with (
             patch.object(recovery, "_sweep", fails),
             patch.object(kernel.service.reading, "active", AsyncMock(return_value=rows)),
-            patch("understudy.cluster.recovery.cancelled", lambda _rows: {}),
+            patch("understudy.node.recovery.cancelled", lambda _rows: {}),
         ):
             await recovery.sweep_all(0)
         assert seen == ["a", "b"]
@@ -401,7 +401,7 @@ async def test_an_idle_session_whose_frame_died_with_its_service_is_woken(
         kernel.kill(worker)
         await kernel.quiet()
         if long_ago:
-            monkeypatch.setattr("understudy.cluster.recovery.BURIED_SECONDS", 0.0)
+            monkeypatch.setattr("understudy.node.recovery.BURIED_SECONDS", 0.0)
             kernel.kill(kernel.add_frame(), replace=False)
             await kernel.quiet()
             assert worker.frame_id not in kernel.service.recovery.buried

@@ -10,20 +10,20 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 
-from understudy.cluster import frames as frames_module
-from understudy.cluster import machinery as machinery_module
-from understudy.cluster import recovery as recovery_module
-from understudy.cluster import timers as timers_module
-from understudy.cluster.ray_edge import settle
-from understudy.cluster.recovery import CHUNK
+from understudy.cluster.ray import machinery as machinery_module
+from understudy.cluster.ray.ray_edge import settle
 from understudy.config import Settings
 from understudy.errors import ServiceGone
+from understudy.node import frames as frames_module
+from understudy.node import recovery as recovery_module
+from understudy.node import timers as timers_module
+from understudy.node.recovery import CHUNK
+from understudy.node.turns import Ready
 from understudy.protocol import News
 from understudy.store import beginnings, queries
 from understudy.store.engine import now
 from understudy.store.transaction import Transaction
 from understudy.supervisor.capacity import Memory
-from understudy.supervisor.turns import Ready
 
 from . import kernel as k
 

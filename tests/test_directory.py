@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from understudy.cluster.directory import NodeDirectory
+from understudy.cluster.ray.directory import NodeDirectory
 from understudy.config import Settings
 from understudy.errors import ServiceGone, StoreUnreachable
 

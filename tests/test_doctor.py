@@ -17,8 +17,8 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from understudy.cluster import doctor, ray_edge
-from understudy.cluster.cli import app
+from understudy.cluster.cli.main import app, doctor
+from understudy.cluster.ray import ray_edge
 from understudy.config import Settings
 from understudy.errors import ClusterUnreachable, InvalidConfiguration
 

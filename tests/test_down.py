@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from understudy.cluster import down, ray_edge
+from understudy.cluster.ray import down, ray_edge
 
 OWN, OTHER = "192.0.2.1:1111", "192.0.2.1:2222"
 

@@ -15,15 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.cluster import connection as connecting
-from understudy.cluster.connection import Connection
+from understudy.cluster.ray import connection as connecting
+from understudy.cluster.ray.connection import Connection
 from understudy.config import Settings
 from understudy.errors import CannotDrain
 from understudy.identifiers import home_of
+from understudy.node.departures import Departure, leaving
 from understudy.store import draining
 from understudy.store.draining import check_drain
 from understudy.store.engine import now
-from understudy.supervisor.draining import Departure, leaving, seconds_for
+from understudy.supervisor.drains import seconds_for
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k

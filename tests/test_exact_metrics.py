@@ -16,8 +16,8 @@ import pytest
 from prometheus_client.samples import Sample
 from sqlalchemy import text
 
-from understudy.cluster import adoption
-from understudy.cluster.node_service import NodeService
+from understudy.node import adoption
+from understudy.node.node_service import NodeService
 from understudy.observability import conventions as names
 from understudy.observability.export import Export
 from understudy.observability.live_table import LIVE_TABLE
@@ -554,8 +554,8 @@ async def test_counting_goes_on_at_once_when_the_store_is_back(
 ) -> None:
     """Given a store that answers after long, and with an error, then it is asked again as soon as ever."""
     for name, value in (("COUNT_SECONDS", 0.05), ("SCRAPED_COUNT_SECONDS", 0.05), ("SHARE", 1e-9)):
-        monkeypatch.setattr(f"understudy.cluster.counting.{name}", value)
-    monkeypatch.setattr("understudy.cluster.counting.LONGEST_PAUSE", 0.1)
+        monkeypatch.setattr(f"understudy.node.counting.{name}", value)
+    monkeypatch.setattr("understudy.node.counting.LONGEST_PAUSE", 0.1)
     async with k.running(store, tmp_path, frames=0) as kernel:
         counting = kernel.service.projection.counting
         await until(lambda: counting.counted is not None)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.cluster import feed
-from understudy.cluster.feed import RING, Feed
 from understudy.errors import UnknownSession
 from understudy.events import Event, RunFinished, RunStarted
+from understudy.node import feed
+from understudy.node.feed import RING, Feed
 
 
 class Log:

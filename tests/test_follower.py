@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from understudy.cluster import client
-from understudy.cluster import follower as following
-from understudy.cluster.feed import Feed
-from understudy.cluster.follower import Follower
-from understudy.cluster.reading import Reading
+from understudy.cluster.client.client import client
+from understudy.cluster.client.client import follower as following
+from understudy.cluster.client.follower import Follower
 from understudy.errors import ServiceGone
 from understudy.events import CancelRequested, RunFinished
+from understudy.node.feed import Feed
+from understudy.node.reading import Reading
 from understudy.records import PAGE
 from understudy.store import queries
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from understudy.errors import Fenced, ServiceGone
+from understudy.node.turns import Ready
 from understudy.placement import DEFAULT
 from understudy.protocol import FrameIdentity, StepCall, Work
 from understudy.records import ActivationId
-from understudy.supervisor.turns import Ready
 
 from . import kernel as k
 

@@ -17,8 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.actors.gateway import Gateway, retry_after_seconds
-from understudy.actors.sse import Completion, EventStream, Malformed, ServerSentEvent
 from understudy.config import ModelProfile
 from understudy.errors import (
     InvalidConfiguration,
@@ -28,6 +26,8 @@ from understudy.errors import (
     ModelRefused,
     ModelUnavailable,
 )
+from understudy.gateway.gateway import Gateway, retry_after_seconds
+from understudy.gateway.sse import Completion, EventStream, Malformed, ServerSentEvent
 from understudy.messages import Usage
 from understudy.records import ModelRequest
 from understudy.testing.offline import Faults, OfflineServer, Refusal, Reply, policy_from_script
@@ -165,7 +165,7 @@ def expected_events(raw: bytes) -> list[ServerSentEvent]:
 
 def test_event_stream_limits_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line without end is refused before it fills the memory."""
-    monkeypatch.setattr("understudy.actors.sse.MAX_LINE", 10)
+    monkeypatch.setattr("understudy.gateway.sse.MAX_LINE", 10)
     with pytest.raises(Malformed, match="10 bytes"):
         EventStream().feed(b"data: 0123456789")
 
@@ -317,7 +317,7 @@ async def test_streams_of_other_dialects(stream: str) -> None:
 
 async def test_a_connection_left_open_after_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endpoint that does not end the response after [DONE] costs a short wait, not the deadline."""
-    monkeypatch.setattr("understudy.actors.gateway.TRAILER_TIMEOUT", 0.01)
+    monkeypatch.setattr("understudy.gateway.gateway.TRAILER_TIMEOUT", 0.01)
     closed = asyncio.Event()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
     async with (

@@ -16,9 +16,9 @@ from understudy import AgentSpec, HookContext, Refuse, Replace, hook
 from understudy.actors.hooks import POINTS, describe_hook
 from understudy.actors.repeats import REPEATED
 from understudy.actors.tools import tool
-from understudy.cluster.agent_file import read_agent
-from understudy.cluster.certify import reaches_outside, requested
-from understudy.cluster.compiling import compile_spec
+from understudy.cluster.certify.runs import reaches_outside, requested
+from understudy.cluster.client.agent_file import read_agent
+from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidSpec
 from understudy.manifest import changes
 from understudy.messages import INTERRUPTED

@@ -15,10 +15,10 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from understudy.cluster import leaving, machinery, ray_edge
-from understudy.cluster.cli import app
-from understudy.cluster.ends import process_identity
+from understudy.cluster.cli.main import app
+from understudy.cluster.ray import leaving, machinery, ray_edge
 from understudy.config import Settings
+from understudy.transport.ends import process_identity
 
 
 @pytest.mark.parametrize("others", [["abc"], ["--undo"], ["--stop"]])

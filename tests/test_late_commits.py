@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from understudy.cluster.hosting import NodeHost
+from understudy.node.hosting import NodeHost
 from understudy.store import postgresql, queries
 from understudy.store.failures import StoreRace
 from understudy.store.transaction import Transaction

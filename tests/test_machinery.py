@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from understudy.cluster import machinery
+from understudy.cluster.ray import machinery
 from understudy.errors import ServiceGone
 from understudy.supervisor.probing import frame_hangs
 

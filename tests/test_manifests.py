@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import typer
 
-from understudy.cluster.cli import app
+from understudy.cluster.cli.main import app
 
 from .manifests import kuberay, network, ours
 from .manifests.generated import PATH, SOURCE, generated

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from understudy.cluster.memory import measure
+from understudy.node.memory import measure
 
 MIB = 1 << 20
 

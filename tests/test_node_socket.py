@@ -16,17 +16,17 @@ from unittest.mock import AsyncMock
 import pytest
 from msgspec import structs
 
-from understudy.cluster.channel import Channel
-from understudy.cluster.ends import has_ended
-from understudy.cluster.node_service import NodeService
-from understudy.cluster.node_socket import CLIENT, FRAME, NodeSocket
-from understudy.cluster.repeating import Answering
-from understudy.cluster.signatures import signature_of
 from understudy.errors import Fenced, InvalidInput, ServiceGone
+from understudy.node.node_service import NodeService
+from understudy.node.node_socket import CLIENT, FRAME, NodeSocket
 from understudy.placement import DEFAULT
 from understudy.protocol import Exit, FrameIdentity, StepCall, packed
 from understudy.records import ActivationId, Batch, ModelRequest
 from understudy.supervisor.capacity import Memory
+from understudy.transport.channel import Channel
+from understudy.transport.ends import has_ended
+from understudy.transport.repeating import Answering
+from understudy.transport.signatures import signature_of
 
 from . import kernel as k
 
@@ -34,7 +34,7 @@ PATIENCE = 30.0
 
 CALL_IN = """
 import asyncio, json, os, sys
-from understudy.cluster.channel import Channel, Ticket
+from understudy.transport.channel import Channel, Ticket
 
 async def call_in():
     ticket = Ticket(*sys.argv[1:])

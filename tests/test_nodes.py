@@ -20,9 +20,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from understudy import Cluster, Session
-from understudy.cluster import background, ray_edge
-from understudy.cluster.doctor import examine
-from understudy.cluster.leaving import drain_node
+from understudy.cluster.cli.doctor import examine
+from understudy.cluster.client.client import background
+from understudy.cluster.ray.leaving import drain_node
+from understudy.environment import for_services
 from understudy.errors import CannotDrain
 from understudy.events import ModelCallReissued, SessionActivated, SessionCrashed, TextDelta, ToolInDoubt
 
@@ -42,7 +43,7 @@ class SecondNode:
         command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block"]
         command += [f"--address={address}", "--num-cpus=1", "--object-store-memory=100000000", "--log-color=false"]
         self._process = subprocess.Popen(
-            command, env=ray_edge.clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command, env=for_services(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
     def pids(self) -> set[int]:

@@ -14,8 +14,8 @@ from unittest.mock import AsyncMock, patch
 import pytest
 
 from understudy.actors.tools import tool
-from understudy.cluster import recovery
 from understudy.errors import StaleGeneration, StoreUnreachable
+from understudy.node import recovery
 from understudy.protocol import News
 from understudy.records import LEASE_SECONDS
 from understudy.store import activation, beginnings

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import understudy
-from understudy.cluster.cli import app
+from understudy.cluster.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -22,7 +22,7 @@ PACKAGE_DIRS: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
 PART_OF = {"pydantic-core": "pydantic"}
 """Distributions that another one pins to exactly one version: declaring that one is right."""
 
-NOT_PACKAGED = {"benchmarks", "docs", "examples", "k8s", "scripts", "tests", "build", "dist"}
+NOT_PACKAGED = {"benchmarks", "docs", "examples/jobs", "k8s", "scripts", "tests", "build", "dist"}
 
 
 def normalized(name: str) -> str:
@@ -38,7 +38,8 @@ def product_files() -> list[Path]:
         if path.is_dir() and path.name not in NOT_PACKAGED and not path.name.startswith(".")
     ]
     found = [path for folder in folders if folder.suffix != ".egg-info" for path in folder.rglob("*") if path.is_file()]
-    return sorted(path.relative_to(ROOT) for path in found if path.suffix != ".pyc" and not path.name.startswith("."))
+    files = (path.relative_to(ROOT) for path in found if path.suffix != ".pyc" and not path.name.startswith("."))
+    return sorted(path for path in files if not any(path.is_relative_to(folder) for folder in NOT_PACKAGED))
 
 
 def sources() -> list[Path]:

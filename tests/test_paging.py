@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from understudy.node import paging as rules
+from understudy.node.paging import CACHED_IN_A_ROW, Paging, Slot
+from understudy.node.turns import Ready
 from understudy.records import CACHED_WINDOWS
-from understudy.supervisor import paging as rules
-from understudy.supervisor.paging import CACHED_IN_A_ROW, Paging, Slot
 from understudy.supervisor.pool import Demand
-from understudy.supervisor.turns import Ready
 
 from . import kernel as k
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from understudy import AgentSpec, Cluster, Session
-from understudy.cluster import ray_edge
+from understudy.environment import for_services
 from understudy.events import SessionActivated, ToolStarted
 from understudy.store.check import check
 from understudy.store.engine import Database
@@ -63,7 +63,7 @@ class RemoteNode:
         command += ["from ray.scripts.scripts import main; main()", "start", "--block", f"--address={address}"]
         command += [f"--node-ip-address={NETWORK}.2", "--num-cpus=1", "--object-store-memory=100000000"]
         self._process = subprocess.Popen(
-            command, env=ray_edge.clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command, env=for_services(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
     def cut(self) -> None:

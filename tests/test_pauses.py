@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from understudy.cluster.client import Session
-from understudy.cluster.follower import Follower
-from understudy.cluster.rendering import print_pending, print_session, print_wakeups
-from understudy.cluster.results import PendingInput, SessionInfo
+from understudy.cluster.cli.rendering import print_pending, print_session, print_wakeups
+from understudy.cluster.client.client import Session
+from understudy.cluster.client.follower import Follower
+from understudy.cluster.client.results import PendingInput, SessionInfo
 from understudy.errors import AnswerConflict, DeadlineExceeded, InvalidInput, NotAsked, RunFailed
 from understudy.events import InputReceived, InputRequested
 
@@ -75,7 +75,7 @@ async def kernel(tmp_path: Path) -> AsyncIterator[k.Kernel]:
 @pytest.fixture
 async def session(kernel: k.Kernel) -> AsyncIterator[Session]:
     """A session that asks twice, one after the other, as a client sees it."""
-    from understudy.cluster import background
+    from understudy.cluster.client.client import background
 
     connection = Connection(Nodes(kernel))
 

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from ray.experimental import internal_kv
 
 from understudy import AgentSpec, tool
-from understudy.cluster.compiling import compile_spec, place
-from understudy.cluster.doctor import placements
-from understudy.cluster.node_service import NodeService
-from understudy.cluster.packages import LARGEST, fetch, package_key, refuse_temporary, within_job
-from understudy.cluster.placing import actor_options, obstacle, variables
+from understudy.cluster.cli.doctor import placements
+from understudy.cluster.client.compiling import compile_spec, place
+from understudy.cluster.client.packages import package_key, refuse_temporary, within_job
+from understudy.cluster.ray.package_store import LARGEST, fetch
+from understudy.cluster.ray.placing import actor_options, obstacle, variables
 from understudy.errors import InvalidConfiguration, InvalidSpec
 from understudy.manifest import changes
+from understudy.node.node_service import NodeService
 from understudy.placement import ISOLATED, is_isolated, is_scarce, placement_key
 from understudy.protocol import Exit, StepCall, Work
 from understudy.store import code

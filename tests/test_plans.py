@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event, select, text
 
-from understudy.cluster.requests import READS
+from understudy.node.paging import Slot
+from understudy.node.requests import READS
 from understudy.records import ActivationId
 from understudy.store import gauges, queries, schema
 from understudy.store.engine import Database
 from understudy.store.statements import SESSION
 from understudy.store.tables import metadata
-from understudy.supervisor.paging import Slot
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k

@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from understudy.cluster import ray_edge
+from understudy.cluster.ray import ray_edge
+from understudy.environment import for_services
 from understudy.store.check import check
 from understudy.store.engine import Database
 from understudy.testing.offline import OfflineServer
@@ -89,9 +90,7 @@ class Pods:
         command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block"]
         command += [*arguments, "--object-store-memory=100000000", "--log-color=false"]
         with (Path(self.directory) / "log").open("ab") as log:
-            self._processes.append(
-                subprocess.Popen(command, env=ray_edge.clean_environment(), stdout=log, stderr=subprocess.STDOUT)
-            )
+            self._processes.append(subprocess.Popen(command, env=for_services(), stdout=log, stderr=subprocess.STDOUT))
 
     def _alive(self) -> bool:
         log = Path(self.directory) / "log"
@@ -142,7 +141,7 @@ def test_a_job_that_is_retried_does_nothing_twice(postgres: str, server: Offline
     service is at the head, which offers no CPUs, but a console can be; and `up --keep` ends when the services are
     stopped."""
     environment = {
-        **ray_edge.clean_environment(), "XDG_STATE_HOME": str(tmp_path / "state"), "UNDERSTUDY_STORE": postgres,
+        **for_services(), "XDG_STATE_HOME": str(tmp_path / "state"), "UNDERSTUDY_STORE": postgres,
         "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "test", "UNDERSTUDY_STANDBY": "0",
     }  # fmt: skip
     job, effects = tmp_path / "job.py", tmp_path / "effects"

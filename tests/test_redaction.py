@@ -256,7 +256,7 @@ async def test_content_does_not_hold_up_the_service(tmp_path: Path, monkeypatch:
         threads.append(threading.current_thread() is threading.main_thread())
         return text
 
-    monkeypatch.setattr("understudy.cluster.projection.redacted", redact)
+    monkeypatch.setattr("understudy.node.projection.redacted", redact)
     telemetry = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans", telemetry=telemetry) as kernel:
         await kernel.run("s", k.spec(k.script("done")), PRIVATE)

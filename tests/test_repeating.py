@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from understudy.actors.tools import tool
-from understudy.cluster import remote_node
-from understudy.cluster.remote_node import RemoteNode
-from understudy.cluster.repeating import Answering, Joining, Patience, Repeating
-from understudy.cluster.signatures import signature_of
 from understudy.errors import ServiceGone, StaleGeneration, StoreUnreachable
+from understudy.transport import remote_node
+from understudy.transport.remote_node import RemoteNode
+from understudy.transport.repeating import Answering, Joining, Patience, Repeating
+from understudy.transport.signatures import signature_of
 
 from . import kernel as k
 from .postgres import PostgresServer

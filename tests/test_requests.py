@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from understudy.cluster.connection import Connection
+from understudy.cluster.ray.connection import Connection
 from understudy.config import Settings
 from understudy.errors import CannotDrain
 from understudy.store import activation, beginnings, endings, requests, retention

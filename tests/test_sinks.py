@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client.openmetrics.exposition import generate_latest
 
-from understudy.cluster.doctor import _spans as where_spans_go
+from understudy.cluster.cli.doctor import _spans as where_spans_go
 from understudy.config import Settings
 from understudy.errors import InvalidConfiguration
 from understudy.events import Event, RunStarted, SessionCrashed, ToolFinished

@@ -23,8 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
-from understudy.cluster import store_commands
-from understudy.cluster.cli import app
+from understudy.cluster.cli.main import app, store_commands
 from understudy.config import redact
 from understudy.store import retention, schema
 from understudy.store.engine import Database, now
@@ -565,7 +564,8 @@ def test_a_wrong_password_is_told_and_never_shown() -> None:
 def test_help_needs_no_store_modules() -> None:
     """Help and completion don't wait for SQLAlchemy, nor for Ray."""
     code = (
-        "import sys, understudy.cluster.cli; print([m for m in ('ray', 'sqlalchemy', 'psycopg') if m in sys.modules])"
+        "import sys, understudy.cluster.cli.main; "
+        "print([m for m in ('ray', 'sqlalchemy', 'psycopg') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
@@ -600,7 +600,7 @@ def test_a_store_that_goes_away_ends_the_command(
     """A command does not wait for ever for a store that only reads: it fails, says why, and nothing has changed."""
     if worked.startswith("sqlite"):
         return
-    monkeypatch.setattr("understudy.cluster.store_commands.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("understudy.cluster.cli.store_commands.PATIENCE_SECONDS", 0.3)
     before = dump(worked)
     mark = "&" if "?" in worked else "?"
     dsn = f"{worked}{mark}options=-c%20default_transaction_read_only%3Don"

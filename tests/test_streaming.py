@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from understudy.cluster.client import Run
-from understudy.cluster.follower import Follower
+from understudy.cluster.client.client import Run
+from understudy.cluster.client.follower import Follower
 from understudy.events import Event, ModelCallCompleted, RunFinished
 from understudy.messages import Message
 

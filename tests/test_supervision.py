@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from understudy.actors.tools import tool
-from understudy.cluster.node_service import NodeService
+from understudy.node.node_service import NodeService
 from understudy.spec import Supervision
 from understudy.testing.offline import Reply, register_policy
 

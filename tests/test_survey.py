@@ -19,19 +19,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from understudy.actors import survey, survey_report, survey_rules
-from understudy.actors.survey_report import render_report, survey_directly
 from understudy.actors.tools import LoadedTool, ToolContext, describe, load
 from understudy.actors.workspace import Workspace
-from understudy.cluster import survey as job
-from understudy.cluster.compiling import compile_spec
-from understudy.cluster.results import SessionInfo
-from understudy.cluster.survey import Chaos, Count, SurveyOutcome, kill_frame, part_of, survey_specs
-from understudy.cluster.survey_view import SurveyView, outcome_to_json, render_tree, table_rows
+from understudy.cluster.client.compiling import compile_spec
+from understudy.cluster.client.results import SessionInfo
 from understudy.errors import InvalidInput, ToolError, WorkspaceViolation
 from understudy.events import ModelCallCompleted, SessionActivated, SessionCrashed, ToolFinished
+from understudy.examples.survey import job
+from understudy.examples.survey import policy as survey_policy
+from understudy.examples.survey import report as survey_report
+from understudy.examples.survey import rules as survey_rules
+from understudy.examples.survey import tools as survey
+from understudy.examples.survey.job import Chaos, Count, SurveyOutcome, kill_frame, part_of, survey_specs
+from understudy.examples.survey.report import render_report, survey_directly
+from understudy.examples.survey.view import SurveyView, outcome_to_json, render_tree, table_rows
 from understudy.messages import Message, ToolCall
-from understudy.testing import survey_policy
 from understudy.testing.policies import default_policy
 
 TOOLS = (survey.survey_parts, survey.measure, survey.definitions, survey.todos, survey.merge_report)

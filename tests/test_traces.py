@@ -12,8 +12,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from understudy.cluster.rendering import escape
-from understudy.cluster.waterfall import depth_first, duration, summary, waterfall
+from understudy.cluster.cli.rendering import escape
+from understudy.cluster.cli.waterfall import depth_first, duration, summary, waterfall
 from understudy.errors import EventsPruned, UnknownRun, UnknownSession
 from understudy.events import Event
 from understudy.messages import Usage

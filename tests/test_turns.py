@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.supervisor.paging import CACHED_IN_A_ROW, Paging, Slot
-from understudy.supervisor.turns import INTERRUPTED_IN_A_ROW, Ready, Turns
+from understudy.node.paging import CACHED_IN_A_ROW, Paging, Slot
+from understudy.node.turns import INTERRUPTED_IN_A_ROW, Ready, Turns
 
 from . import kernel as k
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.cluster.compiling import compile_spec
+from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import SessionConflict
 from understudy.manifest import changes
 from understudy.spec import AgentSpec

@@ -28,7 +28,7 @@ from understudy.events import Event
 from understudy.identifiers import check_identifier
 from understudy.records import SESSION_STATUSES
 
-from ..fleet import Source, Wire, problem_of
+from ..client.fleet import Source, Wire, problem_of
 from .access import HEADERS, Access, AccessDenied, Binding
 from .live import Hub, TooManyViewers
 

@@ -20,7 +20,7 @@ from understudy.events import ChildRestarted, ChildSpawned
 from understudy.identifiers import new_identifier
 from understudy.waiting import is_set_within
 
-from ..fleet import ANSWER_SECONDS, Fleet, Source, Wire, problem_of
+from ..client.fleet import ANSWER_SECONDS, Fleet, Source, Wire, problem_of
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from understudy.cluster.directory import NodeDirectory
-from understudy.cluster.follower import Follower
-from understudy.cluster.repeating import REPEAT_SECONDS
+from understudy.cluster.client.follower import Follower
+from understudy.cluster.ray.directory import NodeDirectory
 from understudy.config import Settings
 from understudy.errors import (
     AnswerConflict,
@@ -26,6 +25,7 @@ from understudy.errors import (
 from understudy.identifiers import new_identifier
 from understudy.placement import DEFAULT
 from understudy.store.beginnings import TASK_UNTOLD
+from understudy.transport.repeating import REPEAT_SECONDS
 
 from . import operator
 from .moments import Moments

@@ -20,7 +20,7 @@ from .spans import key_of, text_of
 from .tools import POLICY_OF
 
 if TYPE_CHECKING:
-    from understudy.cluster.node_service import NodeService
+    from understudy.node.node_service import NodeService
 
     from .invariants import Invariants
     from .world import World

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from msgspec.structs import replace
 
 from understudy.actors.frame import Frame
-from understudy.actors.gateway import Gateway
-from understudy.cluster.guarding import SupervisorGuard
-from understudy.cluster.node_calls import NodeCalls
-from understudy.cluster.node_service import NodeConfig, NodeService
-from understudy.cluster.remote_node import RemoteNode
-from understudy.cluster.repeating import SUPERVISOR_PATIENCE, Joining
-from understudy.cluster.signatures import signature_of
+from understudy.cluster.ray.guarding import SupervisorGuard
 from understudy.config import ModelProfile
 from understudy.errors import ClusterError, ServiceGone, UnderstudyError
+from understudy.gateway.gateway import Gateway
+from understudy.node.node_calls import NodeCalls
+from understudy.node.node_service import NodeConfig, NodeService
 from understudy.placement import DEFAULT, is_isolated
 from understudy.protocol import Exit, News, StepCall, Work
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.store import queries
 from understudy.supervisor.ports import ADOPT_SECONDS
 from understudy.supervisor.supervisor import Supervisor
+from understudy.transport.remote_node import RemoteNode
+from understudy.transport.repeating import SUPERVISOR_PATIENCE, Joining
+from understudy.transport.signatures import signature_of
 from understudy.waiting import answered_within, ticks
 
 from . import operator
@@ -58,7 +58,7 @@ class CountedGateway(Gateway):
 
 
 class NodeProcess(NodeCalls):
-    """A node service's process (`understudy.cluster.services.NodeActor` and `hosting.NodeHost`)."""
+    """A node service's process (`understudy.cluster.ray.services.NodeActor` and `hosting.NodeHost`)."""
 
     def __init__(self, world: World, actor: Actor) -> None:
         super().__init__()

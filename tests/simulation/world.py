@@ -268,17 +268,17 @@ class World:
 
     @contextlib.contextmanager
     def _installed(self) -> Iterator[None]:
-        node = "understudy.cluster.node_service"
+        node = "understudy.node.node_service"
         with (
             system.installed(self.scheduler, self.plan.seed, self.note, self._log_level, self.invariants.violated),
             patch(f"{node}.Database", lambda _dsn: self.store.open(self.scheduler.current.name)),
-            patch("understudy.cluster.projection.serve_metrics", lambda *_args, **_options: (0, None)),
-            patch("understudy.cluster.frames.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
+            patch("understudy.node.projection.serve_metrics", lambda *_args, **_options: (0, None)),
+            patch("understudy.node.frames.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
             patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
             patch.object(requests, "once", self.requested.watched(requests.once)),
             patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
             patch("understudy.actors.frame._unpickle", tools.unpickle),
-            patch("understudy.cluster.projection.span_exporter", lambda *_args: self.spans),
+            patch("understudy.node.projection.span_exporter", lambda *_args: self.spans),
         ):
             tools.WORLD.append(self)
             self.store = stores.store_of(self, self.plan.backend)

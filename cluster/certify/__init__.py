@@ -1,0 +1,1 @@
+"""`understudy certify`: an agent's run, killed at every point. No Ray."""

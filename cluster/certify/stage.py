@@ -1,0 +1,326 @@
+"""One run under `understudy certify`: a node service on a store of its own, a frame, and a SIGKILL at one point.
+
+What follows the kill is what follows any death: the node service is told, decides, and gives the session to the next
+frame. Nothing here helps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from understudy.errors import UnderstudyError
+from understudy.events import ToolFinished, ToolStarted
+from understudy.identifiers import new_identifier
+from understudy.node.node_service import NodeConfig, NodeService
+from understudy.node.requests import Requests
+from understudy.ports import Node
+from understudy.records import Batch
+from understudy.transport.signatures import signature_of
+
+from .frame_processes import FrameProcess, FrameProcesses
+from .recording import Asked, Call, Entry, Round, WatchedGateway, named, text_of
+from .watched_frame import TOOL_BEGINS, TOOL_DONE
+from .workspaces import File
+
+log = logging.getLogger(__name__)
+
+NODE = "certify"
+RUN = "certify"
+LEASE = 3_600_000_000
+WATCH_SECONDS = 5.0
+
+BEFORE_COMMIT = "before_commit"
+MODEL_CALL = "model_call"
+REPLY_LOST = "reply_lost"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A moment at which a session's process can die.
+
+    Attributes:
+        session: its name.
+        number: of the session's commit, or the round of its model call; 0 for a tool.
+        call: `round/index` of the tool's call.
+        what: what the commit brings, for people.
+    """
+
+    moment: str
+    session: str
+    number: int = 0
+    call: str = ""
+    tool: str = ""
+    what: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        where = {
+            BEFORE_COMMIT: f"before commit {self.number} ({self.what})",
+            REPLY_LOST: f"after commit {self.number} ({self.what}), its reply lost",
+            MODEL_CALL: f"while the model call of round {self.number} is in flight",
+            TOOL_BEGINS: f"when {self.tool} ({self.call}) begins",
+            TOOL_DONE: f"after the effect of {self.tool} ({self.call}), its result not committed",
+        }[self.moment]
+        return f"{self.session}: {where}"
+
+
+@dataclass
+class Record:
+    """What was seen of one run.
+
+    Attributes:
+        victim: where a process was to be killed; None for nowhere.
+        forced: the tool that was made to `rerun`, if any.
+        killed: a process was killed.
+        points: all that were passed, in order.
+        begun: how often each tool call's function was about to start; `executed`: how often it did.
+        settled: calls that had their effect before anybody was killed.
+        in_doubt: calls that had started when their process died, and what was done about each.
+        error: why the run ended as it did.
+    """
+
+    victim: Point | None = None
+    forced: str = ""
+    killed: bool = False
+    points: list[Point] = field(default_factory=list)
+    begun: dict[Call, int] = field(default_factory=dict)
+    executed: dict[Call, int] = field(default_factory=dict)
+    settled: set[Call] = field(default_factory=set)
+    in_doubt: dict[Call, str] = field(default_factory=dict)
+    status: str = ""
+    error: str = ""
+    transcript: dict[str, list[Entry]] = field(default_factory=dict)
+    asked: dict[Round, Asked] = field(default_factory=dict)
+    files: dict[str, File] = field(default_factory=dict)
+
+
+class _Killed(Exception):
+    """The frame that called is dead."""
+
+
+class Stage:
+    """A node service and one frame at a time, for as long as its context lasts.
+
+    Args:
+        directory: for the store and what else the service keeps.
+        record: gets what is seen; its `victim` is killed.
+    """
+
+    def __init__(self, directory: Path, gateway: WatchedGateway, processes: FrameProcesses, record: Record) -> None:
+        self._gateway = gateway
+        self._processes = processes
+        self._record = record
+        self._names = gateway.names
+        self._commits: dict[str, int] = {}
+        self._frame: FrameProcess | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lost: asyncio.Event = asyncio.Event()
+        self._uncommitted: set[Call] = set()
+        self._finished: set[Call] = set()
+        self._committed = asyncio.Condition()
+        gateway.halt = self._model_call
+        config = NodeConfig(f"sqlite:///{directory / 'store.db'}", "default", NODE, NODE, span_directory=str(directory))
+        self._service = NodeService(config, gateway, _prepared)
+        self._requests = Requests(self._service)
+
+    async def __aenter__(self) -> Stage:
+        try:
+            await self._service.start()
+            generation = await self._requests.acquire(NODE, LEASE, NODE, new_identifier())
+            await self._service.recovery.take_up(generation, 1, [NODE])
+        except BaseException:
+            await self._service.close()
+            raise
+        self._go(self._attend())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            if self._frame is not None:
+                await self._processes.release(self._frame)
+        finally:
+            await self._service.close()
+
+    async def run(self, session_id: str, spec: dict[str, Any], content: str, timeout: float) -> None:
+        """Work on an input to its end, or until `timeout` seconds have passed, and record what became of it."""
+        record = self._record
+        self._names[session_id] = spec["name"]
+        session = {"session_id": session_id, "spec": spec, "placement": "", "metadata": {}}
+        await self._requests.spawn(session, {})
+        try:
+            async with asyncio.timeout(timeout):
+                row = await self._ended(session_id, content)
+        except TimeoutError:
+            record.status, record.error = "timeout", f"no end within {timeout:g} s"
+        else:
+            record.status, record.error = row["status"], (row["error"] or {}).get("message", "")
+        for session in await self._requests.read("tree", [session_id], {}):
+            await self._read(session["session_id"])
+        record.asked = dict(self._gateway.asked)
+
+    async def _ended(self, session_id: str, content: str) -> dict[str, Any]:
+        await self._requests.send(session_id, {"run_id": RUN, "content": content}, new_identifier())
+        after = 0
+        while True:
+            row: dict[str, Any] = await self._requests.read("run", [session_id, RUN], {})
+            if row["finished_at"]:
+                return row
+            failed = next((task for task in self._tasks if task.done() and not task.cancelled()), None)
+            if failed is not None:
+                failed.result()
+            found = await self._requests.watch(RUN, {session_id: {"after": after}}, WATCH_SECONDS)
+            after = found["events"][-1]["seq"] if found["events"] else after
+
+    async def _read(self, session_id: str) -> None:
+        name = self._names.get(session_id, session_id)
+        tools: dict[str, str] = {}
+        entries = []
+        for message in await self._requests.read("messages", [session_id], {}):
+            calls = [(_key(call), tool, arguments) for call, tool, arguments, _ in message.get("tool_calls") or ()]
+            tools.update({key: tool for key, tool, _ in calls})
+            key = _key(message["tool_call_id"]) if message.get("tool_call_id") else ""
+            shown = tuple((key, tool, named(arguments, self._names)) for key, tool, arguments in calls)
+            text = named(text_of(message["content"]), self._names)
+            entries.append(Entry(message["role"], text, key, tools.get(key, ""), shown))
+        self._record.transcript[name] = entries
+        for event in await self._requests.events(session_id, 0):
+            if event["type"] == "tool_in_doubt":
+                self._record.in_doubt[name, _key(event["data"]["call_id"])] = event["data"]["policy"]
+
+    # Frames.
+
+    async def _attend(self) -> None:
+        """Answer the frame's calls until it is dead; then tell the node service, and put the next one in its place."""
+        while True:
+            frame = self._frame = await self._processes.take()
+            frame.begin(NODE)
+            async for message in frame.messages():
+                self._go(self._answer(frame, message))
+            await self._processes.release(frame)
+            self._frame = None
+            await self._settle(set(self._uncommitted))
+            await self._service.recovery.frame_died(frame.frame_id, "process_died")
+            self._lost.set()
+
+    async def _answer(self, frame: FrameProcess, message: dict[str, Any]) -> None:
+        try:
+            result = await self._handle(frame, message["method"], message["arguments"])
+        except _Killed:
+            return
+        except UnderstudyError as error:
+            frame.say({"id": message["id"], "error": error.to_wire()})
+        else:
+            frame.say({"id": message["id"], "result": result})
+
+    async def _handle(self, frame: FrameProcess, method: str, arguments: list[Any]) -> Any:
+        if method == "halt":
+            return await self._tool(frame, *arguments)
+        function = getattr(self._service, method)
+        signature = signature_of(getattr(Node, method))
+        given = signature.arguments(arguments)
+        batch = given[0].batch if method == "step" else given[1] if method == "commit" else None
+        if batch is None:
+            return signature.sent(await function(*given))
+        name = self._names[batch.session_id]
+        for spawn in batch.spawns:
+            self._names[spawn.child_id] = f"{name} › {spawn.spec['name']} {_key(spawn.call_id)}"
+        number = self._commits[name] = self._commits.get(name, 0) + 1
+        what = _described(batch)
+        await self._pass(Point(BEFORE_COMMIT, name, number, what=what))
+        result = await function(*given)
+        finished = {(name, _key(call.call_id)) for call in batch.calls if call.state != "started"}
+        self._finished |= finished
+        await self._settle(finished)
+        await self._pass(Point(REPLY_LOST, name, number, what=what))
+        return signature.sent(result)
+
+    async def _tool(self, frame: FrameProcess, moment: str, session_id: str, call_id: str, tool: str) -> None:
+        name, record = self._names[session_id], self._record
+        call = name, _key(call_id)
+        if moment == TOOL_BEGINS:
+            await self._alone(name)
+            if frame is not self._frame:  # it died while it waited
+                raise _Killed
+            record.begun[call] = record.begun.get(call, 0) + 1
+        elif not record.killed:
+            record.settled.add(call)
+        await self._pass(Point(moment, name, 0, call[1], tool))
+        if moment == TOOL_BEGINS:
+            record.executed[call] = record.executed.get(call, 0) + 1
+        elif call not in self._finished:  # it may have run on after its timeout, which is its result
+            self._uncommitted.add(call)
+
+    async def _alone(self, session: str) -> None:
+        """Let a tool begin when the results of those before it are committed: a death then repeats one call only.
+
+        Results that come soon after another share its commit, so this lasts as long as a frame waits for others.
+        """
+        async with self._committed:
+            await self._committed.wait_for(lambda: not any(name == session for name, _ in self._uncommitted))
+
+    async def _settle(self, calls: set[Call]) -> None:
+        """These calls' results are committed, or gone with their process."""
+        async with self._committed:
+            self._uncommitted -= calls
+            self._committed.notify_all()
+
+    async def _model_call(self, session_id: str, round_number: int) -> None:
+        try:
+            await self._pass(Point(MODEL_CALL, self._names[session_id], round_number))
+        except _Killed:  # the call itself goes on, in the node service
+            await self._lost.wait()
+
+    async def _pass(self, point: Point) -> None:
+        """Note that a point is passed, or let the process die here."""
+        record = self._record
+        record.points.append(point)
+        if record.killed or point != record.victim or self._frame is None:
+            return
+        record.killed = True
+        await self._frame.kill()
+        raise _Killed
+
+    def _go(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled() or task.exception() is None:
+            self._tasks.discard(task)
+        else:  # kept, so that the run ends with it
+            log.error("certifying failed", exc_info=task.exception())
+
+
+async def _prepared(_profile: str) -> None:
+    """Credentials are registered before anything is asked."""
+
+
+def _key(call_id: str) -> str:
+    """`round/index` of a call."""
+    return call_id.split("/", 1)[1]
+
+
+def _described(batch: Batch) -> str:
+    """What a batch brings, in a few words."""
+    found = []
+    if batch.start_run:
+        found.append("input")
+    for entry in batch.entries:
+        if isinstance(entry, (ToolStarted, ToolFinished)):
+            found.append(f"{entry.tool} {'started' if isinstance(entry, ToolStarted) else 'result'}")
+    found += [f"child {spawn.spec['name']}" for spawn in batch.spawns]
+    if batch.finish:
+        found.append(f"end: {batch.finish.status}")
+    if batch.request_round:
+        found.append(f"model call {batch.request_round}")
+    return ", ".join(found) or "nothing new"

@@ -1,0 +1,95 @@
+"""`understudy console`: the web page of a running cluster."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from understudy.errors import InvalidConfiguration, ServiceGone
+
+from .command import Json, Store, command, print_json
+
+TOKEN_VARIABLE = "UNDERSTUDY_CONSOLE_TOKEN"
+
+
+@command
+def console(
+    host: Annotated[str, typer.Option(help="Where to listen; others than this machine need a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65_535)] = 8484,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Who has this token may act, not only read. Or {TOKEN_VARIABLE}.", exists=True, dir_okay=False
+        ),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave it running; `understudy down` ends it too.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the one that was left running at this port.")] = False,
+    open: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Serve a page that shows the cluster: sessions, trees, events, traces, budgets, live; until Ctrl-C.
+
+    It only reads, for this machine, unless a token is given: who logs in with it can cancel, answer, resume and close.
+    """
+    from ..client import background
+    from ..console.access import Binding, token_digest
+    from ..ray import console_actor as serving
+    from .main import connected
+
+    token = _token(token_file)
+    binding = Binding(host, port, token_digest(token) if token else None)
+    binding.check()
+    with connected(store, start=False) as cluster:
+        settings = cluster._connection.settings
+        if stop:
+            done = background.wait(serving.end_at(settings, port))
+            print_json({"stopped": done}) if json else print("ended" if done else f"no console serves port {port}")
+            return 0 if done else 1
+        handle, found = background.wait(serving.start(settings, binding, detached=detach))
+        told = {**found, "acts": token is not None}
+        print_json(told) if json else print(
+            f"{found['url']}  ({'with a token, it acts' if token else 'it only reads'})", flush=True
+        )
+        if open:
+            typer.launch(found["url"])
+        if not detach:
+            _serve(handle)
+    return 0
+
+
+def _serve(handle: Any) -> None:
+    """Until Ctrl-C, or until something else ended it."""
+    from understudy.errors import ClusterError
+
+    from ..client import background
+    from ..ray import console_actor as serving
+    from ..ray.ray_edge import settle
+
+    try:
+        background.wait(settle(handle.watch.remote()))
+    except KeyboardInterrupt:
+        background.wait(serving.end(handle))
+        raise
+    except ServiceGone as error:
+        raise ClusterError(f"the console has ended: {error.message}") from None
+
+
+def _token(file: Path | None) -> str | None:
+    from ..console.access import LEAST_TOKEN
+
+    try:
+        token = file.read_text(encoding="utf-8") if file is not None else os.environ.get(TOKEN_VARIABLE, "")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidConfiguration(f"the token in {file} can't be read: {reason}") from None
+    token = token.strip()
+    if not token and file is None:
+        return None
+    if len(token) < LEAST_TOKEN:
+        where = str(file) if file is not None else TOKEN_VARIABLE
+        raise InvalidConfiguration(f"the token in {where} has fewer than {LEAST_TOKEN} characters: take a random one")
+    return token

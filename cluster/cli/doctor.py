@@ -1,0 +1,152 @@
+"""`understudy doctor`: what is there, what is missing, what to do. It starts and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import inspect
+
+from understudy.config import (
+    OFFLINE_MODEL,
+    Settings,
+    differences,
+    kept_settings,
+    model_profile_from_environment,
+    redact,
+    state_home,
+)
+from understudy.errors import UnderstudyError
+from understudy.store import queries
+from understudy.store.engine import Database
+from understudy.telemetry import ENDPOINTS, captures_content, exports_spans, has_collector, protocol_of
+
+from ..client import background
+from ..ray.ray_edge import RAY_VERSION, connect_ray, running_address, settle
+from ..ray.services import supervisor_handle
+
+FREE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    found: str
+    advice: str = ""
+
+
+def examine(store: str | None) -> list[Check]:
+    """All checks, in the order in which they build on each other."""
+    checks = [Check("python", sys.version_info >= (3, 11), sys.version.split()[0], "Python 3.11 or newer is needed.")]
+    try:
+        settings = Settings.from_environment(store=store)
+    except UnderstudyError as error:
+        return [*checks, Check("settings", False, error.message, error.hint)]
+    checks.append(Check("settings", True, f"namespace {settings.namespace}, model {settings.model}"))
+    checks.append(Check("spans", True, _spans(settings)))
+    checks.append(_model(settings))
+    checks.append(_guarded("store", lambda: _store(settings)))
+    checks.append(_disk())
+    try:
+        address = running_address()
+    except UnderstudyError as error:
+        return [*checks, Check("ray", False, error.message, error.hint)]
+    if address is None:
+        checks.append(Check("ray", True, f"{RAY_VERSION}; none runs, the first command starts one"))
+        return checks
+    checks.append(_guarded("ray", lambda: f"{RAY_VERSION} at {connect_ray(address)}"))
+    if checks[-1].ok:
+        checks += _services(settings)
+    return checks
+
+
+def _guarded(name: str, check: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, check())
+    except UnderstudyError as error:
+        return Check(name, False, error.message, error.hint)
+
+
+def _spans(settings: Settings) -> str:
+    """Where services that are started from here would send spans."""
+    variables = settings.telemetry
+    if not exports_spans(variables):
+        return "none"
+    content = ", with content" if captures_content(variables) else ""
+    if not has_collector(variables):
+        return f"to local files{content}; `understudy trace` needs none"
+    endpoint = next((variables[name] for name in ENDPOINTS if variables.get(name)), "the default endpoint")
+    return f"to {endpoint} over {protocol_of(variables)}{content}"
+
+
+def _model(settings: Settings) -> Check:
+    if settings.model == OFFLINE_MODEL:
+        return Check("model", True, "offline (deterministic, local; set OPENAI_API_KEY for a real one)")
+    try:
+        profile = model_profile_from_environment()
+    except UnderstudyError as error:
+        return Check("model", False, error.message, error.hint)
+    if profile is None:
+        advice = "Set OPENAI_API_KEY (and OPENAI_BASE_URL for other endpoints), or UNDERSTUDY_MODEL=offline."
+        return Check("model", False, f"{settings.model} without a key", advice)
+    where = os.environ.get("OPENAI_BASE_URL") or "the openai package's default endpoint"
+    return Check("model", True, f"{settings.model} at {where}")
+
+
+def _disk() -> Check:
+    """What is free where the store, spans and Ray's daemon have their files by default, or will have."""
+    try:
+        home = state_home()
+    except UnderstudyError as error:
+        return Check("disk", False, error.message, error.hint)
+    there = next(path for path in (home, *home.parents) if os.path.exists(path))  # Path.exists may be forbidden to look
+    free = shutil.disk_usage(there).free
+    return Check("disk", free > FREE_BYTES, f"{free >> 20} MiB free", "Less than 1 GiB is free.")
+
+
+def _store(settings: Settings) -> str:
+    path = settings.store.removeprefix("sqlite:///")
+    if settings.store.startswith("sqlite") and not os.path.exists(path):
+        return f"{settings.store} (will be created)"
+    database = Database(settings.store)
+    try:
+        with database.read() as connection:
+            if not inspect(connection).has_table("schema_migration"):
+                return f"{redact(settings.store)}: reachable, tables will be created"
+            owner = queries.owner(connection, settings.namespace)
+            live = len(queries.active_sessions(connection, settings.namespace, None))
+    finally:
+        database.close()
+    told = f"generation {owner['generation']}" if owner else "no owner yet"
+    return f"{redact(settings.store)}: {told}, {live} sessions with work to do"
+
+
+def _services(settings: Settings) -> list[Check]:
+    try:
+        handle = supervisor_handle(settings)
+        if handle is None:
+            return [Check("services", True, "none run; the first command starts them")]
+        directory = background.wait(settle(handle.ready.remote(5.0)))
+    except UnderstudyError as error:
+        return [Check("services", False, error.message, error.hint)]
+    nodes = ", ".join(f"node {node['node_id'][:8]} pid {node['pid']}" for node in directory["nodes"])
+    found = f"supervisor pid {directory['pid']}, {nodes}, {len(directory['frames'])} session actor(s)"
+    different = differences(directory.get("settings"), settings.of_services())
+    told = kept_settings(different) if different else "as this environment says"
+    return [
+        Check("services", True, found),
+        Check("settings of the services", True, told),  # others are no failure: what runs works
+        *placements(directory.get("problems", {})),
+    ]
+
+
+def placements(problems: dict[str, str]) -> list[Check]:
+    """One for each placement that no session actor can be started for."""
+    advice = "Its sessions wait; others go on. `ray status` shows what the nodes have."
+    return [Check(f"placement {name[:8] or 'default'}", False, reason, advice) for name, reason in problems.items()]

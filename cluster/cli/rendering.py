@@ -1,0 +1,244 @@
+"""How the command line prints: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich import markup
+from rich.console import Console
+from rich.table import Table
+from rich.tree import Tree
+
+from understudy.events import Event, InputRequested, StreamRestarted, TextDelta
+from understudy.messages import Message
+from understudy.prices import money
+
+from ..client.results import BudgetUse, DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
+
+if TYPE_CHECKING:
+    from ..client.client import Run  # which loads Ray: not for commands that do without
+
+STATUS_STYLE = {
+    "running": "green",
+    "waiting_for_model": "cyan",
+    "waiting_for_child": "blue",
+    "waiting_for_timer": "yellow",
+    "waiting_for_input": "yellow",
+    "failed": "red",
+    "quarantined": "red",
+    "cancelled": "yellow",
+}
+
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What a terminal obeys, but for tabs and the ends of lines."""
+
+WIDE = 110
+"""Columns of a terminal that has room for all of `understudy ps`."""
+
+
+def clean(text: str) -> str:
+    """A name, or a text within a line, without what can't be seen."""
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def escape(text: str) -> str:
+    """Text that people or models wrote, for a console that takes markup: it shows what it is and does nothing."""
+    return markup.escape(CONTROLS.sub("�", text))
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as dictionaries."""
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return dataclasses.asdict(value)
+
+
+def result_to_json(result: RunResult) -> dict[str, Any]:
+    """A result as plain data."""
+    data: dict[str, Any] = dataclasses.asdict(result)
+    return data
+
+
+def when(microseconds: int) -> str:
+    """Local time of day, to the millisecond."""
+    local = datetime.fromtimestamp(microseconds / 1e6, UTC).astimezone()
+    return local.strftime("%H:%M:%S.%f")[:-3]
+
+
+def styled(status: str) -> str:
+    """A status in its colour."""
+    style = STATUS_STYLE.get(status)
+    return f"[{style}]{status}[/{style}]" if style else status
+
+
+def stream(run: Run) -> None:
+    """Print a run's text as it comes."""
+    for event in run:
+        if isinstance(event, TextDelta):
+            sys.stdout.write(event.text)
+        elif isinstance(event, StreamRestarted):
+            sys.stdout.write("\n[the model call was lost and starts again]\n")
+        elif isinstance(event, InputRequested):
+            sys.stdout.write(f"\n[waits for input: {event.prompt}]\n")
+            return
+        elif event.type == "tool_started":
+            sys.stdout.write(f"\n[{getattr(event, 'tool', '')}]\n")
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def print_end(result: RunResult, *, streamed: bool) -> None:
+    """How a run ended, after its text."""
+    if not streamed:
+        print(result.text)
+    if result.pending:
+        print_pending(result.session_id, result.pending, Console(stderr=True, highlight=False))
+    elif not result.ok:
+        reason = (result.error or {}).get("message", "")
+        Console(stderr=True).print(f"[red]{result.status}[/red] {escape(reason)}")
+
+
+def print_sessions(sessions: list[SessionInfo], services: list[ServiceInfo], *, live_only: bool) -> None:
+    """The table of `understudy ps`."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    table = Table(box=None, header_style="bold")
+    numbers, others = ["EPOCH", "RESTARTS", "PID", "TOKENS"], ["UPDATED"]
+    if console.width < WIDE:  # ids stay whole, so that they can be copied; `show` has the rest
+        numbers, others = ["TOKENS"], []
+    for column in ("SESSION", "AGENT", "STATUS", *numbers, *others):
+        table.add_column(column, justify="right" if column in numbers else "left", no_wrap=column != "AGENT")
+    for info in sessions:
+        cells = {
+            "SESSION": info.id, "AGENT": escape(info.name), "STATUS": styled(info.status), "EPOCH": str(info.epoch),
+            "RESTARTS": str(info.restarts), "PID": str(info.actor_pid or "-"), "TOKENS": str(info.tokens_used),
+            "UPDATED": when(info.updated_at),
+        }  # fmt: skip
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
+    if sessions:
+        console.print(table)
+        for info in sessions:
+            print_pending(info.id, info.pending, console)
+    else:
+        console.print("no session has work to do (--all lists every one)" if live_only else "no sessions yet")
+    counts: dict[str, int] = {}
+    for service in services:
+        counts[service.role] = counts.get(service.role, 0) + 1
+    told = ", ".join(f"{count} {role}" for role, count in sorted(counts.items()))
+    console.print(f"[dim]{told} at {services[0].address if services else '-'}[/dim]")
+
+
+def print_tree(found: list[SessionInfo]) -> None:
+    """Sessions below each other."""
+    nodes: dict[str, Tree] = {}
+    root: Tree | None = None
+    for info in found:
+        doing = f" · {', '.join(info.tools)}" if info.tools else ""
+        crashes = f" · restarts {info.restarts}" if info.restarts else ""
+        label = f"{escape(info.name)} [dim]{info.id}[/dim] {styled(info.status)}{doing}{crashes}"
+        parent = nodes.get(info.parent_id or "")
+        nodes[info.id] = parent.add(label) if parent is not None else Tree(label)
+        root = root or nodes[info.id]
+    if root is not None:
+        Console().print(root)
+
+
+def print_pending(session_id: str, pending: Sequence[PendingInput], console: Console) -> None:
+    """What a session waits for, and how to answer."""
+    for item in pending:
+        console.print(f"[yellow]waits for input[/yellow] {session_id} {item.call_id} [dim]{item.kind}[/dim]")
+        console.print(f"  {escape(item.prompt)}", soft_wrap=True)
+        if item.options:
+            console.print(f"  options: {escape(', '.join(item.options))}")
+        again = "; or --rerun instead of TEXT" if item.kind == "in_doubt" else ""
+        console.print(f"  [dim]understudy answer {session_id} {item.call_id} TEXT{again}[/dim]", soft_wrap=True)
+
+
+def print_wakeups(wakeups: Sequence[Wakeup], console: Console) -> None:
+    """What a session will get as an input, and when."""
+    for item in wakeups:
+        due = datetime.fromtimestamp(item.due_at / 1e6, UTC).astimezone().isoformat(" ", "seconds")
+        again = f", then every {item.every:g} s" if item.every else ""
+        console.print(f"[bold]wakeup[/bold] {item.name} due {due}{again}: {escape(item.prompt[:500])}", soft_wrap=True)
+
+
+def amount(resource: str, value: int) -> str:
+    """What a budget counts, in the unit that people limit it by."""
+    if resource == "cost":
+        return f"{money(value):.4f}".rstrip("0").rstrip(".")
+    return f"{value / 1e6:.0f}" if resource == "seconds" else f"{value:,}"
+
+
+def print_budgets(session_id: str, budgets: Sequence[BudgetUse], console: Console) -> None:
+    """What a session may use, and what of that is used."""
+    for use in budgets:
+        whose = "" if use.session_id == session_id else f" of {use.session_id}"
+        reserved = f" + {amount(use.resource, use.reserved)} reserved" if use.reserved else ""
+        spent = "" if use.resource == "depth" else f"{amount(use.resource, use.spent)}{reserved} of "
+        allowed = amount(use.resource, use.allowed)
+        console.print(f"[bold]budget[/bold] {use.scope}{whose}: {spent}{allowed} {use.resource}")
+
+
+def print_session(
+    info: SessionInfo,
+    runs: list[dict[str, Any]],
+    messages: list[Message],
+    pending: Mapping[str, Sequence[PendingInput]],
+    wakeups: Sequence[Wakeup] = (),
+    budgets: Sequence[BudgetUse] = (),
+) -> None:
+    """The page of `understudy show`; `pending` is by session, its sub-agents' included."""
+    console = Console(highlight=False)
+    console.print(f"[bold]{escape(info.name)}[/bold] {info.id} {styled(info.status)}")
+    console.print(
+        f"epoch {info.epoch}, restarts {info.restarts}, tokens {info.tokens_used}, redone {info.tokens_redone}"
+    )
+    if info.error:
+        console.print(f"[red]{escape(str(info.error.get('message', info.error)))}[/red]")
+    print_budgets(info.id, budgets, console)
+    for row in runs:
+        error = f": {escape(row['error']['message'])}" if row["error"] else ""
+        console.print(f"[bold]run[/bold] {row['run_id']} {styled(row['status'])}, {row['rounds']} rounds{error}")
+    for session_id, asked in pending.items():
+        print_pending(session_id, asked, console)
+    print_wakeups(wakeups, console)
+    for message in messages:
+        console.print(f"[dim]{message.seq:>4} {message.role}[/dim] {escape(message.text[:2000])}")
+        for call in message.tool_calls:
+            console.print(f"[dim]     calls[/dim] {escape(call.name)} {escape(call.arguments[:500])}")
+
+
+def print_events(found: list[Event]) -> None:
+    """One line each."""
+    console = Console(highlight=False)
+    for event in found:
+        body = " ".join(f"{name}={value}" for name, value in event.body().items() if value not in (None, "", 0, False))
+        console.print(
+            f"[dim]{event.seq:>5} {when(event.at)}[/dim] [bold]{event.type}[/bold] {escape(body)}", soft_wrap=True
+        )
+
+
+def print_drains(drains: list[DrainInfo]) -> None:
+    """How drains stand."""
+    for drain in drains:
+        state = f"drained {when(drain.finished_at)}" if drain.finished_at else f"{drain.left} sessions left"
+        print(f"{drain.node_id}: {state} ({drain.reason})")
+    if not drains:
+        print("no node is drained")
+
+
+def print_checks(checks: list[Any]) -> None:
+    """The page of `understudy doctor`."""
+    console = Console(highlight=False)
+    for check in checks:
+        mark = "[green]ok[/green]  " if check.ok else "[red]FAIL[/red]"
+        console.print(f"{mark} {check.name}: {escape(check.found)}", soft_wrap=True)
+        if not check.ok and check.advice:
+            console.print(f"     {escape(check.advice)}", soft_wrap=True)

@@ -1,0 +1,54 @@
+"""`understudy up`: start the services without a program that uses them, as a Kubernetes pod does."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from understudy.config import kept_settings
+
+from . import rendering
+from .command import Json, Store, command, counted, errors, print_json
+from .rendering import escape
+
+KEEP_SECONDS = 10.0
+"""A model call waits 30 s for credentials that are missing: they must be back before."""
+
+
+@command
+def up(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Stay, and hand the model's key to services that have lost it.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds until the services must answer.", min=1.0)] = 120.0,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Start the services unless they run, wait until they serve, and give them this environment's model key.
+
+    Services that run keep the settings they were started with: where this environment says otherwise, it is told.
+    Unfinished runs go on from then on. With --keep it stays until somebody ends the services (`understudy down`,
+    `understudy drain --stop`; exit code 0), and fails when they or Ray can't be reached: whoever started it starts
+    it again.
+    """
+    from ..client import background
+    from ..client.client import Cluster
+
+    cluster = Cluster.connect(store, timeout=timeout)
+    try:
+        services = cluster.services()
+        different = background.wait(cluster._connection.different_settings())
+        if different:
+            errors.print(f"[yellow]note[/yellow] {escape(kept_settings(different))}", soft_wrap=True)
+        if json:
+            print_json({"services": rendering.plain(services), "different_settings": different})
+        else:
+            nodes = [service for service in services if service.role == "node"]
+            print(f"the services run: a supervisor, {counted(len(nodes), 'node service')}", flush=True)
+        while keep and background.wait(cluster._connection.renew(timeout)):
+            time.sleep(KEEP_SECONDS)
+    finally:
+        cluster.close()
+    return 0

@@ -1,0 +1,228 @@
+"""From an `AgentSpec` to what the store keeps: plain data, with its code by reference or by hash."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from understudy.actors.hooks import describe_hook
+from understudy.actors.tools import describe
+from understudy.config import OFFLINE_MODEL, has_credentials, is_secret_name
+from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMissing
+from understudy.identifiers import digest
+from understudy.placement import DEFAULT, placement_key
+from understudy.spec import AgentSpec
+
+from .packages import PY_MODULES, RAYS_OWN, addresses, package_key, within_job
+
+PLAIN = (
+    "max_rounds", "max_continuations", "repeat_limit", "tool_timeout", "parallel_tools", "max_depth", "deadline",
+    "stall", "restart_type", "on_parent_end", "lifecycle", "shutdown",
+)  # fmt: skip
+"""Fields that are compiled as they are."""
+
+PLACING = {"isolation": "shared", "resources": {}, "labels": {}, "environment": (), "runtime_env": {}}
+"""Fields that decide which processes a session runs in; left out where they say nothing, as older versions did."""
+
+try:
+    _STARTED_IN = os.getcwd()
+except FileNotFoundError:  # it was removed: relative entries of `sys.path` lead nowhere
+    _STARTED_IN = ""
+"""Where a relative entry of `sys.path` leads: a driver may go elsewhere before its first `spawn`."""
+
+
+def by_value(item: Any) -> bytes:
+    """A function as its code and what that refers to."""
+    from ..ray.pickling import dumps  # which loads Ray
+
+    return dumps(item)
+
+
+class Compiled:
+    """A specification ready to be stored.
+
+    Attributes:
+        spec: JSON-compatible; `spec["hash"]` identifies it.
+        blobs: code by hash that must be stored with it.
+        uses_own_code: a tool or a hook comes from the driver's code, so frames need the driver's code path.
+    """
+
+    def __init__(self, spec: dict[str, Any], blobs: dict[str, bytes], uses_own_code: bool) -> None:
+        self.spec = spec
+        self.blobs = blobs
+        self.uses_own_code = uses_own_code
+
+
+def compile_spec(
+    spec: AgentSpec, *, model: str, profile: str | None, pickle: Callable[[Any], bytes] | None = by_value
+) -> Compiled:  # fmt: skip
+    """Resolve a specification's defaults, tools, hooks and sub-agents.
+
+    Args:
+        model, profile: where the spec names none; `profile` is None when no credentials are known.
+        pickle: serializes functions that can't be imported elsewhere; None: there may be none.
+
+    Raises:
+        InvalidSpec: a tool is unknown, is not allowed, or can't travel; or a hook can't.
+        ModelProfileMissing: the model needs credentials, and there are none.
+    """
+    model = spec.model or model
+    chosen = spec.profile or (OFFLINE_MODEL if model == OFFLINE_MODEL else profile)
+    if chosen is None:
+        raise ModelProfileMissing(f"agent {spec.name!r} uses model {model!r}, and no key is set")
+    tools: list[dict[str, Any]] = []
+    blobs: dict[str, bytes] = {}
+    for item in spec.tools:
+        found, code = describe(item, pickle=pickle)
+        tools += found
+        blobs.update(code)
+    hooks: list[dict[str, Any]] = []
+    for item in spec.hooks:
+        one, code = describe_hook(item, pickle=pickle)
+        hooks.append(one)
+        blobs.update(code)
+    _check_functions(spec, tools, hooks)
+    agents: dict[str, Any] = {}
+    own_code = any(_is_own(function["source"]) for function in (*tools, *hooks))
+    for agent in spec.agents:
+        child = compile_spec(agent, model=model, profile=spec.profile or profile, pickle=pickle)
+        if agent.name in agents:
+            raise InvalidSpec(f"agents has two entries named {agent.name!r}.")
+        agents[agent.name] = child.spec
+        blobs.update(child.blobs)
+        own_code = own_code or child.uses_own_code
+    compiled = {
+        "v": 1,
+        "name": spec.name,
+        "instructions": spec.instructions,
+        "model": model,
+        "profile": chosen,
+        "tools": tools,
+        "agents": agents,
+        "workspace": os.path.abspath(spec.workspace) if spec.workspace is not None else None,
+        "parameters": spec.parameters,
+        "budget": [{"scope": budget.scope, **budget.limits()} for budget in spec.budgets] or None,
+        "restart": spec.restart.model_dump(),
+        "supervision": spec.supervision.model_dump(),
+        "metadata": spec.metadata,
+        **{name: getattr(spec, name) for name in PLAIN},
+        **({"hooks": hooks} if hooks else {}),
+        **{name: getattr(spec, name) for name, default in PLACING.items() if getattr(spec, name) != default},
+    }
+    compiled["hash"] = digest(json.dumps(_identity(compiled), sort_keys=True, default=str))
+    compiled["on_change"] = spec.on_change  # not a part of what the agent is
+    return Compiled(compiled, blobs, own_code)
+
+
+def _is_own(source: dict[str, str]) -> bool:
+    return "blob" in source or not source.get("import", "understudy.").startswith("understudy.")
+
+
+def _identity(spec: dict[str, Any]) -> dict[str, Any]:
+    """What makes a specification the same: pickled code differs from process to process, so its hash is left out."""
+    functions: dict[str, Any] = {
+        kind: [{**item, "source": "value" if "blob" in item["source"] else item["source"]} for item in spec[kind]]
+        for kind in ("tools", "hooks")
+        if kind in spec
+    }
+    agents = {name: agent["hash"] for name, agent in spec["agents"].items()}
+    return {**spec, **functions, "agents": agents}
+
+
+def _check_functions(spec: AgentSpec, tools: list[dict[str, Any]], hooks: list[dict[str, Any]]) -> None:
+    names = [tool["name"] for tool in tools]
+    problems = [f"tools: {name!r} is there twice" for name in _twice(names)]
+    problems += [f"hooks: {name!r} is there twice" for name in _twice([hook["name"] for hook in hooks])]
+    if "bash" in names and not spec.allow_bash:
+        problems.append("tools: bash needs allow_bash=True")
+    if spec.agents and "spawn_agent" not in names:
+        problems.append("agents: they can only be used with the tool 'spawn_agent'")
+    if problems:
+        details = {"problems": [{"field": p.split(":")[0], "problem": p.split(": ", 1)[1]} for p in problems]}
+        raise InvalidSpec("; ".join(problems) + ".", details=details)
+
+
+def _twice(names: list[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def place(compiled: dict[str, Any], driver: dict[str, Any]) -> dict[str, bytes]:
+    """Note in a compiled specification, and in those of its sub-agents, which placement it has.
+
+    Args:
+        driver: `driver_placement`, if the tree has code of its own, else nothing.
+
+    Returns:
+        The definitions by their keys, to be stored with the session; so are the packages that they name.
+    """
+    definition = {**driver, **{name: compiled[name] for name in PLACING if name in compiled}}
+    if "runtime_env" in compiled:
+        inherited = driver.get("runtime_env", {})
+        own = compiled["runtime_env"]
+        variables = {**inherited.get("env_vars", {}), **own.get("env_vars", {})}
+        definition["runtime_env"] = _harmless({**inherited, **own, "env_vars": variables})
+    compiled["placement"] = placement_key(definition) if definition else DEFAULT
+    packages = sorted(package_key(address) for address in addresses(definition.get("runtime_env") or {}))
+    if packages:
+        compiled["packages"] = packages
+    found = {compiled["placement"]: json.dumps(definition, sort_keys=True).encode()} if definition else {}
+    for agent in compiled["agents"].values():
+        found.update(place(agent, driver))
+    return found
+
+
+def _harmless(runtime_env: dict[str, Any]) -> dict[str, Any]:
+    """A runtime environment without what must not be stored."""
+    kept = {name: value for name, value in runtime_env.items() if not name.startswith("_") and value}
+    if "env_vars" in kept:
+        variables = {name: value for name, value in kept["env_vars"].items() if not is_secret_name(name)}
+        kept["env_vars"] = {name: value for name, value in variables.items() if not has_credentials(value)}
+    if has_credentials(json.dumps(kept, default=str)):
+        raise InvalidConfiguration("the runtime_env has credentials in a URL, which would be stored")
+    return kept
+
+
+def driver_placement(runtime_env: dict[str, Any]) -> dict[str, Any]:
+    """The code that this driver's tools need: where it imports its own modules from, relative to its job's working_dir
+    if that is in there, and its job's runtime environment."""
+    kept = _harmless(runtime_env)
+    before, after = own_paths()
+    if kept.get("working_dir"):
+        # The directory that Ray unpacks into has another name after a restart.
+        before, after = ([within_job(path) or path for path in paths] for paths in (before, after))
+    return {"code_path": before, **({"code_path_after": after} if after else {}), "runtime_env": kept}
+
+
+def own_paths() -> tuple[list[str], list[str]]:
+    """Where this process imports modules from that a plain process of its interpreter does not: the directory of its
+    script (or the one it was started in, with `-m`, standard input or a notebook), `PYTHONPATH`, and what it put into
+    `sys.path` itself; without what is not there. Of a job's `py_modules` Ray takes care itself.
+
+    Returns:
+        Absolute paths in the order of the search: those before the interpreter's libraries, and those after.
+    """
+    libraries, before, after = _library_paths(), list[str](), list[str]()
+    found, entries = before, list[Any](sys.path)
+    for entry in entries:
+        if not isinstance(entry, str):  # Python passes over it, too
+            continue
+        path = os.path.normpath(os.path.join(_STARTED_IN, entry))  # an empty entry is the current directory
+        if path in libraries:
+            found = after
+        elif os.path.isabs(path) and os.path.exists(path) and not (PY_MODULES in path or RAYS_OWN in path):
+            found += [path] if path not in (*before, *after) else []
+    return before, after
+
+
+@cache
+def _library_paths() -> frozenset[str]:
+    """What each process of this interpreter searches: asked of one, as no rule about prefixes is right everywhere."""
+    command = [sys.executable, "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    asked = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    return frozenset(map(os.path.normpath, json.loads(asked.stdout)))

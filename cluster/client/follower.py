@@ -1,0 +1,232 @@
+"""Following runs: one pending watch per client and node service, however many runs are followed.
+
+Each session is followed at its home. When that changes it is followed at the next one: every call says what the client
+has, so nothing is missing and nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError, UnknownSession
+from understudy.events import Event
+from understudy.identifiers import new_identifier
+from understudy.node.feed import ENDS
+from understudy.transport.repeating import REPEAT_SECONDS, RETRY_SECONDS
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 20.0
+GATHER_SECONDS = 0.004
+"""How long a new follower's wishes are gathered with others', as a call tells all that is followed at its node."""
+
+GATHER_SHARE = 0.0001
+"""The same for each session that is followed: the more there are, the more a call costs."""
+
+PAUSE_SECONDS = 0.2
+COMPARE_SECONDS = 10.0
+
+
+@dataclass(eq=False)
+class Subscription:
+    """One follower of one session.
+
+    Attributes:
+        after: `seq` of the last event it has.
+        stream: `(key, offset)` of the streamed text it has; None to get none.
+        node_id: where it is followed.
+        seen: the session's `seq` when the store had nothing more to tell, and `after` at the last comparison with it.
+    """
+
+    session_id: str
+    node_id: str
+    after: int
+    ends: bool
+    stream: tuple[str, int] | None
+    seen: tuple[int, int]
+    queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+
+
+class Homes(Protocol):
+    """The node services, and where sessions are at home (`NodeDirectory`)."""
+
+    async def home(self, session_id: str) -> str:
+        """The node that looks after the session, as far as is known."""
+
+    async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
+        """For each session the node to follow it at, as the store has it now, and the session's `seq`."""
+
+    async def request(self, session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
+        """A request (`Requests`), repeated until it is answered."""
+
+    async def call(
+        self, node_id: str, method: str, *arguments: Any, call_id: str = "", timeout: float | None = REPEAT_SECONDS
+    ) -> Any:  # fmt: skip
+        """Call a method of a node's service, once."""
+
+    async def learn(self) -> None:
+        """Look anew which services there are."""
+
+
+class Follower:
+    """Multiplexes subscriptions onto one `watch` call per node. Lives on the client's loop."""
+
+    def __init__(self, nodes: Homes) -> None:
+        self._nodes = nodes
+        self._client_id = new_identifier()
+        self._subscriptions: dict[Subscription, None] = {}  # in the order in which they came
+        self._changed: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @contextlib.asynccontextmanager
+    async def follow(
+        self, session_id: str, *, after: int = 0, ends: bool = False, stream: bool = False
+    ) -> AsyncIterator[Subscription]:
+        """Subscribe to a session's events (or only to the ends and pauses of its runs), and to its streamed text."""
+        node_id = await self._nodes.home(session_id)
+        subscription = Subscription(session_id, node_id, after, ends, ("", 0) if stream else None, (-1, after))
+        self._subscriptions[subscription] = None
+        self._attend(node_id)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.pop(subscription, None)
+
+    def _attend(self, node_id: str) -> None:
+        """See to it that a watch at this node asks for all that is followed there now."""
+        self._changed.setdefault(node_id, asyncio.Event()).set()
+        task = self._tasks.get(node_id)
+        if task is None or task.done():
+            self._tasks[node_id] = asyncio.get_running_loop().create_task(self._watching(node_id))
+
+    def _at(self, node_id: str) -> list[Subscription]:
+        return [subscription for subscription in self._subscriptions if subscription.node_id == node_id]
+
+    async def close(self) -> None:
+        """Stop following; whoever still waits gets `ClusterUnreachable`."""
+        for subscription in self._subscriptions:
+            subscription.queue.put_nowait(("error", ClusterUnreachable("the connection was closed")))
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _watching(self, node_id: str) -> None:
+        answered = compared = time.monotonic()
+        while self._at(node_id):
+            try:
+                if await self._watch(node_id):
+                    answered = time.monotonic()
+                if time.monotonic() - compared >= WATCH_SECONDS:
+                    await self._compare(node_id)
+                    compared = time.monotonic()
+            except (TimeoutError, ServiceGone, StoreUnreachable) as error:
+                if time.monotonic() - answered > RETRY_SECONDS + WATCH_SECONDS:
+                    self._fail(node_id, ClusterUnreachable(f"the services don't answer: {error}"))
+                    return
+                await asyncio.sleep(PAUSE_SECONDS)
+                await self._nodes.learn()
+                await self._compare(node_id)
+            except Exception as error:
+                self._fail(node_id, error)
+                return
+
+    def _fail(self, node_id: str, error: Exception) -> None:
+        for subscription in self._at(node_id):
+            subscription.queue.put_nowait(("error", error))
+
+    async def _watch(self, node_id: str) -> bool:
+        """One call, until there is news or somebody wants to follow something else; True if it was answered."""
+        await asyncio.sleep(GATHER_SECONDS + GATHER_SHARE * len(self._subscriptions))
+        self._changed[node_id].clear()
+        request = ("watch", self._client_id, self._wanted(node_id), WATCH_SECONDS)
+        call = self._nodes.call(node_id, "request", *request, timeout=WATCH_SECONDS + REPEAT_SECONDS)
+        watch = asyncio.ensure_future(call)
+        changed = asyncio.ensure_future(self._changed[node_id].wait())
+        try:
+            done, _ = await asyncio.wait({watch, changed}, return_when=asyncio.FIRST_COMPLETED)
+            if watch not in done:
+                return False
+            self._deliver(watch.result())
+            if watch.result().get("gone"):
+                await asyncio.sleep(PAUSE_SECONDS)  # if the store knows better, this comes again at once
+                await self._compare(node_id)
+            return True
+        finally:
+            changed.cancel()
+            watch.cancel()  # the node service ends a watch that a newer one replaces
+
+    async def _compare(self, node_id: str) -> None:
+        """Compare what is followed at a node with the store: follow elsewhere what has moved, fetch what was not told.
+
+        A notice between node services that got lost leaves something untold, and a cluster that took the store over
+        tells nobody here. Whoever only waits for ends looks for himself (`Run`).
+        """
+        here = self._at(node_id)
+        try:
+            # Bounded: a request is repeated with more and more patience, and nobody is told anything meanwhile.
+            async with asyncio.timeout(COMPARE_SECONDS):
+                homes = await self._nodes.homes(sorted({subscription.session_id for subscription in here}))
+            for subscription in here:
+                home, seq = homes[subscription.session_id]
+                if home != node_id:
+                    subscription.node_id = home
+                    self._attend(home)
+                elif not subscription.ends:
+                    await self._catch_up(subscription, seq)
+        except (TimeoutError, UnderstudyError) as error:
+            log.info("what is followed at node %s can't be compared: %s", node_id[:8], error)
+
+    async def _catch_up(self, subscription: Subscription, seq: int) -> None:
+        """Fetch what a session has committed, if its follower was told nothing since the last comparison."""
+        session_id, after, (told, before) = subscription.session_id, subscription.after, subscription.seen
+        if before == after and seq not in (told, after):
+            try:
+                async with asyncio.timeout(COMPARE_SECONDS):
+                    events = await self._nodes.request(session_id, "events", session_id, after)
+            except UnknownSession as error:  # it was removed
+                subscription.queue.put_nowait(("error", error))
+                return
+            self._deliver({"events": events, "streams": {}, "runs": {}})
+            told = told if events else seq  # there may be another page
+        subscription.seen = (told, after)
+
+    def _wanted(self, node_id: str) -> dict[str, dict[str, Any]]:
+        wanted: dict[str, dict[str, Any]] = {}
+        for subscription in self._at(node_id):
+            row = wanted.setdefault(
+                subscription.session_id, {"after": subscription.after, "ends": subscription.ends, "stream": None}
+            )
+            row["after"] = min(row["after"], subscription.after)
+            row["ends"] = row["ends"] and subscription.ends
+            if subscription.stream is not None:
+                other = row["stream"] or subscription.stream
+                same = other[0] == subscription.stream[0]
+                # Followers that are not at the same place get the text from where the slowest is.
+                row["stream"] = (other[0], min(other[1], subscription.stream[1])) if same else ("", 0)
+        return wanted
+
+    def _deliver(self, found: dict[str, Any]) -> None:
+        """Give every subscription what is new for it."""
+        streams, runs = found["streams"], found["runs"]
+        events = [Event.from_wire(wire) for wire in found["events"]]
+        for subscription in self._subscriptions:
+            news = streams.get(subscription.session_id)
+            if news is not None and subscription.stream is not None:
+                key, offset, text = news
+                have = subscription.stream[1] if subscription.stream[0] == key else 0
+                if offset <= have:
+                    text = text[have - offset :]
+                    subscription.stream = (key, have + len(text))
+                    subscription.queue.put_nowait(("text", key, have, text))
+            for event in events:
+                if event.session_id == subscription.session_id and event.seq > subscription.after:
+                    subscription.after = event.seq
+                    if not subscription.ends or event.type in ENDS:
+                        row = runs.get(f"{event.session_id}/{event.run_id}")
+                        subscription.queue.put_nowait(("event", event, row))

@@ -1,0 +1,1 @@
+"""The cluster's API in one process. No Ray."""

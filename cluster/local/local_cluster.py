@@ -1,0 +1,299 @@
+"""The cluster's API in one process: no Ray, nothing to start or stop. For tests of agents."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import threading
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
+from understudy.errors import CannotDrain, ClusterUnreachable, InvalidInput, ToolError
+from understudy.gateway.gateway import Gateway
+from understudy.identifiers import new_identifier
+from understudy.node.node_service import NodeConfig
+from understudy.prices import price_table
+from understudy.supervisor.supervisor import Supervisor
+from understudy.testing.offline import OfflineServer, Policy
+from understudy.transport.repeating import REPEAT_SECONDS
+
+from ..client import background
+from ..client.background import LoopThread
+from ..client.client import Cluster, Session, check_size
+from ..client.client_connection import ClientConnection
+from ..client.results import DrainInfo, ServiceInfo
+from .local_machinery import END_SECONDS, NODE, THREADS, LocalFrame, LocalMachinery, LocalNode
+
+Result = TypeVar("Result")
+
+NAMESPACE = "local"
+START_SECONDS = 30.0
+
+
+class LocalNodes:
+    """The one node service, as clients ask it (`follower.Homes`): from their loop on the services' loop."""
+
+    def __init__(self, node: LocalNode, services: LoopThread) -> None:
+        self._node = node
+        self._services = services
+        self.closed = False
+
+    async def there(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the services' loop.
+
+        Raises:
+            ClusterUnreachable: the cluster was closed.
+        """
+        if self.closed:
+            coroutine.close()
+            raise ClusterUnreachable("this cluster was closed")
+        return await asyncio.wrap_future(self._services.submit(coroutine))
+
+    async def home(self, _session_id: str) -> str:
+        """Where every session is at home."""
+        return NODE
+
+    async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
+        """The same, with each session's `seq`."""
+        found: dict[str, tuple[str, int]] = await self.request(None, "read", "homes", [session_ids], {})
+        return {session_id: (NODE, found.get(session_id, (NODE, 0))[1]) for session_id in session_ids}
+
+    async def request(self, _session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
+        """A request (`Requests`)."""
+        return await self.there(self._node.request(method, *arguments))
+
+    async def call(
+        self, _node_id: str, method: str, *arguments: Any, call_id: str = "", timeout: float | None = REPEAT_SECONDS
+    ) -> Any:  # fmt: skip
+        """Call a method of the service."""
+        return await asyncio.wait_for(self.there(self._node.repeated(call_id, method, *arguments)), timeout)
+
+    async def learn(self) -> None:
+        """It is always the same."""
+
+
+class LocalConnection(ClientConnection):
+    """Services in this process, and a client's connection to them."""
+
+    def __init__(self, settings: Settings, node: LocalNode, machinery: LocalMachinery, services: LoopThread) -> None:
+        self._nodes = LocalNodes(node, services)
+        super().__init__(settings, self._nodes)
+        self._node = node
+        self._machinery = machinery
+        self._supervisor = Supervisor(
+            machinery, machinery.holder, standby=settings.standby, max_actors=settings.max_actors
+        )
+        self._supervising: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the services, on their loop. Raises what keeps them from starting."""
+        try:
+            await self._node.service.start()
+            self._supervising = asyncio.get_running_loop().create_task(self._supervisor.run())
+            await self._supervisor.ready(START_SECONDS)
+        except BaseException:
+            await self.end()
+            raise
+
+    async def end(self) -> None:
+        """End the services, on their loop."""
+        if self._supervising is not None:
+            await self._supervisor.stop()
+            self._supervising.cancel()
+            await asyncio.wait({self._supervising}, timeout=END_SECONDS)
+        self._machinery.forget()
+        await self._machinery.stop()
+        await self._node.close()
+
+    async def kill(self, session_id: str) -> bool:
+        """See `LocalCluster.kill`."""
+
+        async def strike() -> bool:
+            for slot in self._node.service.frames.paging.slots.values():
+                if slot.session_id == session_id and slot.wait != "idle":
+                    frame = self._machinery.alive.get(slot.frame_id)
+                    if frame is not None:
+                        frame.kill()
+                        return True
+            return False
+
+        await self.read("info", session_id)  # raises if there is no such session
+        return await self._nodes.there(strike())
+
+    async def spawn(
+        self,
+        session: dict[str, Any],
+        blobs: dict[str, bytes],
+        placements: Iterable[str] = (),
+        runtime_env: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """See `ClientConnection.spawn`."""
+        found: dict[str, Any] = await self._nodes.request(None, "spawn", session, blobs)
+        return found
+
+    def code_placement(self) -> dict[str, Any]:
+        """This process has it."""
+        return {}
+
+    async def services(self) -> list[ServiceInfo]:
+        """Parts of this process, by their roles."""
+
+        async def look() -> list[str]:
+            slots = self._node.service.frames.paging.slots.values()
+            held = {slot.frame_id for slot in slots if slot.session_id is not None}
+            return ["frame" if frame_id in held else "standby" for frame_id in self._machinery.alive]
+
+        roles = ["supervisor", "node", *await self._nodes.there(look())]
+        return [ServiceInfo(role, os.getpid(), NODE, "") for role in roles]
+
+    async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:
+        """There is nobody to go on."""
+        raise CannotDrain("a local cluster has one node", details={"nodes": [NODE]})
+
+    async def undrain(self, node_id: str) -> bool:
+        """Nothing is drained."""
+        return False
+
+    async def different_settings(self) -> list[str]:
+        """None."""
+        return []
+
+    async def renew(self, timeout: float) -> bool:
+        """They have the credentials."""
+        return True
+
+    async def find_again(self) -> None:
+        """They are where they were."""
+
+    async def close(self) -> None:
+        """End the services: without this connection there are none."""
+        if not self._nodes.closed:
+            await self.follower.close()
+            try:
+                await self._nodes.there(self.end())
+            finally:
+                self._nodes.closed = True
+
+    async def shutdown(self) -> None:
+        """The same."""
+        await self.close()
+
+
+class LocalCluster(Cluster):
+    """A cluster in this process: sessions, tools, sub-agents, timers and restarts as in production, for tests.
+
+    The kernel is the real one, on a real store; the services share a thread, each session actor has its own. What only
+    processes can show is missing: a tool that exhausts memory or changes the environment does so to the test. Tools are
+    not copied, so they may refer to what the test looks at.
+
+    ```python
+    with LocalCluster() as cluster:
+        run = cluster.spawn(AgentSpec(name="clerk", tools=[refund])).send("Refund order 7")
+        assert run.result(10).ok
+    ```
+
+    Deaths: `points` has what session actors have done so far, and `kill_at` lets one die at such a point. A test that
+    tries them all begins a new cluster for each.
+
+    Args:
+        store: DSN; by default a SQLite file of its own, removed at the end. In one that is kept, tools that can't be
+            imported are known only to the cluster they were given to.
+        model: None for the offline model (`understudy.testing.policies`), which this process serves; else a model
+            of the first profile.
+        policy: what the offline model answers; None for its own.
+        profiles, prices: see `Cluster.connect`.
+        standby, max_actors: session actors that wait, and that there may be.
+
+    Attributes:
+        points: what session actors did for their sessions, in order: `SESSION: before step`, `SESSION: reply to step`,
+            the same of `commit`, and so on. One session alone passes the same points each time.
+        model_server: the offline model, with its counters and the requests that it got.
+
+    Raises:
+        InvalidConfiguration: a setting can't be used.
+        StoreUnreachable, StoreVersion, StoreSchema: the store can't be used.
+        StoreOwned: another cluster works with it.
+    """
+
+    def __init__(
+        self,
+        store: str | None = None,
+        *,
+        model: str | None = None,
+        policy: Policy | None = None,
+        profiles: Iterable[ModelProfile] = (),
+        prices: Mapping[str, Any] | str | Path | None = None,
+        standby: int = 1,
+        max_actors: int = 4,
+    ) -> None:
+        settings = Settings(
+            store or "", model or OFFLINE_MODEL, NAMESPACE, standby=standby, max_actors=max_actors,
+            prices=price_table(prices or {}),
+        )  # fmt: skip
+        check_size(settings)
+        self.points: list[str] = []
+        self._counting = threading.Lock()
+        self._deaths: set[int] = set()
+        self._functions: dict[bytes, Any] = {}
+        with ExitStack() as stack:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="understudy-local-"))
+            settings = replace(settings, store=store or f"sqlite:///{directory}/store.db")
+            self.model_server = stack.enter_context(OfflineServer(policy))
+            services = LoopThread(THREADS)
+            stack.callback(services.stop, END_SECONDS)
+            gateway, known = Gateway(prices=settings.prices), list(profiles)
+            for profile in (*known, ModelProfile(OFFLINE_MODEL, "offline", self.model_server.url)):
+                gateway.register(profile)
+            config = NodeConfig(settings.store, NAMESPACE, NODE, "node", span_directory=directory, serves_metrics=False)
+            node = LocalNode(config, gateway)
+            machinery = LocalMachinery(node, services, self._function, self._at_point)
+            self._local = LocalConnection(settings, node, machinery, services)
+            services.wait(self._local.start())
+            self._leaving = stack.pop_all()
+        super().__init__(self._local, settings, known[0].name if known else None, self._note_function)
+
+    def kill(self, session: Session | str) -> bool:
+        """Let the session actor die that has a session now; False if none has it, as while it has nothing to do.
+
+        Its session goes on in another one: what was committed is there, a tool in doubt is treated by its policy.
+        """
+        return background.wait(self._local.kill(session if isinstance(session, str) else session.id))
+
+    def kill_at(self, *points: int) -> None:
+        """Let session actors die at these places in `points`, counted from 0, once they are reached."""
+        passed = [point for point in points if point < len(self.points)]
+        if passed:
+            raise InvalidInput(f"points {passed} have passed: there are {len(self.points)} already")
+        self._deaths.update(points)
+
+    def close(self) -> None:
+        """End everything; a store that was given keeps what was committed. Nothing if it was closed before."""
+        with self._leaving:
+            super().close()
+
+    def shutdown(self) -> None:
+        """The same."""
+        self.close()
+
+    def _at_point(self, label: str, frame: LocalFrame) -> None:
+        with self._counting:
+            number = len(self.points)
+            self.points.append(f"{frame.session_id}: {label}")
+        if number in self._deaths:
+            frame.kill()
+
+    def _note_function(self, item: Any) -> bytes:
+        """Instead of a copy: what leads to the function itself, in this cluster."""
+        key = new_identifier().encode()
+        self._functions[key] = item
+        return key
+
+    def _function(self, key: bytes) -> Any:
+        if key not in self._functions:
+            raise ToolError("it was a function of another cluster: one that can be imported is found again")
+        return self._functions[key]

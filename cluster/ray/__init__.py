@@ -1,0 +1,1 @@
+"""The edge to Ray: the only modules that import it."""

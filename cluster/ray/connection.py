@@ -1,0 +1,266 @@
+"""A client's connection: Ray, the services' handles, and calls that survive their restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+
+from understudy.config import ModelProfile, Settings, differences, redact
+from understudy.environment import for_services
+from understudy.errors import CannotDrain, ClusterUnreachable, ServiceGone, StoreError, UnderstudyError
+from understudy.identifiers import new_identifier
+from understudy.placement import is_scarce
+from understudy.transport.repeating import RETRY_SECONDS, Patience, Repeating
+
+from ..client.client_connection import ClientConnection
+from ..client.compiling import driver_placement
+from ..client.packages import addresses, package_key
+from ..client.results import DrainInfo, ServiceInfo
+from .bootstrap import request as bootstrap_request
+from .directory import NodeDirectory
+from .package_store import fetch
+from .ray_edge import (
+    NOT_RUNNING,
+    RAY_NAMESPACE,
+    find_actor,
+    settle,
+    state_directory,
+    submitted,
+)
+from .services import node_name, supervisor_handle
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 30.0
+DRAIN_LOOK_SECONDS = 0.3
+DRAIN_SPARE_SECONDS = 30.0
+"""A node that has said nothing for so long after its deadline is gone."""
+
+KEPT_SECONDS = 3600.0
+"""A package that the store had so long ago is there still: retention leaves alone what was needed within a day."""
+
+DRAIN_REASON = "asked for"
+
+
+class Connection(ClientConnection):
+    """The supervisor's handle, the node services, and what is followed there."""
+
+    def __init__(self, settings: Settings, address: str) -> None:
+        self.nodes = NodeDirectory(settings, lambda: self._supervise("ready", RETRY_SECONDS))
+        super().__init__(settings, self.nodes)
+        self._address = address
+        self._supervisor: Any = None
+        self._profiles: list[ModelProfile] = []
+        self._placements: dict[str, asyncio.Future[None]] = {}
+        self._kept: dict[str, float] = {}
+
+    async def open(self, profiles: list[ModelProfile], timeout: float, *, start: bool = True) -> None:
+        """Connect to the services; unless `start` is False, start what does not run."""
+        self._profiles = profiles
+        self._supervisor = supervisor_handle(self.settings)
+        started = self._supervisor is None
+        if started and not start:
+            raise ClusterUnreachable(
+                f"no services of {redact(self.settings.store)} run in the Ray cluster at {self._address}",
+                details={"hint": NOT_RUNNING},
+            )
+        if started:
+            await asyncio.to_thread(self._bootstrap, timeout)
+            self._supervisor = supervisor_handle(self.settings)
+        if self._supervisor is None:
+            raise ClusterUnreachable("the supervisor was started but can't be found")
+        try:
+            await self._attach(timeout)
+        except StoreError:
+            if started:  # a mistyped store must not leave services behind that try it for ever
+                await self._discard()
+            raise
+
+    async def _discard(self) -> None:
+        handles = [find_actor(node_name(self.settings, node["NodeID"])) for node in ray.nodes()]
+        for handle in [self._supervisor, *handles]:
+            if handle is not None:
+                ray.kill(handle)
+
+    async def open_existing(self) -> None:
+        """Find the running supervisor, whatever state it is in; nothing is started."""
+        self._supervisor = supervisor_handle(self.settings)
+        if self._supervisor is None:
+            raise ClusterUnreachable("no services of this store run")
+
+    async def find_again(self) -> None:
+        """See `ClientConnection.find_again`."""
+        self._supervisor = await asyncio.to_thread(supervisor_handle, self.settings) or self._supervisor
+        await self.nodes.learn()
+
+    async def different_settings(self) -> list[str]:
+        """See `ClientConnection.different_settings`."""
+        directory = await self._supervise("ready", RETRY_SECONDS)
+        return differences(directory.get("settings"), self.settings.of_services())
+
+    async def renew(self, timeout: float) -> bool:
+        """Give this client's credentials to the services again, whatever became of them; False if they were ended."""
+        self._supervisor = supervisor_handle(self.settings)
+        if self._supervisor is None:
+            return False
+        await self._attach(timeout)
+        return True
+
+    def _bootstrap(self, timeout: float) -> None:
+        spans = str(state_directory() / "spans" / self.settings.instance)
+        command = [sys.executable, "-m", "understudy.cluster.ray.bootstrap", "--address", self._address]
+        try:
+            done = subprocess.run(
+                command, input=bootstrap_request(self.settings, spans), capture_output=True, text=True,
+                timeout=timeout, env=for_services(), check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise ClusterUnreachable(f"the services did not start within {timeout:.0f} s") from None
+        lines = done.stdout.strip().splitlines()
+        try:
+            answer = json.loads(lines[-1])
+        except (IndexError, ValueError):
+            raise ClusterUnreachable(f"the services did not start: {done.stderr.strip()[-500:]}") from None
+        if "error" in answer:
+            raise UnderstudyError.from_wire(answer["error"])
+
+    async def _attach(self, timeout: float) -> None:
+        """Wait until the services work, and give them this client's credentials."""
+        try:
+            directory = await asyncio.wait_for(self._supervise("ready", timeout), timeout + 5)
+        except TimeoutError:
+            raise ClusterUnreachable(
+                f"the supervisor gives no answer within {timeout:.0f} s; has Ray room for it (`ray status`)?"
+            ) from None
+        await self.nodes.update(directory)
+        for profile in self._profiles:
+            await self._supervise("register", profile)
+
+    async def _supervise(self, method: str, *arguments: Any) -> Any:
+        def attempt(_call_id: str) -> Any:
+            return settle(submitted(lambda: getattr(self._supervisor, method).remote(*arguments)))
+
+        try:
+            return await Repeating(Patience(attempt=None, gone=RETRY_SECONDS)).call(attempt)
+        except ServiceGone as error:
+            raise ClusterUnreachable(f"the services don't answer: {error.message}") from None
+
+    async def spawn(
+        self,
+        session: dict[str, Any],
+        blobs: dict[str, bytes],
+        placements: Iterable[str] = (),
+        runtime_env: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """See `ClientConnection.spawn`. New ones go to the nodes in turn; for scarce placements nothing stands by: it
+        would hold what others need."""
+        now = time.monotonic()
+        names = {package_key(address): address for address in addresses(runtime_env or {})}
+        unsure = {key: names[key] for key in names if now - self._kept.get(key, -KEPT_SECONDS) >= KEPT_SECONDS}
+        found = await self.nodes.spawn(session, {**blobs, **await self._lacking(unsure)})
+        self._kept.update(dict.fromkeys(unsure, now))
+        for placement in {session["placement"], *placements}:
+            if placement not in self._placements and not is_scarce(placement):
+                # Not awaited: its frames come with its sessions, or a little earlier.
+                self._placements[placement] = asyncio.ensure_future(self._want(placement))
+        return found
+
+    async def _lacking(self, packages: dict[str, str]) -> dict[str, bytes]:
+        """What the store does not have of these packages (addresses by keys)."""
+        found: dict[str, bytes] = {}
+        for key in await self.nodes.request(None, "lacking", [*packages]) if packages else ():
+            data = await asyncio.to_thread(fetch, packages[key])
+            if data is not None:
+                found[key] = data
+        return found
+
+    async def _want(self, placement: str) -> None:
+        try:
+            await self._supervise("want", placement)
+        except UnderstudyError as error:
+            log.info("no standbys are kept for placement %s: %s", placement[:12], error)
+
+    def code_placement(self) -> dict[str, Any]:
+        """The driver's module paths, and its job's runtime environment."""
+        return driver_placement(dict(ray.get_runtime_context().runtime_env or {}))
+
+    async def services(self) -> list[ServiceInfo]:
+        """The processes of the cluster."""
+        directory = await self._supervise("ready", 30.0)
+        address = self._address
+        found = [ServiceInfo("supervisor", directory["pid"], directory["node_id"], address)]
+        for node in directory["nodes"]:
+            found.append(ServiceInfo("node", node["pid"], node["node_id"], await self._metrics(node["node_id"])))
+        busy = set(map(tuple, await self.read("holders")))
+        for frame in directory["frames"]:
+            role = "frame" if (frame["node_id"], frame["pid"]) in busy else "standby"
+            found.append(ServiceInfo(role, frame["pid"], frame["node_id"], address))
+        return found
+
+    async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:
+        """See `Cluster.drain`."""
+        nodes = await self._node_ids(None if stop else node_id)
+        if node_id is None and not stop:
+            raise CannotDrain("which node?", details={"nodes": nodes})
+        await self._supervise("drain", nodes, timeout, DRAIN_REASON, stop, new_identifier())
+        late = time.monotonic() + timeout + DRAIN_SPARE_SECONDS  # the deadline is by another machine's clock
+        while True:
+            rows = await self.read("drains")
+            found = [DrainInfo.from_row(row) for row in rows if row["node_id"] in nodes]
+            open_ = [drain for drain in found if not drain.finished_at]
+            if not wait or not open_ or time.monotonic() > late or len(found) < len(nodes):
+                break  # all are done; or one was lost, or taken back
+            await asyncio.sleep(DRAIN_LOOK_SECONDS)
+        if stop and found:
+            await self.shutdown()
+        return found
+
+    async def undrain(self, node_id: str) -> bool:
+        """See `Cluster.undrain`."""
+        rows = await self.read("drains")
+        known = [row["node_id"] for row in rows if row["node_id"].startswith(node_id)]
+        return len(known) == 1 and bool(await self._supervise("undrain", known[0], new_identifier()))
+
+    async def _node_ids(self, beginning: str | None) -> list[str]:
+        """The nodes that have a service, or the one whose id begins like this."""
+        nodes = [node["node_id"] for node in (await self._supervise("ready", RETRY_SECONDS))["nodes"]]
+        found = [node_id for node_id in nodes if beginning is None or node_id.startswith(beginning)]
+        if beginning is not None and len(found) != 1:
+            matching = f"{len(found)} node ids begin" if found else "no node id begins"
+            raise CannotDrain(f"{matching} with {beginning!r}; there are {', '.join(nodes)}", details={"nodes": nodes})
+        return found
+
+    async def _metrics(self, node_id: str) -> str:
+        try:
+            return str(await self.nodes.call(node_id, "metrics_address"))
+        except (TimeoutError, ServiceGone):
+            return ""  # it is just being restarted
+
+    async def close(self) -> None:
+        """Let go of everything here."""
+        for wanted in self._placements.values():
+            wanted.cancel()
+        await self.follower.close()
+        await self.nodes.close()
+
+    async def shutdown(self) -> None:
+        """End the services, and the console that shows them."""
+        await self.close()
+        try:
+            await asyncio.wait_for(settle(self._supervisor.stop.remote()), STOP_SECONDS)
+        except (TimeoutError, UnderstudyError) as error:
+            log.info("the services did not stop by themselves: %s", error)
+        prefixes = tuple(f"{kind}/{self.settings.instance}" for kind in ("console", "supervisor", "frame", "node"))
+        for actor in ray.util.list_named_actors(all_namespaces=True):
+            if actor["namespace"] == RAY_NAMESPACE and actor["name"].startswith(prefixes):
+                handle = find_actor(actor["name"])
+                if handle is not None:
+                    ray.kill(handle)

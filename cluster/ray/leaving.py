@@ -1,0 +1,66 @@
+"""The drain of a node by what runs on it, as a pod's `preStop` hook does: it knows of no store, and has no secret."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import ray
+
+from understudy.errors import ServiceGone, UnderstudyError
+from understudy.identifiers import new_identifier
+
+from ..client import background
+from ..client.results import DrainInfo
+from .connection import DRAIN_LOOK_SECONDS, DRAIN_SPARE_SECONDS
+from .ray_edge import RAY_NAMESPACE, connect_ray, find_actor, settle, submitted
+
+REASON = "asked for there"
+
+
+def drain_here(seconds: float, *, wait: bool) -> list[DrainInfo]:
+    """Drain the Ray node that this process is at, of the sessions of every store; returns how that stands.
+
+    Raises:
+        ClusterUnreachable: there is no Ray here.
+        CannotDrain: for a store there would be nobody to go on; the others are drained.
+    """
+    connect_ray(None, start=False)
+    try:
+        return background.wait(drain_node(str(ray.get_runtime_context().get_node_id()), seconds, wait=wait))
+    finally:
+        ray.shutdown()
+
+
+async def drain_node(node_id: str, seconds: float, *, wait: bool) -> list[DrainInfo]:
+    """Drain a node of the sessions of every store; see `drain_here`."""
+    listed = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
+    names = [actor["name"].split("/") for actor in listed if actor["namespace"] == RAY_NAMESPACE]
+    instances = sorted(name[1] for name in names if name[0] == "node" and name[2] == node_id)
+    drains = [_drain(instance, node_id, seconds, wait=wait) for instance in instances]
+    found = await asyncio.gather(*drains, return_exceptions=True)
+    errors = [one for one in found if isinstance(one, BaseException)]
+    if errors:
+        raise errors[0]
+    return [one for one in found if isinstance(one, DrainInfo)]
+
+
+async def _drain(instance: str, node_id: str, seconds: float, *, wait: bool) -> DrainInfo | None:
+    """Drain a node of one store's sessions; None if somebody took that back."""
+    supervisor, node = find_actor(f"supervisor/{instance}"), find_actor(f"node/{instance}/{node_id}")
+    late = time.monotonic() + seconds + DRAIN_SPARE_SECONDS
+    if supervisor is None or node is None:
+        raise ServiceGone(f"the services of {instance} are being ended")
+    await settle(submitted(lambda: supervisor.drain.remote([node_id], seconds, REASON, False, new_identifier())))
+    found: DrainInfo | None = None
+    while True:
+        try:
+            rows = await settle(submitted(lambda: node.request.remote("read", "drains", [], {})))
+            found = next((DrainInfo.from_row(row) for row in rows if row["node_id"] == node_id), None)
+            if found is None or found.finished_at or not wait:
+                return found
+        except UnderstudyError:  # the service or its store is just being restarted
+            pass
+        if time.monotonic() > late:
+            return found
+        await asyncio.sleep(DRAIN_LOOK_SECONDS)

@@ -1,0 +1,272 @@
+"""The actors: thin shells around `NodeService`, `Frame` and `Supervisor`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from understudy import logs
+from understudy.actors.code import search_also
+from understudy.config import Settings
+from understudy.environment import keep_for_tools
+from understudy.errors import InvalidConfiguration
+from understudy.node.node_calls import NodeCalls
+from understudy.node.node_socket import FRAME, NodeSocket
+from understudy.redaction import know, passwords
+from understudy.telemetry import telemetry_of
+from understudy.transport.channel import Ticket
+from understudy.transport.ends import process_identity
+from understudy.transport.remote_node import Attempt, RemoteNode, SocketCalls
+from understudy.waiting import ticks
+
+from .guarding import SupervisorGuard
+from .ray_edge import (
+    RAY_NAMESPACE,
+    cluster_identity,
+    find_actor,
+    kill_process,
+    own_node,
+    supervisor_here,
+    through_ray,
+    ticket,
+)
+
+if TYPE_CHECKING:  # the frame's process imports this module and must stay light
+    from understudy.node.node_service import NodeService
+
+log = logging.getLogger(__name__)
+
+CALLS_AT_ONCE = 20_000
+"""Pending calls per service: beyond it Ray lets calls wait silently, so it is set above what admission lets in."""
+
+ORPHAN_SECONDS = 300.0
+FRAME_MEMORY = 64 * 1024 * 1024
+CPU_SLIVER = 0.01
+"""Frames and services ask for a sliver of CPU, never zero: the autoscaler reaps nodes whose actors ask for nothing."""
+
+
+def supervisor_name(settings: Settings) -> str:
+    """Name of the supervisor actor."""
+    return f"supervisor/{settings.instance}"
+
+
+def node_name(settings: Settings, node_id: str) -> str:
+    """Name of a node service."""
+    return f"node/{settings.instance}/{node_id}"
+
+
+def frame_name(settings: Settings, frame_id: str, node_id: str, placement: str) -> str:
+    """Name of a frame; it carries all that a new supervisor must know of it."""
+    return f"frame/{settings.instance}/{frame_id}/{node_id}/{placement or '-'}"
+
+
+@ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 4})
+class NodeActor(NodeCalls):
+    """The node service as an actor; restarted by Ray when it dies."""
+
+    def __init__(self, settings: Settings, node_id: str, span_directory: str) -> None:
+        from understudy.node.hosting import NodeHost
+
+        from .farewell import Farewell
+        from .peers import Peers
+
+        super().__init__()
+        address = str(ray.util.get_node_ip_address())
+        self._host = NodeHost(settings, node_id, span_directory, Peers(settings).tell, address)
+        self._guard = SupervisorGuard(
+            self._host.owner, lambda holder: supervisor_here(holder, settings.instance), self._kill_supervisor,
+            self._nudge_supervisor,
+        )  # fmt: skip
+        self._node_id = node_id
+        self._settings = settings
+        self._socket = NodeSocket(node_id, self._node, self.repeated)
+        self._guarding: asyncio.Task[None] | None = None
+        self._farewell = Farewell(node_id, self._host, lambda: supervisor_handle(settings))
+
+    async def admit(self, role: str, name: str) -> Ticket:
+        """See `NodeSocket.admit`."""
+        return await self._socket.admit(role, name)
+
+    async def kill_process(self, pid: int) -> bool:
+        return await kill_process(pid)
+
+    async def profiles(self) -> Any:
+        return self._host.known_profiles()
+
+    async def _node(self) -> NodeService:
+        """The service; the guard runs from its first call on."""
+        if self._guarding is None:
+            self._guarding = asyncio.get_running_loop().create_task(self._guard.run())
+            self._farewell.attend()
+        return await self._host.node()
+
+    async def _kill_supervisor(self, pid: int, silent: float) -> None:
+        log.warning("the supervisor (pid %d) is silent for %.0f s: killed", pid, silent)
+        await kill_process(pid)
+
+    def _nudge_supervisor(self) -> None:
+        """A supervisor that Ray restarted works only once it is called, and its own first call can get lost."""
+        try:
+            handle = find_actor(supervisor_name(self._settings))
+            if handle is not None:
+                handle.start.remote()
+        except Exception as error:
+            log.info("the supervisor can't be called: %s", error)
+
+    async def metrics_address(self) -> str:
+        return self._host.metrics_address()
+
+    @ray.method(concurrency_group="probe")
+    async def probe(self) -> dict[str, float]:
+        self._guard.heard()
+        self._host.heard()
+        return self._host.health()
+
+    async def stop(self) -> None:
+        """Commit what was submitted and let go of the store."""
+        await self._socket.close()
+        await self._host.close()
+
+
+@ray.remote(
+    num_cpus=CPU_SLIVER, memory=FRAME_MEMORY, max_restarts=0, max_concurrency=100, concurrency_groups={"probe": 2}
+)
+class FrameActor:
+    """A session actor. Its process holds one session at a time."""
+
+    def __init__(
+        self, node: Any, frame_id: str, node_id: str, placement: str, code_path: list[str], code_path_after: list[str],
+        variables: list[str], logging_as: dict[str, str],
+    ) -> None:  # fmt: skip
+        from understudy.actors.frame import Frame
+
+        logs.set_up("frame", {**telemetry_of(os.environ), **logging_as})
+        # Ray's worker has its node's whole environment. Nothing of the user's is loaded yet.
+        self._unusable: InvalidConfiguration | None = None
+        try:
+            keep_for_tools(variables)
+        except InvalidConfiguration as error:
+            self._unusable = error
+        search_also(code_path, code_path_after)
+        calls: Attempt = through_ray(node)
+        if node_id == own_node():
+            calls = SocketCalls(lambda: ticket(node, FRAME, frame_id), calls)
+        self._frame = Frame(RemoteNode(calls), frame_id, node_id, placement)
+        self._run: asyncio.Task[None] | None = None
+        self._probed = time.monotonic()
+
+    async def start(self) -> int:
+        """Begin to take work; returns the pid. Raises `InvalidConfiguration` if its tools would lack variables."""
+        if self._unusable is not None:  # not when it is created: Ray would only tell that it died
+            raise self._unusable
+        if self._run is None:
+            self._run = asyncio.get_running_loop().create_task(self._frame.run())
+            self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
+        return os.getpid()
+
+    async def host(self) -> str:
+        """The node that this process is on."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    async def watch(self) -> str:
+        """`exit` when the frame was told to leave; raises when its loop failed. Its process's death fails the call."""
+        assert self._run is not None
+        await asyncio.shield(self._run)
+        return "exit"
+
+    async def _exit_alone(self) -> None:
+        async for stood_still in ticks(5.0):
+            if stood_still:  # what it did not hear tells nothing
+                self._probed = time.monotonic()
+            if time.monotonic() - self._probed > ORPHAN_SECONDS:
+                log.warning("no supervisor for %.0f s: leaving", ORPHAN_SECONDS)
+                os._exit(1)
+
+    @ray.method(concurrency_group="probe")
+    async def probe(self) -> dict[str, float]:
+        self._probed = time.monotonic()
+        return {**self._frame.health(), "pid": os.getpid()}
+
+
+@ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 2})
+class SupervisorActor:
+    """The supervisor as an actor; restarted by Ray when it dies."""
+
+    def __init__(self, settings: Settings, span_directory: str) -> None:
+        from understudy.supervisor.supervisor import Supervisor
+
+        logs.set_up("supervisor", {**telemetry_of(os.environ), **settings.telemetry})
+        know(*passwords(settings.store))
+
+        from .machinery import RayMachinery
+
+        holder = f"{cluster_identity()}/{settings.instance}/{process_identity(os.getpid())}"
+        self._settings = settings.of_services()
+        self._machinery = RayMachinery(settings, span_directory, NodeActor, FrameActor)
+        self.supervisor = Supervisor(self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors)
+        self._run: asyncio.Task[None] | None = None
+        # Ray restarts this process, but only a call makes it work: the first is its own.
+        ray.get_runtime_context().current_actor.start.remote()
+
+    async def start(self) -> int:
+        """Begin to supervise; returns the pid."""
+        if self._run is None:
+            self._run = asyncio.get_running_loop().create_task(self.supervisor.run())
+        return os.getpid()
+
+    async def ready(self, timeout: float) -> dict[str, Any]:
+        await self.start()
+        directory = {**await self.supervisor.ready(timeout), "settings": self._settings}
+        return {**directory, "pid": os.getpid(), "node_id": ray.get_runtime_context().get_node_id()}
+
+    async def want(self, placement: str) -> None:
+        await self.start()
+        await self.supervisor.ready(30.0)
+        self.supervisor.want(placement)
+
+    async def register(self, profile: Any) -> None:
+        await self.start()
+        await self.supervisor.ready(30.0)
+        await self.supervisor.register(profile)
+
+    async def drain(self, node_ids: list[str], seconds: float, reason: str, stop: bool, request_id: str) -> None:
+        """See `Drains.begin`."""
+        await self.start()
+        await self.supervisor.ready(30.0)
+        await self.supervisor.drains.begin(node_ids, seconds, request_id, reason=reason, stop=stop)
+
+    async def undrain(self, node_id: str, request_id: str) -> bool:
+        """See `Drains.undo`."""
+        await self.start()
+        await self.supervisor.ready(30.0)
+        return await self.supervisor.drains.undo(node_id, request_id)
+
+    async def stop(self) -> None:
+        """Give the store up, then end frames and node services."""
+        await self.supervisor.stop()
+        await self._machinery.stop()
+
+    @ray.method(concurrency_group="probe")
+    async def probe(self) -> dict[str, float]:
+        return {"silent": time.monotonic() - self.supervisor.last_beat}
+
+
+def supervisor_handle(settings: Settings) -> Any | None:
+    """The running supervisor, or None."""
+    return find_actor(supervisor_name(settings))
+
+
+def other_supervisors(settings: Settings) -> list[str]:
+    """The instances (namespace and a hash of the store) of all other supervisors in this Ray cluster."""
+    found = ray.util.list_named_actors(all_namespaces=True)
+    names = {actor["name"] for actor in found if actor["namespace"] == RAY_NAMESPACE}
+    prefix = supervisor_name(settings).removesuffix(settings.instance)
+    return sorted(name.removeprefix(prefix) for name in names - {supervisor_name(settings)} if name.startswith(prefix))
+
+
+__all__ = ["RAY_NAMESPACE", "FrameActor", "NodeActor", "SupervisorActor", "supervisor_handle"]

@@ -1,0 +1,158 @@
+"""The node service as a frame reaches it, from another process. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+from ..errors import ServiceGone, UnderstudyError
+from ..ports import Node
+from ..protocol import Exit, StepCall, Work, packed
+from ..records import Ack, ActivationId, Batch
+from .channel import Channel, Ticket
+from .repeating import FRAME_PATIENCE, Repeating
+from .signatures import signature_of
+
+log = logging.getLogger(__name__)
+
+ADMIT_SECONDS = 5.0
+"""How long a ticket is waited for: what a service is asked that is killed can get lost."""
+
+
+CONNECT_TRIES = 3
+
+
+class Attempt(Protocol):
+    """Makes one attempt of a call. Raises `ServiceGone` when the service can't be reached."""
+
+    def __call__(self, call_id: str, method: str, *arguments: Any) -> Awaitable[Any]: ...
+
+
+class CalledNode(ABC):
+    """A `understudy.ports.Node` in another process: what is sent of a call, and the result from what arrives."""
+
+    @abstractmethod
+    async def _send(self, method: str, arguments: Sequence[Any]) -> Any:
+        """Have a call made; what arrives of its result."""
+
+    async def step(self, call: StepCall) -> Work | Exit:
+        """See `Node.step`."""
+        return await self._call(Node.step, call)  # type: ignore[no-any-return]
+
+    async def commit(self, frame_id: str, batch: Batch) -> Ack:
+        """See `Node.commit`."""
+        return await self._call(Node.commit, frame_id, batch)  # type: ignore[no-any-return]
+
+    async def reload(self, frame_id: str, activation: ActivationId) -> Work:
+        """See `Node.reload`."""
+        return await self._call(Node.reload, frame_id, activation)  # type: ignore[no-any-return]
+
+    async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str) -> str:
+        """See `Node.interrupted`."""
+        return await self._call(Node.interrupted, frame_id, activation, run_id)  # type: ignore[no-any-return]
+
+    async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
+        """See `Node.specification`."""
+        return await self._call(Node.specification, frame_id, activation)  # type: ignore[no-any-return]
+
+    async def blob(self, digest: str) -> bytes:
+        """See `Node.blob`."""
+        return await self._call(Node.blob, digest)  # type: ignore[no-any-return]
+
+    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        found = await self._send(method.__name__, packed(arguments))
+        return signature_of(method).result(found)
+
+
+class RemoteNode(CalledNode):
+    """One whose calls are repeated until they are answered.
+
+    Args:
+        attempt: how the service is reached.
+    """
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._repeating = Repeating(FRAME_PATIENCE)
+
+    async def _send(self, method: str, arguments: Sequence[Any]) -> Any:
+        try:
+            return await self._repeating.call(lambda call_id: self._attempt(call_id, method, *arguments))
+        except ServiceGone as error:
+            log.warning("the node service is gone for good: %s", error)
+            return await self._leave()
+
+    async def _leave(self) -> NoReturn:
+        """End this process: nobody will ever give it work."""
+        os._exit(1)
+
+
+class SocketCalls:
+    """Calls of a service of this machine, on its socket; a connection that was lost is made anew.
+
+    Where no connection can be made the call takes the other way; so do all, if that happens `CONNECT_TRIES` times in a
+    row: another container or user can be on the same machine and not reach the socket.
+
+    Args:
+        admit: asks the service for a ticket, on the other way. Raises `ServiceGone`, or what keeps it from having a
+            socket.
+        otherwise: the other way.
+    """
+
+    def __init__(self, admit: Callable[[], Awaitable[Ticket]], otherwise: Attempt) -> None:
+        self._admit = admit
+        self._otherwise = otherwise
+        self._channel: Channel | None = None
+        self._connecting = asyncio.Lock()
+        self._failed = 0
+        self._closed = False
+
+    async def __call__(self, call_id: str, method: str, *arguments: Any) -> Any:
+        """One attempt of a call. Raises what `Channel.call` raises."""
+        channel = await self._connected()
+        if channel is None:
+            return await self._otherwise(call_id, method, *arguments)
+        return await channel.call(call_id, method, *arguments)
+
+    async def _connected(self) -> Channel | None:
+        if self._failed >= CONNECT_TRIES:
+            return None
+        async with self._connecting:
+            if self._closed:
+                raise ServiceGone("this connection was closed")
+            if self._channel is None or self._channel.lost:
+                self._channel = await self._connect()
+            return self._channel
+
+    async def _connect(self) -> Channel | None:
+        try:
+            # A service that gives no answer is not gone: the time-out goes to whoever repeats the call.
+            ticket = await asyncio.wait_for(self._admit(), ADMIT_SECONDS)
+        except ServiceGone:
+            raise
+        except UnderstudyError as error:  # it can't make a socket
+            self._failing(error)
+            return None
+        try:
+            channel = await Channel.connect(ticket)
+        except ServiceGone as error:
+            self._failing(error)
+            return None
+        self._failed = 0
+        return channel
+
+    def _failing(self, error: UnderstudyError) -> None:
+        self._failed += 1
+        level = logging.WARNING if self._failed == CONNECT_TRIES else logging.INFO
+        log.log(level, "the node service is called through Ray, more slowly: %s", error.message)
+
+    async def close(self) -> None:
+        """End the connection, if there is one, for good."""
+        async with self._connecting:
+            self._closed = True
+            if self._channel is not None:
+                await self._channel.close()

@@ -1,0 +1,1 @@
+"""The job "survey a directory": what `understudy run` shows. Written with what any user has."""

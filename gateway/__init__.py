@@ -1,0 +1,1 @@
+"""The gateway: all model calls of a node go through here. No Ray, no store."""

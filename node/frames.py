@@ -1,0 +1,492 @@
+"""The node's frames: which session each of them holds, and which one a ready session gets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from understudy.errors import Fenced, ServiceGone, StaleGeneration, UnderstudyError
+from understudy.messages import Message
+from understudy.placement import is_isolated, is_scarce
+from understudy.protocol import Exit, StepCall, Work
+from understudy.records import ActivationId
+from understudy.store import activation, operations
+from understudy.store.activation import FrameRef
+from understudy.store.engine import now
+from understudy.store.transaction import Row, Transaction
+from understudy.supervisor.capacity import Memory
+from understudy.supervisor.pool import Demand
+from understudy.supervisor.stock import OUT_OF_MEMORY
+from understudy.waiting import is_set_within
+
+from .memory import measure
+from .paging import Paging, Ready, Slot
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+
+log = logging.getLogger(__name__)
+
+DEMAND_PAUSE = 0.05
+BUSY_DEMAND_PAUSE = 0.5
+"""Seconds until a change of demand is told: the first one at once or nearly so, under constant change now and then."""
+
+
+MEASURE_SECONDS = 2.0
+
+
+@dataclass
+class Expected:
+    """A frame that has not called in here yet, and the activations, with their roots, that it is known to hold."""
+
+    pid: int
+    placement: str
+    held: dict[ActivationId, str] = field(default_factory=dict)
+
+
+class Frames:
+    """Feeds the frames that call in. Each call is held until there is work for its frame.
+
+    Attributes:
+        chosen: sessions that were taken from the queue, each for a frame, and whose activation has not begun yet.
+        placing: sessions whose activation is being committed, by how many at once.
+        expected: frames that hold something and have not called in here yet.
+        leaving: how many frames of each placement shall go when they next rest.
+        unschedulable: why no frame of a placement can be started, as the supervisor says.
+        condemned: frames whose process the supervisor shall kill; one that calls in has come to its end by itself.
+        cap: the most frames that the supervisor starts now; 0 while it has not said so.
+    """
+
+    def __init__(self, node: NodeService) -> None:
+        self._node = node
+        self.paging = Paging()
+        self.chosen = Counter[str]()
+        self.placing = Counter[str]()
+        self._found_meanwhile: dict[str, Ready] = {}
+        self.expected: dict[str, Expected] = {}
+        self.condemned: set[str] = set()
+        self.leaving: Counter[str] = Counter()
+        self.unschedulable: dict[str, str] = {}
+        self.cap = 0
+        self.demand_changed = asyncio.Event()
+        self._memory: Memory | None = None
+        self._measured = 0.0
+        self._demand_told = 0.0
+
+    def calling(self, call: StepCall) -> Slot:
+        """The slot of the calling frame, and what its call tells about sessions it was thought to hold.
+
+        Raises:
+            Fenced: the frame has called since: an attempt that was on the way for so long tells nothing of it any more.
+                Or it is another frame's activation that is named.
+        """
+        frame, number = call.frame, call.number
+        slot = self.paging.slots.get(frame.frame_id)
+        if slot is not None and number < slot.called:
+            raise Fenced(f"frame {slot.frame_id} has called since")
+        if call.activation is not None:
+            self.require_own(frame.frame_id, call.activation)
+        self.condemned.discard(frame.frame_id)
+        if slot is None:
+            slot = Slot(frame.frame_id, frame.pid, frame.node_id, frame.placement)
+            self.paging.slots[slot.frame_id] = slot
+        if slot.reply is not None and not slot.reply.done():
+            slot.reply.cancel()
+        session_id, incarnation, epoch = call.activation or (None, 0, 0)
+        held, tree, slot.session_id = slot.activation, slot.root_id, None
+        unheard = held is not None and held != call.activation
+        if held is not None and unheard and self.paging.holder(held.session_id) is None:
+            # It was given a session and never heard of it: its last call was cut off.
+            self.paging.add(Ready(held.session_id, slot.placement, tree, "takeover", epoch=held.epoch))
+        expected = self.expected.pop(slot.frame_id, None)
+        for other, root_id in expected.held.items() if expected is not None else ():
+            if other.session_id != session_id:
+                self.paging.add(Ready(other.session_id, slot.placement, root_id, "takeover", epoch=other.epoch))
+        slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
+        slot.seen, slot.called = now(), number
+        slot.incarnation, slot.root_id = incarnation, call.root_id or session_id or ""
+        return slot
+
+    def require_own(self, frame_id: str, activation: ActivationId) -> None:
+        """Refuse what a frame says of an activation that another one is known to have: before anything follows from it
+        here, since the store refuses it only later. Raises `Fenced`."""
+        holder = self.paging.holder(activation.session_id)
+        others = [other for other, expected in self.expected.items() if activation in expected.held]
+        if holder is not None and holder.activation == activation:
+            others.append(holder.frame_id)
+        if any(other != frame_id for other in others):
+            raise Fenced(f"the session is not in frame {frame_id}", session_id=activation.session_id)
+
+    def condemn(self, frame_id: str, activation: ActivationId) -> None:
+        """The frame's activation was ended by force: its process must go, if it is still at it."""
+        slot, expected = self.paging.slots.get(frame_id), self.expected.get(frame_id)
+        if slot is not None and slot.activation == activation and not slot.resting:
+            self.release(slot)  # the session may be given to another frame at once
+        elif expected is not None and activation in expected.held:  # since before this service was restarted
+            del expected.held[activation]
+            if not expected.held:
+                del self.expected[frame_id]
+        else:
+            return
+        self.condemned.add(frame_id)
+        self._node.end_watch(activation)
+        self.demand_changed.set()
+
+    def expect(self, row: Row) -> None:
+        """The session's frame, which has not called in here yet, will do so, with this session or with another; unless
+        it is dead, which the supervisor tells then."""
+        frame = self.expected.setdefault(row["frame_id"], Expected(row["actor_pid"], row["placement"]))
+        frame.held[ActivationId.of(row)] = row["root_id"]
+
+    def named(self) -> dict[str, int]:
+        """All frames that are known here: their pids, or 0 where one is not known or may be another machine's."""
+        known: dict[str, Expected | Slot] = {**self.expected, **self.paging.slots}
+        pids = {frame_id: 0 if is_scarce(frame.placement) else frame.pid for frame_id, frame in known.items()}
+        return {**dict.fromkeys(self.condemned, 0), **pids}
+
+    def release(self, slot: Slot) -> None:
+        """The frame holds no session any more. If it was for that activation only and rests, it ends."""
+        held, slot.session_id, slot.epoch, slot.wait = slot.session_id, None, 0, None
+        if held is not None and slot.resting and is_isolated(slot.placement):
+            slot.resting = False
+            self.paging.slots.pop(slot.frame_id, None)
+            self.reply(slot, Exit())
+            self.demand_changed.set()
+
+    async def rest(self, slot: Slot, wait: str | None) -> Work | Exit:
+        """Hold the frame's call until there is work for it.
+
+        Raises:
+            ServiceGone: the frame was told dead while its call was worked at; it calls anew.
+        """
+        if self.paging.slots.get(slot.frame_id) is not slot:
+            raise ServiceGone(f"frame {slot.frame_id} was told dead")
+        slot.reply = asyncio.get_running_loop().create_future()
+        self.paging.rest(slot, wait)
+        self.dispatch()
+        self.demand_changed.set()
+        return await slot.reply  # type: ignore[no-any-return]
+
+    def dispatch(self) -> None:
+        """Give ready sessions to resting frames."""
+        if not self.paging.ready:
+            return
+        if self._node.activates:
+            for slot, ready in self.paging.pairs():
+                parked = slot.activation
+                self.release(slot)
+                self.chosen[ready.session_id] += 1
+                self._node.spawn_task(self._activate(slot, ready, parked))
+        if self.paging.ready:
+            self.demand_changed.set()
+
+    def activation(self, slot: Slot, ready: Ready, parked: ActivationId | None = None) -> Callable[[Transaction], Work]:
+        """The operation that gives a session to a frame; its result is the frame's work. With it `parked` leaves.
+
+        It raises `Fenced` if the session was activated since it was found ready, so that somebody is, or was, at work
+        at it; and if it waits, so that it was at work when its row was read.
+        """
+        frame = FrameRef(slot.frame_id, slot.pid, slot.node_id)
+
+        def operation(tx: Transaction) -> Work:
+            row = tx.session(ready.session_id)
+            known = slot.known_seq(ready.session_id, row["incarnation"])
+            if self._node.elsewhere(row) or self._node.draining.on:
+                raise Fenced("another node looks after the session, or will", session_id=ready.session_id)
+            if ready.epoch not in (0, row["epoch"]):
+                raise Fenced("the session was activated since", session_id=ready.session_id)
+            if row["active"] and row["wait"] not in (None, "model"):
+                raise Fenced(f"the session waits ({row['wait']})", session_id=ready.session_id)
+            if row["placement"] != slot.placement:
+                raise Fenced("the session was upgraded to another placement", session_id=ready.session_id)
+            tx.woken.pop(ready.session_id, None)
+            work = activation.activate(
+                tx, ready.session_id, frame, after_seq=known or 0, cause=ready.cause, down_since=ready.down_since,
+                parked=parked,
+            )  # fmt: skip
+            if known is None:  # the frame would ask for it
+                work = replace(work, spec=self._node.specification_in(tx, ready.session_id))
+            return work
+
+        return operation
+
+    async def vacated(self, parked: ActivationId | None, operation: Callable[[Transaction], Any], touches: str) -> Any:
+        """Commit who shall have a frame, with who was in it before: that one has left, also if this is refused."""
+        leave = [lambda tx: activation.park(tx, parked)] if parked is not None else []
+        *_, result = await self._node.journal.submit_all([*leave, operation], touches)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    async def _activate(self, slot: Slot, ready: Ready, parked: ActivationId | None) -> None:
+        session_id = ready.session_id
+        self.chosen -= Counter([session_id])
+        holder = self.paging.holder(session_id)
+        if holder is not None or session_id in self.placing:  # it was placed in the meantime, or is about to be
+            if holder is None:
+                self.queue(ready)
+            elif holder.resting:
+                self.resume(holder)
+            if parked is not None:
+                self._node.spawn_task(self._node.journal.submit(lambda tx: activation.park(tx, parked)))
+            self.paging.rest(slot, None)
+            self.dispatch()
+            return
+        with self.being_placed(session_id, slot):
+            try:
+                work = await self.vacated(parked, self.activation(slot, ready), session_id)
+            except StaleGeneration as error:
+                self._node.stale(error)
+                self.paging.add(ready)
+                self.paging.rest(slot, None)
+            except UnderstudyError as error:
+                log.info("session %s needs no frame: %s", session_id, error)
+                self.paging.rest(slot, None)
+                self.dispatch()
+                if isinstance(error, Fenced):  # what else keeps it from a frame may do so for long: the sweep looks
+                    self._node.spawn_task(self._node.recovery.look(session_id))
+            else:
+                self.reply(slot, self.given(slot, work))
+
+    def queue(self, ready: Ready) -> None:
+        """A session was found ready, in no frame. One that is being placed queues only if no frame gets it."""
+        if ready.session_id in self.placing:
+            self._found_meanwhile[ready.session_id] = ready
+        else:
+            self.paging.add(ready)
+
+    @contextmanager
+    def being_placed(self, session_id: str, slot: Slot | None) -> Iterator[None]:
+        """While an activation is being committed: who finds the session ready says so (`queue`), and it queues if no
+        frame gets it. Without a frame for it this changes nothing."""
+        if slot is None:
+            yield
+            return
+        self.placing[session_id] += 1
+        try:
+            yield
+        finally:
+            self.placing[session_id] -= 1
+            if not self.placing[session_id]:
+                del self.placing[session_id]
+                found = self._found_meanwhile.pop(session_id, None)
+                if found is not None:
+                    self.paging.add(found)
+                    self.dispatch()
+
+    def reply(self, slot: Slot, answer: Work | Exit) -> None:
+        """Answer the frame's pending call."""
+        if slot.reply is not None and not slot.reply.done():
+            slot.reply.set_result(answer)
+
+    async def work(self, slot: Slot) -> Work:
+        """What a frame must know to go on with the session it holds."""
+        held = slot.activation
+        if held is None:  # ended, or taken to another frame, while its batch was being committed
+            raise Fenced("the activation is over")
+        session_id, known = held.session_id, slot.known_seq(held.session_id, held.incarnation) or 0
+        try:
+            work = await self._node.journal.submit(lambda tx: current_work(tx, held, slot.frame_id, known), session_id)
+        except Fenced:
+            self.release(slot)
+            self._node.spawn_task(self._node.recovery.look(session_id))
+            raise
+        slot.remember(session_id, work.seq, work.incarnation)
+        return work
+
+    async def _continue(self, slot: Slot) -> None:
+        """The wait of the session in this frame is over."""
+        try:
+            self.reply(slot, await self.work(slot))
+        except UnderstudyError as error:
+            if slot.reply is not None and not slot.reply.done():
+                slot.reply.set_exception(error)
+
+    def resume(self, slot: Slot) -> None:
+        """Let a resting frame go on with the session it holds."""
+        self.paging.reserve(slot)
+        self._node.spawn_task(self._continue(slot))
+
+    def given(self, slot: Slot, work: Work) -> Work:
+        """Note that the frame holds the session of `work` from now on."""
+        for other in list(self.paging.slots.values()):
+            if other is not slot and other.session_id == work.session_id:
+                self.release(other)  # fenced by this activation; its next call will tell it
+        found = self._found_ready(work.session_id)
+        self.condemned.discard(slot.frame_id)  # for what it was at before; it has called in since
+        slot.session_id, slot.epoch, slot.wait, slot.resting = work.session_id, work.epoch, None, False
+        slot.incarnation, slot.root_id = work.incarnation, work.root_id
+        if work.epoch > 1:
+            self.paging.count_return(slot, work.session_id, slot.incarnation)
+        slot.remember(work.session_id, work.seq, slot.incarnation)
+        if found is not None and found.epoch > work.epoch:  # it was fenced right behind the commit that gave it
+            self.release(slot)
+            self.paging.add(found)
+        elif slot.frame_id not in self.paging.slots:  # it died while its work was being committed
+            lost = self._node.recovery.crashed(slot, work.activation, "process_died", now())
+            self._node.spawn_task(lost)
+        return work
+
+    def _found_ready(self, session_id: str) -> Ready | None:
+        """What is known of a session that somebody found ready meanwhile; from here on nobody has."""
+        found = self._found_meanwhile.pop(session_id, None)
+        if found is not None:
+            self.paging.add(found)
+        return self.paging.remove(session_id)
+
+    def requeue_unless_waiting(self, session_id: str, placement: str, root_id: str, wait: str | None) -> None:
+        """A session left its frame: it queues for another one if it can go on."""
+        if wait is None:
+            self.paging.add(Ready(session_id, placement, root_id))
+            self.dispatch()
+
+    def wake(self, row: Row) -> None:
+        """A session is ready: its own frame goes on, or it queues for one.
+
+        Neither, if its frame has not called in yet, or ends: the session goes on with what comes of it. Of one that is
+        not expected, or known to be dead, nothing comes: the session only rested there.
+        """
+        slot, frame_id = self.holder(row), row["frame_id"]
+        if slot is not None and slot.resting and slot.activation == ActivationId.of(row):
+            self.resume(slot)
+        elif slot is None and (frame_id is None or frame_id in self.paging.slots or self._is_gone(row)):
+            self.queue(ready_of(row, "ready"))
+
+    def _is_gone(self, row: Row) -> bool:
+        """Whether a session's frame, which is not known here, is dead or had nothing to do when it was last seen: once
+        it is known which frames the store names, those that hold a session with work are expected."""
+        if row["frame_id"] in self._node.recovery.buried:
+            return True
+        here = row["actor_pid"] is not None  # it was not a lost node's
+        return here and self._node.recovery.knows_frames and row["frame_id"] not in self.expected
+
+    def holder(self, row: Row) -> Slot | None:
+        """The frame that holds the session, as the row says or since it was read; one whose activation is over, or was
+        a removed session's of this id, holds nothing."""
+        slot = self.paging.holder(row["session_id"])
+        held = slot.activation if slot is not None else None
+        if slot is not None and held is not None and held < ActivationId.of(row):
+            self.release(slot)
+            return None
+        return slot
+
+    def take_spare(self, session_id: str, placement: str) -> Slot | None:
+        """Reserve a frame without a session for this one; None while others queue for such frames."""
+        if self.paging.queued(placement) or not self._node.activates:
+            return None
+        slot = self.paging.frame_for(session_id, placement)
+        if slot is None or slot.session_id is not None:
+            return None
+        self.paging.reserve(slot)
+        return slot
+
+    def hand_over(self, slot: Slot | None, work: Work | None) -> None:
+        """Give a reserved frame its work; without any it was not needed and is free again."""
+        if slot is not None and work is not None:
+            self.reply(slot, self.given(slot, work))
+        elif slot is not None:
+            self.paging.rest(slot, None)
+            self.dispatch()
+
+    def answer_work(self, slot: Slot, message: Message | None, work: Work) -> Work:
+        """The work of a frame that waited for this answer, with the messages that it does not have."""
+        after = slot.known_seq(work.session_id, slot.incarnation) or 0
+        slot.remember(work.session_id, work.seq, slot.incarnation)
+        answer = (message,) if message is not None else ()
+        return replace(work, after_seq=after, messages=(*(slot.reply_echo or ()), *answer))
+
+    async def demand(self, timeout: float) -> dict[str, Demand]:
+        """Per placement, as soon as it changes or after `timeout`."""
+        if timeout > 0:
+            busy = time.monotonic() - self._demand_told < 1.0
+            if await is_set_within(self.demand_changed, timeout):
+                await asyncio.sleep(BUSY_DEMAND_PAUSE if busy else DEMAND_PAUSE)
+            self._demand_told = time.monotonic()
+        self.demand_changed.clear()
+        found = self.paging.demand()
+        for name, demand in found.items():
+            demand.frames = [slot.frame_id for slot in self.paging.slots.values() if slot.placement == name]
+            demand.taken = self.paging.taken.pop(name, 0)
+        return found
+
+    async def retire(self, leaving: dict[str, int]) -> None:
+        """Let so many frames of each placement go: those that rest now, and others when they next do.
+
+        It replaces what was said before.
+        """
+        self.leaving = Counter(leaving)
+        for slot in sorted(self.paging.slots.values(), key=lambda slot: not slot.stands_by):
+            if slot.resting and self.leaves(slot):
+                await self._let_go(slot)
+
+    async def dismiss_standbys(self) -> None:
+        """Let all frames go that nobody will miss."""
+        for slot in list(self.paging.slots.values()):
+            if slot.stands_by:
+                await self._let_go(slot)
+
+    async def _let_go(self, slot: Slot) -> None:
+        """End the process of a frame that rests; its session, if it has one, leaves it."""
+        slot.resting = False
+        held = slot.activation
+        self.release(slot)
+        if held is not None:  # it may become ready before this is committed: its frame is known until then
+            await self._node.journal.submit(lambda tx: activation.park(tx, held))
+        self.paging.slots.pop(slot.frame_id, None)
+        self.reply(slot, Exit())
+
+    def leaves(self, slot: Slot) -> bool:
+        """Whether this frame, which comes to rest, is one of those that shall go; it is counted then."""
+        if self.leaving[slot.placement] <= 0:
+            return False
+        self.leaving[slot.placement] -= 1
+        return True
+
+    def memory(self) -> Memory:
+        """What memory there is, measured every `MEASURE_SECONDS`. Scarce frames may be on other machines."""
+        if self._memory is None or time.monotonic() - self._measured > MEASURE_SECONDS:
+            slots = self.paging.slots.values()
+            self._memory = measure([slot.pid for slot in slots if not is_scarce(slot.placement)])
+            self._measured = time.monotonic()
+        return self._memory
+
+    @property
+    def measured(self) -> Memory | None:
+        """What was measured last."""
+        return self._memory
+
+    def cause(self, cause: str) -> str:
+        """Why a process died: where the kernel has just killed one for want of memory, it was this one."""
+        before = self._memory
+        if cause != "process_died" or before is None:
+            return cause
+        self._memory = None
+        return OUT_OF_MEMORY if self.memory().killed > before.killed else cause
+
+    def fail_reply(self, slot: Slot) -> None:
+        """The frame's process is gone, and with it whoever awaits its call."""
+        if slot.reply is not None and not slot.reply.done():
+            slot.reply.cancel()
+
+
+def ready_of(row: Row, cause: str) -> Ready:
+    """A session that is ready, as its row is: one that did nothing since its process died is to be resumed."""
+    died_at = (row["deaths"] or (0,))[-1]
+    if died_at and died_at in (row["updated_at"], row["wait_since"]):  # since then it has waited for a pause at most
+        return Ready(row["session_id"], row["placement"], row["root_id"], "resume", died_at, row["epoch"])
+    return Ready(row["session_id"], row["placement"], row["root_id"], cause, epoch=row["epoch"])
+
+
+def current_work(tx: Transaction, held: ActivationId, frame_id: str, after_seq: int) -> Work:
+    """The work of a live activation, for the frame that has it. Raises `Fenced` when it is over, or not its own."""
+    row = tx.session(held.session_id)
+    operations.require_held(row, held, frame_id)
+    return activation.work(tx, row, after_seq)

@@ -1,0 +1,122 @@
+"""What lives in a node service's process besides the service: its start, its health, the offline model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from understudy import logs
+from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
+from understudy.environment import for_services
+from understudy.gateway.gateway import Gateway
+from understudy.redaction import know, passwords
+from understudy.store import queries
+from understudy.telemetry import header_values, telemetry_of
+
+from .node_service import NodeConfig, NodeService, Tell
+
+
+class NodeHost:
+    """Starts the service on its first call, once, and says how it is."""
+
+    def __init__(self, settings: Settings, node_id: str, span_directory: str, tell: Tell, address: str) -> None:
+        os.umask(0o077)  # the store and the spans hold whole conversations
+        # The exporters read their variables themselves. What the connect says comes before what this node has.
+        os.environ.update(settings.telemetry)
+        telemetry = telemetry_of(os.environ)
+        logs.set_up("node", telemetry)
+        know(*passwords(settings.store), *header_values(telemetry))
+        self._latency = settings.offline_latency
+        single = settings.store.startswith("sqlite")
+        # One writer per log: with SQLite the one service may move to another node and goes on with the same log.
+        writer = "node" if single else f"node-{node_id[:12]}"
+        self._config = NodeConfig(
+            settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory,
+            settings.schema_policy, address, telemetry,
+        )  # fmt: skip
+        self._tell = tell
+        self._gateway = Gateway(prices=settings.prices)
+        self._service: NodeService | None = None
+        self._starting = asyncio.Lock()
+        self._started = False
+        self._last_beat = time.monotonic()
+        self._beating: asyncio.Task[None] | None = None
+        self._offline: subprocess.Popen[bytes] | None = None
+
+    async def node(self) -> NodeService:
+        """The started service. Raises what kept it from starting; the next call tries again."""
+        if not self._started:
+            async with self._starting:
+                if self._service is None:
+                    self._service = NodeService(self._config, self._gateway, self._prepare_profile, self._tell)
+                if not self._started:
+                    await self._service.start()
+                    self._beating = asyncio.get_running_loop().create_task(self._beat())
+                    self._started = True
+        assert self._service is not None
+        return self._service
+
+    async def owner(self) -> str | None:
+        """Who supervises, as the store says; None if that is not known here, as before the service has started."""
+        if self._service is None or not self._started:
+            return None
+        row = await self._service.reading.query(queries.owner)
+        return row["holder"] if row is not None else None
+
+    def metrics_address(self) -> str:
+        """Where Prometheus finds this node's metrics."""
+        return f"http://{self._service.projection.address}/metrics" if self._service and self._started else ""
+
+    def known_profiles(self) -> list[ModelProfile]:
+        """Credentials given to this service, for a supervisor that has lost its own copy."""
+        return [profile for profile in self._gateway.profiles() if profile.name != OFFLINE_MODEL]
+
+    def heard(self) -> None:
+        """The supervisor has called."""
+        if self._service is not None and self._started:
+            self._service.supervisor_heard = time.monotonic()
+
+    def health(self) -> dict[str, float]:
+        """See `understudy.supervisor.ports.NodeHandle.probe`."""
+        if not self._started or self._service is None:
+            return {"silent": 0.0, "journal": 0.0, "failing": 0.0}
+        journal = self._service.journal
+        return {
+            "silent": time.monotonic() - self._last_beat, "journal": journal.silence(), "failing": journal.failing(),
+        }  # fmt: skip
+
+    async def close(self) -> None:
+        """Stop the service and the offline model."""
+        if self._offline is not None:
+            self._offline.kill()
+            self._offline.wait()
+        if self._started and self._service is not None:
+            await self._service.close()
+
+    async def _beat(self) -> None:
+        while True:
+            self._last_beat = time.monotonic()
+            await asyncio.sleep(0.5)
+
+    async def _prepare_profile(self, name: str) -> None:
+        """The offline model is a server of its own process, reached over HTTP like any other; it dies with this one."""
+        if name != OFFLINE_MODEL or self._gateway.knows(OFFLINE_MODEL):
+            return
+        async with self._starting:
+            if self._gateway.knows(OFFLINE_MODEL):
+                return
+            url = await asyncio.to_thread(self._start_offline)
+            self._gateway.register(ModelProfile(OFFLINE_MODEL, "offline", url))
+
+    def _start_offline(self) -> str:
+        command = [sys.executable, "-m", "understudy.testing", "--port", "0", "--parent-death"]
+        command += ["--latency", str(self._latency)]
+        self._offline = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=for_services())
+        assert self._offline.stdout is not None
+        ready: dict[str, Any] = json.loads(self._offline.stdout.readline())
+        return str(ready["url"])

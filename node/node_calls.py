@@ -1,0 +1,154 @@
+"""What a node service's process answers: to frames, to clients, to the supervisor and to other nodes' services.
+
+The process itself is Ray's actor (`services.NodeActor`), a simulated one, or a part of the user's (`local`). No Ray,
+and light: frames import it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from understudy.protocol import Exit, News, StepCall, Work
+from understudy.records import Ack, ActivationId, Batch
+from understudy.supervisor.ports import NodeReport, TakenUp
+from understudy.transport.repeating import Answering
+from understudy.transport.signatures import signature_of
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+    from .requests import Requests
+
+
+class NodeCalls(ABC):
+    """Each call waits until the service has started; then it is done by the part of the service that it concerns."""
+
+    def __init__(self) -> None:
+        self._answering = Answering()
+
+    @abstractmethod
+    async def _node(self) -> NodeService:
+        """The started service. Raises what kept it from starting."""
+
+    async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
+        """Any of the methods below, for a caller that repeats itself (`Repeating`); one that does not has no id.
+
+        Args:
+            arguments: as they arrive, and so is the result (`Signature`).
+
+        Raises:
+            InvalidInput: they are not what the method takes.
+        """
+        signature = signature_of(getattr(NodeCalls, method))  # Ray sends its actors' own functions without annotations
+        given = signature.arguments(arguments)
+        if not call_id:
+            return signature.sent(await getattr(self, method)(*given))
+        return signature.sent(await self._answering.answer(call_id, lambda: getattr(self, method)(*given)))
+
+    # Frames.
+
+    async def step(self, call: StepCall) -> Work | Exit:
+        """See `understudy.ports.Node.step`."""
+        return await (await self._node()).step(call)
+
+    async def commit(self, frame_id: str, batch: Batch) -> Ack:
+        """See `understudy.ports.Node.commit`."""
+        return await (await self._node()).commit(frame_id, batch)
+
+    async def reload(self, frame_id: str, activation: ActivationId) -> Work:
+        """See `understudy.ports.Node.reload`."""
+        return await (await self._node()).reload(frame_id, activation)
+
+    async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str) -> str:
+        """See `understudy.ports.Node.interrupted`."""
+        return await (await self._node()).interrupted(frame_id, activation, run_id)
+
+    async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
+        """See `understudy.ports.Node.specification`."""
+        return await (await self._node()).specification(frame_id, activation)
+
+    async def blob(self, digest: str) -> bytes:
+        """See `understudy.ports.Node.blob`; the supervisor asks for code as well."""
+        return await (await self._node()).blob(digest)
+
+    # Clients, and other nodes' services.
+
+    async def request(self, method: str, *arguments: Any) -> Any:
+        """A client's request (`Requests`)."""
+        function = getattr(await self._requests(), method)
+        return await function(*signature_of(function.__func__).arguments(arguments))
+
+    async def _requests(self) -> Requests:
+        from .requests import Requests  # which loads the store: here it is there already
+
+        return Requests(await self._node())
+
+    async def notice(self, news: News) -> None:
+        """See `NodeService.notice`."""
+        await (await self._node()).notice(news)
+
+    # The supervisor.
+
+    async def acquire(self, holder: str, lease: int, dead_holder: str, request_id: str) -> int:
+        """See `Requests.acquire`."""
+        return await (await self._requests()).acquire(holder, lease, dead_holder, request_id)
+
+    async def take_up(self, generation: int, number: int, nodes: list[str]) -> TakenUp:
+        """See `Recovery.take_up`."""
+        return await (await self._node()).recovery.take_up(generation, number, nodes)
+
+    async def frame_died(self, frame_id: str, cause: str, silence: float, may_live: bool) -> None:
+        """See `Recovery.frame_died`."""
+        await (await self._node()).recovery.frame_died(frame_id, cause, silence, may_live=may_live)
+
+    async def frame_hangs(self, frame_id: str, silence: float) -> None:
+        """See `Recovery.frame_hangs`."""
+        (await self._node()).recovery.frame_hangs(frame_id, silence)
+
+    async def unschedulable(self, failures: dict[str, str]) -> None:
+        """Placements that no frame can be started for, and why."""
+        (await self._node()).frames.unschedulable = failures
+
+    async def retire(self, leaving: dict[str, int]) -> None:
+        """See `Frames.retire`."""
+        await (await self._node()).frames.retire(leaving)
+
+    async def profiles(self) -> Any:
+        """The model profiles that this process knows of itself. Profiles go as they are: Ray alone carries them."""
+        return []
+
+    async def register(self, profile: Any) -> None:
+        """Learn a model profile."""
+        (await self._node()).register(profile)
+
+    async def demand(self, timeout: float, cap: int = 0) -> NodeReport:
+        """What the supervisor must know of the frames here, once that changes or the time is over (`Frames.demand`).
+
+        Args:
+            cap: so many actors this node may have, from now on; 0: as before.
+        """
+        node = await self._node()
+        node.frames.cap = cap or node.frames.cap
+        demand = await node.frames.demand(timeout)
+        return NodeReport(
+            await self.pid(), node.generation, node.nodes, node.draining.on, demand, list(node.frames.condemned),
+            node.frames.named(), node.frames.memory(),
+        )  # fmt: skip
+
+    @abstractmethod
+    async def kill_process(self, pid: int) -> bool:
+        """Make sure that a process of this node is gone; True if it is."""
+
+    async def metrics_address(self) -> str:
+        """Where Prometheus finds this node's metrics; empty if nowhere."""
+        return ""
+
+    async def pid(self) -> int:
+        """Of this process."""
+        return os.getpid()
+
+    async def watch(self) -> None:
+        """Pending for ever: its failure tells of this process's death."""
+        await asyncio.Event().wait()

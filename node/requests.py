@@ -1,0 +1,258 @@
+"""What clients ask of a node service: one method each, plain data in and out.
+
+Any of it may be repeated, and arrive late. Where that would do more than the first time, the request has an id, made
+once by whoever asks; docs/guarantees.md says of each request why its repetition is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from understudy.errors import InvalidSpec, UnderstudyError
+from understudy.protocol import Work
+from understudy.store import (
+    activation,
+    beginnings,
+    budgets,
+    code,
+    draining,
+    endings,
+    overview,
+    queries,
+    questions,
+    requests,
+    traces,
+    wakeups,
+)  # fmt: skip
+from understudy.store.transaction import Transaction
+
+from .node_service import NodeService
+from .paging import Ready
+
+READS: dict[str, Callable[..., Any]] = {
+    "info": queries.session_info,
+    "sessions": queries.session_list,
+    "tree": queries.tree,
+    "messages": queries.messages,
+    "run": queries.run_info,
+    "runs": queries.runs,
+    "trace": traces.trace_events,
+    "questions": queries.questions,
+    "asked": queries.asked,
+    "wakeups": queries.wakeups,
+    "owner": queries.owner,
+    "homes": queries.homes,
+    "drains": queries.drains,
+    "working": overview.working,
+    "holders": overview.holders,
+    "totals": overview.totals,
+    "activity": overview.activity,
+    "page": overview.page,
+    "event_page": overview.event_page,
+    "latest_runs": overview.latest_runs,
+    "budgets": overview.budgets,
+}
+
+
+class Requests:
+    """The clients' side of a node service."""
+
+    def __init__(self, node: NodeService) -> None:
+        self._node = node
+
+    async def _once(self, session_id: str, request_id: str, operation: Callable[[Transaction], Any]) -> Any:
+        """See `requests.once`."""
+        touches = [session_id] if session_id else []
+        return await self._node.journal.submit(
+            lambda tx: requests.once(tx, session_id, request_id, operation), *touches, alone=not session_id
+        )
+
+    async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
+        """Get or create a session: `{"created", "node_id"}`, the node that looks after it.
+
+        Raises:
+            SessionConflict: it exists with another specification.
+            InvalidSpec: it limits the cost of a model that has no price.
+        """
+        node = self._node
+
+        def operation(tx: Transaction) -> dict[str, Any]:
+            if tx.find(session["session_id"]) is None:
+                self._require_prices(session["spec"])
+            for digest, data in blobs.items():
+                code.put(tx, digest, data)
+            created = beginnings.create_session(
+                tx, session["session_id"], session["spec"], spec_hash=session["spec"]["hash"],
+                placement=session["placement"], node_id=node.draining.home_for(session["session_id"]),
+                metadata=session["metadata"],
+            )  # fmt: skip
+            row = tx.session(session["session_id"])
+            if created:
+                node.remember_specification(row, session["spec"])
+            return {"created": created, "node_id": row["node_id"]}
+
+        found = await node.journal.submit(operation, session["session_id"])
+        if found["created"]:
+            node.remember_placement(session["session_id"], session["placement"])
+        return found
+
+    async def lacking(self, digests: list[str]) -> list[str]:
+        """Which of these pieces of code the store does not have; the others it keeps for another day."""
+        return await self._node.journal.submit(lambda tx: [digest for digest in digests if not code.touch(tx, digest)])
+
+    def _require_prices(self, spec: dict[str, Any], limited: bool = False) -> None:
+        """A limit of money needs models with prices: the agent's, and those of all that it may create."""
+        limited = limited or any(resource == "cost" for _, resource, _ in budgets.limits_of(spec.get("budget")))
+        if limited and self._node.gateway.price(spec["profile"], spec["model"]) is None:
+            raise InvalidSpec(
+                f"budget: the cost of agent {spec['name']!r} is limited, and model {spec['model']!r} has no price. "
+                "Give it one in the file of UNDERSTUDY_PRICES or with Cluster.connect(prices=…), or limit tokens.",
+            )
+        for agent in spec.get("agents", {}).values():
+            self._require_prices(agent, limited)
+
+    async def send(self, session_id: str, run: dict[str, Any], request_id: str) -> dict[str, Any]:
+        """Accept an input; it is durable when this returns. Where a frame is free the session is activated with it.
+
+        Not by `once`, which takes three statements more: the run remembers the request, and `requests.outlive` its
+        session's end.
+
+        Returns:
+            `{"created", "after"}`: whether it is new, and the session's `seq` before it.
+
+        Raises:
+            UnknownSession, RunConflict, SessionClosed: see `beginnings.accept`.
+        """
+        node = self._node
+        placement = await node.placement(session_id)
+        spare = node.frames.take_spare(session_id, placement) if node.frames.paging.holder(session_id) is None else None
+        ready = Ready(session_id, placement, root_id="")  # never queued: its tree does not matter
+
+        def operation(tx: Transaction) -> tuple[dict[str, Any], Work | None]:
+            after = tx.session(session_id)["seq"]
+            created = beginnings.accept(
+                tx, session_id, run["run_id"], run["content"], trace_id=run.get("trace_id", ""),
+                parent_span_id=run.get("parent_span_id", ""), request_id=request_id,
+            )  # fmt: skip
+            accepted = {"created": created, "after": after}
+            if created:
+                node.take_in(tx, session_id)
+            if not created or spare is None or session_id not in tx.woken:
+                return accepted, None
+            woken = tx.woken[session_id]
+            node.remember_placement(session_id, woken["placement"])
+            if woken["frame_id"] is not None:
+                return accepted, None
+            try:
+                work = node.frames.activation(spare, ready)(tx)
+            except UnderstudyError:
+                tx.woken[session_id] = woken
+                return accepted, None
+            return accepted, work
+
+        work = None
+        with node.frames.being_placed(session_id, spare):
+            try:
+                accepted, work = await node.journal.submit(operation, session_id)
+            finally:
+                node.frames.hand_over(spare, work)
+        return accepted
+
+    async def cancel(self, session_id: str, run_id: str | None, reason: str, request_id: str) -> bool:
+        """Ask a run to end, or the one that is current when this arrives first; True if there was one to end."""
+
+        def operation(tx: Transaction) -> bool:
+            return endings.request_cancel(tx, tx.session(session_id), reason, run_id)
+
+        return bool(await self._once(session_id, request_id, operation))
+
+    async def close(self, session_id: str, reason: str, request_id: str) -> bool:
+        """Take no more input; True if the session was open."""
+        return bool(await self._once(session_id, request_id, lambda tx: endings.close(tx, session_id, reason)))
+
+    async def answer(
+        self, session_id: str, call_id: str, decision: str, text: str, asked: int, request_id: str
+    ) -> bool:
+        """Answer a call that waits for a person; True if the answer is new. Raises as `questions.answer`."""
+
+        def operation(tx: Transaction) -> bool:
+            accepted = questions.answer(tx, session_id, call_id, decision, text, asked=asked)
+            if accepted:
+                self._node.take_in(tx, session_id)
+            return accepted
+
+        return bool(await self._once(session_id, request_id, operation))
+
+    async def abort_pending(self, session_id: str, call_id: str | None, request_id: str) -> list[str]:
+        """Give up calls that wait for a person; returns their ids. See `questions.abort`."""
+        found: list[str] = await self._once(session_id, request_id, lambda tx: questions.abort(tx, session_id, call_id))
+        return found
+
+    async def schedule(self, session_id: str, wakeup: dict[str, Any], request_id: str) -> dict[str, Any]:
+        """Set a wakeup (`name`, `prompt`, `seconds`, `every`); what became of it. See `wakeups.schedule`."""
+
+        def operation(tx: Transaction) -> dict[str, Any]:
+            done = wakeups.schedule(tx, session_id, **wakeup)
+            self._node.take_in(tx, session_id)
+            return done
+
+        done: dict[str, Any] = await self._once(session_id, request_id, operation)
+        return done
+
+    async def cancel_wakeup(self, session_id: str, name: str, request_id: str) -> bool:
+        """Give a wakeup up; True if there was one."""
+        return bool(await self._once(session_id, request_id, lambda tx: wakeups.cancel(tx, session_id, name)))
+
+    async def resume(self, session_id: str, request_id: str) -> bool:
+        """Let a quarantined session take input again. See `activation.resume`."""
+        return bool(await self._once(session_id, request_id, lambda tx: activation.resume(tx, session_id)))
+
+    async def read(self, what: str, arguments: list[Any], options: dict[str, Any]) -> Any:
+        """One of `READS`. Who waits for a frame that can't be started is told so."""
+        found = await self._node.reading.query(READS[what], *arguments, **options)
+        if self._node.frames.unschedulable and what in ("info", "sessions", "tree"):
+            for row in [found] if what == "info" else found:
+                self._explain(row)
+        return found
+
+    def _explain(self, row: dict[str, Any]) -> None:
+        reason = self._node.frames.unschedulable.get(row["placement"])
+        if reason and row["session_id"] in self._node.frames.paging.ready and row["error"] is None:
+            row["error"] = {"code": "unschedulable", "message": reason, "session_id": row["session_id"]}
+
+    async def events(self, session_id: str, after: int) -> list[dict[str, Any]]:
+        """Events of a session after a `seq`, in wire form."""
+        await self._node.reading.session(session_id)
+        return [event.to_wire() for event in await self._node.reading.events(session_id, after)]
+
+    async def watch(self, client_id: str, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
+        """See `Feed.watch`."""
+        return await self._node.feed.watch(client_id, follow, timeout)
+
+    async def begin_drains(
+        self, node_ids: list[str], deadline: int, reason: str, stop: bool, nodes: list[str], request_id: str
+    ) -> None:
+        """See `draining.begin`."""
+
+        def operation(tx: Transaction) -> None:
+            for node_id in node_ids:
+                draining.begin(tx, node_id, deadline, reason=reason, stop=stop, nodes=nodes)
+
+        await self._once("", request_id, operation)
+
+    async def end_drains(self, node_ids: list[str], request_id: str) -> int:
+        """See `draining.end`."""
+        return int(await self._once("", request_id, lambda tx: draining.end(tx, node_ids)))
+
+    async def acquire(self, holder: str, lease: int, dead_holder: str, request_id: str) -> int:
+        """See `activation.acquire`; an owner known to be dead need not be waited for."""
+
+        def operation(tx: Transaction) -> int:
+            return activation.acquire(tx, holder, lease, may_take=lambda current: current == dead_holder)
+
+        return int(await self._once("", request_id, operation))
+
+    async def renew(self, generation: int, holder: str, lease: int) -> None:
+        """See `activation.renew`."""
+        await self._node.journal.submit(lambda tx: activation.renew(tx, generation, holder, lease), alone=True)

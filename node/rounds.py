@@ -1,0 +1,400 @@
+"""A round at the node service: a frame's batch is committed and its model called; the answer is committed, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from understudy.errors import Fenced, InvalidInput, StaleGeneration, UnderstudyError, UnknownSession
+from understudy.messages import Message
+from understudy.placement import is_isolated
+from understudy.protocol import Exit, StepCall, Work
+from understudy.records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
+from understudy.store import activation, operations
+from understudy.store.transaction import Row, Transaction
+
+from .calls import Call
+from .paging import Ready, Slot
+
+if TYPE_CHECKING:
+    from .node_service import NodeService
+
+PASSIVE_WAITS = ("input", "child")
+"""Waits that may be long: a session leaves its frame with the commit that begins one, whether others want it or not."""
+
+OVER = (Fenced, UnknownSession)
+"""With these a frame leaves its session and calls in anew; anything else ends its process."""
+
+FENCED = ActivationId("", 0, 0)
+"""The epoch of an activation that is over: no session has it."""
+
+
+class Rounds:
+    """The two halves of a round: `step`, which a frame calls, and `answered`, which follows from it."""
+
+    def __init__(self, node: NodeService) -> None:
+        self._node = node
+
+    async def step(self, call: StepCall) -> Work | Exit:
+        """See `understudy.ports.Node.step`."""
+        frame_id, number = call.frame.frame_id, call.number
+        slots = self._node.frames.paging.slots
+        if frame_id in self._node.recovery.buried:  # its call was still on the way
+            return Exit()
+        if call.activation is not None and call.batch is None and call.request is None:
+            raise InvalidInput("a step without a batch has a request", session_id=call.activation.session_id)
+        slot = slots.get(frame_id)
+        if slot is not None and number == slot.answered and slot.session_id is not None:
+            # The answer was lost, or an attempt was on the way for long and the frame has begun with the work.
+            return await self._node.frames.work(slot)
+        answer = await self._step(call)
+        slot = slots.get(frame_id)
+        if slot is not None and slot.called == number and isinstance(answer, Work):
+            slot.answered = number
+        return answer
+
+    async def _step(self, call: StepCall) -> Work | Exit:
+        node, frames = self._node, self._node.frames
+        slot, batch, request = frames.calling(call), call.batch, call.request
+        if call.activation is None:
+            return await frames.rest(slot, None)
+        node.end_watch(call.activation)  # what it ran has ended
+        slot.remember(call.activation.session_id, call.known_seq, slot.incarnation)
+        if batch is None:
+            assert request is not None  # see `step`
+            return await self._attach(slot, request)
+        if node.draining.on:
+            return await node.draining.last_step(slot, batch)
+        leave = call.leave or self._must_leave(slot, batch.wait)
+        following = frames.paging.next_for(slot) if batch.wait and node.generation and not leave else None
+        root_id = slot.root_id  # of this batch's session: with the commit the slot may hold another one
+        node.claim(batch.session_id)
+        try:
+            result, work = await self._commit_step(slot, batch, request, following, leave=leave)
+            if result is not None and request is not None:
+                self._start_call(batch, request, result, slot.placement, root_id)
+        except BaseException:
+            node.disown(batch.session_id, FENCED)
+            raise
+        woken = node.disown(batch.session_id, batch.activation if result is not None else FENCED)
+        if result is None:  # fenced, but the frame has other work
+            assert work is not None
+            return work
+        if result.over:  # it goes on under another specification, in another activation
+            return await self._over(slot, work, woken, leave=leave or is_isolated(slot.placement))
+        if result.wait in PASSIVE_WAITS and work is None and not leave:
+            return await self._passive(slot, woken)
+        answer: Work | Exit | None = work
+        if leave or _outlasted(slot, result.wait):
+            frames.paging.slots.pop(slot.frame_id, None)
+            frames.demand_changed.set()
+            answer = Exit()
+        if woken:  # what it waits for was committed right behind the batch
+            result = replace(result, wait=None)
+        if answer is not None:
+            frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
+            return answer
+        return await self._stay(slot, batch, result)
+
+    async def _passive(self, slot: Slot, woken: Row | None) -> Work | Exit:
+        """The session left the frame with its commit."""
+        self._node.frames.release(slot)
+        if woken is not None:
+            self._node.frames.wake(woken)
+        return await self._node.frames.rest(slot, None)
+
+    async def _stay(self, slot: Slot, batch: Batch, result: operations.CommitResult) -> Work | Exit:
+        """The session keeps its frame: it goes on at once, or waits in it."""
+        if result.wait is None:
+            slot.wait = None
+            return await self._node.frames.work(slot)
+        # Where a replayed batch's messages went, only the store knows: they are read from there when the wait ends.
+        slot.reply_echo = None if result.ack.replayed else echo(batch, result.ack)
+        return await self._node.frames.rest(slot, result.wait)
+
+    def _must_leave(self, slot: Slot, wait: str | None) -> bool:
+        """Whether this frame ends with its batch: it is one too many, or serves one activation only, which ends here.
+
+        Such an activation outlasts a model call, unless others wait for frames of this placement.
+        """
+        if wait is None:
+            return False
+        if is_isolated(slot.placement) and (wait != "model" or self._node.frames.paging.queued(slot.placement)):
+            return True
+        return self._node.frames.leaves(slot)
+
+    async def _over(self, slot: Slot, work: Work | None, woken: Row | None, *, leave: bool) -> Work | Exit:
+        """The frame's activation ended with its commit: its session, if there is more to do, needs a frame anew."""
+        if work is None:
+            self._node.frames.release(slot)
+        if leave:
+            self._node.frames.paging.slots.pop(slot.frame_id, None)
+            self._node.frames.demand_changed.set()
+        if woken is not None:
+            self._node.frames.wake(woken)
+            self._node.frames.dispatch()
+        return Exit() if leave else work or await self._node.frames.rest(slot, None)
+
+    def _commit(
+        self, slot: Slot, batch: Batch, request: ModelRequest | None, *, leave: bool
+    ) -> Callable[[Transaction], operations.CommitResult]:
+        """The operation that commits a batch; with it the session leaves its frame, if it has to."""
+        price = self._node.gateway.price(batch.request_profile, batch.request_model)
+
+        def commit(tx: Transaction) -> operations.CommitResult:
+            result = operations.commit(tx, batch, slot.frame_id, holder=self._node.holder, price=price)
+            if request is not None and result.ack.replayed and result.wait == "model":
+                _require_waited_for(request, tx.session(batch.session_id))
+            if request is not None and self._is_lost(batch, request, result):  # before the session leaves its frame
+                issued = activation.reissue(tx, batch.activation, slot.frame_id, self._node.holder, request.model)
+                if issued is None:  # the run has ended, and with it a process that was for it only
+                    result = replace(result, wait=None, over=is_isolated(slot.placement))
+                else:
+                    attempt, longest_reply = issued
+                    result = replace(result, attempt=attempt, longest_reply=longest_reply, holder=self._node.holder)
+            if leave or result.over or result.wait in PASSIVE_WAITS or _outlasted(slot, result.wait):
+                activation.park(tx, batch.activation)
+            return result
+
+        return commit
+
+    async def _commit_step(
+        self, slot: Slot, batch: Batch, request: ModelRequest | None, following: Ready | None, *, leave: bool
+    ) -> tuple[operations.CommitResult | None, Work | None]:
+        """Commit the batch and, in the same transaction, activate the session that the frame turns to.
+
+        With the commit the frame holds that session: before anything else is awaited, or others would find it ready.
+        Not if the batch is refused in a way that ends the frame's process (`OVER`).
+        """
+        commit, refused = self._commit(slot, batch, request, leave=leave), False
+
+        def first(tx: Transaction) -> operations.CommitResult | UnderstudyError:
+            nonlocal refused
+            refused = True
+            try:
+                result: operations.CommitResult | UnderstudyError = commit(tx)
+            except OVER as error:
+                row = tx.find(batch.session_id)
+                if row is not None and row["batch_no"] < batch.batch_no:  # else it was overtaken by the frame's own
+                    activation.park(tx, batch.activation)  # the frame leaves the session
+                result = error
+            refused = False
+            return result
+
+        frames = self._node.frames
+        if following is None:
+            (result,), work = await self._node.journal.submit_all([first], batch.session_id), None
+        else:
+            activate = frames.activation(slot, following, batch.activation)
+
+            def turn(tx: Transaction) -> Work:
+                if refused:
+                    raise Fenced("the frame ends", session_id=following.session_id)
+                return activate(tx)
+
+            todo: list[Any] = [first, turn]
+            with frames.being_placed(following.session_id, slot):
+                try:
+                    result, work = await self._node.journal.submit_all(todo, batch.session_id, following.session_id)
+                except BaseException:
+                    frames.paging.add(following)
+                    raise
+                if isinstance(work, StaleGeneration):
+                    self._node.stale(work)
+                    frames.paging.add(following)
+                elif isinstance(work, Fenced):
+                    self._node.spawn_task(self._node.recovery.look(following.session_id))
+                work = None if isinstance(work, BaseException) else frames.given(slot, work)
+        if isinstance(result, BaseException):
+            if work is None:
+                if isinstance(result, OVER):  # else its process ends: its death is that of this session's frame
+                    self._node.frames.release(slot)
+                if isinstance(result, Fenced):
+                    self._node.spawn_task(self._node.recovery.look(batch.session_id))
+                raise result
+            self._node.projection.metrics.count_fenced()
+            self._node.spawn_task(self._node.recovery.look(batch.session_id))
+            return None, work
+        return result, work
+
+    async def _attach(self, slot: Slot, request: ModelRequest) -> Work | Exit:
+        """The activation found its session waiting for a model: follow that call, or issue it again if it is lost."""
+        held = slot.activation
+        assert held is not None
+        if self._node.calls.find(held.incarnation, request.wait_key) is None:
+            if self._node.draining.on:
+                return await self._node.draining.dismiss(slot)
+            self._node.claim(held.session_id)
+            try:
+                issued, over = await self._node.journal.submit(lambda tx: self._reissue(tx, slot, held, request))
+                if issued is not None:
+                    self._call(request, issued, held, slot.placement, slot.root_id)
+            except BaseException as error:
+                self._node.disown(held.session_id, FENCED)
+                if isinstance(error, Fenced):
+                    self._node.frames.release(slot)
+                    self._node.spawn_task(self._node.recovery.look(held.session_id))
+                raise
+            woken = self._node.disown(held.session_id, held)
+            if over:
+                return await self._over(slot, None, woken, leave=True)
+            if issued is None or woken is not None:  # it was answered, or its run ended
+                return await self._node.frames.work(slot)
+        slot.reply_echo = None
+        return await self._node.frames.rest(slot, "model")
+
+    def _reissue(
+        self, tx: Transaction, slot: Slot, held: ActivationId, request: ModelRequest
+    ) -> tuple[activation.Issued | None, bool]:
+        """Make a lost call again, if it is still waited for; and whether the frame ends, since its run has."""
+        issued = activation.reissue(tx, held, slot.frame_id, self._node.holder, request.model)
+        ended = issued is None and tx.session(held.session_id)["run_id"] != split_wait_key(request.wait_key)[1]
+        if ended and is_isolated(slot.placement):
+            activation.park(tx, held)
+            return None, True
+        return issued, False
+
+    def _is_lost(self, batch: Batch, request: ModelRequest, result: operations.CommitResult) -> bool:
+        """Whether the batch was committed by a service that died with the call: that goes out as the next attempt."""
+        if result.wait != "model" or result.holder == self._node.holder:
+            return False
+        return self._node.calls.find(batch.incarnation, request.wait_key) is None
+
+    def _start_call(
+        self, batch: Batch, request: ModelRequest, result: operations.CommitResult, placement: str, root_id: str
+    ) -> None:
+        """Send the call out that the commit waits for, if it waits for one."""
+        if result.wait != "model":
+            return
+        issued = activation.Issued(result.attempt, result.longest_reply)
+        self._call(request, issued, batch.activation, placement, root_id)
+
+    def _call(
+        self, request: ModelRequest, issued: activation.Issued, of: ActivationId, placement: str, root_id: str
+    ) -> None:
+        """Send a call out, of a session that is claimed; a run that was asked to end meanwhile aborts it."""
+        _, run_id, round_number = split_wait_key(request.wait_key)
+        request = request.limited_to(issued.longest_reply)
+        wanted = (of.session_id, of.incarnation, run_id, round_number, issued.attempt)
+        self._node.calls.start(Call(*wanted, placement, root_id, request))
+        if self._node.cancelled.get(of.session_id) == run_id:
+            self._node.calls.abort(of.session_id, of.incarnation, run_id)
+
+    async def answered(self, call: Call, answer: ModelAnswer) -> None:
+        """Commit an answer where it arrives, and give it to the frame that waits for it, or to a free one."""
+        slot = self._node.frames.paging.holder(call.session_id)
+        resident = slot if slot is not None and slot.resting else None
+        held, since = (resident.activation, resident.since) if resident is not None else (None, 0)
+        spare = self._node.frames.take_spare(call.session_id, call.placement) if slot is None else None
+        ready, at, ended = Ready(call.session_id, call.placement, call.root_id), FENCED, False
+
+        def operation(tx: Transaction) -> tuple[operations.AnswerResult, Work | None, Work | None]:
+            nonlocal at, ended
+            result = operations.answer(
+                tx, call.session_id, call.run_id, call.round, call.attempt, call.request.model, answer,
+                incarnation=call.incarnation,
+            )  # fmt: skip
+            row = tx.session(call.session_id)
+            at, ended = ActivationId.of(row), row["wait"] == "idle" or (result.ended and not result.repeated)
+            if ended and is_isolated(call.placement):
+                activation.park(tx, at)  # the process was for this activation, which ends with its run
+            if slot is resident and self._node.draining.on:
+                if held is not None or row["frame_id"] is None:  # else it is in another node's frame by now
+                    self._node.draining.leave_frame(tx, held or at)
+                return result, None, None
+            if not result.won:
+                return result, None, None
+            if resident is not None and (resident.activation, resident.frame_id) == (at, row["frame_id"]):
+                return result, activation.work_with(tx, row, 0, (), result.calls), None
+            if spare is not None and row["frame_id"] is None:  # else its crash, committed just before, placed it
+                try:
+                    return result, None, self._node.frames.activation(spare, ready)(tx)
+                except UnderstudyError:
+                    tx.woken[call.session_id] = row
+            return result, None, None
+
+        self._node.claim(call.session_id)
+        with self._node.frames.being_placed(call.session_id, spare):
+            try:
+                result, current, work = await self._node.journal.submit(operation, call.session_id)
+            except BaseException:
+                self._node.frames.hand_over(spare, None)
+                raise
+            finally:
+                woken = self._node.disown(call.session_id)
+            self._node.calls.forget(call)
+            self._node.frames.hand_over(spare, work)
+        if self._node.draining.on:
+            if resident is not None and resident.resting and resident.session_id == call.session_id:
+                self._node.frames.release(resident)
+            self._node.draining.look()
+            return
+        self._end_rest(call.session_id, at, since, ended=ended)
+        # By others too, perhaps under another specification; perhaps right behind the frame's activation.
+        if woken is not None and (result.ended or not result.won or work is not None):
+            self._node.frames.wake(woken)
+            self._node.frames.dispatch()
+        elif result.won and work is None and not result.ended:
+            self._go_on(call, result, resident, current)
+
+    def _end_rest(self, session_id: str, at: ActivationId, since: int, *, ended: bool) -> None:
+        """A run ended while its frame waited for a model, or came to do so: the session rests there, unless the process
+        was for this run only.
+
+        Args:
+            at: the activation when the answer was committed.
+            since: when the frame's wait for it had begun, if one waited: one that was fenced waits for nothing else.
+            ended: the run ended without a fence.
+        """
+        slot = self._node.frames.paging.holder(session_id)
+        if slot is None or slot.activation is None or not slot.resting:
+            return
+        if (ended and slot.activation == at) or (slot.activation < at and slot.since == since):
+            slot.wait = "idle"
+            if is_isolated(slot.placement):
+                self._node.frames.release(slot)
+
+    def _go_on(self, call: Call, result: operations.AnswerResult, resident: Slot | None, current: Work | None) -> None:
+        """A run goes on with its answer: in the frame that waited for it, or in another one."""
+        still = resident is not None and resident.resting and resident.session_id == call.session_id
+        fresh = resident is not None and resident.reply_echo is not None and not result.repeated
+        if resident is not None and still and current is not None and fresh:
+            resident.resting = False
+            self._node.frames.reply(resident, self._node.frames.answer_work(resident, result.message, current))
+        else:
+            self._wake_parked(call)
+        self._node.frames.dispatch()
+
+    def _wake_parked(self, call: Call) -> None:
+        """The session lost its frame between the answer's arrival and its commit, or had none."""
+        slot = self._node.frames.paging.holder(call.session_id)
+        if slot is None:
+            self._node.frames.paging.add(Ready(call.session_id, call.placement, call.root_id))
+        elif slot.resting:
+            self._node.frames.resume(slot)
+
+
+def split_wait_key(key: str) -> tuple[str, str, int]:
+    """Session, run and round of a wait key."""
+    session_id, run_id, round_number = key.split("/")
+    return session_id, run_id, int(round_number)
+
+
+def echo(batch: Batch, ack: Ack) -> list[Message]:
+    """The batch's own messages with the `seq` they got, for the frame to add to its window."""
+    entries = enumerate(batch.entries, ack.first_seq)
+    return [structs.replace(entry, seq=seq) for seq, entry in entries if isinstance(entry, Message)]
+
+
+def _require_waited_for(request: ModelRequest, row: Row) -> None:
+    """Refuse a request that its session does not wait for: its batch did not say so. Raises `Fenced`."""
+    if split_wait_key(request.wait_key) != (row["session_id"], row["run_id"], row["round"]):
+        raise Fenced("the session does not wait for this request", session_id=row["session_id"])
+
+
+def _outlasted(slot: Slot, wait: str | None) -> bool:
+    """Whether a session in a frame of its own, which outlasts a model call only, was to go on and has to wait."""
+    return is_isolated(slot.placement) and wait not in (None, "model")
