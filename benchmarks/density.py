@@ -10,8 +10,8 @@ from disturber import Disturber
 from harness import Bench, Limit, Row, median, percentile
 from workload import MODEL_CALLS, typical
 
-from understudy.cluster.client.client import Run
 from understudy.cluster.client.results import RunResult
+from understudy.cluster.client.run_handle import Run
 from understudy.events import Event
 
 STEPS = ("model_call_completed", "model_call_started", "tool_started", "run_finished")

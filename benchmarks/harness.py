@@ -21,7 +21,7 @@ import ray
 from endpoint import Endpoint
 
 from understudy import Cluster
-from understudy.cluster.client.client import background
+from understudy.cluster.client import background
 from understudy.cluster.ray import ray_edge
 from understudy.config import ModelProfile
 

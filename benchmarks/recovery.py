@@ -13,7 +13,8 @@ from harness import Bench, Limit, Row, frames, median, percentile, until
 from workload import agent, answering, call
 
 from understudy import Cluster
-from understudy.cluster.client.client import Run, Session
+from understudy.cluster.client.run_handle import Run
+from understudy.cluster.client.session_handle import Session
 from understudy.events import SessionActivated
 
 

@@ -13,7 +13,7 @@ from harness import Bench, Limit, Row, frames, median, percentile, received, unt
 from workload import agent, call, typical
 
 from understudy import AgentSpec, Cluster
-from understudy.cluster.client.client import Session
+from understudy.cluster.client.session_handle import Session
 from understudy.events import Event, ModelCallCompleted, ModelCallStarted, ToolFinished
 
 ROUNDS = 50

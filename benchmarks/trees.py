@@ -15,7 +15,7 @@ from harness import Bench, Limit, Row, median, until
 from workload import agent, call
 
 from understudy import AgentSpec, Budget, Cluster
-from understudy.cluster.client.client import Session
+from understudy.cluster.client.session_handle import Session
 
 MIDDLE, LEAVES = 8, 8
 FOUND = "Oslo: 7 degrees"

@@ -12,7 +12,7 @@ from harness import Bench, Limit, Row, frames, median, percentile, until
 from workload import agent, answering, call
 
 from understudy import Cluster
-from understudy.cluster.client.client import Session
+from understudy.cluster.client.session_handle import Session
 
 
 def waiting(bench: Bench) -> list[Row]:

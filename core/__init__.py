@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from understudy.actors.hooks import HookContext, Refuse, Replace, hook
     from understudy.actors.tools import ToolContext, tool
-    from understudy.cluster.client.client import Cluster, Run, Session
+    from understudy.cluster.client.client import Cluster
     from understudy.cluster.client.results import PendingInput, RunResult, SessionInfo, Wakeup
+    from understudy.cluster.client.run_handle import Run
+    from understudy.cluster.client.session_handle import Session
 
     from .errors import (
         ClusterError,
@@ -89,9 +91,9 @@ _HOMES = {
     "Replace": "actors.hooks",
     "RestartPolicy": "spec",
     "Supervision": "spec",
-    "Run": "cluster.client.client",
+    "Run": "cluster.client.run_handle",
     "RunResult": "cluster.client.results",
-    "Session": "cluster.client.client",
+    "Session": "cluster.client.session_handle",
     "SessionInfo": "cluster.client.results",
     "ToolCall": "messages",
     "ToolContext": "actors.tools",

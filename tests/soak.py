@@ -30,8 +30,9 @@ from rich.console import Console
 from rich.table import Table
 
 from understudy import Cluster, RestartPolicy, Session
-from understudy.cluster.client.client import Run, background
+from understudy.cluster.client import background
 from understudy.cluster.client.results import RunResult
+from understudy.cluster.client.run_handle import Run
 from understudy.errors import DeadlineExceeded, StoreUnreachable
 
 from .faults import PATIENCE, Head, Stage, staged, tools_of, wait_until

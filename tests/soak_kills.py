@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from understudy.cluster.client.client import background
+from understudy.cluster.client import background
 from understudy.cluster.ray import ray_edge
 from understudy.cluster.ray.services import node_name, supervisor_handle
 from understudy.errors import UnderstudyError

@@ -7,13 +7,12 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from understudy.actors.tools import ToolContext, tool
-from understudy.cluster.client.client import Session, background
+from understudy.cluster.client.session_handle import Session
 from understudy.errors import AnswerConflict, InvalidInput, NotAsked, UnknownSession
 from understudy.supervisor.pool import Demand
 from understudy.testing.offline import OfflineServer
@@ -234,9 +233,7 @@ class Connection:
 
 def program(kernel: k.Kernel, on_the_way: Callable[[], Awaitable[Any]], session_id: str = "s") -> Session:
     connection: Any = Connection(kernel, on_the_way)
-    cluster: Any = SimpleNamespace(_connection=connection)
-    cluster._read = lambda what, *arguments: background.wait(connection.read(what, *arguments))
-    return Session(cluster, session_id)
+    return Session(connection, session_id)
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
-from understudy.cluster.certify.runs import frame_processes as certify_processes
-from understudy.cluster.certify.runs import stage as stage
+from understudy.cluster.certify import frame_processes as certify_processes
+from understudy.cluster.certify import stage as stage
 from understudy.cluster.certify.verdict import (
     EQUAL,
     NOT_CALLED,

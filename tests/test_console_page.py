@@ -13,7 +13,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from understudy.actors.tools import ToolContext, tool
-from understudy.cluster.client.client import fleet
+from understudy.cluster.client import fleet
 from understudy.cluster.client.results import ServiceInfo
 from understudy.cluster.console import application
 from understudy.store import traces

@@ -17,7 +17,8 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from understudy.cluster.cli.main import app, doctor
+from understudy.cluster.cli import doctor
+from understudy.cluster.cli.main import app
 from understudy.cluster.ray import ray_edge
 from understudy.config import Settings
 from understudy.errors import ClusterUnreachable, InvalidConfiguration

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from understudy.cluster.client.client import client
-from understudy.cluster.client.client import follower as following
+from understudy.cluster.client import follower as following
+from understudy.cluster.client import session_handle
 from understudy.cluster.client.follower import Follower
 from understudy.errors import ServiceGone
 from understudy.events import CancelRequested, RunFinished
@@ -157,15 +157,15 @@ async def test_a_removed_session_is_told_to_its_own_follower(tmp_path: Path) -> 
             assert (kind, error.code) == ("error", "unknown_session")
 
 
-def test_all_pages_of_a_long_log_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_pages_of_a_long_log_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given more than the services tell at a time, then nothing is missing, and nothing comes twice."""
     log = [{"seq": number} for number in range(3, 24)]
     asked: list[int] = []
 
-    def read(after: int) -> list[dict[str, Any]]:
+    async def read(after: int) -> list[dict[str, Any]]:
         asked.append(after)
         return [row for row in log if row["seq"] > after][:10]
 
-    monkeypatch.setattr(client, "PAGE", 10)
-    assert list(client._pages(read, 0)) == log
+    monkeypatch.setattr(session_handle, "PAGE", 10)
+    assert [row async for row in session_handle._pages(read, 0)] == log
     assert asked == [0, 12, 22]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from understudy import AgentSpec, tool
-from understudy.cluster.client.client import background
+from understudy.cluster.client import background
 from understudy.errors import (
     CannotDrain,
     ClusterUnreachable,

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from understudy import Cluster, Session
 from understudy.cluster.cli.doctor import examine
-from understudy.cluster.client.client import background
+from understudy.cluster.client import background
 from understudy.cluster.ray.leaving import drain_node
 from understudy.environment import for_services
 from understudy.errors import CannotDrain

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from understudy.actors.code import search_also
-from understudy.cluster.client.client import compiling
+from understudy.cluster.client import compiling
 
 TOOLS = """
 import os

@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from understudy.cluster.cli.rendering import print_pending, print_session, print_wakeups
-from understudy.cluster.client.client import Session
 from understudy.cluster.client.follower import Follower
 from understudy.cluster.client.results import PendingInput, SessionInfo
+from understudy.cluster.client.session_handle import Session
 from understudy.errors import AnswerConflict, DeadlineExceeded, InvalidInput, NotAsked, RunFailed
 from understudy.events import InputReceived, InputRequested
 
@@ -75,37 +74,33 @@ async def kernel(tmp_path: Path) -> AsyncIterator[k.Kernel]:
 @pytest.fixture
 async def session(kernel: k.Kernel) -> AsyncIterator[Session]:
     """A session that asks twice, one after the other, as a client sees it."""
-    from understudy.cluster.client.client import background
+    from understudy.cluster.client import background
 
     connection = Connection(Nodes(kernel))
-
-    def read(what: str, *arguments: Any, **options: Any) -> Any:
-        return background.wait(connection.read(what, *arguments, **options))
-
     await kernel.spawn("s", k.spec(k.script([QUESTION], [QUESTION], "done"), ["request_user_input"]))
-    yield Session(SimpleNamespace(_connection=connection, _read=read), "s")  # type: ignore[arg-type]
+    yield Session(connection, "s")  # type: ignore[arg-type]
     await asyncio.wrap_future(background.submit(connection.follower.close()))
 
 
 async def test_result_returns_at_each_pause_and_waits_on_after_the_answer(session: Session) -> None:
     """`result` tells what is asked; after the answer the same call waits for the next pause, then for the end. Whoever
     attaches to a paused run is told at once."""
-    run = await asyncio.to_thread(session.send, "go", run_id="r")
+    run = await session.send.aio("go", run_id="r")
     for number in (1, 2):
-        paused = await asyncio.to_thread(run.result, 20)
+        paused = await run.result.aio(20)
         assert (paused.status, paused.text, paused.error, paused.ok) == ("waiting_for_input", "", None, False)
         [question] = paused.pending
         assert question == PendingInput(
             f"r/{number}/0", 1, "r", "question", "Which colour?", ("red", "blue"), question.asked_at
         )
-        assert await asyncio.to_thread(session.pending) == [question]
-        again = await asyncio.to_thread(session.run("r").result, 20)
+        assert await session.pending.aio() == [question]
+        again = await session.run("r").result.aio(20)
         assert again.pending == paused.pending
-        assert await asyncio.to_thread(session.answer, question.call_id, "red") is True
-        assert await asyncio.to_thread(session.answer, question.call_id, "red") is False
+        assert await session.answer.aio(question.call_id, "red") is True
+        assert await session.answer.aio(question.call_id, "red") is False
         with pytest.raises(AnswerConflict):
-            await asyncio.to_thread(session.answer, question.call_id, "blue")
-    ended = await asyncio.to_thread(run.result, 20)
+            await session.answer.aio(question.call_id, "blue")
+    ended = await run.result.aio(20)
     assert (ended.status, ended.text, ended.pending) == ("completed", "done", ())
     assert (await run).status == "completed"
 
@@ -128,39 +123,39 @@ async def test_events_go_on_over_a_pause(session: Session) -> None:
 
 async def test_what_is_no_answer(session: Session) -> None:
     """Neither text nor `rerun`, both of them, or a call that asks nothing; a question can't run again."""
-    run = await asyncio.to_thread(session.send, "go", run_id="r")
-    assert (await asyncio.to_thread(run.result, 20)).pending
+    run = await session.send.aio("go", run_id="r")
+    assert (await run.result.aio(20)).pending
     wrong: list[dict[str, Any]] = [{}, {"text": "x", "rerun": True}, {"rerun": True, "failed": True}, {"rerun": True}]
     for options in wrong:
         with pytest.raises(InvalidInput):
-            await asyncio.to_thread(session.answer, "r/1/0", **options)
+            await session.answer.aio("r/1/0", **options)
     with pytest.raises(NotAsked):
-        await asyncio.to_thread(session.answer, "r/7/0", "x")
+        await session.answer.aio("r/7/0", "x")
     with pytest.raises(RunFailed, match="Which colour"):
-        await asyncio.to_thread(run.result, 20, check=True)
-    assert await asyncio.to_thread(session.abort_pending) == ["r/1/0"]
-    assert (await asyncio.to_thread(run.result, 20)).pending[0].call_id == "r/2/0"
-    assert await asyncio.to_thread(session.resume) is False
-    assert await asyncio.to_thread(session.cancel)
-    assert (await asyncio.to_thread(run.result, 20)).status == "cancelled"
+        await run.result.aio(20, check=True)
+    assert await session.abort_pending.aio() == ["r/1/0"]
+    assert (await run.result.aio(20)).pending[0].call_id == "r/2/0"
+    assert await session.resume.aio() is False
+    assert await session.cancel.aio()
+    assert (await run.result.aio(20)).status == "cancelled"
 
 
 async def test_a_queued_run_behind_a_paused_one(session: Session) -> None:
     """It waits for its turn: neither its own `result` nor its events take the other's pause for theirs."""
-    first = await asyncio.to_thread(session.send, "go", run_id="r")
-    assert (await asyncio.to_thread(first.result, 20)).pending
-    second = await asyncio.to_thread(session.send, "later", run_id="r2")
+    first = await session.send.aio("go", run_id="r")
+    assert (await first.result.aio(20)).pending
+    second = await session.send.aio("later", run_id="r2")
     with pytest.raises(DeadlineExceeded):
-        await asyncio.to_thread(second.result, 0.3)
+        await second.result.aio(0.3)
 
 
 async def test_wakeups_of_a_client(kernel: k.Kernel, session: Session) -> None:
     """Scheduled, listed, shown, replaced by name and cancelled; what can't be is refused at once."""
-    first = await asyncio.to_thread(session.schedule, "again [x]", 3600, 60, "w")
+    first = await session.schedule.aio("again [x]", 3600, 60, "w")
     assert (first.name, first.prompt, first.every) == ("w", "again [x]", 60)
-    assert await asyncio.to_thread(session.schedule, "again [x]", 3600, 60, "w") == first
-    other = await asyncio.to_thread(session.schedule, "once", 5000.5)
-    assert await asyncio.to_thread(session.wakeups) == [first, other]
+    assert await session.schedule.aio("again [x]", 3600, 60, "w") == first
+    other = await session.schedule.aio("once", 5000.5)
+    assert await session.wakeups.aio() == [first, other]
     shown = StringIO()
     print_wakeups([first, other], Console(file=shown, width=200))
     lines = shown.getvalue().splitlines()
@@ -168,26 +163,26 @@ async def test_wakeups_of_a_client(kernel: k.Kernel, session: Session) -> None:
     assert lines[0].endswith(", then every 60 s: again [x]")
     assert lines[1].startswith(f"wakeup {other.name} due ")
     assert lines[1].endswith(": once")
-    changed = await asyncio.to_thread(session.schedule, "again", 3600, None, "w")
-    assert await asyncio.to_thread(session.wakeups) == [changed, other]
-    assert await asyncio.to_thread(session.cancel_wakeup, "w") is True
-    assert await asyncio.to_thread(session.cancel_wakeup, "w") is False
+    changed = await session.schedule.aio("again", 3600, None, "w")
+    assert await session.wakeups.aio() == [changed, other]
+    assert await session.cancel_wakeup.aio("w") is True
+    assert await session.cancel_wakeup.aio("w") is False
     wrong: list[tuple[Any, ...]] = [("", 5), ("x", 0), ("x", 5, 0.1), ("x", 5, None, "a/b")]
     for arguments in wrong:
         with pytest.raises(InvalidInput):
-            await asyncio.to_thread(session.schedule, *arguments)
+            await session.schedule.aio(*arguments)
     with pytest.raises(InvalidInput):
-        await asyncio.to_thread(session.cancel_wakeup, "")
-    soon = await asyncio.to_thread(session.schedule, "now", 0.05)
+        await session.cancel_wakeup.aio("")
+    soon = await session.schedule.aio("now", 0.05)
     run = session.run(f"wakeup.{soon.name}.{soon.due_at}")
     await kernel.until("s", "timer_fired")
-    assert (await asyncio.to_thread(run.result, 20)).pending
+    assert (await run.result.aio(20)).pending
 
 
 async def test_how_it_is_shown(kernel: k.Kernel, session: Session) -> None:
     """`ps` and `show` say what a session waits for, and how to answer."""
-    run = await asyncio.to_thread(session.send, "go", run_id="r")
-    assert (await asyncio.to_thread(run.result, 20)).pending
+    run = await session.send.aio("go", run_id="r")
+    assert (await run.result.aio(20)).pending
     await kernel.paused("s")
     info = SessionInfo.from_row(await kernel.info("s"))
     shown = StringIO()

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray.experimental import internal_kv
 
 from understudy import AgentSpec, tool
 from understudy.cluster.cli.doctor import placements
 from understudy.cluster.client.compiling import compile_spec, place
 from understudy.cluster.client.packages import package_key, refuse_temporary, within_job
+from understudy.cluster.ray import package_store
 from understudy.cluster.ray.package_store import LARGEST, fetch
 from understudy.cluster.ray.placing import actor_options, obstacle, variables
 from understudy.errors import InvalidConfiguration, InvalidSpec
@@ -269,7 +269,7 @@ def test_a_script_inside_a_working_dir(session: str, parts: list[str]) -> None:
 def test_a_package_that_is_too_large(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """It is left to Ray, and the driver's log says so; a smaller one is stored as Ray has it."""
     for size, stored in ((3, b"xxx"), (LARGEST + 1, None)):
-        monkeypatch.setattr(internal_kv, "_internal_kv_get", lambda _address, size=size: b"x" * size)
+        monkeypatch.setattr(package_store, "_internal_kv_get", lambda _address, size=size: b"x" * size)
         assert fetch(PACKAGE) == stored
     assert "32 MiB is too large" in caplog.text
 

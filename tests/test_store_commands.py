@@ -23,7 +23,8 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
-from understudy.cluster.cli.main import app, store_commands
+from understudy.cluster.cli import store_commands
+from understudy.cluster.cli.main import app
 from understudy.config import redact
 from understudy.store import retention, schema
 from understudy.store.engine import Database, now

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from understudy.cluster.client.client import Run
 from understudy.cluster.client.follower import Follower
+from understudy.cluster.client.run_handle import Run
 from understudy.events import Event, ModelCallCompleted, RunFinished
 from understudy.messages import Message
 
@@ -65,7 +65,7 @@ def completed(attempt: int, seq: int = ANSWER + 1) -> Event:
 async def told(connection: Connection) -> list[str]:
     """What a program prints, piece by piece, up to the run's end."""
     connection.event(RunFinished(status="completed", seq=20, **IDS))
-    run = Run(SimpleNamespace(_connection=connection), "s", "r", 0)  # type: ignore[arg-type]
+    run = Run(connection, "s", "r", 0)  # type: ignore[arg-type]
     found = []
     async with asyncio.timeout(20):
         async for event in run._events():

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from understudy import AgentSpec, Cluster
 from understudy.cluster.cli.main import app
-from understudy.cluster.client.client import current_span
+from understudy.cluster.client.session_handle import current_span
 from understudy.errors import InvalidInput
 from understudy.identifiers import read_traceparent, run_span_identifier, tool_span_identifier
 
@@ -102,7 +102,7 @@ def test_without_opentelemetry_nothing_of_it_is_imported() -> None:
     """A program that does not use it pays nothing: the caller's span is asked for only where the API is loaded."""
     code = (
         "import sys\n"
-        "from understudy.cluster.client.client import current_span\n"
+        "from understudy.cluster.client.session_handle import current_span\n"
         "before = {name for name in sys.modules if name.startswith('opentelemetry')}\n"
         "sys.modules.pop('opentelemetry.trace', None)\n"
         "assert current_span() is None\n"

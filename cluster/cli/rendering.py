@@ -21,7 +21,7 @@ from understudy.prices import money
 from ..client.results import BudgetUse, DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
 
 if TYPE_CHECKING:
-    from ..client.client import Run  # which loads Ray: not for commands that do without
+    from ..client.run_handle import Run
 
 STATUS_STYLE = {
     "running": "green",

@@ -22,11 +22,12 @@ from understudy.supervisor.supervisor import Supervisor
 from understudy.testing.offline import OfflineServer, Policy
 from understudy.transport.repeating import REPEAT_SECONDS
 
-from ..client import background
 from ..client.background import LoopThread
-from ..client.client import Cluster, Session, check_size
+from ..client.client import Cluster, check_size
 from ..client.client_connection import ClientConnection
+from ..client.method import client_method
 from ..client.results import DrainInfo, ServiceInfo
+from ..client.session_handle import Session
 from .local_machinery import END_SECONDS, NODE, THREADS, LocalFrame, LocalMachinery, LocalNode
 
 Result = TypeVar("Result")
@@ -78,7 +79,11 @@ class LocalNodes:
 
 
 class LocalConnection(ClientConnection):
-    """Services in this process, and a client's connection to them."""
+    """Services in this process, and a client's connection to them.
+
+    Attributes:
+        last: what is to be ended after the services.
+    """
 
     def __init__(self, settings: Settings, node: LocalNode, machinery: LocalMachinery, services: LoopThread) -> None:
         self._nodes = LocalNodes(node, services)
@@ -89,6 +94,7 @@ class LocalConnection(ClientConnection):
             machinery, machinery.holder, standby=settings.standby, max_actors=settings.max_actors
         )
         self._supervising: asyncio.Task[None] | None = None
+        self.last = ExitStack()
 
     async def start(self) -> None:
         """Start the services, on their loop. Raises what keeps them from starting."""
@@ -178,6 +184,7 @@ class LocalConnection(ClientConnection):
                 await self._nodes.there(self.end())
             finally:
                 self._nodes.closed = True
+                await asyncio.to_thread(self.last.close)
 
     async def shutdown(self) -> None:
         """The same."""
@@ -208,6 +215,8 @@ class LocalCluster(Cluster):
         policy: what the offline model answers; None for its own.
         profiles, prices: see `Cluster.connect`.
         standby, max_actors: session actors that wait, and that there may be.
+
+    Closing it ends everything; a store that was given keeps what was committed.
 
     Attributes:
         points: what session actors did for their sessions, in order: `SESSION: before step`, `SESSION: reply to step`,
@@ -254,15 +263,16 @@ class LocalCluster(Cluster):
             machinery = LocalMachinery(node, services, self._function, self._at_point)
             self._local = LocalConnection(settings, node, machinery, services)
             services.wait(self._local.start())
-            self._leaving = stack.pop_all()
+            self._local.last = stack.pop_all()
         super().__init__(self._local, settings, known[0].name if known else None, self._note_function)
 
-    def kill(self, session: Session | str) -> bool:
+    @client_method
+    async def kill(self, session: Session | str) -> bool:
         """Let the session actor die that has a session now; False if none has it, as while it has nothing to do.
 
         Its session goes on in another one: what was committed is there, a tool in doubt is treated by its policy.
         """
-        return background.wait(self._local.kill(session if isinstance(session, str) else session.id))
+        return await self._local.kill(session if isinstance(session, str) else session.id)
 
     def kill_at(self, *points: int) -> None:
         """Let session actors die at these places in `points`, counted from 0, once they are reached."""
@@ -270,15 +280,6 @@ class LocalCluster(Cluster):
         if passed:
             raise InvalidInput(f"points {passed} have passed: there are {len(self.points)} already")
         self._deaths.update(points)
-
-    def close(self) -> None:
-        """End everything; a store that was given keeps what was committed. Nothing if it was closed before."""
-        with self._leaving:
-            super().close()
-
-    def shutdown(self) -> None:
-        """The same."""
-        self.close()
 
     def _at_point(self, label: str, frame: LocalFrame) -> None:
         with self._counting:

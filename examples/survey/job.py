@@ -16,8 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from understudy.cluster.client.client import Cluster, Session
+from understudy.cluster.client.client import Cluster
 from understudy.cluster.client.results import SessionInfo
+from understudy.cluster.client.session_handle import Session
 from understudy.cluster.ray.ray_edge import nodes_here
 from understudy.config import OFFLINE_MODEL
 from understudy.errors import DeadlineExceeded, InvalidInput

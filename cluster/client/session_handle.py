@@ -1,0 +1,236 @@
+"""`Session`: one durable conversation, as its clients see it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from understudy.errors import InvalidInput
+from understudy.events import Event
+from understudy.identifiers import check_identifier, new_identifier, read_traceparent
+from understudy.messages import Message
+from understudy.records import PAGE
+from understudy.wakeups import name_problem, wakeup_problem
+
+from .client_connection import ClientConnection
+from .method import client_method
+from .results import BudgetUse, PendingInput, SessionInfo, Wakeup
+from .run_handle import Run
+
+if TYPE_CHECKING:
+    from understudy.observability.traces import TraceSpan  # which loads the OpenTelemetry SDK
+
+
+class Session:
+    """One durable conversation of one agent."""
+
+    def __init__(self, connection: ClientConnection, session_id: str) -> None:
+        self._connection = connection
+        self.id = session_id
+
+    @client_method
+    async def send(
+        self, content: str | list[dict[str, Any]], *, run_id: str | None = None, traceparent: str | None = None
+    ) -> Run:
+        """Queue an input; returns when it is durably accepted. A `run_id` sent again with the same input is one run.
+
+        Args:
+            traceparent: of the caller's span, as W3C Trace Context writes it: the run becomes a part of its trace. By
+                default the span that is current in this thread or task, if the program uses OpenTelemetry and there is
+                one; an empty text for none, and a trace of the run's own. `tracestate` is not carried on.
+
+        Raises:
+            InvalidInput: there is no content, or this is no `traceparent`.
+            UnknownSession, SessionClosed: there is nobody to send to.
+            RunConflict: the `run_id` was used for another input.
+        """
+        if not content or not isinstance(content, (str, list)):
+            raise InvalidInput("send takes a text or a list of content parts, and it must not be empty")
+        run_id = check_identifier(run_id, "run_id") if run_id is not None else new_identifier()
+        run: dict[str, Any] = {"run_id": run_id, "content": content}
+        caller = current_span() if traceparent is None else read_traceparent(traceparent) if traceparent else None
+        if caller is not None:
+            run["trace_id"], run["parent_span_id"] = caller
+        accepted = await self._connection.change("send", self.id, run)
+        return Run(self._connection, self.id, run_id, accepted["after"] if accepted["created"] else None)
+
+    def run(self, run_id: str) -> Run:
+        """A run by its id, from any process."""
+        return Run(self._connection, self.id, check_identifier(run_id, "run_id"))
+
+    @client_method
+    async def cancel(self, reason: str = "cancelled by the client") -> bool:
+        """Ask the current run to end, and all it spawned; True if there was one."""
+        return bool(await self._connection.change("cancel", self.id, None, reason))
+
+    @client_method
+    async def pending(self) -> list[PendingInput]:
+        """What its current run asks people, oldest first: calls that wait for `answer`."""
+        return [PendingInput.from_row(row) for row in await self._connection.read("questions", self.id)]
+
+    @client_method
+    async def answer(self, call_id: str, text: str = "", *, failed: bool = False, rerun: bool = False) -> bool:
+        """Answer a call that waits for a person; returns when the answer is durably accepted.
+
+        Args:
+            text: the result of the call, as the model will read it.
+            failed: the text says why the call failed.
+            rerun: a call in doubt runs again; there is no text then.
+
+        Returns:
+            True if the answer is new, False if it was given before.
+
+        Raises:
+            NotAsked: the call did not ask, or nobody waits for its answer any more.
+            AnswerConflict: it was answered otherwise.
+        """
+        if rerun == bool(text) or (rerun and failed):
+            raise InvalidInput("answer takes a text, or rerun=True without one")
+        decision = "rerun" if rerun else "error" if failed else "ok"
+        # Which time the call asked last, answered or not: the request must not answer a question that comes after it.
+        asked = await self._connection.read("asked", self.id, call_id)
+        return bool(await self._connection.change("answer", self.id, call_id, decision, text, asked))
+
+    @client_method
+    async def abort_pending(self, call_id: str | None = None) -> list[str]:
+        """Give up the calls that wait for a person, or one of them, and let the run go on; returns their ids."""
+        found: list[str] = await self._connection.change("abort_pending", self.id, call_id)
+        return found
+
+    @client_method
+    async def schedule(
+        self, prompt: str, seconds: float, every: float | None = None, name: str | None = None
+    ) -> Wakeup:
+        """Have the session get an input later; returns when that is durable.
+
+        The run's id is `wakeup.NAME.DUE_AT`. A name has one wakeup: the same content again changes nothing, not even
+        when it is due; another content replaces it. Once it has fired for the last time its name is free.
+
+        Args:
+            seconds: from now.
+            every: again so many seconds after each time; missed ones are made up for by one.
+            name: by default a new one.
+
+        Raises:
+            InvalidInput: this is no wakeup, or the session may not have one (more).
+            UnknownSession, SessionClosed: there is nobody to wake.
+        """
+        name = name if name is not None else new_identifier()
+        problem = wakeup_problem(prompt, seconds, every, name)
+        if problem is not None:
+            raise InvalidInput(problem, session_id=self.id)
+        wakeup = {"name": name, "prompt": prompt, "seconds": seconds, "every": every}
+        done = await self._connection.change("schedule", self.id, wakeup)
+        return Wakeup(name, prompt, done["due_at"], every)
+
+    @client_method
+    async def wakeups(self) -> list[Wakeup]:
+        """What was scheduled and is not over, by the session itself or by clients; the first that is due first."""
+        return [Wakeup(**row) for row in await self._connection.read("wakeups", self.id)]
+
+    @client_method
+    async def cancel_wakeup(self, name: str) -> bool:
+        """Give a wakeup up; an input that it has brought already stays. True if there was one."""
+        problem = name_problem(name)
+        if problem is not None:
+            raise InvalidInput(problem, session_id=self.id)
+        return bool(await self._connection.change("cancel_wakeup", self.id, name))
+
+    @client_method
+    async def resume(self) -> bool:
+        """Let a quarantined session take input again; its runs stay ended. True if it was quarantined.
+
+        Raises:
+            SessionClosed: it was a sub-agent, or was closed.
+        """
+        return bool(await self._connection.change("resume", self.id))
+
+    @client_method
+    async def close(self, reason: str = "closed by the client") -> bool:
+        """Take no more input and cancel what runs; True if the session was open."""
+        return bool(await self._connection.change("close", self.id, reason))
+
+    @client_method
+    async def info(self) -> SessionInfo:
+        """The session's state. Raises `UnknownSession`."""
+        return SessionInfo.from_row(await self._connection.read("info", self.id))
+
+    @client_method
+    async def budgets(self) -> list[BudgetUse]:
+        """The limits that it is held to, its own and those of the trees it is in, nearest first, and what is used."""
+        return [BudgetUse.from_row(row) for row in await self._connection.read("budgets", self.id)]
+
+    @client_method
+    async def runs(self) -> list[dict[str, Any]]:
+        """Its runs, oldest first, as plain data."""
+        rows: list[dict[str, Any]] = await self._connection.read("runs", self.id)
+        return rows
+
+    @client_method
+    async def messages(self, after: int = 0) -> list[Message]:
+        """Its messages in order."""
+        read = partial(self._connection.read, "messages", self.id)
+        return [Message.from_wire(wire) async for wire in _pages(read, after)]
+
+    @client_method
+    async def events(self, after: int = 0) -> list[Event]:
+        """Its events in order."""
+        read = partial(self._connection.request, "events", self.id)
+        return [Event.from_wire(wire) async for wire in _pages(read, after)]
+
+    @client_method
+    async def trace(self, run_id: str | None = None) -> list[TraceSpan]:
+        """The trace of a run (default: the last one) by start, from committed events: sub-agents' spans, crashes and
+        what still goes on included.
+
+        Raises:
+            UnknownSession, UnknownRun: there is none.
+            EventsPruned: its events were removed.
+        """
+        from understudy.observability.traces import trace_of
+
+        events: list[Event] = []
+        after = ("", 0)
+        while wires := await self._connection.read("trace", self.id, run_id, after):
+            events += map(Event.from_wire, wires)
+            after = (wires[-1]["session_id"], wires[-1]["seq"])
+        return await asyncio.to_thread(lambda: trace_of(iter(events)))
+
+    @client_method
+    async def tree(self) -> list[SessionInfo]:
+        """This session and all below it, parents before children."""
+        return await self._tree()
+
+    @client_method
+    async def children(self) -> list[SessionInfo]:
+        """The sessions it spawned."""
+        return [info for info in await self._tree() if info.parent_id == self.id]
+
+    async def _tree(self) -> list[SessionInfo]:
+        return [SessionInfo.from_row(row) for row in await self._connection.read("tree", self.id)]
+
+    def __repr__(self) -> str:
+        return f"Session({self.id!r})"
+
+
+async def _pages(read: Callable[[int], Awaitable[list[dict[str, Any]]]], after: int) -> AsyncIterator[dict[str, Any]]:
+    """All that follows `after`; the services tell so much at a time."""
+    while True:
+        page = await read(after)
+        for wire in page:
+            yield wire
+        if len(page) < PAGE:
+            return
+        after = page[-1]["seq"]
+
+
+def current_span() -> tuple[str, str] | None:
+    """Trace id and span id of what the program is at, as OpenTelemetry knows it; it is not imported for that."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    context = api.get_current_span().get_span_context()
+    return (f"{context.trace_id:032x}", f"{context.span_id:016x}") if context.is_valid else None
