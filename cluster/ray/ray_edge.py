@@ -305,12 +305,12 @@ def connect_ray(address: str | None, *, start: bool = True) -> str:
         if not _speaks_grpc(target):
             raise ClusterUnreachable(f"who listens at {target} is no Ray, or hangs: it does not speak gRPC")
         check_token(target)
+    quiet()
     try:
         ray.init(address=target, namespace=RAY_NAMESPACE, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         text = str(error).strip().splitlines()
         raise ClusterUnreachable(f"Ray at {target}: {text[0] if text else error!r}") from None
-    quiet()
     return target
 
 
