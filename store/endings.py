@@ -360,7 +360,7 @@ def _end_queued_run(
     if row["task_open"] == TASK_AT_WORK and item.key == TASK:
         _end_task(tx, row, status)
         if row["closed"]:
-            _rest(row)
+            _rest_for_good(row)
         _task_ended(tx, row, status, Finish(status), error, asked=asked)
 
 
@@ -368,6 +368,15 @@ def _rest(row: Row) -> None:
     """The session has nothing to do; wherever a drained node gave it to, it is not expected there."""
     row["active"] = row["moved"] = 0
     row["wait"] = "idle"
+
+
+def _rest_for_good(row: Row) -> None:
+    """A session that takes no input any more has nothing to do. Where it was in a frame and had not begun, its frame is
+    fenced: it may never hear of it (the answer that gave it the session was lost with its node service, say), and then
+    nobody would take the session from it."""
+    if row["wait"] is None:
+        row["frame_id"] = row["actor_pid"] = None
+    _rest(row)
 
 
 def close(tx: Transaction, session_id: str, reason: str) -> bool:
@@ -384,7 +393,7 @@ def close(tx: Transaction, session_id: str, reason: str) -> bool:
     request_cancel(tx, row, reason)
     if row["run_id"] is None:
         row["status"] = "completed"
-        _rest(row)
+        _rest_for_good(row)
     _close_linked(tx, session_id, reason)
     return True
 

@@ -540,6 +540,26 @@ async def test_a_call_that_was_answered_is_not_made_again(db: Store) -> None:
     assert db.dump() == before
 
 
+async def test_what_is_closed_before_it_begins_is_in_no_frame(db: Store) -> None:
+    """Given a session in a frame that has not begun, and may never hear of it, when the session is closed, then it is
+    in no frame, and what the frame says is fenced; one that rests in its frame stays there."""
+    await db.own()
+    for name in ("s", "resting"):
+        await db.create(name)
+        await db.accept(name)
+        await db.activate(name)
+    await db.commit("resting", 1, 1, start_run="r")
+    await db.commit("resting", 1, 2, finish=Finish("completed", "done"), wait="idle")
+    for name in ("s", "resting"):
+        await db.do(endings.close, name, "enough")
+    rows = [db.session(name) for name in ("s", "resting")]
+    assert [(row["status"], row["active"], row["frame_id"]) for row in rows] == [
+        ("completed", 0, None), ("completed", 0, FRAME.frame_id),
+    ]  # fmt: skip
+    with pytest.raises(Fenced):
+        await db.commit("s", 1, 1, start_run="r")
+
+
 async def test_an_answer_is_taken_whatever_the_epoch(db: Store) -> None:
     """The call outlives the activation that asked."""
     await db.asking()
@@ -864,15 +884,16 @@ async def test_a_death_right_after_the_input_was_cancelled(db: Store) -> None:
 
 
 async def test_a_closed_session_goes_on_saying_how_it_ended(db: Store) -> None:
-    """Given a session that is closed while a frame takes up its input, when the frame finds nothing to do, then the
-    session's status is still a final one."""
+    """Given a session that is closed while its run ends, when its frame finds nothing more to do, then the session's
+    status is still a final one."""
     await db.own()
     await db.create("s")
     await db.accept("s")
     await db.activate("s")
+    await db.commit("s", 1, 1, start_run="r")
     await db.do(endings.close, "s", "enough")
-    await db.commit("s", 1, 1, start_run="r", wait="model", request_round=1)
-    await db.commit("s", 1, 2, wait="idle")
+    await db.commit("s", 1, 2, finish=Finish("completed", "done"))
+    await db.commit("s", 1, 3, wait="idle")
     row = db.session()
     assert (row["status"], row["active"], row["wait"]) == ("completed", 0, "idle")
 

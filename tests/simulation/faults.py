@@ -23,12 +23,17 @@ SLOW_SECONDS = 6.0
 
 
 class Faults:
-    """Lets a plan's faults happen, each as a method of its name, and heals everything at the end."""
+    """Lets a plan's faults happen, each as a method of its name, and heals everything at the end.
+
+    Attributes:
+        furthest: seconds between the machines' clocks where they were furthest apart.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._paused: list[Process] = []
         self.over = False
+        self.furthest = 0.0
         self._moments = Moments(world.plan.faults)
         self._hit = ""
         self._drained: tuple[Any, ...] = ()
@@ -209,6 +214,8 @@ class Faults:
         forward = fault.pick * 7 % 1 < 0.5
         seconds = fault.seconds * (300 if forward and fault.pick * 13 % 1 < 0.25 else 1)  # up to some hours
         machine.clock_offset += round(seconds * 1e9) * (1 if forward else -1)
+        offsets = [other.clock_offset / 1e9 for other in self._world.cluster.machines.values()]
+        self.furthest = max(self.furthest, max(offsets) - min(0.0, *offsets))
         for actor in machine.actors:
             if actor.process is not None:
                 actor.process.clock_offset = machine.clock_offset

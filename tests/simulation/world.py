@@ -338,7 +338,8 @@ class World:
         await asyncio.sleep(self.plan.seconds)
         self.faults.heal()
         try:
-            async with asyncio.timeout(SETTLE_SECONDS):
+            # What was set by a clock that was ahead, and is on another machine now, waits for so much longer.
+            async with asyncio.timeout(SETTLE_SECONDS + self.faults.furthest):
                 await asyncio.gather(*begun)
                 await self._until(lambda: not self.ending.unfinished())
         except TimeoutError:
