@@ -26,8 +26,9 @@ from understudy.errors import (
     ModelRefused,
     ModelUnavailable,
 )
-from understudy.gateway.gateway import Gateway, retry_after_seconds
+from understudy.gateway.gateway import Gateway
 from understudy.gateway.sse import Completion, EventStream, Malformed, ServerSentEvent
+from understudy.gateway.tries import retry_after_seconds
 from understudy.messages import Usage
 from understudy.records import ModelRequest
 from understudy.testing.offline import Faults, OfflineServer, Refusal, Reply, policy_from_script
@@ -317,7 +318,7 @@ async def test_streams_of_other_dialects(stream: str) -> None:
 
 async def test_a_connection_left_open_after_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endpoint that does not end the response after [DONE] costs a short wait, not the deadline."""
-    monkeypatch.setattr("understudy.gateway.gateway.TRAILER_TIMEOUT", 0.01)
+    monkeypatch.setattr("understudy.gateway.tries.TRAILER_TIMEOUT", 0.01)
     closed = asyncio.Event()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
     async with (

@@ -1,0 +1,137 @@
+"""An endpoint: a model profile with its connections, its places and its pace."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import openai
+
+from understudy.config import ModelProfile
+from understudy.errors import InvalidConfiguration
+from understudy.messages import storable
+
+DEFAULT_BASE_URL = "https://api.openai.com/v1"
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+CONNECT_TIMEOUT = 10.0
+"""Seconds to connect. Everything after that is bounded by the request's deadline alone."""
+KEEPALIVE = 30.0
+"""Seconds that an unused connection is kept."""
+MESSAGE_LIMIT = 500
+SHORTEST_SECRET = 8
+"""Shorter keys are placeholders of local endpoints (`none`, `EMPTY`): hiding them would only garble messages."""
+
+
+def check_profile(profile: ModelProfile) -> None:
+    if not profile.api_key.isascii() or not profile.api_key.isprintable() or not profile.api_key.strip():
+        raise InvalidConfiguration(
+            f"the key of model profile {profile.name!r} is empty or has characters that no header may have. "
+            "Set OPENAI_API_KEY to the bare key",
+            details={"setting": "OPENAI_API_KEY"},
+        )
+    try:
+        parts = urlsplit(profile.base_url or DEFAULT_BASE_URL)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or "@" in parts.netloc:
+        raise InvalidConfiguration(
+            f"the base URL of model profile {profile.name!r} can't be used. "
+            "Set OPENAI_BASE_URL to http(s)://HOST[:PORT]/PATH, without user and password",
+            details={"setting": "OPENAI_BASE_URL"},
+        )
+
+
+@lru_cache(maxsize=1)
+def _trusted() -> ssl.SSLContext:
+    """Whom https connections trust. Reading the certificates takes a tenth of a second, so it is done once."""
+    return httpx2.create_ssl_context()
+
+
+class Endpoint:
+    """A profile with its connections, its places and its pace."""
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self.profile = profile
+        self.base_url = profile.base_url or DEFAULT_BASE_URL
+        self.calls = 0
+        self.turn = asyncio.Semaphore(profile.max_concurrency)
+        self._pace = asyncio.Lock()
+        self._next = 0.0
+        # aiohttp under the package's httpx: half the CPU per call, and no search through all connections.
+        http_client = openai.DefaultAioHttpClient(
+            trust_env=urlsplit(self.base_url).hostname not in LOOPBACK,  # a proxy could not reach it
+            timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT),
+            limits=httpx2.Limits(max_connections=profile.max_concurrency, keepalive_expiry=KEEPALIVE),
+            verify=_trusted(),
+        )
+        client = openai.AsyncOpenAI(
+            api_key=profile.api_key, base_url=self.base_url, max_retries=0, http_client=http_client
+        )
+        # The services' environment is not the profile's: a stranger's organization would be refused, or pay.
+        client.organization = client.project = None
+        self.http = http_client
+        # Where the package would send a chat completion, and with which headers. Made once: it would put them together
+        # for each call, walk through all messages, which have the endpoint's form already, and check them against its
+        # types, and that costs more CPU than all the rest of the call.
+        self._url = client.base_url.copy_with(raw_path=client.base_url.raw_path + b"chat/completions")
+        given = client.default_headers.items()
+        self._headers = httpx2.Headers({name: value for name, value in given if isinstance(value, str)})
+        self._headers.update(client.auth_headers)  # whatever the environment has for this one (OPENAI_CUSTOM_HEADERS)
+
+    async def post(self, body: dict[str, Any]) -> httpx2.Response:
+        """The response to a request, not read yet.
+
+        Raises:
+            openai.APIStatusError: its status is that of an error.
+        """
+        content = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        request = self.http.build_request("POST", self._url, headers=self._headers, content=content)
+        response = await self.http.send(request, stream=True)
+        if not response.is_success:
+            try:
+                raise _error_of(response, (await response.aread()).decode("utf-8", "replace"))
+            finally:
+                await response.aclose()
+        return response
+
+    @property
+    def shown_url(self) -> str:
+        """The base URL for messages: without a query, which can hold a key."""
+        return self.base_url.partition("?")[0]
+
+    def clean(self, text: str) -> str:
+        """`text` for messages: shortened, without the key, should the endpoint echo it."""
+        key = self.profile.api_key.strip()
+        if len(key) >= SHORTEST_SECRET:
+            text = text.replace(key, "***")
+        text = storable(text)
+        return text if len(text) <= MESSAGE_LIMIT else f"{text[:MESSAGE_LIMIT]}…"
+
+    async def pace(self) -> None:
+        """Wait until `requests_per_minute` allows one more request; first come, first served."""
+        rate = self.profile.requests_per_minute
+        if rate is None:
+            return
+        async with self._pace:
+            await asyncio.sleep(self._next - time.monotonic())
+            self._next = time.monotonic() + 60 / rate
+
+
+def _error_of(response: httpx2.Response, text: str) -> openai.APIStatusError:
+    """What the package makes of a response that is an error."""
+    message, body = f"Error code: {response.status_code}", None
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    error = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(error, dict) and isinstance(error.get("message"), str) and error["message"]:
+        message = f"{message} - {error['message']}"
+    return openai.APIStatusError(message, response=response, body=error)

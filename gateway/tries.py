@@ -1,0 +1,292 @@
+"""One model call: its tries, what is worth another one, and what each answer or error of the endpoint means."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, NoReturn
+
+import aiohttp
+import httpx2
+import openai
+
+from understudy.errors import ModelError, ModelProtocolError, ModelRefused, ModelUnavailable
+from understudy.estimates import estimate_usage
+from understudy.records import ModelAnswer, ModelRequest
+from understudy.waiting import answered_within
+
+from .endpoint import Endpoint
+from .sse import Completion, EndpointError, EventStream, Malformed
+
+PROVIDER = "openai"
+"""Value of `gen_ai.provider.name`: the protocol's, whoever speaks it."""
+
+TRAILER_TIMEOUT = 1.0
+"""Seconds to wait for the end of a response whose answer is complete, so that the connection can be used again."""
+RETRIED = frozenset({408, 409, 429})
+"""Statuses below 500 that are worth another try."""
+FINAL_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
+"""Error codes that waiting doesn't cure, whatever the status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How often and when to try again; see `Gateway`."""
+
+    retries: int
+    first: float
+    longest: float
+
+    def delay(self, retries: int, retry_after: float | None) -> float:
+        """Seconds to wait after so many failed retries."""
+        if retry_after is not None:
+            return retry_after * (1 + 0.1 * random.random())  # never earlier than asked for, and not all at once
+        return min(self.first * 2.0**retries, self.longest) * (1 - 0.25 * random.random())
+
+
+class _Failure(Exception):
+    """A try failed in a way worth retrying."""
+
+    def __init__(
+        self, what: str, *, status: int | None = None, code: Any = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.status = status
+        self.code = code
+        self.retry_after = retry_after
+
+
+class Tries:
+    """One call with its tries."""
+
+    def __init__(
+        self,
+        backoff: Backoff,
+        endpoint: Endpoint,
+        request: ModelRequest,
+        on_delta: Callable[[str], None] | None,
+        on_restart: Callable[[], None] | None,
+    ) -> None:
+        self._backoff = backoff
+        self._endpoint = endpoint
+        self._on_delta = on_delta
+        self._on_restart = on_restart
+        self._request = request
+        self._body: dict[str, Any] = {
+            **request.parameters,
+            "model": request.model,
+            "messages": request.messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if request.tools:
+            self._body["tools"] = request.tools
+        self._retries = 0
+        self._failure: _Failure | None = None
+        self._delivered = False
+        self._started_at = time.time_ns() // 1_000
+        self._start = time.monotonic_ns()
+        self._first_chunk = 0
+        self._heard = 0.0
+
+    async def run(self) -> ModelAnswer:
+        """The tries, until one succeeds, fails for good, or time is up."""
+        try:
+            return await answered_within(self._tries(), self._request.deadline)
+        except TimeoutError:
+            last = f"; the last try failed: {self._failure.what}" if self._failure else ""
+            self._fail(ModelUnavailable, f"had no complete answer within {self._request.deadline:g} s{last}")
+
+    async def _tries(self) -> ModelAnswer:
+        while True:
+            try:
+                return self._answer(await self._try())
+            except _Failure as failure:
+                self._failure = failure
+            await self._before_retry(self._failure)
+
+    async def _before_retry(self, failure: _Failure) -> None:
+        """Wait as long as backoff or the endpoint says; raise when there is no retry left."""
+        if self._retries >= self._backoff.retries:
+            self._fail(ModelUnavailable, f"failed {self._retries + 1} times, at last: {failure.what}")
+        delay = self._backoff.delay(self._retries, failure.retry_after)
+        if delay >= self._request.deadline:  # else that ends the wait, and does not count pauses of this process
+            self._fail(ModelUnavailable, f"failed, and a retry in {delay:.1f} s is past the deadline: {failure.what}")
+        self._retries += 1
+        await asyncio.sleep(delay)
+        await self._endpoint.pace()
+        if self._delivered:
+            self._delivered = False
+            if self._on_restart is not None:
+                self._on_restart()
+
+    async def _try(self) -> Completion:
+        """One try, given up when the endpoint says nothing for too long, before its answer or in the midst of it.
+
+        As with the deadline, only time counts in which this process runs: after a pause the answer may lie in the
+        socket, and is paid for.
+        """
+        stall = self._request.stall
+        self._heard = time.monotonic()
+        try:
+            return await answered_within(self._exchange(), stall, lambda: self._heard)
+        except TimeoutError:
+            raise _Failure(f"the endpoint said nothing for {stall:g} s") from None
+
+    async def _exchange(self) -> Completion:
+        try:
+            response = await self._endpoint.post(self._body)
+            try:
+                return await self._read(response)
+            finally:
+                await response.aclose()
+        except openai.APIStatusError as error:
+            self._status_error(error)
+        except aiohttp.ClientResponseError as error:
+            self._not_the_protocol(error.status, "", f"It is not HTTP: {error.message}")
+        except (httpx2.RequestError, aiohttp.ClientError) as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            raise _Failure(self._endpoint.clean(f"{type(cause).__name__}: {cause}")) from None
+        except EndpointError as error:
+            self._reported_error(error.body)
+
+    async def _read(self, response: httpx2.Response) -> Completion:
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        completion = Completion()
+        try:
+            if kind == "application/json":
+                self._deliver(completion.add((await response.aread()).decode("utf-8", "replace")))
+                if not completion.complete:
+                    raise Malformed("a response without choices")
+            elif kind in ("text/event-stream", ""):
+                await self._read_stream(response, completion)
+            else:
+                start = (await response.aread())[:80].decode("utf-8", "replace")
+                self._not_the_protocol(response.status_code, kind, f"It begins: {start!r}")
+        except Malformed as error:
+            self._not_the_protocol(response.status_code, kind, str(error))
+        if not completion.complete:
+            raise _Failure("the stream ended in the middle of the answer")
+        return completion
+
+    async def _read_stream(self, response: httpx2.Response, completion: Completion) -> None:
+        stream = EventStream()
+        chunks = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
+        async for chunk in chunks:
+            self._heard = time.monotonic()
+            for event in stream.feed(chunk):
+                self._deliver(completion.add(event.data))
+            if completion.done:
+                break
+        else:
+            return
+        try:
+            async with asyncio.timeout(TRAILER_TIMEOUT):
+                async for _ in chunks:
+                    pass
+        except (TimeoutError, httpx2.RequestError, aiohttp.ClientError):
+            pass  # the answer is complete; only the connection is lost
+
+    def _deliver(self, text: str) -> None:
+        if not self._first_chunk:
+            self._first_chunk = self._elapsed()
+        if text and self._on_delta is not None:
+            self._delivered = True
+            self._on_delta(text)
+
+    def _answer(self, completion: Completion) -> ModelAnswer:
+        calls = completion.tool_calls
+        return ModelAnswer(
+            content=completion.content,
+            tool_calls=calls,
+            finish_reason=completion.finish_reason or ("tool_calls" if calls else "stop"),
+            usage=completion.usage or estimate_usage(self._request, completion.content or "", calls),
+            response_model=completion.model,
+            response_id=completion.identifier,
+            provider=PROVIDER,
+            started_at=self._started_at,
+            duration=self._elapsed(),
+            first_chunk=self._first_chunk,
+            retries=self._retries,
+            extra=completion.extra,
+        )
+
+    def _elapsed(self) -> int:
+        """Microseconds since the first try began."""
+        return (time.monotonic_ns() - self._start) // 1_000
+
+    def _status_error(self, error: openai.APIStatusError) -> NoReturn:
+        status, headers = error.status_code, error.response.headers
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        # A body that is not JSON comes from something in between (a proxy, a web server): its text is of no use.
+        message = error.message if isinstance(error.body, dict) else f"Error code: {status} ({kind or 'no content'})"
+        if (status in RETRIED or status >= 500) and error.code not in FINAL_CODES and error.type not in FINAL_CODES:
+            after = retry_after_seconds(headers, time.time())
+            raise _Failure(self._endpoint.clean(message), status=status, code=error.code, retry_after=after) from None
+        if kind == "text/html" and status not in (401, 403):
+            self._not_the_protocol(status, kind, "")
+        self._fail(ModelRefused, f"refused the request: {message}", status=status, code=error.code)
+
+    def _reported_error(self, body: Any) -> NoReturn:
+        """An error in place of an answer, under status 200: its code decides, and unknown ones are worth a retry."""
+        message, code = (body.get("message"), body.get("code")) if isinstance(body, dict) else (body, None)
+        what = self._endpoint.clean(f"the endpoint reported: {message or body}")
+        status = code if isinstance(code, int) else None
+        if code in FINAL_CODES or (status is not None and 400 <= status < 500 and status not in RETRIED):
+            self._fail(ModelRefused, f"refused the request: {what}", status=status, code=code)
+        raise _Failure(what, status=status, code=code) from None
+
+    def _not_the_protocol(self, status: int, kind: str, what: str) -> NoReturn:
+        self._fail(
+            ModelProtocolError,
+            f"answered with status {status} and content type {kind or '(none)'}, which is no chat completion. {what}",
+            status=status,
+        )
+
+    def _fail(self, kind: type[ModelError], what: str, *, status: int | None = None, code: Any = None) -> NoReturn:
+        """Raise `kind`, without the chain of causes: those can hold headers, and so the key."""
+        details: dict[str, Any] = {
+            "base_url": self._endpoint.shown_url,
+            "retries": self._retries,
+            "started_at": self._started_at,
+            "duration": self._elapsed(),
+        }
+        failure = self._failure
+        status = status if status is not None else failure.status if failure else None
+        code = code if code is not None else failure.code if failure else None
+        if status is not None:
+            details["status"] = status
+        if code is not None:
+            details["provider_code"] = self._endpoint.clean(str(code))
+        text = self._endpoint.clean(f"{self._endpoint.shown_url} {what}".strip())
+        raise kind(text if text.endswith((".", "…")) else f"{text}.", details=details) from None
+
+
+def retry_after_seconds(headers: Any, now: float) -> float | None:
+    """What `Retry-After-Ms` or `Retry-After` (seconds or an HTTP date) ask for; None without a readable one.
+
+    Args:
+        headers: a mapping with lower-case names.
+        now: seconds since 1970, for dates.
+    """
+    for name, unit in (("retry-after-ms", 1_000), ("retry-after", 1)):
+        text = headers.get(name)
+        if text is None:
+            continue
+        try:
+            seconds = float(text) / unit
+        except ValueError:
+            try:
+                seconds = parsedate_to_datetime(text).timestamp() - now
+            except (ValueError, OverflowError):
+                continue
+        if 0 <= seconds < float("inf"):
+            return seconds
+    return None
