@@ -135,7 +135,7 @@ class Frame:
             blobs: dict[str, bytes] = {}
             digest = spec["source"].get("blob")
             if digest:
-                with self.activation.waiting() if self.activation else nullcontext():
+                with self.activation.patience.waiting() if self.activation else nullcontext():
                     blobs[digest] = await self.node.blob(digest)
             self._forget_older(spec["source"].get("import", ""), spec.get("code", ""))
             self._functions[key] = load(spec, blobs.__getitem__, self._unpickle)
@@ -174,10 +174,10 @@ class Frame:
         """Seconds since the event loop turned; by how many a tool is past its deadline; 1 if one is within it."""
         now = time.monotonic()
         activation = self.activation
-        deadline = activation.tool_deadline if activation is not None else None
+        deadline = activation.patience.deadline if activation is not None else None
         return {
             "silent": now - self.last_beat,
-            "overdue": activation.overdue(now) if activation is not None else 0.0,
+            "overdue": activation.patience.overdue(now) if activation is not None else 0.0,
             "busy": 1.0 if deadline and now < deadline else 0.0,
         }
 

@@ -6,56 +6,21 @@ finish) and returns the next step for the node service. A restored session goes 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import math
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
-
-from understudy.events import ToolInDoubt, ToolStarted
-from understudy.identifiers import tool_span_identifier
-from understudy.logs import about
-from understudy.messages import INTERRUPTED, Message
+from understudy.messages import Message
 from understudy.ports import Node
-from understudy.records import (
-    LEASE_SECONDS,
-    Ack,
-    Batch,
-    CallState,
-    Finish,
-    InboxItem,
-    LogEntry,
-    ModelRequest,
-    Spawn,
-    child_text,
-)
-from understudy.waiting import retrieve_error
+from understudy.records import Batch, Finish, ModelRequest
 from understudy.wakeups import WAIT
 
-from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began, read_question
-from .draft import Draft
-from .execution import Outcome, bind, execute, presentable, reconcile, reconcile_failed
+from .commits import Commits, Patience
 from .hooks import Hooks, LoadedHook
-from .repeats import NO_PROGRESS, REPEATED, judge
-from .spawning import spawn_of
-from .tools import SPAWN_AGENT, LoadedTool, ToolContext
-from .waking import STORE_TOOLS, read_for_store
+from .repeats import NO_PROGRESS, judge
+from .tool_calls import Loader, ToolCalls, builtin, given_up
 from .window import CONTINUE, Window
 
-COALESCE_SECONDS = 0.05
-"""Results that come this soon after another share its commit."""
-
-WATCH_AFTER_SECONDS = 0.25
-"""Tools that run longer are watched for a cancellation."""
-
-READERS = {REQUEST_USER_INPUT: read_question, **dict.fromkeys(STORE_TOOLS, read_for_store)}
-"""What the calls of built-in tools ask that others answer: a person, or the store."""
-
-Loader = Callable[[dict[str, Any]], Awaitable[LoadedTool]]
 HookLoader = Callable[[dict[str, Any]], Awaitable[LoadedHook]]
 
 
@@ -69,28 +34,23 @@ class Step:
 
 
 class Activation:
-    """One incarnation of a session in this process, from taking it up to its next wait."""
+    """One incarnation of a session in this process, from taking it up to its next wait.
+
+    Attributes:
+        patience: when this process is to be taken for hung.
+    """
 
     def __init__(self, window: Window, node: Node, load: Loader, load_hook: HookLoader, frame_id: str) -> None:
         self.window = window
-        self.leave = False
-        self.tool_deadline: float | None = None
-        self._waiting = 0
-        self._node = node
-        self._load = load
-        self._frame_id = frame_id
-        self._hooks = Hooks(window, load_hook, self._expect)
-        self._draft = Draft()
-        self._sent: Batch | None = None  # and not acknowledged yet
-        self._commit_lock = asyncio.Lock()
-        self._results: dict[str, Outcome] = {}
-        self._ended: dict[str, tuple[Outcome, int, InboxItem | None]] = {}
-        self._begun: list[asyncio.Future[Any]] = []
+        self.patience = Patience()
+        self._hooks = Hooks(window, load_hook, self.patience.expect)
+        self._commits = Commits(window, node, frame_id, self.patience)
+        self._calls = ToolCalls(window, self._commits, self._hooks, self.patience, node, load, frame_id)
 
     @property
     def stuck(self) -> bool:
         """Whether a tool goes on that ignores its cancellation."""
-        return any(not work.done() for work in self._begun)
+        return self._calls.stuck
 
     async def advance(self) -> Step:
         """Do what is due and return the next step.
@@ -115,12 +75,12 @@ class Activation:
                 return Step(None, window.request(window.round))
             if window.calls:
                 limit = window.spec.get("repeat_limit", 0)  # sessions of earlier versions have none
-                waits = {tool["name"] for tool in window.spec["tools"] if _builtin(tool) == WAIT}
+                waits = {tool["name"] for tool in window.spec["tools"] if builtin(tool) == WAIT}
                 repeated, hopeless = judge(window.messages, window.calls, limit, waits)
                 if hopeless:
                     return await self._finish("failed", window.reply(), error=NO_PROGRESS)
-                waiting = await self._run_tools(repeated)
-                if window.cancel is None and self.leave:
+                waiting = await self._calls.bring(repeated)
+                if window.cancel is None and self._calls.leave:
                     return await self._step(leave=True)
                 if window.cancel is None and waiting is not None:
                     return await self._step(wait=waiting)
@@ -132,20 +92,20 @@ class Activation:
                 return await self._finish("completed", window.reply())
             if window.continuations() >= window.spec["max_continuations"]:
                 return await self._finish("completed", window.reply())
-            self._draft.say(window, Message("user", CONTINUE, name="continuation"))
+            self._commits.draft.say(window, Message("user", CONTINUE, name="continuation"))
             return await self._ask()
 
     async def _start_run(self) -> bool:
         item = next((item for item in self.window.inbox if item.kind == "input"), None)
         if item is None:
             return False
-        self._draft.start_run = item.key
+        self._commits.draft.start_run = item.key
         self.window.run_id, self.window.round = item.key, 0
         self.window.trace_id = item.payload["trace_id"]
         self.window.calls = []
         message = Message("user", item.payload["content"])
         await self._hooks.see("run_start", text=message.text)
-        self._draft.say(self.window, message)
+        self._commits.draft.say(self.window, message)
         return True
 
     def _new_answer(self) -> Message | None:
@@ -153,13 +113,13 @@ class Activation:
         window, last = self.window, self._last()
         if window.cancel is not None or window.model_error is not None or window.wait == "model":
             return None
-        followed = any(call.state != "requested" and not _given_up(call) for call in window.calls)
+        followed = any(call.state != "requested" and not given_up(call) for call in window.calls)
         return last if last is not None and last.role == "assistant" and not followed else None
 
     def _last(self) -> Message | None:
         """The run's last message, whether committed or still in the draft."""
-        if self._draft.messages:
-            return self._draft.messages[-1]
+        if self._commits.draft.messages:
+            return self._commits.draft.messages[-1]
         last = self.window.messages[-1] if self.window.messages else None
         return last if last is not None and last.run_id == self.window.run_id else None
 
@@ -168,7 +128,7 @@ class Activation:
         window = self.window
         if window.round >= window.spec["max_rounds"]:
             return await self._finish("round_limit", window.reply())
-        drafted = self._draft.messages
+        drafted = self._commits.draft.messages
         window.messages.extend(drafted)
         request = window.request(window.round + 1)
         if drafted:
@@ -181,13 +141,7 @@ class Activation:
         return step
 
     async def _finish(self, status: str, text: str, error: dict[str, Any] | None = None) -> Step:
-        await self._take_children()
-        for call in self.window.calls:  # a run must not end with calls that have no result
-            outcome = self._results.get(call.call_id) or await self._known(call)
-            if outcome is None:  # a cancel may have come while a hook was shown how it ended
-                ended, executions, item = self._ended.get(call.call_id, (_without_result(call), call.executions, None))
-                outcome = await self._conclude(call, ended, executions=executions, item=item)
-            self._draft.settle(self.window, call, outcome)
+        await self._calls.end()
         if status == "round_limit":
             error = {"code": "round_limit", "message": f"no answer after {self.window.round} rounds"}
         await self._hooks.see("run_end", text=text, outcome=status)
@@ -197,351 +151,5 @@ class Activation:
         self, *, wait: str | None = None, finish: Finish | None = None, leave: bool = False, round_number: int = 0,
         request: ModelRequest | None = None,
     ) -> Step:  # fmt: skip
-        async with self._commit_lock:
-            await self._deliver()
-            batch = self._batch(wait=wait, finish=finish, round_number=round_number, request=request)
+        batch = await self._commits.last(wait=wait, finish=finish, round_number=round_number, request=request)
         return Step(batch, leave=leave or self._hooks.stuck)
-
-    def _batch(self, **what: Any) -> Batch:
-        draft, self._draft = self._draft, Draft()
-        return draft.batch(self.window, **what)
-
-    async def _flush(self) -> None:
-        """Commit the draft and keep the frame; it holds no messages then. Callers that wait for the lock share one."""
-        async with self._commit_lock:
-            await self._deliver()
-            if self._draft:
-                self._sent = self._batch()
-                await self._deliver()
-
-    async def _deliver(self) -> None:
-        """Have the batch that was sent acknowledged. One whose sender was cancelled may have arrived or not: it is sent
-        again as it was, before any other."""
-        if self._sent is not None:
-            ack = await self._commit(self._sent)
-            self._sent = None
-            self.window.acknowledge(ack)
-
-    async def _commit(self, batch: Batch) -> Ack:
-        with self.waiting():
-            return await self._node.commit(self._frame_id, batch)
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Within this context something here waits for the node service: the store may be away, however long."""
-        self._waiting += 1
-        try:
-            yield
-        finally:
-            self._waiting -= 1
-
-    def overdue(self, now: float) -> float:
-        """Seconds by which code of the user's is past its deadline; 0 while something here waits for the store."""
-        return max(0.0, now - self.tool_deadline) if self.tool_deadline and not self._waiting else 0.0
-
-    async def _run_tools(self, repeated: set[str]) -> str | None:
-        """Bring every call of the round to its result; what is waited for where children or people are not ready.
-
-        Args:
-            repeated: calls that are not executed once more.
-        """
-        window = self.window
-        limit = asyncio.Semaphore(window.spec["parallel_tools"])
-        specs = {tool["name"]: tool for tool in window.spec["tools"]}
-        calls = [call for call in window.calls if call.call_id not in self._results]
-        # First what others do: sub-agents begin at once, and a tool that kills its process takes no question with it.
-        for handed_over in (True, False):
-            due = [
-                self._due(call, specs, limit, repeated)
-                for call in calls
-                if window.cancel is None and _for_others(call, specs.get(call.tool)) is handed_over
-            ]
-            await self._bring([work for work in due if work is not None])
-        if window.cancel is not None:
-            return None
-        await self._take_children()
-        missing = [call for call in window.calls if call.call_id not in self._results]
-        if missing:
-            return _wait_for(missing, specs)
-        for call in window.calls:
-            self._draft.settle(window, call, self._results[call.call_id])
-        window.calls = []
-        return None
-
-    async def _bring(self, due: list[Coroutine[Any, Any, Outcome | None]]) -> None:
-        """Do what is due about some calls of the round, all at once."""
-        tasks = [asyncio.create_task(work) for work in due]
-        try:
-            if self._draft.spawns:
-                await self._flush()
-            await self._gather(tasks)
-        finally:
-            await self._stop({task for task in tasks if not task.done()})
-            for task in tasks:
-                if task.done():
-                    retrieve_error(task)  # the first one is raised, and others are no surprise
-
-    def _due(
-        self, call: CallState, specs: dict[str, dict[str, Any]], limit: asyncio.Semaphore, repeated: set[str]
-    ) -> Coroutine[Any, Any, Outcome | None] | None:
-        """What brings a call further; None while others are at it."""
-        spec = specs.get(call.tool)
-        if call.state == "finished":
-            return self._known(call)
-        if call.state == "requested" and call.call_id in repeated:
-            return self._conclude(call, Outcome("repeated", REPEATED, 0, _now()), executions=0)
-        if spec is None:
-            known = ", ".join(sorted(specs)) or "none"
-            text = f"there is no tool named {call.tool!r}. Tools you have: {known}."
-            return self._conclude(call, Outcome("unknown_tool", text, 0, _now()), executions=0)
-        if _for_others(call, spec):
-            return self._hand_over(call, spec) if call.state == "requested" else None
-        if call.state in ("asked", "waiting") and answer_to(call, self.window.inbox) is None:
-            return None
-        return self._run_tool(call, spec, limit)
-
-    async def _known(self, call: CallState) -> Outcome | None:
-        """The outcome that a call has in the store; one that was given up there has not been told to any hook."""
-        if call.state != "finished" or call.result is None:
-            return None
-        outcome = Outcome(**call.result)
-        if _given_up(call):
-            outcome = await self._hooks.after_tool(call, outcome)
-        self._results[call.call_id] = outcome
-        return outcome
-
-    async def _gather(self, tasks: list[asyncio.Task[Outcome | None]]) -> None:
-        """Await the tools, committing results early where others take longer; ends at once when cancelled."""
-        pending: set[asyncio.Task[Any]] = set(tasks)
-        watch: asyncio.Task[str] | None = None
-        try:
-            while pending:
-                timeout = COALESCE_SECONDS if self._draft else None if watch else WATCH_AFTER_SECONDS
-                done, pending = await asyncio.wait(
-                    pending | ({watch} if watch else set()), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-                )
-                if watch is not None:
-                    pending.discard(watch)
-                    if watch in done:
-                        await self._interrupt(watch, pending)
-                        return
-                for task in done:
-                    await task  # Fenced, raised by a commit inside, ends the activation
-                if done:
-                    continue
-                if self._draft:
-                    await self._flush()
-                    if self.window.cancel is not None:
-                        return await self._stop(pending)
-                elif watch is None:
-                    watched = self.window.activation, self.window.run_id or ""
-                    watch = asyncio.create_task(self._node.interrupted(self._frame_id, *watched))
-                    watch.add_done_callback(retrieve_error)  # a commit may fail at the same time
-        finally:
-            if watch is not None:
-                watch.cancel()
-
-    async def _interrupt(self, watch: asyncio.Task[str], pending: set[asyncio.Task[Any]]) -> None:
-        reason = await watch
-        await self._stop(pending)
-        self.window.cancel = reason
-
-    async def _stop(self, pending: set[asyncio.Task[Any]]) -> None:
-        for task in pending:
-            task.cancel()
-        if pending:
-            await asyncio.wait(pending, timeout=5.0)
-
-    async def _run_tool(self, call: CallState, spec: dict[str, Any], limit: asyncio.Semaphore) -> Outcome | None:
-        """Run one call under its `on_crash` rule and put its result into the draft; None if a person is asked."""
-        async with limit:
-            if call.state == "started" and spec["on_crash"] == "ask":
-                self._draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
-                self._draft.asks.append(ask_about(call))
-                return None
-            outcome: Outcome | None = None
-            item = answer_to(call, self.window.inbox) if call.state in ("asked", "waiting") else None
-            if call.state == "started":
-                outcome = await self._in_doubt(call, spec)
-            elif item is not None:
-                outcome = _answered(call, item.payload)
-            permitted = outcome or await self._hooks.before_tool(call, spec)
-            if isinstance(permitted, Outcome):
-                return await self._conclude(call, permitted, executions=call.executions, item=item)
-            return await self._execute(call, permitted.arguments, spec, item)
-
-    async def _execute(self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None) -> Outcome:
-        """Execute a call. What can wait or fail comes before the commit of its start: the lease runs from there."""
-        timeout = spec["timeout"] or self.window.spec["tool_timeout"]
-        self._expect(time.monotonic() + timeout)
-        try:
-            loaded = await self._load(spec)
-        except Exception as error:
-            failed = Outcome("error", str(error), 0, _now())
-            return await self._conclude(call, failed, executions=call.executions, item=item)
-        keywords = bind(loaded, arguments, self._context(call))
-        if isinstance(keywords, Outcome):
-            return await self._conclude(call, keywords, executions=call.executions, item=item)
-        if item is not None:
-            self._draft.inbox_done.append(item.id)  # it runs again: one commit has this and its start
-        outcome, before = None, math.inf
-        while outcome is None:
-            if spec["on_crash"] != "rerun":
-                before = await self._fence(call, ToolStarted(call_id=call.call_id, tool=call.tool))
-                if self.window.cancel is not None:
-                    return Outcome("cancelled", "cancelled", 0, _now())
-            self._expect(time.monotonic() + timeout)
-            ids = {"run_id": self.window.run_id or "", "trace_id": self.window.trace_id}
-            with about(**ids, span_id=tool_span_identifier(self.window.session_id, call.call_id)):
-                outcome = await execute(loaded, keywords, timeout, before, self._begun.append)
-        self.leave = self.leave or outcome.stuck_thread
-        return await self._conclude(call, outcome, executions=call.executions + 1)
-
-    def _expect(self, deadline: float) -> None:
-        """Code of the user's may run until this monotonic time; a process that goes on for longer hangs."""
-        self.tool_deadline = max(self.tool_deadline or 0.0, deadline)
-
-    def _context(self, call: CallState) -> ToolContext:
-        window = self.window
-        span_id = tool_span_identifier(window.session_id, call.call_id)
-        return ToolContext(
-            session_id=window.session_id,
-            run_id=window.run_id or "",
-            round=window.round,
-            call_id=call.call_id,
-            call_key=f"{window.session_id}/{call.call_id}",
-            epoch=window.epoch,
-            agent=window.spec["name"],
-            workspace=window.spec["workspace"],
-            traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
-        )
-
-    async def _fence(self, call: CallState, *events: LogEntry) -> float:
-        """Commit that something is done about a call; the monotonic time before which it must have begun.
-
-        The process may be stopped at any time, and after the lease somebody else may act on this call. So the lease is
-        looked at last of all, by whoever begins; where it is over they come here again, and may be fenced.
-        """
-        sent = time.monotonic()
-        self._draft.entries += events
-        self._draft.calls[call.call_id] = CallState(call.call_id, "started", executions=call.executions)
-        await self._flush()
-        return sent + LEASE_SECONDS
-
-    async def _in_doubt(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
-        """What is known of a call that had started when its process died; None to run it again."""
-        policy = spec["on_crash"]
-        told = ToolInDoubt(call_id=call.call_id, tool=call.tool, policy=policy)
-        if policy == "reconcile":
-            return await self._reconcile(call, spec, told)
-        self._draft.entries.append(told)
-        if policy == "rerun":
-            return None
-        return _without_result(call)
-
-    async def _reconcile(self, call: CallState, spec: dict[str, Any], told: LogEntry) -> Outcome:
-        """What the tool's own function finds out about a call; it is code of the user's, and begins as a tool does."""
-        timeout = spec["timeout"] or self.window.spec["tool_timeout"]
-        self._expect(time.monotonic() + timeout)
-        try:
-            loaded = await self._load(spec)
-        except Exception as error:
-            self._draft.entries.append(told)
-            return Outcome("interrupted", presentable(reconcile_failed(f"{type(error).__name__}: {error}")), 0, _now())
-        outcome, events = None, [told]
-        while outcome is None:
-            before = await self._fence(call, *events)
-            self._expect(time.monotonic() + timeout)
-            outcome, events = await reconcile(loaded, self._context(call), timeout, before, self._begun.append), []
-        self.leave = self.leave or outcome.stuck_thread
-        return outcome
-
-    async def _hand_over(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
-        """Let the call wait for a sub-agent, a person or the store from the next commit on."""
-        permitted = await self._hooks.before_tool(call, spec)
-        if isinstance(permitted, Outcome):
-            return await self._conclude(call, permitted, executions=0)
-        wanted = spawn_of(self.window, permitted) if call.tool == SPAWN_AGENT else READERS[call.tool](permitted)
-        if isinstance(wanted, str):
-            return await self._conclude(call, Outcome("invalid", wanted, 0, _now()), executions=0)
-        if isinstance(wanted, Spawn):
-            self._draft.spawns.append(wanted)
-            started = CallState(call.call_id, "started", child_id=wanted.child_id, executions=1)
-            self._draft.calls[call.call_id] = started
-        else:
-            self._draft.asks.append(replace(wanted, prompt=presentable(wanted.prompt)))
-        return None
-
-    async def _conclude(
-        self, call: CallState, outcome: Outcome, *, executions: int, item: InboxItem | None = None
-    ) -> Outcome:
-        """Give a call its one result, as the hooks leave it. One commit has it and the inbox row that brought it."""
-        self._ended[call.call_id] = outcome, executions, item
-        outcome = await self._hooks.after_tool(call, outcome)
-        if item is not None:
-            self._draft.inbox_done.append(item.id)
-        self._results[call.call_id] = outcome
-        self._draft.record(call, outcome, executions=executions)
-        return outcome
-
-    async def _take_children(self) -> None:
-        """Turn children's results in the inbox into results of their calls."""
-        calls = {call.call_id: call for call in self.window.calls if call.call_id not in self._results}
-        found = []
-        for item in self.window.inbox:
-            if item.kind != "child_result" or item.key not in calls:
-                continue
-            call, payload = calls.pop(item.key), item.payload
-            started = call.updated_at or _now()
-            status = "ok" if payload["status"] == "completed" else "error"
-            outcome = Outcome(status, child_text(payload), max(0, _now() - started), started)
-            found.append(self._conclude(call, outcome, executions=1, item=item))
-        await asyncio.gather(*found)
-
-
-def _without_result(call: CallState) -> Outcome:
-    """What is said of a call whose run ends first. One that a process had begun which died is in doubt, not cancelled:
-    nobody knows what became of it."""
-    asked_in_doubt = call.state == "asked" and call.tool != REQUEST_USER_INPUT
-    if (call.state == "started" and call.child_id is None) or asked_in_doubt:
-        since = call.updated_at or _now()
-        return Outcome("interrupted", INTERRUPTED, max(0, _now() - since), since)
-    return Outcome("cancelled", "cancelled", 0, _now())
-
-
-def _answered(call: CallState, answer: dict[str, Any]) -> Outcome | None:
-    """What an answer makes of a call; None to run it again."""
-    if answer["decision"] == "rerun":
-        return None
-    since = began(call, answer)
-    return Outcome(answer["decision"], answer["text"], _now() - since, since)
-
-
-def _given_up(call: CallState) -> bool:
-    """Whether a call ended without an agent: its processes died again and again, or a person said so."""
-    return call.result is not None and call.result["outcome"] == "aborted"
-
-
-def _wait_for(missing: list[CallState], specs: dict[str, dict[str, Any]]) -> str:
-    """What a session waits for whose round lacks these calls: a person first, then a time, then its sub-agents."""
-    if any(call.tool != SPAWN_AGENT and _builtin(specs[call.tool]) not in STORE_TOOLS for call in missing):
-        return "input"
-    return "child" if all(call.tool == SPAWN_AGENT for call in missing) else "timer"
-
-
-def _for_others(call: CallState, spec: dict[str, Any] | None) -> bool:
-    """Whether the session executes a call by handing it over: to a sub-agent, or (unless it has) to a person or the
-    store."""
-    if spec is None:
-        return False
-    return call.tool == SPAWN_AGENT or (call.state == "requested" and _builtin(spec) in READERS)
-
-
-def _builtin(spec: dict[str, Any]) -> str | None:
-    """The built-in tool that this is: tools of other people may have its name."""
-    name: str | None = spec["source"].get("builtin")
-    return name
-
-
-def _now() -> int:
-    return time.time_ns() // 1000

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from understudy.actors import execution, session
+from understudy.actors import execution, tool_calls
+from understudy.actors.commits import Commits, Patience
 from understudy.actors.frame import Frame
 from understudy.actors.tools import ToolContext, tool
+from understudy.actors.window import Window
 from understudy.records import LEASE_SECONDS, Ack, Batch
 
 from . import kernel as k
@@ -28,7 +30,7 @@ class Clock:
         seen = SimpleNamespace(
             monotonic=lambda: time.monotonic() + self.ahead, monotonic_ns=time.monotonic_ns, time_ns=time.time_ns
         )
-        patch.setattr(session, "time", seen)
+        patch.setattr(tool_calls, "time", seen)
         patch.setattr(execution, "time", seen)
 
     def jump(self) -> None:
@@ -296,13 +298,15 @@ async def test_nothing_is_late_while_the_store_is_waited_for() -> None:
 
     class Away:
         async def commit(self, _frame_id: str, _batch: Batch) -> Ack:
-            late.append(activation.overdue(time.monotonic()))
+            late.append(patience.overdue(time.monotonic()))
             raise ConnectionError
 
-    window: Any = SimpleNamespace(spec={})
-    activation = session.Activation(window, Away(), None, None, "f")  # type: ignore[arg-type]
-    activation.tool_deadline = time.monotonic() - 30.0
+    window = Window("s", {})
+    patience = Patience()
+    commits = Commits(window, Away(), "f", patience)  # type: ignore[arg-type]
+    patience.expect(time.monotonic() - 30.0)
+    commits.draft.start_run = "r"
     with pytest.raises(ConnectionError):
-        await activation._commit(Batch("s", 0, 1, 1))
+        await commits.flush()
     assert late == [0.0]
-    assert activation.overdue(time.monotonic()) >= 30.0
+    assert patience.overdue(time.monotonic()) >= 30.0
