@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from understudy.store.journal import Committed, Journal
 from understudy.store.operations import require_held
 from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.groups import decide_end
+from understudy.tasks import Tasks
 
 from .calls import Calls
 from .draining import Draining
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 KNOWN_SESSIONS = 10_000
 
-Tell = Callable[[str, News], Awaitable[None]]
+Tell = Callable[[str, News], Coroutine[Any, Any, None]]
 """Tells the service of a node what another did to its sessions (`NodeService.notice`). May get lost."""
 
 
@@ -110,7 +111,7 @@ class NodeService:
         self.interrupts: dict[ActivationId, tuple[str, asyncio.Future[str]]] = {}
         self._specs: dict[str, tuple[int, dict[str, Any]]] = {}
         self._placements: dict[str, str] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(log)
         self.nodes: list[str] = []
         self.supervisor_heard: float | None = None
 
@@ -129,8 +130,7 @@ class NodeService:
     async def close(self) -> None:
         """Stop cleanly: what is unanswered stays a wait in the store."""
         await self.calls.close()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         await self.projection.close()
         await self.reading.close()
         await self.journal.close()
@@ -379,16 +379,9 @@ class NodeService:
             log.warning("generation %d lost the store", self.generation)
             self.journal.generation = 0
 
-    def spawn_task(self, coroutine: Any) -> None:
+    def spawn_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run something in the background until the service is closed."""
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a background task failed", exc_info=task.exception())
+        self._tasks.spawn(coroutine)
 
     def register(self, profile: ModelProfile) -> None:
         """Learn credentials. They stay in memory."""

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import InvalidInput, UnderstudyError
+from understudy.tasks import Tasks
 from understudy.transport.channel import ChannelServer, Ticket
 from understudy.transport.ends import has_ended
 
@@ -52,7 +53,7 @@ class NodeSocket:
         self._server = ChannelServer(f"node-{node_id[:12]}", self._called, self._ended)
         self._starting = asyncio.Lock()
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(log)
 
     async def admit(self, role: str, name: str) -> Ticket:
         """A ticket for a frame, by its id, or for a client.
@@ -68,8 +69,7 @@ class NodeSocket:
     async def close(self) -> None:
         """End all connections; what becomes of frames now is nobody's concern."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         await self._server.close()
 
     async def _called(self, peer: str, call_id: str, method: str, arguments: list[Any]) -> Any:
@@ -84,9 +84,7 @@ class NodeSocket:
         role, _, frame_id = peer.partition("/")
         if role != FRAME or self._closed:
             return
-        task = asyncio.get_running_loop().create_task(self._tell(frame_id, pid))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._tell(frame_id, pid))
 
     async def _tell(self, frame_id: str, pid: int) -> None:
         """Resume what a frame held, if its process has ended: the supervisor, which hears of it from Ray, comes later
@@ -104,8 +102,6 @@ class NodeSocket:
                 await node.recovery.frame_died(frame_id, "process_died", max(1e-6, time.monotonic() - began))
         except UnderstudyError as error:
             log.info("the end of frame %s is left to the supervisor: %s", frame_id, error)
-        except Exception:
-            log.exception("the end of frame %s is left to the supervisor", frame_id)
 
 
 def _caller(method: str, arguments: list[Any]) -> Any:

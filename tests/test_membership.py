@@ -19,6 +19,7 @@ from understudy.errors import (
     Unschedulable,
 )
 from understudy.store.draining import check_drain
+from understudy.supervisor import staffing, watching
 from understudy.supervisor import supervisor as supervising
 from understudy.supervisor.pool import Demand
 from understudy.supervisor.ports import NodeReport, TakenUp
@@ -226,10 +227,10 @@ class Machinery:
 async def machinery(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machinery]:
     """Three nodes under a supervisor that is in a hurry."""
     monkeypatch.setattr(supervising, "CENSUS_SECONDS", 0.02)
-    monkeypatch.setattr(supervising, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(watching, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(supervising, "LOST_SECONDS", LOST)
     monkeypatch.setattr(supervising, "ANSWER_SECONDS", 0.1)
-    monkeypatch.setattr(supervising, "REPEAT_SECONDS", 0.01)
+    monkeypatch.setattr(watching, "REPEAT_SECONDS", 0.01)
     monkeypatch.setattr("understudy.supervisor.probing.PROBE_DEADLINE", 0.05)
     found = Machinery("a", "b", "c")
     supervisor = Supervisor(found, "holder", standby=0, max_actors=1)
@@ -303,7 +304,7 @@ async def test_the_service_of_a_frame_that_hangs_hears_since_when(
 ) -> None:  # fmt: skip
     """Given a frame that hangs, then its node's service hears for how long it was silent before it is killed; a service
     that does not answer is not waited for."""
-    monkeypatch.setattr(supervising, "ANNOUNCE_SECONDS", 0.05)
+    monkeypatch.setattr(watching, "ANNOUNCE_SECONDS", 0.05)
     machinery.nodes["a"].silent = silent
     began = time.monotonic() - PATIENCE  # it was well before this test began
     machinery.frame.overdue = 60.0
@@ -466,7 +467,7 @@ async def test_frames_are_not_created_on_a_drained_node(machinery: Machinery) ->
     machinery.create_frame = create_frame  # type: ignore[method-assign]
     machinery.nodes["b"].draining = True
     supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
-    supervisor.standby = 1
+    supervisor._staffing._standby = 1
     supervisor.want("elsewhere")
     await asyncio.wait_for(enough.wait(), PATIENCE)
     await asyncio.sleep(0.2)
@@ -476,18 +477,18 @@ async def test_frames_are_not_created_on_a_drained_node(machinery: Machinery) ->
 async def test_a_placement_that_nobody_uses_is_forgotten(machinery: Machinery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given placements that were wanted, when one is not used for long, then nothing stands by for it any more, and
     nothing is remembered of it; one that is in use stays."""
-    monkeypatch.setattr(supervising, "WANTED_SECONDS", 0.2, raising=False)
+    monkeypatch.setattr(staffing, "WANTED_SECONDS", 0.2, raising=False)
     supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
     node = machinery.nodes["a"]
     node.demand = {"used": Demand(acting=1)}
     supervisor.want("used")
     supervisor.want("unused")
     began = time.monotonic()
-    await node.until(lambda: "unused" not in supervisor._wanted or time.monotonic() - began > PATIENCE / 4)
-    assert set(supervisor._wanted) == {"", "used"}
+    await node.until(lambda: "unused" not in supervisor._staffing._wanted or time.monotonic() - began > PATIENCE / 4)
+    assert set(supervisor._staffing._wanted) == {"", "used"}
     asked = node.asked
     await node.until(lambda: node.asked > asked + 2)
-    assert set(supervisor._nodes["a"].stock._standbys) == {"", "used"}
+    assert set(supervisor._known.nodes["a"].stock._standbys) == {"", "used"}
 
 
 @pytest.mark.parametrize("lost", [1, 2])
@@ -508,8 +509,8 @@ async def test_a_death_whose_watch_was_lost_is_told(machinery: Machinery, lost: 
             raise ServiceGone("it died")
 
     supervisor, frame = machinery.supervisor, Lost()
-    supervisor._frames[frame.frame_id] = frame  # type: ignore[assignment]
-    supervisor._spawn(supervisor._watch_frame(frame, supervisor._term))
+    supervisor._known.frames[frame.frame_id] = frame  # type: ignore[assignment]
+    supervisor._tasks.spawn(supervisor._watching.watch_frame(frame, supervisor._known.term))
     node = machinery.nodes["a"]
     await node.until(lambda: node.deaths == [frame.frame_id])
     assert frame.watched == lost + 1
@@ -542,7 +543,7 @@ async def test_what_a_frame_held_that_was_not_seen_to_start_goes_on(machinery: M
     node.named = {machinery.tried[0]: 8}
     await node.until(lambda: machinery.tried[0] in node.deaths)
     assert set(node.may_live) == {True}
-    assert machinery.tried[0] not in supervisor._frames
+    assert machinery.tried[0] not in supervisor._known.frames
 
 
 async def test_a_frame_that_died_unseen_is_told_of_where_it_is_named(machinery: Machinery) -> None:
@@ -570,14 +571,14 @@ async def test_a_frame_is_not_judged_without_being_looked_for(
 
     async def found(node_id: str, known: Collection[str] = ()) -> list[Any]:
         looked.append(set(known))
-        supervisor._frames.pop("f", None)
+        supervisor._known.frames.pop("f", None)
         return await frames(node_id, known)
 
     monkeypatch.setattr(machinery, "frames", found)
     node.named = {"f": 7, "gone": 8}
     await node.until(lambda: len(looked) > 1)
     node.named = {"f": 7}
-    await node.until(lambda: "f" in supervisor._frames)
+    await node.until(lambda: "f" in supervisor._known.frames)
     assert (node.deaths, machinery.pids) == (["gone"], {8})
 
 
@@ -614,7 +615,7 @@ async def test_a_node_that_joins_is_named_under_the_next_generation_only(
     monkeypatch.setattr(supervisor, "_ask", held)
     machinery.nodes["d"] = Node("d")
     await asyncio.wait_for(going.wait(), PATIENCE)
-    supervisor._under_way.pop("fence").cancel()  # as where it fails
+    supervisor._tasks.over("fence").cancel()  # as where it fails
     told = len(node.told)
     node.process = 2  # another process, which must be told
     await node.until(lambda: len(node.told) > told)
@@ -626,7 +627,7 @@ async def test_a_node_that_joins_is_named_under_the_next_generation_only(
 async def test_a_supervisor_that_starts_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a supervisor that waits for another node's service while it starts, then its own node's service is probed
     all the while: it kills a supervisor that it does not hear of."""
-    monkeypatch.setattr(supervising, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(watching, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(supervising, "LOST_SECONDS", PATIENCE)
     found = Machinery("a", "b")
     found.nodes["b"].silent = True

@@ -1,0 +1,61 @@
+"""What the supervisor knows of the cluster: its nodes and their frames."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from .ports import FrameHandle, NodeHandle
+from .stock import Stock
+
+
+@dataclass
+class Node:
+    """A node that has a service.
+
+    Attributes:
+        turns: who may create a frame of a placement now.
+        leaving: how many frames of each placement were told to leave when they rest.
+        ending: frames whose deaths are being told to this service.
+    """
+
+    handle: NodeHandle
+    cpus: float
+    stock: Stock
+    turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    leaving: dict[str, int] = field(default_factory=dict)
+    ending: set[str] = field(default_factory=set)
+    heard: float = field(default_factory=lambda: time.monotonic())
+
+
+class Known:
+    """Nodes and frames, as they were found when the current term began, and what has become of them since.
+
+    Attributes:
+        term: rises with each start; what began in an earlier one is void.
+        well: when each frame was last known to be well (monotonic).
+        stopped: nothing is restarted any more.
+        told: the generation, and the nodes that act for it: both change together.
+    """
+
+    def __init__(self) -> None:
+        self.term = 0
+        self.nodes: dict[str, Node] = {}
+        self.frames: dict[str, FrameHandle] = {}
+        self.well: dict[str, float] = {}
+        self.told = (0, list[str]())
+        self.stopped = False
+
+    def begin(self) -> None:
+        """A term begins: nothing is known."""
+        self.term += 1
+        self.nodes, self.frames, self.well = {}, {}, {}
+
+    def serves(self, node: Node, term: int) -> bool:
+        """Whether the node is still part of the cluster that was found when this term began."""
+        return term == self.term and self.nodes.get(node.handle.node_id) is node
+
+    def frames_of(self, node: Node) -> set[str]:
+        """All frames that are watched, and those of this node that are about to be, or whose deaths are being told."""
+        return {*self.frames, *node.stock.starting, *node.ending}
