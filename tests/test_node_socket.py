@@ -183,7 +183,7 @@ async def test_ends_behind_the_services_own_are_no_deaths(stage: Stage) -> None:
     process.kill()
     await process.wait()
     await asyncio.sleep(0)
-    assert not stage.socket._tasks
+    assert not list(stage.socket._tasks)
     stage.kernel.service.recovery.frame_died.assert_not_called()
 
 
