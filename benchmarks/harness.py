@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import statistics
 import sys
@@ -65,11 +66,17 @@ class Row:
         """`ok` or `short`; empty without a budget."""
         if self.limit is None:
             return ""
+        return "ok" if self.used <= 1.0 else "short"
+
+    @property
+    def used(self) -> float:
+        """The share of the budget that was used: more than 1 is more than there was; 0 without a budget."""
+        if self.limit is None:
+            return 0.0
         measured = self.ratio if self.limit.of_ratio else self.value
-        if measured is None:
-            return "short"
-        kept = measured >= self.limit.bound if self.limit.at_least else measured <= self.limit.bound
-        return "ok" if kept else "short"
+        if measured is None or (self.limit.at_least and not measured):
+            return math.inf
+        return self.limit.bound / measured if self.limit.at_least else measured / self.limit.bound
 
     @property
     def budget(self) -> str:

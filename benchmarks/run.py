@@ -2,7 +2,7 @@
 
 Baseline and product are measured in turns, so what else the machine does hits both. Progress goes to stderr; the table,
 or with `--json` one JSON document, to stdout. Exit status: 0 when everything was measured, whether budgets were kept or
-not; 1 when a scenario failed.
+not; 1 when a scenario failed, or `--guard` found a ratio that is well beyond its budget.
 """
 
 from __future__ import annotations
@@ -58,12 +58,17 @@ SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
 }
 
 
+MARGIN = 1.25
+"""What a busy machine may add to a ratio before `--guard` takes it for a regression."""
+
+
 def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="python benchmarks/run.py", description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=SCENARIOS, help=", ".join(SCENARIOS))
     parser.add_argument("--quick", action="store_true", help="few repetitions: shows that it works, no more")
+    parser.add_argument("--guard", action="store_true", help="exit status 1 if a ratio misses its budget by a quarter")
     parser.add_argument("--full", action="store_true", help="with 1,000 sessions on 16 actors as well")
     options = parser.parse_args()
     # Ray's processes must be stopped however this ends.
@@ -93,7 +98,10 @@ def main() -> int:
         else:
             show(machine, rows, failed)
         sys.stdout.flush()  # before Ray is stopped, whatever that leads to
-    return 1 if failed else 0
+    worse = [row for row in rows if row.limit is not None and row.limit.of_ratio and row.used > MARGIN]
+    for row in worse if options.guard else ():
+        print(f"{row.measure}: {row.ratio:.2f}, budget {row.budget}", file=sys.stderr)
+    return 1 if failed or (options.guard and worse) else 0
 
 
 def show(machine: dict[str, Any], rows: list[Row], failed: dict[str, str]) -> None:

@@ -82,6 +82,19 @@ def test_an_interrupted_run_stops_its_ray_head() -> None:
     assert not marked(mark)
 
 
+def test_what_is_used_of_a_budget() -> None:
+    """A ratio's share of its budget, whether it may be no more or no less; without a baseline more than there is."""
+    code = (
+        "from harness import Limit, Row\n"
+        "most, least = Limit(1.4, of_ratio=True), Limit(1.2, of_ratio=True, at_least=True)\n"
+        "measured = ((10.0, most), (5.0, least), (None, most))\n"
+        "rows = [Row('s', 'm', 7.0, 'ms', base, '', limit) for base, limit in measured]\n"
+        "print([(round(row.used, 2), row.verdict) for row in rows])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=RUN.parent, capture_output=True, text=True, check=True)
+    assert done.stdout == "[(0.5, 'ok'), (0.86, 'ok'), (inf, 'short')]\n"
+
+
 @pytest.mark.thorough
 def test_the_plot_has_what_was_measured(tmp_path: Path) -> None:
     """A report's rows become bars with their values, the same file from the same report; without such rows it is said
