@@ -68,7 +68,7 @@ async def _stalls(node: _Node) -> dict[str, float]:
     calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
         "take_up": lambda: service.recovery.take_up(service.generation, next(numbers), [home]),
         "sweep": lambda: service.recovery.sweep_all(0),
-        "demand": lambda: service.frames.demand(0.0),
+        "demand": lambda: service.frames.supply.demand(0.0),
         "timers": service.timers.look,
     }
     found = {}

@@ -143,7 +143,7 @@ class Draining:
         """The frame's answer: it is not needed here any more."""
         self._node.frames.paging.slots.pop(slot.frame_id, None)
         self._node.frames.release(slot)
-        self._node.frames.demand_changed.set()
+        self._node.frames.supply.changed.set()
         self.look()
         return Exit()
 
@@ -165,7 +165,7 @@ class Draining:
 
     async def _look(self) -> bool:
         """One pass over the sessions with work here; True if there was nobody left to wait for."""
-        await self._node.frames.dismiss_standbys()
+        await self._node.frames.supply.dismiss_standbys()
         ready = set(self._node.frames.paging.ready)
         rows = await self._node.reading.active([self._node.config.node_id])
         if self._drain is None:  # it was taken back

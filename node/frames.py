@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,25 +21,14 @@ from understudy.store import activation, operations
 from understudy.store.activation import FrameRef
 from understudy.store.engine import now
 from understudy.store.transaction import Row, Transaction
-from understudy.supervisor.capacity import Memory
-from understudy.supervisor.pool import Demand
-from understudy.supervisor.stock import OUT_OF_MEMORY
-from understudy.waiting import is_set_within
 
-from .memory import measure
 from .paging import Paging, Ready, Slot
+from .supply import Supply
 
 if TYPE_CHECKING:
     from .node_service import NodeService
 
 log = logging.getLogger(__name__)
-
-DEMAND_PAUSE = 0.05
-BUSY_DEMAND_PAUSE = 0.5
-"""Seconds until a change of demand is told: the first one at once or nearly so, under constant change now and then."""
-
-
-MEASURE_SECONDS = 2.0
 
 
 @dataclass
@@ -59,10 +47,7 @@ class Frames:
         chosen: sessions that were taken from the queue, each for a frame, and whose activation has not begun yet.
         placing: sessions whose activation is being committed, by how many at once.
         expected: frames that hold something and have not called in here yet.
-        leaving: how many frames of each placement shall go when they next rest.
-        unschedulable: why no frame of a placement can be started, as the supervisor says.
         condemned: frames whose process the supervisor shall kill; one that calls in has come to its end by itself.
-        cap: the most frames that the supervisor starts now; 0 while it has not said so.
     """
 
     def __init__(self, node: NodeService) -> None:
@@ -73,13 +58,7 @@ class Frames:
         self._found_meanwhile: dict[str, Ready] = {}
         self.expected: dict[str, Expected] = {}
         self.condemned: set[str] = set()
-        self.leaving: Counter[str] = Counter()
-        self.unschedulable: dict[str, str] = {}
-        self.cap = 0
-        self.demand_changed = asyncio.Event()
-        self._memory: Memory | None = None
-        self._measured = 0.0
-        self._demand_told = 0.0
+        self.supply = Supply(self.paging, self.let_go)
 
     def calling(self, call: StepCall) -> Slot:
         """The slot of the calling frame, and what its call tells about sessions it was thought to hold.
@@ -138,7 +117,7 @@ class Frames:
             return
         self.condemned.add(frame_id)
         self._node.end_watch(activation)
-        self.demand_changed.set()
+        self.supply.changed.set()
 
     def expect(self, row: Row) -> None:
         """The session's frame, which has not called in here yet, will do so, with this session or with another; unless
@@ -159,7 +138,7 @@ class Frames:
             slot.resting = False
             self.paging.slots.pop(slot.frame_id, None)
             self.reply(slot, Exit())
-            self.demand_changed.set()
+            self.supply.changed.set()
 
     async def rest(self, slot: Slot, wait: str | None) -> Work | Exit:
         """Hold the frame's call until there is work for it.
@@ -172,7 +151,7 @@ class Frames:
         slot.reply = asyncio.get_running_loop().create_future()
         self.paging.rest(slot, wait)
         self.dispatch()
-        self.demand_changed.set()
+        self.supply.changed.set()
         return await slot.reply  # type: ignore[no-any-return]
 
     def dispatch(self) -> None:
@@ -186,7 +165,7 @@ class Frames:
                 self.chosen[ready.session_id] += 1
                 self._node.spawn_task(self._activate(slot, ready, parked))
         if self.paging.ready:
-            self.demand_changed.set()
+            self.supply.changed.set()
 
     def activation(self, slot: Slot, ready: Ready, parked: ActivationId | None = None) -> Callable[[Transaction], Work]:
         """The operation that gives a session to a frame; its result is the frame's work. With it `parked` leaves.
@@ -236,7 +215,7 @@ class Frames:
             elif holder.resting:
                 self.resume(holder)
             if parked is not None:
-                self._node.spawn_task(self._node.journal.submit(lambda tx: activation.park(tx, parked)))
+                self._node.spawn_task(self.park(parked))
             self.paging.rest(slot, None)
             self.dispatch()
             return
@@ -403,73 +382,19 @@ class Frames:
         answer = (message,) if message is not None else ()
         return replace(work, after_seq=after, messages=(*(slot.reply_echo or ()), *answer))
 
-    async def demand(self, timeout: float) -> dict[str, Demand]:
-        """Per placement, as soon as it changes or after `timeout`."""
-        if timeout > 0:
-            busy = time.monotonic() - self._demand_told < 1.0
-            if await is_set_within(self.demand_changed, timeout):
-                await asyncio.sleep(BUSY_DEMAND_PAUSE if busy else DEMAND_PAUSE)
-            self._demand_told = time.monotonic()
-        self.demand_changed.clear()
-        found = self.paging.demand()
-        for name, demand in found.items():
-            demand.frames = [slot.frame_id for slot in self.paging.slots.values() if slot.placement == name]
-            demand.taken = self.paging.taken.pop(name, 0)
-        return found
-
-    async def retire(self, leaving: dict[str, int]) -> None:
-        """Let so many frames of each placement go: those that rest now, and others when they next do.
-
-        It replaces what was said before.
-        """
-        self.leaving = Counter(leaving)
-        for slot in sorted(self.paging.slots.values(), key=lambda slot: not slot.stands_by):
-            if slot.resting and self.leaves(slot):
-                await self._let_go(slot)
-
-    async def dismiss_standbys(self) -> None:
-        """Let all frames go that nobody will miss."""
-        for slot in list(self.paging.slots.values()):
-            if slot.stands_by:
-                await self._let_go(slot)
-
-    async def _let_go(self, slot: Slot) -> None:
+    async def let_go(self, slot: Slot) -> None:
         """End the process of a frame that rests; its session, if it has one, leaves it."""
         slot.resting = False
         held = slot.activation
         self.release(slot)
         if held is not None:  # it may become ready before this is committed: its frame is known until then
-            await self._node.journal.submit(lambda tx: activation.park(tx, held))
+            await self.park(held)
         self.paging.slots.pop(slot.frame_id, None)
         self.reply(slot, Exit())
 
-    def leaves(self, slot: Slot) -> bool:
-        """Whether this frame, which comes to rest, is one of those that shall go; it is counted then."""
-        if self.leaving[slot.placement] <= 0:
-            return False
-        self.leaving[slot.placement] -= 1
-        return True
-
-    def memory(self) -> Memory:
-        """What memory there is, measured every `MEASURE_SECONDS`. Scarce frames may be on other machines."""
-        if self._memory is None or time.monotonic() - self._measured > MEASURE_SECONDS:
-            slots = self.paging.slots.values()
-            self._memory = measure([slot.pid for slot in slots if not is_scarce(slot.placement)])
-            self._measured = time.monotonic()
-        return self._memory
-
-    @property
-    def measured(self) -> Memory | None:
-        """What was measured last."""
-        return self._memory
-
-    def cause(self, cause: str) -> str:
-        """Why a process died: where the kernel has just killed one for want of memory, it was this one."""
-        before = self._memory
-        if cause != "process_died" or before is None:
-            return cause
-        self._memory = None
-        return OUT_OF_MEMORY if self.memory().killed > before.killed else cause
+    async def park(self, held: ActivationId) -> None:
+        """Note that a session has left its frame."""
+        await self._node.journal.submit(lambda tx: activation.park(tx, held))
 
     def fail_reply(self, slot: Slot) -> None:
         """The frame's process is gone, and with it whoever awaits its call."""

@@ -109,11 +109,11 @@ class NodeCalls(ABC):
 
     async def unschedulable(self, failures: dict[str, str]) -> None:
         """Placements that no frame can be started for, and why."""
-        (await self._node()).frames.unschedulable = failures
+        (await self._node()).frames.supply.unschedulable = failures
 
     async def retire(self, leaving: dict[str, int]) -> None:
         """See `Frames.retire`."""
-        await (await self._node()).frames.retire(leaving)
+        await (await self._node()).frames.supply.retire(leaving)
 
     async def profiles(self) -> Any:
         """The model profiles that this process knows of itself. Profiles go as they are: Ray alone carries them."""
@@ -130,11 +130,11 @@ class NodeCalls(ABC):
             cap: so many actors this node may have, from now on; 0: as before.
         """
         node = await self._node()
-        node.frames.cap = cap or node.frames.cap
-        demand = await node.frames.demand(timeout)
+        node.frames.supply.cap = cap or node.frames.supply.cap
+        demand = await node.frames.supply.demand(timeout)
         return NodeReport(
             await self.pid(), node.generation, node.nodes, node.draining.on, demand, list(node.frames.condemned),
-            node.frames.named(), node.frames.memory(),
+            node.frames.named(), node.frames.supply.memory(),
         )  # fmt: skip
 
     @abstractmethod

@@ -95,7 +95,7 @@ class NodeSocket:
             if not await has_ended(pid, END_SECONDS):
                 return
             node = await self._node()
-            memory, slot = node.frames.measured, node.frames.paging.slots.get(frame_id)
+            memory, slot = node.frames.supply.measured, node.frames.paging.slots.get(frame_id)
             scarce = memory is not None and memory.free < SCARCE_MEMORY * memory.total
             if slot is not None and slot.pid == pid and not scarce:
                 # Its connection was a sign of life until it ended.

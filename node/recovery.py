@@ -92,14 +92,14 @@ class Recovery:
         except BaseException:
             if self._begun == (generation, number):
                 self._node.journal.generation = 0  # so that the supervisor sees that it must say it again
-                self._frames.demand_changed.set()
+                self._frames.supply.changed.set()
             raise
         finally:
             self._taking_up -= 1
         self._done = max(self._done, (generation, number))
         self.knows_frames = True
         self._frames.dispatch()
-        self._frames.demand_changed.set()
+        self._frames.supply.changed.set()
         return found
 
     async def _take_up(self, home: str, nodes: list[str]) -> TakenUp:
@@ -295,11 +295,11 @@ class Recovery:
     async def _frame_died(self, frame_id: str, cause: str, silence: float, *, may_live: bool) -> None:
         if not self._node.generation:
             raise StaleGeneration("the service has not been taken up")
-        since, cause = now(), self._frames.cause(cause)
+        since, cause = now(), self._frames.supply.cause(cause)
         self._bury(frame_id)
         slot = self._paging.slots.pop(frame_id, None)
         self._frames.condemned.discard(frame_id)
-        self._frames.demand_changed.set()
+        self._frames.supply.changed.set()
         held = [slot.activation] if slot is not None and slot.activation is not None else []
         signs = [since - int(silence * 1e6)] if silence else []
         signs += [slot.seen] if slot is not None and slot.seen else []

@@ -211,13 +211,13 @@ class Requests:
     async def read(self, what: str, arguments: list[Any], options: dict[str, Any]) -> Any:
         """One of `READS`. Who waits for a frame that can't be started is told so."""
         found = await self._node.reading.query(READS[what], *arguments, **options)
-        if self._node.frames.unschedulable and what in ("info", "sessions", "tree"):
+        if self._node.frames.supply.unschedulable and what in ("info", "sessions", "tree"):
             for row in [found] if what == "info" else found:
                 self._explain(row)
         return found
 
     def _explain(self, row: dict[str, Any]) -> None:
-        reason = self._node.frames.unschedulable.get(row["placement"])
+        reason = self._node.frames.supply.unschedulable.get(row["placement"])
         if reason and row["session_id"] in self._node.frames.paging.ready and row["error"] is None:
             row["error"] = {"code": "unschedulable", "message": reason, "session_id": row["session_id"]}
 

@@ -90,7 +90,7 @@ class Rounds:
         answer: Work | Exit | None = work
         if leave or _outlasted(slot, result.wait):
             frames.paging.slots.pop(slot.frame_id, None)
-            frames.demand_changed.set()
+            frames.supply.changed.set()
             answer = Exit()
         if woken:  # what it waits for was committed right behind the batch
             result = replace(result, wait=None)
@@ -124,7 +124,7 @@ class Rounds:
             return False
         if is_isolated(slot.placement) and (wait != "model" or self._node.frames.paging.queued(slot.placement)):
             return True
-        return self._node.frames.leaves(slot)
+        return self._node.frames.supply.must_leave(slot)
 
     async def _over(self, slot: Slot, work: Work | None, woken: Row | None, *, leave: bool) -> Work | Exit:
         """The frame's activation ended with its commit: its session, if there is more to do, needs a frame anew."""
@@ -132,7 +132,7 @@ class Rounds:
             self._node.frames.release(slot)
         if leave:
             self._node.frames.paging.slots.pop(slot.frame_id, None)
-            self._node.frames.demand_changed.set()
+            self._node.frames.supply.changed.set()
         if woken is not None:
             self._node.frames.wake(woken)
             self._node.frames.dispatch()

@@ -74,18 +74,18 @@ def _service(node: NodeService) -> dict[str, Callable[[], Values]]:
 
     def frames_memory() -> Values:
         measured = [slot for slot in list(frames.paging.slots.values()) if not is_scarce(slot.placement)]
-        return {(): frames.measured.frame * len(measured)} if frames.measured else {}
+        return {(): frames.supply.measured.frame * len(measured)} if frames.supply.measured else {}
 
     return {
         names.SUPERVISOR_SILENCE: lambda: {(): time.monotonic() - (node.supervisor_heard or started)},
         names.FRAMES: by_state,
-        names.ACTORS_CAP: lambda: {(): frames.cap} if frames.cap else {},
+        names.ACTORS_CAP: lambda: {(): frames.supply.cap} if frames.supply.cap else {},
         names.STANDBYS_TAKEN: lambda: {(): frames.paging.standbys_taken},
         names.READY_SESSIONS: lambda: {(): len(frames.paging.ready)},
         names.MODEL_CALLS_IN_FLIGHT: lambda: {(): len(node.calls)},
         names.SERVICE_MEMORY: lambda: {(): process.memory_info().rss},
         names.FRAMES_MEMORY: frames_memory,
-        names.MEMORY_AVAILABLE: lambda: {(): frames.measured.free} if frames.measured else {},
+        names.MEMORY_AVAILABLE: lambda: {(): frames.supply.measured.free} if frames.supply.measured else {},
         names.BUILD_INFO: lambda: {(version("understudy"),): 1},
     }
 

@@ -260,7 +260,7 @@ class Kernel:
         for _ in range(frames):
             self.add_frame()
         while len(self.service.frames.paging.slots) < frames:
-            await self.service.frames.demand(1.0)
+            await self.service.frames.supply.demand(1.0)
 
     async def take_up(self, generation: int, nodes: list[str]) -> None:
         """What a supervisor tells when it begins, and whenever a node has come or gone; then, which of the frames that

@@ -14,8 +14,8 @@ from understudy.cluster.ray import machinery as machinery_module
 from understudy.cluster.ray.ray_edge import settle
 from understudy.config import Settings
 from understudy.errors import ServiceGone
-from understudy.node import frames as frames_module
 from understudy.node import recovery as recovery_module
+from understudy.node import supply as supply_module
 from understudy.node import timers as timers_module
 from understudy.node.recovery import CHUNK
 from understudy.node.turns import Ready
@@ -157,7 +157,7 @@ async def test_a_frame_that_is_one_too_many_leaves_when_it_rests(store: str, tmp
         def watch(_number: int, label: str, _who: k.Worker | None) -> None:
             if label == "tool begins" and not ordered.is_set():
                 ordered.set()
-                kernel.service.frames.leaving[""] = 1
+                kernel.service.frames.supply.leaving[""] = 1
 
         kernel.on_point = watch
         ends = await asyncio.gather(*(kernel.run(name, k.spec(script, [k.note])) for name in ("a", "b")))
@@ -166,7 +166,7 @@ async def test_a_frame_that_is_one_too_many_leaves_when_it_rests(store: str, tmp
         assert len(kernel.service.frames.paging.slots) == 1
         [gone] = [worker for worker in kernel.workers.values() if worker.task.done()]
         del kernel.workers[gone.frame_id]
-        await kernel.service.frames.retire({"": 1})  # idle now: at once
+        await kernel.service.frames.supply.retire({"": 1})  # idle now: at once
         assert kernel.service.frames.paging.slots == {}
 
 
@@ -176,8 +176,8 @@ async def test_a_death_for_want_of_memory_is_told(tmp_path: Path) -> None:
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
         killed = 0
         kernel.service.frames._memory = None
-        with patch.object(frames_module, "measure", lambda _pids: Memory(1, 1, 0, killed)):
-            kernel.service.frames.memory()
+        with patch.object(supply_module, "measure", lambda _pids: Memory(1, 1, 0, killed)):
+            kernel.service.frames.supply.memory()
 
             def watch(_number: int, label: str, who: k.Worker | None) -> None:
                 nonlocal killed

@@ -193,7 +193,7 @@ async def test_where_memory_is_short_the_supervisor_says_why(stage: Stage, free:
     supervisor, which hears from Ray whether that has killed it."""
     service = stage.kernel.service
     process, _ = await stage.frame("f")
-    service.frames._memory = Memory(total=100, free=free)
+    service.frames.supply._memory = Memory(total=100, free=free)
     service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
     done = stage.when_an_end_is_dealt_with()
     process.kill()

@@ -149,7 +149,7 @@ async def test_a_run_that_is_ended_by_force_elsewhere_is_ended_at_home(
         assert (await asyncio.wait_for(a.end("s"), PATIENCE))["status"] == "cancelled"
         async with asyncio.timeout(PATIENCE):
             while not a.service.frames.condemned:
-                await a.service.frames.demand(1.0)
+                await a.service.frames.supply.demand(1.0)
         assert a.service.frames.condemned == {worker.frame_id}
         a.kill(worker)
         await a.quiet()

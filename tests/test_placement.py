@@ -211,13 +211,13 @@ async def test_each_activation_has_a_process_of_its_own(store: str, tmp_path: Pa
 async def test_who_waits_for_what_no_node_has_is_told(store: str, tmp_path: Path) -> None:
     """Given a placement that can't be had, then its session says why it waits, and others go on."""
     async with k.running(store, tmp_path, frames=1) as kernel:
-        kernel.service.frames.unschedulable = {"gpu": "no node has GPU 1"}
+        kernel.service.frames.supply.unschedulable = {"gpu": "no node has GPU 1"}
         await kernel.spawn("stuck", k.spec("hi", placement="gpu"))
         await kernel.send("stuck")
         assert (await kernel.run("other", k.spec("hi")))["status"] == "completed"
         assert (await kernel.info("stuck"))["error"]["message"] == "no node has GPU 1"
         assert (await kernel.info("other"))["error"] is None
-        kernel.service.frames.unschedulable = {}
+        kernel.service.frames.supply.unschedulable = {}
         assert (await kernel.info("stuck"))["error"] is None
         kernel.add_frame("gpu")
         assert (await kernel.end("stuck"))["status"] == "completed"

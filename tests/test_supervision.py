@@ -328,7 +328,7 @@ async def test_a_process_that_has_not_called_in_since_a_restart_is_condemned(
     assert (frames.condemned, frame.frame_id in frames.expected) == ({frame.frame_id}, False)
     Begun.let_go.set()
     while frame.frame_id not in frames.paging.slots:
-        await frames.demand(1.0)
+        await frames.supply.demand(1.0)
     assert frames.condemned == set()
     await kernel.send("s", "again", "r2")
     assert (await kernel.end("s", "r2"))["status"] == "completed"

@@ -273,7 +273,7 @@ class World:
             system.installed(self.scheduler, self.plan.seed, self.note, self._log_level, self.invariants.violated),
             patch(f"{node}.Database", lambda _dsn: self.store.open(self.scheduler.current.name)),
             patch("understudy.node.projection.serve_metrics", lambda *_args, **_options: (0, None)),
-            patch("understudy.node.frames.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
+            patch("understudy.node.supply.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
             patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
             patch.object(requests, "once", self.requested.watched(requests.once)),
             patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
