@@ -17,18 +17,16 @@ from understudy.redaction import redacted
 
 from .accounts import Accounts
 from .budgets import Charge, owners
+from .pending import Pending
 from .prepared import Row as Row
 from .prepared import Statements, cursor_of, pipelined
 from .statements import (
     ACCOUNT,
     CALL_STATE,
-    DELETE_INBOX,
-    DELETE_TIMER,
     EVENT,
     INBOX,
     LOADED_AT_ONCE,
     MESSAGE,
-    MUTABLE,
     NEW_SESSION,
     QUESTION,
     REMOVAL,
@@ -46,10 +44,6 @@ from .statements import (
     SESSION,
     TIMER,
     TOOL_CALL,
-    UPDATE_CALL,
-    UPDATE_RUN,
-    UPDATE_SESSION,
-    UPDATE_SESSION_OFTEN,
     calls_of_round,
     select_sessions,
 )
@@ -113,16 +107,7 @@ class Transaction:
         self.writes = 0
         self.loads: set[str] = set()
         self._sessions: dict[str, Row | None] = {}
-        self._seldom: dict[str, tuple[Any, ...]] = {}
-        self._dirty: dict[str, Row] = {}
-        self._unwritten: set[str] = set()
-        self._written: dict[str, tuple[Any, ...]] = {}
-        self._created: list[Row] = []
-        self._inserts: dict[Any, list[Row]] = {}
-        self._call_updates: list[Row] = []
-        self._inbox_deletes: list[Row] = []
-        self._run_updates: list[Row] = []
-        self._timer_changes: dict[tuple[str, str], Row | None] = {}
+        self._pending = Pending(statements, self._cursor, namespace)
         self._owner: int | None = None
 
     def load(self, session_ids: Iterable[str]) -> None:
@@ -149,7 +134,7 @@ class Transaction:
         statement = select_sessions(count, self.connection.dialect.name != "sqlite", wait)
         for row in self._select(statement, ns=self.namespace, **ids):
             self._sessions[row["session_id"]] = row
-            self._seldom[row["session_id"]] = tuple([row[name] for name in SELDOM])
+            self._pending.seldom[row["session_id"]] = tuple([row[name] for name in SELDOM])
         self._owner = None  # see `require_generation`
 
     def locking(self, statement: Any) -> Any:
@@ -198,9 +183,9 @@ class Transaction:
     def changed(self, row: Row) -> None:
         """Note that `row` must be written back."""
         self.writes += 1
-        self._unwritten.add(row["session_id"])
-        if row["session_id"] not in self._dirty:
-            self._dirty[row["session_id"]] = row
+        self._pending.unwritten.add(row["session_id"])
+        if row["session_id"] not in self._pending.dirty:
+            self._pending.dirty[row["session_id"]] = row
             self.written[row["session_id"]] = (row["seq"], row)
             row["version"] += 1
             row["updated_at"] = self.now
@@ -220,10 +205,10 @@ class Transaction:
         incarnations = dict.fromkeys(("incarnation", "first_incarnation"), self.next_incarnation())
         full = {**NEW_SESSION, **row, "namespace": self.namespace, **times, **incarnations}
         self._sessions[row["session_id"]] = full
-        self._created.append(full)
-        self._dirty[row["session_id"]] = full
+        self._pending.created.append(full)
+        self._pending.dirty[row["session_id"]] = full
         self.written[row["session_id"]] = (0, full)
-        self._unwritten.add(row["session_id"])
+        self._pending.unwritten.add(row["session_id"])
         return full
 
     def next_incarnation(self) -> int:
@@ -247,7 +232,7 @@ class Transaction:
         self.accounts.forget(session_ids)
         for session_id in session_ids:
             self._sessions[session_id] = None
-            self._dirty.pop(session_id, None)
+            self._pending.dirty.pop(session_id, None)
             self.written.pop(session_id, None)
 
     def _note_removal(self, incarnation: int) -> None:
@@ -263,8 +248,8 @@ class Transaction:
         """Add a row to any other table."""
         self.writes += 1
         row["namespace"] = self.namespace
-        self._unwritten.add(row["session_id"])
-        self._inserts.setdefault(table, []).append(row)
+        self._pending.unwritten.add(row["session_id"])
+        self._pending.inserts.setdefault(table, []).append(row)
 
     def append(self, row: Row, entry: Message | Event) -> int:
         """Append a message or an event to the session's log and return its `seq`."""
@@ -314,17 +299,17 @@ class Transaction:
         A call keeps its child: a later state need not name it.
         """
         state["updated_at"] = self.now
-        self._unwritten.add(session_id)
+        self._pending.unwritten.add(session_id)
         row = {f"b_{name}": state[name] for name in CALL_STATE}
         row.update(b_namespace=self.namespace, b_session_id=session_id, b_call_id=call_id)
-        self._call_updates.append(row)
+        self._pending.call_updates.append(row)
 
     def update_run(self, session_id: str, run_id: str, **end: Any) -> None:
         """Set how a run stands; every field of `RUN_END` must be given."""
-        self._unwritten.add(session_id)
+        self._pending.unwritten.add(session_id)
         row = {f"b_{name}": end[name] for name in RUN_END}
         row.update(b_namespace=self.namespace, b_session_id=session_id, b_run_id=run_id)
-        self._run_updates.append(row)
+        self._pending.run_updates.append(row)
 
     def read(self, statement: Any, session_id: str | None = None) -> Any:
         """Execute a SELECT that must see what this transaction has changed so far.
@@ -332,13 +317,13 @@ class Transaction:
         What earlier operations of the group changed is still in memory; it is written first if it concerns the
         session (any session, if None is given).
         """
-        if session_id is None or session_id in self._unwritten:
+        if session_id is None or session_id in self._pending.unwritten:
             self.flush()
         return self.connection.execute(statement)
 
     def read_one(self, statement: Any, session_id: str, **values: Any) -> Any:
         """The one value of a SELECT that is a constant of its module, and concerns one session only."""
-        if session_id in self._unwritten:
+        if session_id in self._pending.unwritten:
             self.flush()
         return self._scalar(statement, **values)
 
@@ -353,17 +338,17 @@ class Transaction:
         if row["inbox_count"] <= 0:
             return ()
         stored = self._select(SELECT_INBOX, ns=self.namespace, session=row["session_id"])
-        taken = {item["b_item"] for item in self._inbox_deletes if item["b_session_id"] == row["session_id"]}
+        taken = {item["b_item"] for item in self._pending.inbox_deletes if item["b_session_id"] == row["session_id"]}
         return tuple(
             InboxItem(item["item"], item["kind"], item["key"], item["payload"])
-            for item in [*stored, *self._pending(INBOX, row["session_id"])]
+            for item in [*stored, *self._pending.of(INBOX, row["session_id"])]
             if item["item"] not in taken
         )
 
     def messages(self, session_id: str, after: int) -> tuple[Message, ...]:
         """The session's messages after a `seq`, those of this transaction included."""
         stored = self._select(SELECT_MESSAGES, ns=self.namespace, session=session_id, after=after)
-        pending = [item for item in self._pending(MESSAGE, session_id) if item["seq"] > after]
+        pending = [item for item in self._pending.of(MESSAGE, session_id) if item["seq"] > after]
         return tuple(Message.from_wire({**item["body"], "seq": item["seq"]}) for item in [*stored, *pending])
 
     def calls(self, session_id: str, run_id: str, round_number: int) -> list[Row]:
@@ -373,20 +358,16 @@ class Transaction:
             return self._select(SELECT_CALLS, ns=self.namespace, session=session_id, **keys)
 
         found = {item["call_id"]: item for item in calls_of_round(stored, run_id, round_number)}
-        for item in self._pending(TOOL_CALL, session_id):
+        for item in self._pending.of(TOOL_CALL, session_id):
             if (item["run_id"], item["round"]) == (run_id, round_number):
                 found[item["call_id"]] = {"result": None, "child_id": None, **item}
-        for change in self._call_updates:
+        for change in self._pending.call_updates:
             if change["b_session_id"] == session_id and change["b_call_id"] in found:
                 call = found[change["b_call_id"]]
                 kept = call["child_id"]
                 call.update({name: change[f"b_{name}"] for name in CALL_STATE})
                 call["child_id"] = call["child_id"] or kept
         return sorted(found.values(), key=lambda item: int(item["index"]))
-
-    def _pending(self, table: Any, session_id: str) -> list[Row]:
-        """Rows that are not written yet, where writing them first would cost every activation a round trip."""
-        return [row for row in self._inserts.get(table, ()) if row["session_id"] == session_id]
 
     def put_inbox(self, row: Row, kind: str, key: str, payload: dict[str, Any]) -> None:
         """Put something into a session's inbox."""
@@ -403,8 +384,8 @@ class Transaction:
         """Remove inbox rows that the batch takes care of."""
         for item in items:
             row["inbox_count"] -= 1
-            self._unwritten.add(row["session_id"])
-            self._inbox_deletes.append(
+            self._pending.unwritten.add(row["session_id"])
+            self._pending.inbox_deletes.append(
                 {"b_namespace": self.namespace, "b_session_id": row["session_id"], "b_item": item}
             )
 
@@ -412,16 +393,16 @@ class Transaction:
         """Have something happen at a time; a timer of this name that the session has is replaced."""
         self.writes += 1
         key = (row["session_id"], name)
-        self._unwritten.add(row["session_id"])
-        self._timer_changes[key] = {"namespace": self.namespace, "session_id": row["session_id"], "name": name,
+        self._pending.unwritten.add(row["session_id"])
+        self._pending.timer_changes[key] = {"namespace": self.namespace, "session_id": row["session_id"], "name": name,
                                     "due_at": due_at, "payload": payload}  # fmt: skip
         self.timers[key] = due_at
 
     def drop_timer(self, row: Row, name: str) -> None:
         """Have it not happen; nothing if there is no such timer."""
         self.writes += 1
-        self._unwritten.add(row["session_id"])
-        self._timer_changes[row["session_id"], name] = None
+        self._pending.unwritten.add(row["session_id"])
+        self._pending.timer_changes[row["session_id"], name] = None
         self.timers.pop((row["session_id"], name), None)
 
     def wake(self, row: Row) -> None:
@@ -453,51 +434,5 @@ class Transaction:
     def flush(self) -> None:
         """Write everything back, a statement per table."""
         with pipelined(self.connection):
-            self._write_all()
-        self._created, self._unwritten = [], set()
-        self._inbox_deletes, self._inserts, self._call_updates, self._run_updates = [], {}, [], []
-        self._timer_changes = {}
-
-    def _write_all(self) -> None:
-        if self._created:
-            self._statements.insert(self._cursor, SESSION, self._created)
-            self._written.update((row["session_id"], _mutable(row)) for row in self._created)
-        # A row stays in hand after it was written: operations go on changing it without saying so again.
-        often: list[Row] = []
-        all_columns: list[Row] = []
-        for session_id, row in sorted(self._dirty.items()):
-            values = _mutable(row)
-            if self._written.get(session_id) == values:
-                continue
-            self._written[session_id] = values
-            seldom = tuple([row[name] for name in SELDOM])
-            (often if self._seldom.get(session_id) == seldom else all_columns).append(self._parameters(row))
-            self._seldom[session_id] = seldom
-        self._write(UPDATE_SESSION_OFTEN, often)
-        self._write(UPDATE_SESSION, all_columns)
-        keys = [
-            {"b_namespace": self.namespace, "b_session_id": session, "b_name": name}
-            for session, name in self._timer_changes
-        ]
-        self._write(DELETE_TIMER, keys)
-        for table, rows in self._inserts.items():
-            self._statements.insert(self._cursor, table, rows)
-        timers = [row for row in self._timer_changes.values() if row is not None]
-        if timers:
-            self._statements.insert(self._cursor, TIMER, timers)
-        self._write(DELETE_INBOX, self._inbox_deletes)  # after the inserts: what came in here may have gone here too
-        self._write(UPDATE_CALL, self._call_updates)
-        self._write(UPDATE_RUN, self._run_updates)
-        self.accounts.write()
-
-    def _write(self, statement: Any, rows: list[Row]) -> None:
-        if rows:
-            self._statements.of(statement).write(self._cursor, rows)
-
-    def _parameters(self, row: Row) -> Row:
-        values = {f"b_{name}": row[name] for name in MUTABLE}
-        return {"b_namespace": self.namespace, "b_session_id": row["session_id"], **values}
-
-
-def _mutable(row: Row) -> tuple[Any, ...]:
-    return tuple([row[name] for name in MUTABLE])
+            self._pending.write()
+            self.accounts.write()
