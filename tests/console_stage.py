@@ -19,7 +19,7 @@ from understudy.cluster.console.application import application
 from understudy.cluster.ray.console_actor import listen
 from understudy.identifiers import new_identifier
 
-from . import kernel as k
+from .kernel import kernel as k
 
 WATCH_SECONDS = 20.0
 

@@ -23,8 +23,8 @@ from understudy.events import Event
 from understudy.observability.spans import spans_of
 from understudy.store import queries
 
-from . import kernel as k
 from .collectors import HttpCollector
+from .kernel import kernel as k
 
 SPAWN = [("spawn_agent", {"agent": "child", "task": f"look {number}"}) for number in range(3)]
 

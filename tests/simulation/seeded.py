@@ -198,7 +198,7 @@ def pass_without_any(tests: set[str]) -> bool:
 
 
 def violated_by(name: str) -> list[str]:
-    """The same with a kept plan, with which the product violates nothing (`tests/test_simulation.py` holds that)."""
+    """The same with a kept plan, with which the product violates nothing (`test_simulation.py` holds that)."""
     from .plan import Plan
     from .world import World
 

@@ -1,0 +1,181 @@
+"""A node whose network is cut, and healed: a Ray node in a network namespace of its own, and its cable pulled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from understudy import AgentSpec, Cluster, Session
+from understudy.environment import for_services
+from understudy.events import SessionActivated, ToolStarted
+from understudy.store.check import check
+from understudy.store.engine import Database
+
+from ..faults import PATIENCE, of, tools_of, wait_until
+from ..kernel.kernel import script
+from ..postgres import PostgresServer, database
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.thorough,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a network namespace"),
+    pytest.mark.skipif(shutil.which("ip") is None, reason="needs `ip` (Debian: iproute2)"),
+]
+
+LOST = 15_000_000_000
+"""Nanoseconds within which the sessions of a node that is cut off must run elsewhere."""
+
+NETWORK = "10.213.77"
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
+
+
+class RemoteNode:
+    """A Ray node in a network namespace, joined to this machine by a cable that can be pulled."""
+
+    def __init__(self, address: str) -> None:
+        self._name = f"understudy-{uuid.uuid4().hex[:6]}"
+        self._cable = f"us{uuid.uuid4().hex[:8]}"
+        ip("netns", "add", self._name)
+        ip("link", "add", self._cable, "type", "veth", "peer", "name", "uplink", "netns", self._name)
+        ip("addr", "add", f"{NETWORK}.1/30", "dev", self._cable)
+        ip("link", "set", self._cable, "up")
+        for command in (
+            ["addr", "add", f"{NETWORK}.2/30", "dev", "uplink"],
+            ["link", "set", "lo", "up"],
+            ["link", "set", "uplink", "up"],
+            ["route", "add", "default", "via", f"{NETWORK}.1"],
+        ):
+            ip("-n", self._name, *command)
+        command = ["ip", "netns", "exec", self._name, sys.executable, "-c"]
+        command += ["from ray.scripts.scripts import main; main()", "start", "--block", f"--address={address}"]
+        command += [f"--node-ip-address={NETWORK}.2", "--num-cpus=1", "--object-store-memory=100000000"]
+        self._process = subprocess.Popen(
+            command, env=for_services(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def cut(self) -> None:
+        """Pull the cable: nothing arrives in either direction, and nobody is told."""
+        ip("link", "set", self._cable, "down")
+
+    def heal(self) -> None:
+        """Plug it in again."""
+        ip("link", "set", self._cable, "up")
+
+    def pids(self) -> set[int]:
+        """Its processes."""
+        try:
+            root = psutil.Process(self._process.pid)
+            return {root.pid, *(child.pid for child in root.children(recursive=True))}
+        except psutil.NoSuchProcess:
+            return set()
+
+    def close(self) -> None:
+        """End everything in it, and take the namespace away."""
+        processes = [psutil.Process(pid) for pid in self.pids() if psutil.pid_exists(pid)]
+        for process in processes:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                pass
+        psutil.wait_procs(processes, timeout=20)
+        self._process.wait(20)
+        subprocess.run(["ip", "link", "del", self._cable], check=False, capture_output=True, timeout=20)
+        subprocess.run(["ip", "netns", "del", self._name], check=False, capture_output=True, timeout=20)
+
+
+@pytest.fixture
+def remote(ray_cluster: str) -> Iterator[RemoteNode]:
+    node = RemoteNode(ray_cluster)
+    try:
+        yield node
+    finally:
+        node.close()
+
+
+@pytest.fixture(params=["with the store in reach", "with the store out of reach"])
+def store_there(request: pytest.FixtureRequest, ray_cluster: str) -> Iterator[str]:
+    """DSN of a PostgreSQL store: over a socket file, which no cable carries, or over the network."""
+    if "in reach" in request.param:
+        with database(request.getfixturevalue("postgres_server")) as dsn:
+            yield dsn
+        return
+    host = ray_cluster.rpartition(":")[0]
+    with PostgresServer(settings={"listen_addresses": "*"}) as server:
+        server.trust(f"{NETWORK}.0/30", f"{host}/32")
+        yield server.dsn.replace("127.0.0.1", host)
+
+
+def places(session: Session) -> list[str]:
+    """The nodes of the session's activations, in order."""
+    return [event.node_id for event in of(session.events(), SessionActivated)]
+
+
+def test_the_network_of_a_node_is_cut_and_heals(remote: RemoteNode, store_there: str, tmp_path: Path) -> None:
+    """Given sessions at work on a node, when its network is cut, then the others have them within 15 s; when it heals,
+    the node's late work is refused: every run ends once and right, no side effect is repeated."""
+    with Cluster.connect(store_there, max_actors=3, standby=1, model="offline") as cluster:
+        try:
+            wait_until(lambda: len(nodes(cluster)) == 2, "a node service on each node")
+            [there] = [node for node, pid in nodes(cluster).items() if pid in remote.pids()]
+            acting, answering = at(cluster, there, tmp_path, "slow"), at(cluster, there, tmp_path, "quick")
+            tool = acting.send("go")
+            wait_until(lambda: effects(tmp_path) == ["slow"], "the tool runs")
+            remote.cut()
+            began = time.time_ns()
+            run = answering.send("go")
+            wait_until(lambda: places(acting)[-1] != there, "it runs elsewhere")
+            moved = of(acting.events(), SessionActivated)[-1].at * 1000
+            assert moved - began < LOST
+            assert (run.result(PATIENCE).status, run.result().text) == ("completed", "done")
+            (tmp_path / "go-slow").touch()
+            remote.heal()
+            assert (tool.result(PATIENCE).status, tool.result().text) == ("completed", "done")
+            wait_until(lambda: len(nodes(cluster)) in (1, 2) and cluster.services(), "the services")
+            assert sorted(effects(tmp_path)) == ["quick", "slow"]
+            assert len(of(acting.events(), ToolStarted)) == 1
+            assert answering.send("again").result(PATIENCE).ok
+            assert violations(store_there) == []
+        finally:
+            cluster.shutdown()
+
+
+def nodes(cluster: Cluster) -> dict[str, int]:
+    """The node services: pid by node."""
+    return {service.node_id: service.pid for service in cluster.services() if service.role == "node"}
+
+
+def effects(directory: Path) -> list[str]:
+    path = directory / "effects"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def at(cluster: Cluster, node_id: str, directory: Path, name: str) -> Session:
+    """A new session at home on this node, that acts once and then says `done`. Its model is the node's own."""
+    instructions = script([("act", {"name": name})], "done", "done again")
+    while True:
+        spec = AgentSpec(name=name, model="offline", instructions=instructions, tools=tools_of(directory))
+        session = cluster.spawn(spec)
+        if session.info().node_id == node_id:
+            return session
+
+
+def violations(dsn: str) -> list[object]:
+    database = Database(dsn)
+    try:
+        with database.snapshot() as connection:
+            return list(check(connection, "default"))
+    finally:
+        database.close()

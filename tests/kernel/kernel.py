@@ -1,0 +1,612 @@
+"""The kernel without Ray: a real node service on a real store, in-process frames, and deaths as SIGKILL makes them.
+
+What a process boundary does is done by hand: calls travel as JSON and run in tasks of the callee, a killed frame never
+runs another line that matters, and a killed node service never commits again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from sqlalchemy import event
+
+from understudy.actors.frame import Frame
+from understudy.actors.tools import ToolContext, describe, tool
+from understudy.config import ModelProfile
+from understudy.errors import StaleGeneration, StoreUnreachable
+from understudy.gateway.gateway import Gateway
+from understudy.identifiers import new_identifier
+from understudy.node.node_service import NodeConfig, NodeService
+from understudy.node.requests import Requests
+from understudy.ports import Node
+from understudy.prices import Price
+from understudy.protocol import News, packed, unpacked
+from understudy.store import queries
+from understudy.store.check import check
+from understudy.store.engine import Database
+from understudy.testing.offline import OfflineServer
+from understudy.transport.remote_node import CalledNode
+from understudy.transport.signatures import signature_of
+
+from ..situation import describe as describe_situation
+
+SERVE_METRICS = "understudy.node.projection.serve_metrics"
+STUCK_SECONDS = 8.0
+LEASE = 3_600_000_000
+POLICY = {"max_restarts": 100, "period": 60, "stuck_after": 3, "backoff": 0.01, "backoff_max": 0.05}
+
+WORKER: ContextVar[Worker | None] = ContextVar("worker", default=None)
+BACKGROUND: ContextVar[bool] = ContextVar("background", default=False)
+
+
+def script(*replies: Any) -> str:
+    """Instructions for the offline model to give these replies: a text, a list of `(tool, arguments)`, or an object."""
+    elements = []
+    for reply in replies:
+        if isinstance(reply, str):
+            elements.append({"text": reply})
+        else:
+            elements.append(reply if isinstance(reply, dict) else {"tool_calls": [list(call) for call in reply]})
+    return f"offline-script: {json.dumps(elements)}"
+
+
+def spec(
+    instructions: str = "", tools: Iterable[Any] = (), *, agents: dict[str, Any] | None = None, **more: Any
+) -> dict:
+    """A compiled specification; `tools` are functions or names."""
+    described = [entry for item in tools for entry in describe(item, pickle=None)[0]]
+    fields: dict[str, Any] = dict(
+        name="agent", hash="hash", instructions=instructions, model="offline", profile="offline", tools=described,
+        agents=agents or {}, workspace=None, max_rounds=20, max_continuations=2, tool_timeout=30.0, parallel_tools=8,
+        max_depth=3, deadline=30.0, parameters={}, budget=None, metadata={}, restart=POLICY,
+    )  # fmt: skip
+    return {**fields, **more}
+
+
+@contextmanager
+def opened(dsn: str) -> Iterator[Database]:
+    """A store with its schema, for as long as the context lasts."""
+    database = Database(dsn)
+    database.prepare()
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+WAITING: set[asyncio.Task[Any]] = set()
+"""Tasks that wait for dead processes: nobody else may know them."""
+
+
+async def never() -> Any:
+    """What a dead process answers."""
+    task = asyncio.current_task()
+    assert task is not None
+    WAITING.add(task)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        WAITING.discard(task)
+
+
+class Stuck(AssertionError):
+    """A run did not end."""
+
+
+class Worker:
+    """A frame's process."""
+
+    def __init__(self, kernel: Kernel, frame_id: str, placement: str) -> None:
+        self.kernel = kernel
+        self.dead = False
+        self.frame_id = frame_id
+        WORKER.set(self)
+        self.frame = Frame(Link(self), frame_id, kernel.node_id, placement)
+        self.task = asyncio.get_running_loop().create_task(self.frame.run(), name=frame_id)
+
+
+class Link(CalledNode):
+    """The node service as a frame reaches it; each call makes a point before it and one when its reply arrives."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def _send(self, method: str, arguments: Sequence[Any]) -> Any:
+        worker, signature = self._worker, signature_of(getattr(Node, method))
+        if method != "interrupted":  # made by a clock, not by the session's progress
+            await worker.kernel.point(f"before {method}", worker)
+        if worker.dead:
+            await never()
+        given = signature.arguments(arguments)
+        result = await worker.kernel.remote(lambda life: getattr(life.service, method)(*given))
+        if method != "interrupted":
+            await worker.kernel.point(f"reply to {method}", worker)
+        if worker.dead:
+            await never()
+        return signature.sent(result)
+
+
+class Life:
+    """One life of the node service."""
+
+    def __init__(self, kernel: Kernel, service: NodeService) -> None:
+        self.kernel = kernel
+        self.service = service
+        self.requests = Requests(service)
+        self.dead = False
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._committing: set[asyncio.Task[Any]] = set()
+        self._submit_all = service.journal.submit_all
+        service.journal.submit_all = self._submit  # type: ignore[method-assign]
+
+    async def _submit(self, operations: list[Any], *touches: str, alone: bool = False) -> list[Any]:
+        """The journal's `submit_all` with a point before each transaction and one after it."""
+        if BACKGROUND.get():
+            return await self._submit_all(operations, *touches, alone=alone)
+        task = asyncio.current_task()
+        assert task is not None
+        self._committing.add(task)
+        try:
+            await self.kernel.point("before the commit", None)
+            if self.dead:
+                await never()
+            results = await self._submit_all(operations, *touches, alone=alone)
+            await self.kernel.point("after the commit", None)
+            if self.dead:
+                await never()
+        finally:
+            self._committing.discard(task)
+        return results
+
+    def kill(self) -> None:
+        """As SIGKILL: nothing of it runs on, and nothing is committed that was not at the disk already."""
+        self.dead = True
+        service = self.service
+
+        async def lost(_operations: list[Any], *_touches: str, alone: bool = False) -> list[Any]:
+            return await never()
+
+        service.journal.submit_all = lost  # type: ignore[method-assign]
+        while not service.journal._submitted.empty():
+            service.journal._submitted.get_nowait()
+        calls, service.calls._calls = list(service.calls._calls.values()), {}
+        self.tasks |= {call.task for call in calls if call.task}
+        self.kernel.dead.append(self)
+        self.cancel()
+
+    def cancel(self) -> set[asyncio.Task[Any]]:
+        """Cancel whatever of it is there still; returns it."""
+        found = {*self.tasks, *self.service._tasks, *self.service.projection._tasks}
+        for task in found:
+            task.cancel()
+        return found
+
+    def end(self) -> set[asyncio.Task[Any]]:
+        """The same with those that wait for a commit, of which a dead service does none; nobody waits for them now."""
+        for task in self._committing:
+            task.cancel()
+        return self.cancel() | self._committing
+
+    async def bury(self) -> None:
+        """Give back what the operating system would."""
+        if self.service.projection._stop_server is not None:
+            await asyncio.to_thread(self.service.projection._stop_server)
+        await self.service.reading.close()
+        await self.service.journal.close()
+
+
+class Kernel:
+    """A cluster in one process, or one node of it.
+
+    Attributes:
+        peers: the other nodes; one that is missing here can't be told anything.
+        telemetry: variables of `understudy.telemetry`; exporters read `os.environ` as well.
+        points: labels of what has happened so far: calls, commits, and what tools say.
+        serves: whether its metrics are served over HTTP.
+        on_point: called with the number and label of each point and the worker it belongs to, if it belongs to one.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        server: OfflineServer,
+        directory: Path,
+        namespace: str = "tests",
+        *,
+        node_id: str = "node1",
+        prices: Mapping[str, Price] | None = None,
+        telemetry: Mapping[str, str] | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self.nodes = [node_id]
+        self.peers: dict[str, Kernel] = {}
+        self.dsn = dsn
+        self.server = server
+        self.directory = directory
+        self.namespace = namespace
+        self.generation = 0
+        self.serves = False
+        self.workers: dict[str, Worker] = {}
+        self.telemetry = telemetry or {}
+        self.points: list[str] = []
+        self.on_point: Callable[[int, str, Worker | None], None] | None = None
+        self._gateway = Gateway(backoff=0.001, backoff_max=0.002, prices=prices)
+        self._life: Life | None = None
+        self.dead: list[Life] = []
+        self._up = asyncio.Event()
+        self._numbers = itertools.count()
+        self._sent = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def service(self) -> NodeService:
+        """The node service that lives now."""
+        assert self._life is not None
+        return self._life.service
+
+    async def start(self, frames: int) -> None:
+        await self._boot()
+        self.generation = await self.ask("acquire", "tests", LEASE, "tests")
+        await self.take_up(self.generation, self.nodes)
+        for _ in range(frames):
+            self.add_frame()
+        while len(self.service.frames.paging.slots) < frames:
+            await self.service.frames.supply.demand(1.0)
+
+    async def take_up(self, generation: int, nodes: list[str]) -> None:
+        """What a supervisor tells when it begins, and whenever a node has come or gone; then, which of the frames that
+        the service names are dead."""
+        self.generation, self.nodes = generation, nodes
+
+        async def told(life: Life) -> None:  # also the next one
+            self._sent += 1
+            await life.service.recovery.take_up(self.generation, self._sent, self.nodes)
+            for frame_id in life.service.frames.named():
+                if frame_id not in self.workers:
+                    await life.service.recovery.frame_died(frame_id, "process_died")
+
+        await self.remote(told)
+
+    async def stop(self) -> None:
+        await self.quiet()
+        await self._end_frames()
+        assert self._life is not None
+        if not self._life.dead:
+            await self._life.service.close()
+        await self._end_dead()
+        self.check()
+
+    def check(self, *session_ids: str) -> None:
+        """The books balance, of these sessions or of all: now, in the middle of whatever is going on."""
+        with closing(Database(self.dsn)) as database, database.snapshot() as connection:
+            violations = check(connection, self.namespace, session_ids or None)
+        assert not violations, "\n".join(map(str, violations))
+
+    def _check_work(self) -> None:
+        """The books balance of all with work: a death can harm no others, and in the end all are checked."""
+        with closing(Database(self.dsn)) as database, database.read() as connection:
+            rows = queries.active_sessions(connection, self.namespace, None)
+        if rows:
+            self.check(*(row["session_id"] for row in rows))
+
+    async def stop_frames(self) -> None:
+        """From now on nobody takes up what is accepted."""
+        await self._end_frames()
+        self.service.frames.paging.slots.clear()
+
+    async def _end_frames(self) -> None:
+        for worker in self.workers.values():
+            worker.dead = True
+            worker.task.cancel()
+        await asyncio.gather(*(worker.task for worker in self.workers.values()), return_exceptions=True)
+        self.workers.clear()
+
+    async def lose(self) -> None:
+        """The node is gone, its frames and its service at once; nothing takes their place."""
+        assert self._life is not None
+        self._up.clear()
+        self._life.kill()
+        await self._life.bury()
+        await self._end_frames()
+        await self._end_dead()
+        await self._gateway.close()
+        self.check()
+
+    async def _end_dead(self) -> None:
+        """Nothing of a dead service is left to the garbage collector, which would complain."""
+        tasks = set().union(WAITING, *(life.end() for life in self.dead))
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        self.dead.clear()
+
+    async def _tell(self, node_id: str, news: News) -> None:
+        if node_id in self.peers:
+            arrived = unpacked(packed(news), News, "news")
+            await self.peers[node_id].remote(lambda life: life.service.notice(arrived))
+
+    async def quiet(self) -> None:
+        """Wait until deaths are dealt with."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
+
+    async def _boot(self) -> None:
+        if not self._gateway.knows("offline"):
+            self._gateway.register(ModelProfile("offline", "key", self.server.url))
+        config = NodeConfig(
+            self.dsn, self.namespace, self.node_id, f"writer-{self.node_id}", span_directory=str(self.directory),
+            telemetry=self.telemetry,
+        )  # fmt: skip
+
+        async def prepared(_profile: str) -> None:
+            return None
+
+        service = NodeService(config, self._gateway, prepared, self._tell)
+        if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
+            event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
+        BACKGROUND.set(True)
+        try:
+            with nullcontext() if self.serves else patch(SERVE_METRICS, return_value=(0, None)):
+                await service.start()
+        finally:
+            BACKGROUND.set(False)
+        self._life = Life(self, service)
+        self._up.set()
+
+    # Calls.
+
+    async def remote(self, ask: Callable[[Life], Awaitable[Any]]) -> Any:
+        """A call of the node service that lives now, repeated by the next one if it dies meanwhile."""
+        while True:
+            await self._up.wait()
+            life = self._life
+            assert life is not None
+            task = asyncio.ensure_future(ask(life))
+            life.tasks.add(task)
+            task.add_done_callback(life.tasks.discard)
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                current = asyncio.current_task()
+                if not life.dead or current is None or current.cancelling():
+                    raise
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """A client's request; one that needs an id, and is given none, gets a new one."""
+        wanted = inspect.signature(getattr(Requests, method)).parameters
+        if "request_id" in wanted and len(arguments) == len(wanted) - 2:
+            arguments = (*arguments, new_identifier())
+        return await self.remote(lambda life: getattr(life.requests, method)(*arguments))
+
+    async def spawn(self, session_id: str, compiled: dict[str, Any]) -> bool:
+        placement = compiled.get("placement", "")
+        session = {"session_id": session_id, "spec": compiled, "placement": placement, "metadata": {}}
+        return await self.ask("spawn", session, {})
+
+    async def send(self, session_id: str, content: Any = "go", run_id: str = "r") -> bool:
+        accepted = await self.ask("send", session_id, {"run_id": run_id, "content": content})
+        return bool(accepted["created"])
+
+    async def end(self, session_id: str, run_id: str = "r") -> dict[str, Any]:
+        """The run's row once it has ended.
+
+        Raises:
+            Stuck: it does not end, and nothing else happens either.
+        """
+        after, points = 0, -1
+        while True:
+            row = await self.ask("read", "run", [session_id, run_id], {})
+            if row["finished_at"]:
+                return row
+            follow = {session_id: {"after": after}}
+            found = await self.ask("watch", f"{session_id}/{run_id}", follow, STUCK_SECONDS)
+            if not found["events"] and len(self.points) == points:
+                situation = describe_situation(self.dsn, self.namespace, self.service, list(self.workers))
+                raise Stuck(f"run {run_id} of {session_id} does not end\n{situation}")
+            after, points = found["events"][-1]["seq"] if found["events"] else after, len(self.points)
+
+    async def run(self, session_id: str, compiled: dict[str, Any], content: Any = "go") -> dict[str, Any]:
+        """A new session's first run, from its spawn to its end."""
+        await self.spawn(session_id, compiled)
+        await self.send(session_id, content)
+        return await self.end(session_id)
+
+    async def messages(self, session_id: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await self.ask("read", "messages", [session_id], {})
+        return found
+
+    async def transcript(self, session_id: str) -> list[tuple[Any, ...]]:
+        """What of a session must be the same after any death."""
+        return [
+            (m["role"], m["content"], m.get("tool_calls"), m.get("tool_call_id"), m["run_id"], m["round"])
+            for m in await self.messages(session_id)
+        ]
+
+    async def events(self, session_id: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await self.ask("events", session_id, 0)
+        return found
+
+    async def types(self, session_id: str) -> list[str]:
+        return [event["type"] for event in await self.events(session_id)]
+
+    async def info(self, session_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = await self.ask("read", "info", [session_id], {})
+        return found
+
+    async def paused(self, session_id: str) -> list[dict[str, Any]]:
+        """What the session asks, once it waits for a person and no frame holds it."""
+        async with asyncio.timeout(STUCK_SECONDS):
+            while True:  # that it has left its frame is not told by any event
+                info = await self.info(session_id)
+                if info["status"] == "waiting_for_input" and info["frame_id"] is None:
+                    found: list[dict[str, Any]] = await self.ask("read", "questions", [session_id], {})
+                    return found
+                await asyncio.sleep(0.005)
+
+    async def until(self, session_id: str, event_type: str, count: int = 1) -> list[dict[str, Any]]:
+        """The session's events, once there are `count` of this type."""
+        after, found = 0, list[dict[str, Any]]()
+        while sum(event["type"] == event_type for event in found) < count:
+            got = await self.ask("watch", f"{session_id}/until", {session_id: {"after": after}}, 30.0)
+            found += got["events"]
+            after = found[-1]["seq"] if found else 0
+        return found
+
+    # Deaths.
+
+    async def point(self, label: str, worker: Worker | None) -> None:
+        """Something happens; a test may let somebody die of it."""
+        self.points.append(label)
+        if self.on_point is not None:
+            self.on_point(len(self.points) - 1, label, worker)
+        if worker is not None and worker.dead:
+            await never()
+
+    def add_frame(self, placement: str = "") -> Worker:
+        """Start a frame."""
+        worker = Worker(self, f"f{next(self._numbers)}", placement)
+        self.workers[worker.frame_id] = worker
+        return worker
+
+    def holder(self, session_id: str) -> Worker | None:
+        """The frame's process that holds the session."""
+        slot = self.service.frames.paging.holder(session_id)
+        return self.workers.get(slot.frame_id) if slot is not None else None
+
+    def kill(self, worker: Worker, *, replace: bool = True) -> None:
+        """Kill a frame as SIGKILL does; the node service hears of it as from the supervisor."""
+        if worker.dead:
+            return
+        worker.dead = True
+        worker.task.cancel()
+        del self.workers[worker.frame_id]
+        self._later(self._tell_of_death(worker.frame_id))
+        if replace:
+            self.add_frame()
+
+    async def _tell_of_death(self, frame_id: str) -> None:
+        while True:
+            try:
+                return await self.remote(lambda life: life.service.recovery.frame_died(frame_id, "process_died"))
+            except (StaleGeneration, StoreUnreachable):
+                await asyncio.sleep(0.01)
+
+    def kill_node(self) -> None:
+        """Kill the node service; another one takes its place on the same store, as when Ray restarts it."""
+        life = self._life
+        assert life is not None
+        if life.dead:
+            return
+        self._up.clear()
+        life.kill()
+        self._later(self._reboot(life))
+
+    async def _reboot(self, life: Life) -> None:
+        await life.bury()
+        self._check_work()
+        await self._boot()
+        await self.take_up(self.generation, self.nodes)
+
+    def _later(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _without_waiting_for_the_disk(connection: Any, _record: Any) -> None:
+    connection.execute("PRAGMA synchronous=OFF")
+
+
+@asynccontextmanager
+async def running(
+    dsn: str,
+    directory: Path,
+    *,
+    frames: int = 2,
+    server: OfflineServer | None = None,
+    prices: Mapping[str, Price] | None = None,
+    telemetry: Mapping[str, str] | None = None,
+    **options: Any,
+) -> AsyncIterator[Kernel]:
+    """A kernel with its own offline model, unless one is given."""
+    made = server or OfflineServer(**options).start()
+    kernel = Kernel(dsn, made, directory, prices=prices, telemetry=telemetry)
+    try:
+        await kernel.start(frames)
+        try:
+            yield kernel
+        finally:
+            await kernel.stop()
+    finally:
+        if server is None:
+            made.stop()
+
+
+# Tools. Each leaves a line per execution in a file, so that a second one shows.
+
+
+async def effect(path: str, context: ToolContext) -> None:
+    """A side effect with a point before it and one after it; a dead process has none."""
+    worker = WORKER.get()
+    assert worker is not None
+    await worker.kernel.point("tool begins", worker)
+    if worker.dead:
+        await never()
+    with open(path, "a") as file:  # noqa: ASYNC230
+        file.write(f"{context.call_key}\n")
+    await worker.kernel.point("tool has had its effect", worker)
+
+
+@tool
+async def note(path: str, text: str, context: ToolContext) -> str:
+    """Leave a note; in doubt after a crash."""
+    await effect(path, context)
+    return f"noted {text}"
+
+
+@tool(on_crash="rerun")
+async def look(path: str, text: str, context: ToolContext) -> str:
+    """The same, marked as harmless to repeat."""
+    await effect(path, context)
+    return f"noted {text}"
+
+
+async def find_note(context: ToolContext) -> str:
+    """Find out whether the note was left."""
+    return f"found out about {context.call_id}"
+
+
+@tool(on_crash=find_note)
+async def careful(path: str, text: str, context: ToolContext) -> str:
+    """The same, with a way to find out."""
+    await effect(path, context)
+    return f"noted {text}"
+
+
+def held_at_effect(kernel: Kernel) -> tuple[asyncio.Event, asyncio.Event]:
+    """Let tools go no further than their effect: set when one has had it, and what lets all go on when it is set."""
+    begun, may_end, point = asyncio.Event(), asyncio.Event(), kernel.point
+
+    async def waiting(label: str, worker: Worker | None) -> None:
+        if label == "tool has had its effect":
+            begun.set()
+            await may_end.wait()
+        await point(label, worker)
+
+    kernel.point = waiting  # type: ignore[method-assign]
+    return begun, may_end
+
+
+def notes(path: Path) -> list[str]:
+    """The calls that had their effect, in order."""
+    return path.read_text().splitlines() if path.exists() else []
