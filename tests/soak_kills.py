@@ -15,7 +15,8 @@ import psutil
 
 from understudy.cluster.client import background
 from understudy.cluster.ray import ray_edge
-from understudy.cluster.ray.services import node_name, supervisor_handle
+from understudy.cluster.ray.names import node_name
+from understudy.cluster.ray.services import supervisor_handle
 from understudy.errors import UnderstudyError
 
 from .faults import PATIENCE, Stage, gone, kill, wait_until
@@ -119,7 +120,7 @@ class Watch(threading.Thread):
             return False
 
         async def ask() -> Any:
-            node = ray_edge.find_actor(node_name(self._settings, self.node_id))
+            node = ray_edge.find_actor(node_name(self._settings.instance, self.node_id))
             if node is None:
                 return []
             return await asyncio.wait_for(ray_edge.settle(ray_edge.submitted(node.profiles.remote)), 2.0)

@@ -95,3 +95,17 @@ class Commands(TyperGroup):
             if self.as_json:
                 print_json({"error": InvalidInput(error.format_message()).to_wire()})
             raise
+
+
+@contextmanager
+def connected(store: str | None, **options: Any) -> Iterator[Any]:
+    """A cluster for one command."""
+    from ..client.client import Cluster
+
+    cluster = Cluster.connect(store, **options)
+    try:
+        yield cluster
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; what was accepted goes on") from None
+    finally:
+        cluster.close()

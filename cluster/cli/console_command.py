@@ -10,7 +10,7 @@ import typer
 
 from understudy.errors import InvalidConfiguration, ServiceGone
 
-from .command import Json, Store, command, print_json
+from .command import Json, Store, command, connected, print_json
 
 TOKEN_VARIABLE = "UNDERSTUDY_CONSOLE_TOKEN"
 
@@ -38,7 +38,6 @@ def console(
     from ..client import background
     from ..console.access import Binding, token_digest
     from ..ray import console_actor as serving
-    from .main import connected
 
     token = _token(token_file)
     binding = Binding(host, port, token_digest(token) if token else None)

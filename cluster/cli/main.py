@@ -8,10 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,7 +25,7 @@ from . import (
     trace_command,
     up_command,
 )
-from .command import Commands, Json, Store, command, print_json
+from .command import Commands, Json, Store, command, connected, print_json
 
 if TYPE_CHECKING:
     from ..client.results import DrainInfo
@@ -49,20 +47,6 @@ app.command()(console_command.console)
 app.command()(trace_command.trace)
 app.command()(dashboards_command.dashboards)
 app.command()(up_command.up)
-
-
-@contextmanager
-def connected(store: str | None, **options: Any) -> Iterator[Any]:
-    """A cluster for one command."""
-    from ..client.client import Cluster
-
-    cluster = Cluster.connect(store, **options)
-    try:
-        yield cluster
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; what was accepted goes on") from None
-    finally:
-        cluster.close()
 
 
 def _print_version(wanted: bool) -> None:

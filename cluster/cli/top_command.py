@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .command import Json, Store, command, print_json
+from .command import Json, Store, command, connected, print_json
 
 DRAW_SECONDS = 0.25
 ALL_COLUMNS = 160
@@ -36,7 +36,6 @@ def top(
     from ..client import background
     from ..client.cluster_source import ClusterSource
     from ..client.fleet import Fleet
-    from .main import connected
 
     with connected(store, start=False) as cluster:
         fleet = Fleet(ClusterSource(cluster._connection))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .command import Json, Store, command, print_json
+from .command import Json, Store, command, connected, print_json
 
 
 @command
@@ -23,7 +23,6 @@ def trace(
 
     It is computed from the store, so it needs no collector; exported spans have the same ids.
     """
-    from .main import connected
     from .waterfall import summary, waterfall
 
     with connected(store, start=False) as cluster:

@@ -18,8 +18,9 @@ from understudy.config import Settings
 from understudy.errors import UnderstudyError
 from understudy.prices import Price
 
+from .names import supervisor_name
 from .ray_edge import RAY_NAMESPACE, connect_ray
-from .services import SupervisorActor, supervisor_name
+from .services import SupervisorActor
 
 
 def main() -> int:
@@ -35,7 +36,7 @@ def main() -> int:
         own = ray.get_runtime_context().get_node_id()
         bound = NodeAffinitySchedulingStrategy(own, soft=not settings.store.startswith("sqlite"))
         handle = SupervisorActor.options(  # type: ignore[attr-defined]
-            name=supervisor_name(settings),
+            name=supervisor_name(settings.instance),
             namespace=RAY_NAMESPACE,
             lifetime="detached",
             get_if_exists=True,

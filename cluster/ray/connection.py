@@ -26,16 +26,17 @@ from ..client.packages import addresses, package_key
 from ..client.results import DrainInfo, ServiceInfo
 from .bootstrap import request as bootstrap_request
 from .directory import NodeDirectory
+from .names import node_name, of_instance
 from .package_store import fetch
 from .ray_edge import (
     NOT_RUNNING,
-    RAY_NAMESPACE,
+    actor_names,
     find_actor,
     settle,
     state_directory,
     submitted,
 )
-from .services import node_name, supervisor_handle
+from .services import supervisor_handle
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Connection(ClientConnection):
             raise
 
     async def _discard(self) -> None:
-        handles = [find_actor(node_name(self.settings, node["NodeID"])) for node in ray.nodes()]
+        handles = [find_actor(node_name(self.settings.instance, node["NodeID"])) for node in ray.nodes()]
         for handle in [self._supervisor, *handles]:
             if handle is not None:
                 ray.kill(handle)
@@ -258,9 +259,7 @@ class Connection(ClientConnection):
             await asyncio.wait_for(settle(self._supervisor.stop.remote()), STOP_SECONDS)
         except (TimeoutError, UnderstudyError) as error:
             log.info("the services did not stop by themselves: %s", error)
-        prefixes = tuple(f"{kind}/{self.settings.instance}" for kind in ("console", "supervisor", "frame", "node"))
-        for actor in ray.util.list_named_actors(all_namespaces=True):
-            if actor["namespace"] == RAY_NAMESPACE and actor["name"].startswith(prefixes):
-                handle = find_actor(actor["name"])
-                if handle is not None:
-                    ray.kill(handle)
+        for name in of_instance(actor_names(), self.settings.instance):
+            handle = find_actor(name)
+            if handle is not None:
+                ray.kill(handle)

@@ -16,8 +16,8 @@ from understudy.transport.channel import Ticket
 from understudy.transport.remote_node import SocketCalls
 from understudy.transport.repeating import CLIENT_PATIENCE, REPEAT_SECONDS, Repeating
 
+from .names import node_name
 from .ray_edge import find_actor, own_node, through_ray, ticket
-from .services import node_name
 
 LEARN_SECONDS = 1.0
 REFRESH_SECONDS = 30.0
@@ -48,7 +48,7 @@ class NodeDirectory:
         """Take over what the supervisor says (`Supervisor.directory`)."""
         found: dict[str, Any] = {}
         for node_id in [node["node_id"] for node in directory["nodes"]]:
-            found[node_id] = await asyncio.to_thread(find_actor, node_name(self._settings, node_id))
+            found[node_id] = await asyncio.to_thread(find_actor, node_name(self._settings.instance, node_id))
         self._handles = {node_id: handle for node_id, handle in found.items() if handle is not None} or self._handles
         if not self._handles:
             raise ClusterUnreachable("the node service can't be found")

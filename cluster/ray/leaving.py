@@ -13,7 +13,8 @@ from understudy.identifiers import new_identifier
 from ..client import background
 from ..client.results import DrainInfo
 from .connection import DRAIN_LOOK_SECONDS, DRAIN_SPARE_SECONDS
-from .ray_edge import RAY_NAMESPACE, connect_ray, find_actor, settle, submitted
+from .names import node_name, served_on, supervisor_name
+from .ray_edge import actor_names, connect_ray, find_actor, settle, submitted
 
 REASON = "asked for there"
 
@@ -34,9 +35,7 @@ def drain_here(seconds: float, *, wait: bool) -> list[DrainInfo]:
 
 async def drain_node(node_id: str, seconds: float, *, wait: bool) -> list[DrainInfo]:
     """Drain a node of the sessions of every store; see `drain_here`."""
-    listed = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
-    names = [actor["name"].split("/") for actor in listed if actor["namespace"] == RAY_NAMESPACE]
-    instances = sorted(name[1] for name in names if name[0] == "node" and name[2] == node_id)
+    instances = served_on(await asyncio.to_thread(actor_names), node_id)
     drains = [_drain(instance, node_id, seconds, wait=wait) for instance in instances]
     found = await asyncio.gather(*drains, return_exceptions=True)
     errors = [one for one in found if isinstance(one, BaseException)]
@@ -47,7 +46,7 @@ async def drain_node(node_id: str, seconds: float, *, wait: bool) -> list[DrainI
 
 async def _drain(instance: str, node_id: str, seconds: float, *, wait: bool) -> DrainInfo | None:
     """Drain a node of one store's sessions; None if somebody took that back."""
-    supervisor, node = find_actor(f"supervisor/{instance}"), find_actor(f"node/{instance}/{node_id}")
+    supervisor, node = find_actor(supervisor_name(instance)), find_actor(node_name(instance, node_id))
     late = time.monotonic() + seconds + DRAIN_SPARE_SECONDS
     if supervisor is None or node is None:
         raise ServiceGone(f"the services of {instance} are being ended")

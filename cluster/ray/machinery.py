@@ -26,9 +26,9 @@ from understudy.waiting import answered_within
 
 from ..client import packages
 from . import package_store
+from .names import FrameName, frames_among, node_name
 from .placing import actor_options, obstacle, variables
-from .ray_edge import RAY_NAMESPACE, cluster_identity, kill_process, settle, submitted, through_ray
-from .services import frame_name, node_name
+from .ray_edge import RAY_NAMESPACE, actor_names, cluster_identity, kill_process, settle, submitted, through_ray
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class RayMachinery:
     async def node_service(self, node_id: str) -> RayNode:
         """Get or create the service of a node, and wait until it answers."""
         handle = self._node_class.options(
-            name=node_name(self._settings, node_id),
+            name=node_name(self._settings.instance, node_id),
             namespace=RAY_NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -158,33 +158,30 @@ class RayMachinery:
     async def frames(self, node_id: str | None = None, known: Container[str] = ()) -> list[RayFrame]:
         """The frames (of one node, or all) that are there, whoever created them, but for those known."""
         names = await self._frame_names(node_id)
-        found = await asyncio.gather(*(self._adopt(name) for name in names if name.split("/")[2] not in known))
+        found = await asyncio.gather(*(self._adopt(name) for name in names if name.frame_id not in known))
         return [frame for frame in found if frame is not None]
 
     async def frame_ids(self, node_id: str) -> set[str]:
         """See `Machinery.frame_ids`."""
-        return {name.split("/")[2] for name in await self._frame_names(node_id)}
+        return {name.frame_id for name in await self._frame_names(node_id)}
 
-    async def _frame_names(self, node_id: str | None) -> list[str]:
-        prefix = f"frame/{self._settings.instance}/"
-        listed = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
-        names = [a["name"] for a in listed if a["namespace"] == RAY_NAMESPACE and a["name"].startswith(prefix)]
-        return [name for name in names if node_id in (None, name.split("/")[3])]
+    async def _frame_names(self, node_id: str | None) -> list[FrameName]:
+        names = frames_among(await asyncio.to_thread(actor_names), self._settings.instance)
+        return [name for name in names if node_id in (None, name.node_id)]
 
-    async def _adopt(self, name: str) -> RayFrame | None:
+    async def _adopt(self, name: FrameName) -> RayFrame | None:
         """A frame as it is found. One that does not answer may have a tool that blocks its event loop: whoever watches
         and probes it tells whether it hangs, and until it has been killed for that it lives."""
-        frame_id, node_id, placement = name.split("/")[2:]
         try:
-            handle = ray.get_actor(name, namespace=RAY_NAMESPACE)
+            handle = ray.get_actor(name.of(self._settings.instance), namespace=RAY_NAMESPACE)
         except ValueError:  # it has gone, or Ray's head failed to look it up
             return None
-        frame = RayFrame(handle, frame_id, node_id, "" if placement == "-" else placement)
+        frame = RayFrame(handle, *name)
         await frame.find()
         try:
             await answered_within(frame.begin(), ADOPT_SECONDS)
         except (TimeoutError, UnderstudyError) as error:
-            log.warning("frame %s (pid %d) does not answer yet: %s", frame_id, frame.pid, error or "no answer")
+            log.warning("frame %s (pid %d) does not answer yet: %s", name.frame_id, frame.pid, error or "no answer")
         return frame
 
     async def create_frame(self, node: Any, frame_id: str, placement: str) -> RayFrame:
@@ -206,7 +203,7 @@ class RayMachinery:
         else:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
         handle = self._frame_class.options(
-            name=frame_name(self._settings, frame_id, node.node_id, placement),
+            name=FrameName(frame_id, node.node_id, placement).of(self._settings.instance),
             namespace=RAY_NAMESPACE,
             lifetime="detached",
             **options,

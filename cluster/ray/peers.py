@@ -10,8 +10,8 @@ from understudy.config import Settings
 from understudy.errors import ServiceGone, UnderstudyError
 from understudy.protocol import News, packed
 
+from .names import node_name
 from .ray_edge import find_actor, settle, submitted
-from .services import node_name
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,9 @@ class Peers:
         """Tell a node's service that sessions at home there were written here. A notice that fails is not repeated."""
         try:
             if node_id not in self._handles:
-                self._handles[node_id] = await asyncio.to_thread(find_actor, node_name(self._settings, node_id))
+                self._handles[node_id] = await asyncio.to_thread(
+                    find_actor, node_name(self._settings.instance, node_id)
+                )
             handle = self._handles[node_id]
             if handle is None:
                 raise ServiceGone("it has no service")

@@ -116,6 +116,18 @@ def nodes_here() -> set[str]:
     return {node_id for node_id, host in address.items() if host == address.get(own)}
 
 
+def actor_names() -> list[str]:
+    """The names of all our actors in this Ray cluster, of whichever store.
+
+    Raises:
+        ServiceGone: this process is no longer connected.
+    """
+    if not ray.is_initialized():  # this would start a Ray of its own
+        raise ServiceGone("this process is no longer connected to Ray")
+    found = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in found if actor["namespace"] == RAY_NAMESPACE]
+
+
 async def ticket(service: Any, role: str, name: str) -> Ticket:
     """A ticket for a node service's socket (`NodeSocket.admit`)."""
     return Ticket(*await settle(submitted(lambda: service.admit.remote(role, name))))

@@ -25,8 +25,10 @@ from understudy.transport.remote_node import Attempt, RemoteNode, SocketCalls
 from understudy.waiting import ticks
 
 from .guarding import SupervisorGuard
+from .names import supervised, supervisor_name
 from .ray_edge import (
     RAY_NAMESPACE,
+    actor_names,
     cluster_identity,
     find_actor,
     kill_process,
@@ -48,21 +50,6 @@ ORPHAN_SECONDS = 300.0
 FRAME_MEMORY = 64 * 1024 * 1024
 CPU_SLIVER = 0.01
 """Frames and services ask for a sliver of CPU, never zero: the autoscaler reaps nodes whose actors ask for nothing."""
-
-
-def supervisor_name(settings: Settings) -> str:
-    """Name of the supervisor actor."""
-    return f"supervisor/{settings.instance}"
-
-
-def node_name(settings: Settings, node_id: str) -> str:
-    """Name of a node service."""
-    return f"node/{settings.instance}/{node_id}"
-
-
-def frame_name(settings: Settings, frame_id: str, node_id: str, placement: str) -> str:
-    """Name of a frame; it carries all that a new supervisor must know of it."""
-    return f"frame/{settings.instance}/{frame_id}/{node_id}/{placement or '-'}"
 
 
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 4})
@@ -112,7 +99,7 @@ class NodeActor(NodeCalls):
     def _nudge_supervisor(self) -> None:
         """A supervisor that Ray restarted works only once it is called, and its own first call can get lost."""
         try:
-            handle = find_actor(supervisor_name(self._settings))
+            handle = find_actor(supervisor_name(self._settings.instance))
             if handle is not None:
                 handle.start.remote()
         except Exception as error:
@@ -258,15 +245,12 @@ class SupervisorActor:
 
 def supervisor_handle(settings: Settings) -> Any | None:
     """The running supervisor, or None."""
-    return find_actor(supervisor_name(settings))
+    return find_actor(supervisor_name(settings.instance))
 
 
 def other_supervisors(settings: Settings) -> list[str]:
     """The instances (namespace and a hash of the store) of all other supervisors in this Ray cluster."""
-    found = ray.util.list_named_actors(all_namespaces=True)
-    names = {actor["name"] for actor in found if actor["namespace"] == RAY_NAMESPACE}
-    prefix = supervisor_name(settings).removesuffix(settings.instance)
-    return sorted(name.removeprefix(prefix) for name in names - {supervisor_name(settings)} if name.startswith(prefix))
+    return sorted(supervised(actor_names()) - {settings.instance})
 
 
 __all__ = ["RAY_NAMESPACE", "FrameActor", "NodeActor", "SupervisorActor", "supervisor_handle"]

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from .protocol import compact, error_body
-
-if TYPE_CHECKING:
-    from .offline import OfflineServer
 
 MAX_BODY = 64 * 1024 * 1024
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 429: "Too Many Requests"}
@@ -49,10 +46,33 @@ class Answer:
         return [header + (body[: len(body) // 2] if self.cut else body)]
 
 
+class Model(Protocol):
+    """Whose requests come in here.
+
+    Attributes:
+        connections: those that are open.
+        held: those that wait with their answers; None while none has to.
+        chunk_delay: seconds between the events of a streamed answer.
+    """
+
+    connections: set[Connection]
+    held: list[Connection] | None
+    chunk_delay: float
+
+    def answer(self, raw: bytes, headers: dict[str, str]) -> Answer:
+        """The answer to a chat request."""
+
+    def change(self, **changes: int) -> None:
+        """Add to the counters."""
+
+    def counted(self) -> bytes:
+        """The counters as JSON."""
+
+
 class Connection(asyncio.Protocol):
     """One keep-alive connection: answers its requests one after the other."""
 
-    def __init__(self, server: OfflineServer) -> None:
+    def __init__(self, server: Model) -> None:
         self.server = server
         self.transport: asyncio.Transport
         self._buffer = b""
@@ -118,7 +138,7 @@ class Connection(asyncio.Protocol):
             }
             return Answer(200, "application/json", [compact(listing).encode()], success=None)
         if (method, path) == ("GET", "/stats"):
-            return Answer(200, "application/json", [self.server.stats.to_json()], success=None)
+            return Answer(200, "application/json", [self.server.counted()], success=None)
         known = path in ("/v1/chat/completions", "/v1/models", "/stats")
         status, message = (405, "Method not allowed") if known else (404, f"Invalid URL ({method} {path})")
         return Answer(status, "application/json", [error_body(status, message)], success=None)

@@ -273,6 +273,10 @@ class OfflineServer:
                 setattr(self.stats, name, getattr(self.stats, name) + change)
             self._changed.notify_all()
 
+    def counted(self) -> bytes:
+        """The counters as JSON."""
+        return self.stats.to_json()
+
     def answer(self, raw: bytes, headers: dict[str, str]) -> Answer:
         """Decide on the answer to a chat request. Called once per request, in order of arrival."""
         try:

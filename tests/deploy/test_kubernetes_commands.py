@@ -54,8 +54,7 @@ async def test_a_pod_learns_whether_all_have_left(monkeypatch: pytest.MonkeyPatc
         return SimpleNamespace(drain=SimpleNamespace(remote=drain), request=SimpleNamespace(remote=request))
 
     names = ["supervisor/a", "supervisor/b", "node/a/n1", "node/b/n1", "node/b/n2", "node/c/n2", "frame/a/f/n1/-"]
-    listed = [{"name": name, "namespace": "understudy"} for name in names] + [{"name": "x", "namespace": "other"}]
-    monkeypatch.setattr(leaving.ray.util, "list_named_actors", lambda **_: listed)
+    monkeypatch.setattr(leaving, "actor_names", lambda: names)
     monkeypatch.setattr(leaving, "find_actor", actor)
     monkeypatch.setattr(leaving, "submitted", lambda call: call())
     monkeypatch.setattr(leaving, "DRAIN_SPARE_SECONDS", 0.1)

@@ -42,8 +42,7 @@ class Ray:
     def __init__(self, **handles: Handle) -> None:
         self.killed: list[Handle] = []
         names = {f"frame/instance/{frame_id}/n1/-": handle for frame_id, handle in handles.items()}
-        listed = [{"name": name, "namespace": machinery.RAY_NAMESPACE} for name in names]
-        self.util = SimpleNamespace(list_named_actors=lambda **_options: listed)
+        self.names = list(names)
         state = SimpleNamespace(actor_table=lambda _id: {"Pid": PID, "Address": {"NodeID": ELSEWHERE}})
         self._private = SimpleNamespace(state=SimpleNamespace(state=state))
         self.get_actor = lambda name, **_options: names[name]
@@ -57,6 +56,7 @@ async def found(monkeypatch: pytest.MonkeyPatch, ray: Ray, *known: str) -> list[
         return await call
 
     monkeypatch.setattr(machinery, "ray", ray)
+    monkeypatch.setattr(machinery, "actor_names", lambda: ray.names)
     monkeypatch.setattr(machinery, "settle", settle)
     monkeypatch.setattr(machinery, "submitted", lambda call: call())
     monkeypatch.setattr(machinery, "ADOPT_SECONDS", 0.05)
