@@ -11,7 +11,8 @@ from commits import Worker
 from harness import Bench, Limit, Row, median
 
 from understudy.gateway.gateway import Gateway
-from understudy.node.node_service import NodeConfig, NodeService
+from understudy.node.basis import NodeConfig
+from understudy.node.node_service import NodeService
 from understudy.store import activation, beginnings
 from understudy.store.activation import FrameRef
 

@@ -21,7 +21,8 @@ from understudy.actors.frame import Frame
 from understudy.cluster.client.compiling import compile_spec
 from understudy.config import ModelProfile
 from understudy.gateway.gateway import Gateway
-from understudy.node.node_service import NodeConfig, NodeService
+from understudy.node.basis import NodeConfig
+from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
 from understudy.store import beginnings
 from understudy.store.activation import acquire

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from understudy.errors import UnderstudyError
 from understudy.events import Event
@@ -20,8 +19,7 @@ from understudy.store.engine import now
 from understudy.store.presence import Log
 from understudy.waiting import is_set_within
 
-if TYPE_CHECKING:
-    from .node_service import NodeService
+from .basis import NodeBasis
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +32,7 @@ EXPORT_SECONDS = 60.0
 class WriterLog:
     """The log of one writer, as a sink reads it (`understudy.observability.export.EventLog`)."""
 
-    def __init__(self, node: NodeService, writer: str) -> None:
+    def __init__(self, node: NodeBasis, writer: str) -> None:
         self._node = node
         self.writer = writer
 
@@ -64,7 +62,7 @@ class Adoption:
         carried: runs that such writers have counted as accepted, and as finished; None where another service tells.
     """
 
-    def __init__(self, node: NodeService, exporters: Exporters) -> None:
+    def __init__(self, node: NodeBasis, exporters: Exporters) -> None:
         self._node = node
         self._exporters = exporters
         self._known: dict[str, tuple[int | None, tuple[int, int]]] = {}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from understudy.records import SESSION_STATUSES
 from understudy.store import gauges, presence
 from understudy.store.gauges import Counts
 from understudy.waiting import is_set_within
 
-if TYPE_CHECKING:
-    from .node_service import NodeService
+from .basis import NodeBasis
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,9 @@ LONGEST_PAUSE, LONGEST_PASSIVE_PAUSE = 60.0, 600.0
 class Counting:
     """Counts, and remembers what was counted. Where the store fails, the last numbers stay.
 
+    Args:
+        announce: notes in the store that the service is there.
+
     Attributes:
         services: the node services that the store knows of.
         counted: when it last succeeded (monotonic); None before the first time.
@@ -39,8 +42,9 @@ class Counting:
         scraped: when somebody last looked (monotonic).
     """
 
-    def __init__(self, node: NodeService) -> None:
+    def __init__(self, node: NodeBasis, announce: Callable[[], Awaitable[None]]) -> None:
         self._node = node
+        self._announce = announce
         self._changed = asyncio.Event()
         self._passive: dict[str, int] = {}
         self._passive_of: Any = None
@@ -88,7 +92,7 @@ class Counting:
         others = tuple(sorted({*node.nodes} - {home})) if node.leads else None
         self.services = await node.reading.query(presence.services)
         if not any(row["node_id"] == home for row in self.services):
-            await node.projection.announce()  # it was given up, and forgotten, while it could not be heard
+            await self._announce()  # it was given up, and forgotten, while it could not be heard
         counts = await node.reading.query(gauges.at_work, home, others)
         began = time.monotonic()
         if began >= self._passive_due or self._passive_of != (home, others):

@@ -18,7 +18,8 @@ from understudy.redaction import know, passwords
 from understudy.store import queries
 from understudy.telemetry import header_values, telemetry_of
 
-from .node_service import NodeConfig, NodeService, Tell
+from .basis import NodeConfig
+from .node_service import NodeService, Tell
 
 
 class NodeHost:

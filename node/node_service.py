@@ -11,31 +11,29 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from understudy.config import ModelProfile
-from understudy.errors import Fenced, StaleGeneration
+from understudy.errors import Fenced
 from understudy.gateway.gateway import Gateway
 from understudy.protocol import Exit, News, StepCall, Work
 from understudy.records import Ack, ActivationId, Batch, Cancelled
 from understudy.redaction import know
 from understudy.store import operations
-from understudy.store.engine import Database, now
-from understudy.store.journal import Committed, Journal
+from understudy.store.journal import Committed
 from understudy.store.operations import require_held
 from understudy.store.transaction import Row, Transaction
-from understudy.supervisor.groups import decide_end
-from understudy.tasks import Tasks
 
+from .basis import NodeBasis, NodeConfig
 from .calls import Calls
 from .draining import Draining
 from .feed import Feed
 from .frames import Frames, current_work
 from .projection import Projection
-from .reading import Reading
 from .recovery import Recovery, cancelled
 from .rounds import FENCED, Rounds
+from .shown import show_all
 from .timers import Timers
 
 log = logging.getLogger(__name__)
@@ -50,28 +48,7 @@ async def alone(_node_id: str, _news: News) -> None:
     """The `Tell` of a service that is the only one."""
 
 
-@dataclass(frozen=True)
-class NodeConfig:
-    """What a node service is started with.
-
-    Attributes:
-        host: the node's address, for whoever wants its metrics from elsewhere.
-        serves_metrics: whether there is an HTTP server for them.
-    """
-
-    store: str
-    namespace: str
-    node_id: str
-    writer: str
-    metrics_port: int = 0
-    span_directory: str = ""
-    schema_policy: str = "auto"
-    host: str = "127.0.0.1"
-    telemetry: Mapping[str, str] = field(default_factory=dict)
-    serves_metrics: bool = True
-
-
-class NodeService:
+class NodeService(NodeBasis):
     """One per node (SQLite: one per cluster).
 
     Guarantees: what it acknowledges is committed; a call may be repeated after its death without a second effect; a
@@ -81,19 +58,13 @@ class NodeService:
         own: sessions for which commits of our own are under way, and how many; whoever commits learns of wake-ups.
         interrupts: what tells activations that their run shall end, with the run.
         cancelled: runs that were asked to end while commits of our own are under way for their sessions.
-        nodes: those that have a node service, as the supervisor said last.
-        supervisor_heard: when a supervisor last called (monotonic); None before the first time.
     """
 
     def __init__(
         self, config: NodeConfig, gateway: Gateway, prepare_profile: Callable[[str], Any], tell: Tell = alone
     ) -> None:
-        self.config = config
+        super().__init__(config, self._committed)
         self._tell = tell
-        self.database = Database(config.store)
-        self.journal = Journal(
-            self.database, config.namespace, config.writer, self._committed, decide_end=decide_end
-        )  # fmt: skip
         self.gateway = gateway
         self.rounds = Rounds(self)
         self.calls = Calls(gateway, self.rounds.answered, self._delta, prepare_profile)
@@ -101,19 +72,15 @@ class NodeService:
         self.recovery = Recovery(self)
         self.timers = Timers(self)
         self.draining = Draining(self)
-        self.reading = Reading(self.database, config.namespace)
         self.feed = Feed(self.reading.events, self.calls.stream, self.reading.run)
-        self.projection = Projection(self)
-        self.holder = f"{config.writer}#{now()}"
+        shown = partial(show_all, self, self.frames.paging, self.frames.supply, self.calls)
+        self.projection = Projection(self, shown)
         self.own: Counter[str] = Counter()
         self._missed: dict[str, Row] = {}
         self.cancelled: dict[str, str] = {}
         self.interrupts: dict[ActivationId, tuple[str, asyncio.Future[str]]] = {}
         self._specs: dict[str, tuple[int, dict[str, Any]]] = {}
         self._placements: dict[str, str] = {}
-        self._tasks = Tasks(log)
-        self.nodes: list[str] = []
-        self.supervisor_heard: float | None = None
 
     async def start(self) -> None:
         """Open the store, catch up the projection, start committing.
@@ -135,16 +102,6 @@ class NodeService:
         await self.reading.close()
         await self.journal.close()
         await self.gateway.close()
-
-    @property
-    def generation(self) -> int:
-        """The supervisor's generation that this service acts for; 0: it activates nothing."""
-        return self.journal.generation
-
-    @property
-    def leads(self) -> bool:
-        """Whether this service does what one of all must do: it is the first that the supervisor named."""
-        return self.nodes[:1] == [self.config.node_id]
 
     @property
     def activates(self) -> bool:
@@ -292,10 +249,6 @@ class NodeService:
             self.spawn_task(self.recovery.sweep_all(0))
         self.frames.dispatch()
 
-    def elsewhere(self, row: Row) -> bool:
-        """Whether the session is at home on another node that has a service."""
-        return row["node_id"] != self.config.node_id and row["node_id"] in self.nodes
-
     def take_in(self, tx: Transaction, session_id: str) -> None:
         """Give a session that is being written a home, if its own is gone or drained: this node, unless it is too.
 
@@ -372,16 +325,6 @@ class NodeService:
 
     def _delta(self, session_id: str) -> None:
         self.feed.delta(session_id)
-
-    def stale(self, error: StaleGeneration) -> None:
-        """Another supervisor owns the store: activate nothing more, unless it has called here already."""
-        if self.generation and error.details.get("generation") == self.generation:
-            log.warning("generation %d lost the store", self.generation)
-            self.journal.generation = 0
-
-    def spawn_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Run something in the background until the service is closed."""
-        self._tasks.spawn(coroutine)
 
     def register(self, profile: ModelProfile) -> None:
         """Learn credentials. They stay in memory."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -32,11 +32,8 @@ from understudy.store.transaction import Transaction
 from understudy.telemetry import EVENT_LOG, captures_content
 
 from .adoption import Adoption, WriterLog
+from .basis import NodeBasis
 from .counting import Counting
-from .shown import show_all
-
-if TYPE_CHECKING:
-    from .node_service import NodeService
 
 log = logging.getLogger(__name__)
 
@@ -55,19 +52,23 @@ def _content_of(connection: Connection, namespace: str, event: Event) -> Attribu
 class Projection:
     """Feeds a node's committed events to its metrics and its sinks, and serves the metrics.
 
+    Args:
+        show: has the metrics show what is read when somebody looks.
+
     Attributes:
         address: `host:port` of the metrics; empty before they are served.
         exports: of the sinks, by name; each has its cursor, its lag and its failures.
     """
 
-    def __init__(self, node: NodeService) -> None:
+    def __init__(self, node: NodeBasis, show: Callable[[Projection], None]) -> None:
         self._node = node
+        self._show = show
         self.metrics = Metrics()
         self.address = ""
         self._stop_server: Callable[[], None] | None = None
         self._log = WriterLog(node, node.config.writer)
         self.exports: dict[str, Export] = {}
-        self.counting = Counting(node)
+        self.counting = Counting(node, self.announce)
         self.adoption = Adoption(node, self._exporters)
         self._tasks: list[asyncio.Task[Any]] = []
         self._checkpointed = 0
@@ -83,7 +84,7 @@ class Projection:
         while found := await self.read_events(self.metrics.writer_seq, REPLAY_LIMIT):
             self.metrics.apply(found)
         self._checkpointed = self.metrics.writer_seq
-        show_all(self._node, self)
+        self._show(self)
         if config.serves_metrics:
             self._serve(config.metrics_port or await self._last_port())
         self.exports = self._exporters(self, config.writer)

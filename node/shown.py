@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 import psutil
 
@@ -18,21 +17,23 @@ from understudy.observability.live_table import LIVE_TABLE
 from understudy.placement import is_scarce
 from understudy.store.engine import now
 
-if TYPE_CHECKING:
-    from .node_service import NodeService
-    from .projection import Projection
+from .basis import NodeBasis
+from .calls import Calls
+from .paging import Paging
+from .projection import Projection
+from .supply import Supply
 
 Values = Mapping[tuple[str, ...], float]
 
 
-def show_all(node: NodeService, projection: Projection) -> None:
+def show_all(node: NodeBasis, paging: Paging, supply: Supply, calls: Calls, projection: Projection) -> None:
     """Have the service's metrics show all of them."""
-    for reads in (_store(node, projection), _service(node), _sinks(projection)):
+    for reads in (_store(projection), _service(node, paging, supply, calls), _sinks(projection)):
         for name, read in reads.items():
             projection.metrics.show(LIVE_TABLE[name], read)
 
 
-def _store(node: NodeService, projection: Projection) -> dict[str, Callable[[], Values]]:
+def _store(projection: Projection) -> dict[str, Callable[[], Values]]:
     counting, adoption = projection.counting, projection.adoption
 
     def counted(read: Callable[[], Values]) -> Callable[[], Values]:
@@ -63,29 +64,29 @@ def _store(node: NodeService, projection: Projection) -> dict[str, Callable[[], 
     }
 
 
-def _service(node: NodeService) -> dict[str, Callable[[], Values]]:
-    process, frames, started = psutil.Process(os.getpid()), node.frames, time.monotonic()
+def _service(node: NodeBasis, paging: Paging, supply: Supply, calls: Calls) -> dict[str, Callable[[], Values]]:
+    process, started = psutil.Process(os.getpid()), time.monotonic()
 
     def by_state() -> Values:
         found: dict[tuple[str, ...], float] = {("acting",): 0.0, ("waiting",): 0.0, ("standby",): 0.0}
-        for slot in list(frames.paging.slots.values()):
+        for slot in list(paging.slots.values()):
             found[(slot.state,)] += 1
         return found
 
     def frames_memory() -> Values:
-        measured = [slot for slot in list(frames.paging.slots.values()) if not is_scarce(slot.placement)]
-        return {(): frames.supply.measured.frame * len(measured)} if frames.supply.measured else {}
+        measured = [slot for slot in list(paging.slots.values()) if not is_scarce(slot.placement)]
+        return {(): supply.measured.frame * len(measured)} if supply.measured else {}
 
     return {
         names.SUPERVISOR_SILENCE: lambda: {(): time.monotonic() - (node.supervisor_heard or started)},
         names.FRAMES: by_state,
-        names.ACTORS_CAP: lambda: {(): frames.supply.cap} if frames.supply.cap else {},
-        names.STANDBYS_TAKEN: lambda: {(): frames.paging.standbys_taken},
-        names.READY_SESSIONS: lambda: {(): len(frames.paging.ready)},
-        names.MODEL_CALLS_IN_FLIGHT: lambda: {(): len(node.calls)},
+        names.ACTORS_CAP: lambda: {(): supply.cap} if supply.cap else {},
+        names.STANDBYS_TAKEN: lambda: {(): paging.standbys_taken},
+        names.READY_SESSIONS: lambda: {(): len(paging.ready)},
+        names.MODEL_CALLS_IN_FLIGHT: lambda: {(): len(calls)},
         names.SERVICE_MEMORY: lambda: {(): process.memory_info().rss},
         names.FRAMES_MEMORY: frames_memory,
-        names.MEMORY_AVAILABLE: lambda: {(): frames.supply.measured.free} if frames.supply.measured else {},
+        names.MEMORY_AVAILABLE: lambda: {(): supply.measured.free} if supply.measured else {},
         names.BUILD_INFO: lambda: {(version("understudy"),): 1},
     }
 

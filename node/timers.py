@@ -7,15 +7,13 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from understudy.errors import UnderstudyError
 from understudy.store import timers
 from understudy.store.engine import now
 from understudy.waiting import is_set_within
 
-if TYPE_CHECKING:
-    from .node_service import NodeService
+from .basis import NodeBasis
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +34,7 @@ class Timers:
     Once noted, a timer waits by the monotonic clock: it is neither early nor late when the machine's clock is set.
     """
 
-    def __init__(self, node: NodeService, clock: Callable[[], int] = now) -> None:
+    def __init__(self, node: NodeBasis, clock: Callable[[], int] = now) -> None:
         self._node = node
         self._now = clock
         self._noted: set[tuple[Key, int]] = (

@@ -122,7 +122,7 @@ def activate(
     row["batch_no"] = row["moved"] = 0
     row.update(frame_id=frame.frame_id, actor_pid=frame.pid, node_id=frame.node_id)
     if row["wait"] is None:
-        row["status"] = "running"
+        row["status"], row["wait_since"] = "running", 0  # a pause after a crash is over: it was resumed
     down = tx.now - down_since if down_since else 0
     event = events.SessionActivated(
         cause=cause, frame_id=frame.frame_id, pid=frame.pid, node_id=frame.node_id, down=down

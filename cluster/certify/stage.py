@@ -16,7 +16,8 @@ from typing import Any
 from understudy.errors import UnderstudyError
 from understudy.events import ToolFinished, ToolStarted
 from understudy.identifiers import new_identifier
-from understudy.node.node_service import NodeConfig, NodeService
+from understudy.node.basis import NodeConfig
+from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
 from understudy.ports import Node
 from understudy.records import Batch

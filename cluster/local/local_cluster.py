@@ -16,7 +16,7 @@ from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
 from understudy.errors import CannotDrain, ClusterUnreachable, InvalidInput, ToolError
 from understudy.gateway.gateway import Gateway
 from understudy.identifiers import new_identifier
-from understudy.node.node_service import NodeConfig
+from understudy.node.basis import NodeConfig
 from understudy.prices import price_table
 from understudy.supervisor.supervisor import Supervisor
 from understudy.testing.offline import OfflineServer, Policy

@@ -11,8 +11,9 @@ from understudy.actors.frame import Frame
 from understudy.errors import ServiceGone
 from understudy.gateway.gateway import Gateway
 from understudy.identifiers import new_identifier
+from understudy.node.basis import NodeConfig
 from understudy.node.node_calls import NodeCalls
-from understudy.node.node_service import NodeConfig, NodeService
+from understudy.node.node_service import NodeService
 from understudy.transport.ends import is_gone, process_identity
 from understudy.transport.remote_node import RemoteNode
 from understudy.waiting import retrieve_error

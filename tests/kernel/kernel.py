@@ -25,7 +25,8 @@ from understudy.config import ModelProfile
 from understudy.errors import StaleGeneration, StoreUnreachable
 from understudy.gateway.gateway import Gateway
 from understudy.identifiers import new_identifier
-from understudy.node.node_service import NodeConfig, NodeService
+from understudy.node.basis import NodeConfig
+from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
 from understudy.ports import Node
 from understudy.prices import Price

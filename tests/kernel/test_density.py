@@ -84,7 +84,7 @@ async def test_timers_that_are_due_together_fire_in_portions(tmp_path: Path) -> 
             fired.append(turn)
 
         timers = kernel.service.timers
-        with patch.object(timers, "_fire", fire), patch.object(kernel.service, "spawn_task", spawn):
+        with patch.object(timers, "_fire", fire), patch.object(timers._node, "spawn_task", spawn):
             timers.note(((f"s{number}", "pause"), 1) for number in range(1_000))
             while len(fired) < 1_000:
                 turn += 1

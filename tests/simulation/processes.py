@@ -15,8 +15,9 @@ from understudy.cluster.ray.guarding import SupervisorGuard
 from understudy.config import ModelProfile
 from understudy.errors import ClusterError, ServiceGone, UnderstudyError
 from understudy.gateway.gateway import Gateway
+from understudy.node.basis import NodeConfig
 from understudy.node.node_calls import NodeCalls
-from understudy.node.node_service import NodeConfig, NodeService
+from understudy.node.node_service import NodeService
 from understudy.placement import DEFAULT, is_isolated
 from understudy.protocol import Exit, News, StepCall, Work
 from understudy.records import ModelAnswer, ModelRequest

@@ -268,10 +268,9 @@ class World:
 
     @contextlib.contextmanager
     def _installed(self) -> Iterator[None]:
-        node = "understudy.node.node_service"
         with (
             system.installed(self.scheduler, self.plan.seed, self.note, self._log_level, self.invariants.violated),
-            patch(f"{node}.Database", lambda _dsn: self.store.open(self.scheduler.current.name)),
+            patch("understudy.node.basis.Database", lambda _dsn: self.store.open(self.scheduler.current.name)),
             patch("understudy.node.projection.serve_metrics", lambda *_args, **_options: (0, None)),
             patch("understudy.node.supply.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
             patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),

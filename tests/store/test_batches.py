@@ -12,12 +12,14 @@ import pytest
 
 from understudy.errors import BatchLost, Fenced
 from understudy.events import ToolFinished, ToolStarted
+from understudy.node.frames import ready_of
+from understudy.ports import Death
 from understudy.records import Ack, Ask, Batch, CallState
-from understudy.store import activation, operations
+from understudy.store import activation, draining, operations, queries, timers
 from understudy.supervisor.restarts import Verdict
 
 from ..kernel import kernel as k
-from .test_store import Store, opened
+from .test_store import MINUTE, Store, opened
 
 
 @pytest.fixture
@@ -76,6 +78,28 @@ async def test_an_inbox_row_that_nobody_takes_voids_no_wait(db: Store) -> None:
     entries = (ToolFinished(call_id="r/1/0", tool="t"),)
     committed = await db.commit("s", 1, 2, entries=entries, calls=(finished,), asks=asks, wait="input")
     assert (committed.wait, db.session()["status"]) == ("input", "waiting_for_input")
+
+
+async def test_what_was_resumed_has_not_been_down_since(db: Store) -> None:
+    """Given a session whose process died, and that was resumed after a pause, when it moves before it has done
+    anything, then the time that it was down is over, and is not counted again."""
+    await db.own()
+    await db.create("s")
+    await db.accept("s")
+    await db.activate("s")
+
+    def paused(death: Death) -> Verdict:
+        return Verdict("resume", deaths=(death.at,), delay=MINUTE)
+
+    await db.do(activation.crash, db.held("s", 1), paused, cause="process_died", pid=1, policy={})
+    [due_at] = [row["due_at"] for row in db.read(queries.timers, "node-1", 1 << 62)]
+    await db.do(timers.fire, "s", "pause", due_at)
+    row = await db.journal.submit(lambda tx: dict(tx.session("s")))
+    assert ready_of(row, "ready").cause == "resume"
+    await db.activate("s")
+    await db.journal.submit(lambda tx: draining.leave(tx, tx.session("s"), "node-1", ["node-2"], forced=True))
+    found = ready_of(await db.journal.submit(lambda tx: dict(tx.session("s"))), "ready")
+    assert (found.cause, found.down_since) == ("ready", 0)
 
 
 async def test_a_batch_that_arrives_after_the_death_of_its_frame_is_refused(db: Store) -> None:
