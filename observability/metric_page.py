@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from textwrap import wrap
 
 from . import conventions as names
 from .live_table import ROWS
 from .metric_table import TABLE, MetricRow
+
+COLUMNS = 120
 
 LABELS = {
     "agent": "the agent's name",
@@ -40,7 +43,8 @@ def page() -> str:
     for row in TABLE:
         if row.buckets:
             name = names.prometheus_name(row.name, row.unit)
-            buckets.append(f"- `{name}`: {', '.join(f'{bound:g}' for bound in row.buckets)}")
+            text = f"- `{name}`: {', '.join(f'{bound:g}' for bound in row.buckets)}"
+            buckets += wrap(text, COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join([*lines, *buckets, ""])
 
 

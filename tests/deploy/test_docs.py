@@ -20,6 +20,18 @@ def names_in(path: Path) -> set[str]:
     }
 
 
+def test_no_line_of_prose_is_too_long() -> None:
+    """Prose has at most 120 columns; tables, headings, and what is a terminal's or a program's, have what they need."""
+    found = []
+    for page in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md")]:
+        verbatim = False
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            verbatim ^= line.lstrip().startswith("```")
+            if len(line) > 120 and not verbatim and not line.startswith(("|", "#", "<")):
+                found.append(f"{page.relative_to(ROOT)}:{number}")
+    assert not found
+
+
 @pytest.mark.thorough
 def test_every_test_that_holds_a_rule_exists() -> None:
     """Each module, class and function that the table of docs/supervision.md names is there; every rule is in it."""
