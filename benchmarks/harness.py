@@ -66,7 +66,11 @@ class Row:
         """`ok` or `short`; empty without a budget."""
         if self.limit is None:
             return ""
-        return "ok" if self.used <= 1.0 else "short"
+        measured = self.ratio if self.limit.of_ratio else self.value
+        if measured is None:
+            return "short"
+        kept = measured >= self.limit.bound if self.limit.at_least else measured <= self.limit.bound
+        return "ok" if kept else "short"
 
     @property
     def used(self) -> float:
@@ -74,9 +78,10 @@ class Row:
         if self.limit is None:
             return 0.0
         measured = self.ratio if self.limit.of_ratio else self.value
-        if measured is None or (self.limit.at_least and not measured):
-            return math.inf
-        return self.limit.bound / measured if self.limit.at_least else measured / self.limit.bound
+        of, used = (measured, self.limit.bound) if self.limit.at_least else (self.limit.bound, measured)
+        if used is None or not of:
+            return math.inf if used is None or used > 0 else 0.0
+        return used / of
 
     @property
     def budget(self) -> str:

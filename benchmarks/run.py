@@ -100,7 +100,7 @@ def main() -> int:
         sys.stdout.flush()  # before Ray is stopped, whatever that leads to
     worse = [row for row in rows if row.limit is not None and row.limit.of_ratio and row.used > MARGIN]
     for row in worse if options.guard else ():
-        print(f"{row.measure}: {row.ratio:.2f}, budget {row.budget}", file=sys.stderr)
+        print(f"{row.measure}: {row.ratio}, budget {row.budget}", file=sys.stderr)
     return 1 if failed or (options.guard and worse) else 0
 
 

@@ -112,7 +112,7 @@ class NodeCalls(ABC):
         (await self._node()).frames.supply.unschedulable = failures
 
     async def retire(self, leaving: dict[str, int]) -> None:
-        """See `Frames.retire`."""
+        """See `Supply.retire`."""
         await (await self._node()).frames.supply.retire(leaving)
 
     async def profiles(self) -> Any:
@@ -124,7 +124,7 @@ class NodeCalls(ABC):
         (await self._node()).register(profile)
 
     async def demand(self, timeout: float, cap: int = 0) -> NodeReport:
-        """What the supervisor must know of the frames here, once that changes or the time is over (`Frames.demand`).
+        """What the supervisor must know of the frames here, once that changes or the time is over (`Supply.demand`).
 
         Args:
             cap: so many actors this node may have, from now on; 0: as before.

@@ -6,10 +6,10 @@ not asked by anybody, `Cluster.session` and `Session.run`, is a plain function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from understudy.config import ModelProfile, Settings, model_profile_from_environment
 from understudy.errors import InvalidConfiguration, InvalidInput
@@ -24,9 +24,6 @@ from .method import client_method, constructor
 from .packages import refuse_temporary
 from .results import DrainInfo, ServiceInfo, SessionInfo
 from .session_handle import Session
-
-if TYPE_CHECKING:
-    pass  # which loads the OpenTelemetry SDK
 
 
 class Cluster:
@@ -104,7 +101,7 @@ class Cluster:
         return cls(connection, settings, default, by_value if code_by_value else None)
 
     @client_method
-    async def spawn(self, spec: AgentSpec, *, session_id: str | None = None) -> Session:
+    def spawn(self, spec: AgentSpec, *, session_id: str | None = None) -> Coroutine[Any, Any, Session]:
         """Get or create a session for an agent; the same id and spec give the same session.
 
         Raises:
@@ -124,8 +121,14 @@ class Cluster:
             "metadata": dict(spec.metadata),
         }
         blobs = {**compiled.blobs, **placements}
-        await self._connection.spawn(session, blobs, [*placements], driver.get("runtime_env"))
-        return Session(self._connection, identifier)
+        # All that is done in the caller's thread: it may be importing the module that a tool is pickled with.
+        wanted = session, blobs, [*placements], driver.get("runtime_env")
+
+        async def spawned() -> Session:
+            await self._connection.spawn(*wanted)
+            return Session(self._connection, identifier)
+
+        return spawned()
 
     def session(self, session_id: str) -> Session:
         """A session by its id; whether it exists shows when it is used."""

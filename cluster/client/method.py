@@ -3,78 +3,132 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from functools import update_wrapper
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+import inspect
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial, wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from . import background
 
 Owner = TypeVar("Owner")
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+Told = TypeVar("Told", covariant=True)
 
 
-class Method(Generic[Given, Result]):
-    """A method of an object: `method(…)` blocks its thread until there is a result, `await method.aio(…)` does not.
+class Method(Protocol[Given, Told]):
+    """`method(…)` blocks its thread until there is a result; `await method.aio(…)` does not.
 
     Both do the same, with the same arguments, results and errors. What is awaited can be cancelled; the request may
     have had its effect then.
     """
 
-    __slots__ = ("_awaited", "_blocking")
+    def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Told: ...
 
-    def __init__(self, blocking: Callable[Given, Result], awaited: Callable[Given, Awaitable[Result]]) -> None:
-        self._blocking = blocking
-        self._awaited = awaited
+    async def aio(self, *args: Given.args, **kwargs: Given.kwargs) -> Told:
+        """The same for asynchronous programs: their event loop keeps running meanwhile."""
 
-    def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        return self._blocking(*args, **kwargs)
 
-    async def aio(self, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        """The same for asynchronous programs: their event loop turns on meanwhile."""
-        return await self._awaited(*args, **kwargs)
+def _method(function: Any, blocking: Any, awaited: Any, *, skip: int) -> Any:
+    """A function that can be awaited as well, with the name, the documentation and (but for the first `skip`) the
+    parameters of another one."""
+    signature = inspect.signature(function)
+    signature = signature.replace(parameters=list(signature.parameters.values())[skip:])
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return blocking(*args, **kwargs)
+
+    @wraps(function)
+    async def aio(*args: Any, **kwargs: Any) -> Any:
+        return await awaited(*args, **kwargs)
+
+    for found in (call, aio):
+        vars(found)["__signature__"] = signature
+    vars(call)["aio"] = aio
+    return call
 
 
 class client_method(Generic[Owner, Given, Result]):
-    """Makes a `Method` of a coroutine function, which runs on the client's event loop, in its caller's context."""
+    """Makes a `Method` of a function whose result is a coroutine: that runs on the client's event loop, in its caller's
+    context. Usually it is a coroutine function; one that has work to do in its caller's thread is a plain function."""
 
     def __init__(self, function: Callable[Concatenate[Owner, Given], Coroutine[Any, Any, Result]]) -> None:
         self._function = function
-        update_wrapper(cast("Any", self), function)
+        self._here = not inspect.iscoroutinefunction(function)
+        self._unbound = _method(function, self._blocking, self._awaited, skip=0)
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
 
     @overload
-    def __get__(self, instance: None, owner: type[Owner]) -> Self: ...
+    def __get__(self, instance: None, owner: type[Owner]) -> Callable[Concatenate[Owner, Given], Result]: ...
 
     @overload
     def __get__(self, instance: Owner, owner: type[Owner]) -> Method[Given, Result]: ...
 
-    def __get__(self, instance: Owner | None, owner: type[Owner]) -> Self | Method[Given, Result]:
+    def __get__(self, instance: Owner | None, owner: type[Owner]) -> Any:
         if instance is None:
-            return self
-        here = instance
+            return self._unbound
+        bound = _method(self._function, partial(self._blocking, instance), partial(self._awaited, instance), skip=1)
+        return vars(instance).setdefault(self._name, bound)  # found there from now on: the same one each time
 
-        def blocking(*args: Given.args, **kwargs: Given.kwargs) -> Result:
-            return background.wait(self._function(here, *args, **kwargs))
+    def _blocking(self, instance: Owner, *args: Any, **kwargs: Any) -> Result:
+        return background.wait(self._function(instance, *args, **kwargs))
 
-        def awaited(*args: Given.args, **kwargs: Given.kwargs) -> Awaitable[Result]:
-            return asyncio.wrap_future(background.submit(self._function(here, *args, **kwargs)))
+    async def _awaited(self, instance: Owner, *args: Any, **kwargs: Any) -> Result:
+        begin = partial(self._function, instance, *args, **kwargs)
+        coroutine = await asyncio.to_thread(begin) if self._here else begin()
+        return await asyncio.wrap_future(background.submit(coroutine))
 
-        return Method(blocking, awaited)
+
+class Closable(Protocol):
+    """What can be closed, by blocking."""
+
+    @property
+    def close(self) -> Callable[[], Any]:
+        """Close it."""
 
 
-class constructor(Generic[Owner, Given, Result]):
+Made = TypeVar("Made", bound=Closable)
+
+
+class constructor(Generic[Made, Given]):
     """Makes a `Method` of a class of a function that blocks. That is called where its caller is: Ray sets its signal
-    handlers only in the main thread. Who awaits it has it called in another one."""
+    handlers only in the main thread. Who awaits it has it called in another thread; what is made after the wait was
+    cancelled is closed."""
 
-    def __init__(self, function: Callable[Concatenate[type[Owner], Given], Result]) -> None:
+    def __init__(self, function: Callable[Concatenate[type[Made], Given], Made]) -> None:
         self._function = function
-        update_wrapper(cast("Any", self), function)
+        self.__doc__ = function.__doc__
 
-    def __get__(self, instance: object, owner: type[Owner]) -> Method[Given, Result]:
-        def blocking(*args: Given.args, **kwargs: Given.kwargs) -> Result:
-            return self._function(owner, *args, **kwargs)
+    def __get__(self, _instance: object, owner: type[Made]) -> Method[Given, Made]:
+        blocking = partial(self._function, owner)
+        return cast("Method[Given, Made]", _method(self._function, blocking, partial(self._awaited, owner), skip=1))
 
-        def awaited(*args: Given.args, **kwargs: Given.kwargs) -> Awaitable[Result]:
-            return asyncio.to_thread(self._function, owner, *args, **kwargs)
+    async def _awaited(self, owner: type[Made], *args: Any, **kwargs: Any) -> Made:
+        made: Future[Made] = Future()
+        made.set_running_or_notify_cancel()  # from now on it can't be cancelled: its thread goes on
+        work = partial(copy_context().run, self._function, owner, *args, **kwargs)
+        threading.Thread(target=_make, args=(work, made), name="understudy-connect", daemon=True).start()
+        try:
+            return await asyncio.wrap_future(made)
+        except asyncio.CancelledError:
+            made.add_done_callback(_close)
+            raise
 
-        return Method(blocking, awaited)
+
+def _make(work: Callable[[], Made], made: Future[Made]) -> None:
+    try:
+        made.set_result(work())
+    except BaseException as error:
+        made.set_exception(error)
+
+
+def _close(made: Future[Any]) -> None:
+    if made.exception() is None:
+        threading.Thread(target=made.result().close, name="understudy-close", daemon=True).start()

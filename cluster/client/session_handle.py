@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -190,14 +190,10 @@ class Session:
             UnknownSession, UnknownRun: there is none.
             EventsPruned: its events were removed.
         """
-        from understudy.observability.traces import trace_of
-
-        events: list[Event] = []
-        after = ("", 0)
-        while wires := await self._connection.read("trace", self.id, run_id, after):
-            events += map(Event.from_wire, wires)
-            after = (wires[-1]["session_id"], wires[-1]["seq"])
-        return await asyncio.to_thread(lambda: trace_of(iter(events)))
+        loop, read = asyncio.get_running_loop(), partial(self._connection.read, "trace", self.id, run_id)
+        return await asyncio.to_thread(
+            _trace, lambda after: asyncio.run_coroutine_threadsafe(read(after), loop).result()
+        )
 
     @client_method
     async def tree(self) -> list[SessionInfo]:
@@ -234,3 +230,16 @@ def current_span() -> tuple[str, str] | None:
         return None
     context = api.get_current_span().get_span_context()
     return (f"{context.trace_id:032x}", f"{context.span_id:016x}") if context.is_valid else None
+
+
+def _trace(read: Callable[[tuple[str, int]], list[dict[str, Any]]]) -> list[TraceSpan]:
+    """The trace of what is read in pages, each behind a session and its `seq`. In a thread: it may take long."""
+    from understudy.observability.traces import trace_of
+
+    def events() -> Iterator[Event]:
+        after = ("", 0)
+        while wires := read(after):
+            yield from map(Event.from_wire, wires)
+            after = (wires[-1]["session_id"], wires[-1]["seq"])
+
+    return trace_of(events())

@@ -94,6 +94,7 @@ class LocalConnection(ClientConnection):
             machinery, machinery.holder, standby=settings.standby, max_actors=settings.max_actors
         )
         self._supervising: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self.last = ExitStack()
 
     async def start(self) -> None:
@@ -177,14 +178,18 @@ class LocalConnection(ClientConnection):
         """They are where they were."""
 
     async def close(self) -> None:
-        """End the services: without this connection there are none."""
-        if not self._nodes.closed:
+        """End the services: without this connection there are none. Whoever is cancelled meanwhile ends nothing."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
             await self.follower.close()
-            try:
-                await self._nodes.there(self.end())
-            finally:
-                self._nodes.closed = True
-                await asyncio.to_thread(self.last.close)
+            await self._nodes.there(self.end())
+        finally:
+            self._nodes.closed = True
+            await asyncio.to_thread(self.last.close)
 
     async def shutdown(self) -> None:
         """The same."""

@@ -89,10 +89,11 @@ def test_what_is_used_of_a_budget() -> None:
         "most, least = Limit(1.4, of_ratio=True), Limit(1.2, of_ratio=True, at_least=True)\n"
         "measured = ((10.0, most), (5.0, least), (None, most))\n"
         "rows = [Row('s', 'm', 7.0, 'ms', base, '', limit) for base, limit in measured]\n"
+        "rows += [Row('s', 'm', value, '', limit=Limit(0)) for value in (0, 2)]\n"
         "print([(round(row.used, 2), row.verdict) for row in rows])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=RUN.parent, capture_output=True, text=True, check=True)
-    assert done.stdout == "[(0.5, 'ok'), (0.86, 'ok'), (inf, 'short')]\n"
+    assert done.stdout == "[(0.5, 'ok'), (0.86, 'ok'), (inf, 'short'), (0.0, 'ok'), (inf, 'short')]\n"
 
 
 @pytest.mark.thorough

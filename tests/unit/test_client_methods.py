@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from understudy import AgentSpec, Cluster, Run, Session
 from understudy.cluster.client import background
-from understudy.cluster.client.method import Method, client_method, constructor
+from understudy.cluster.client.method import client_method, constructor
 from understudy.errors import DeadlineExceeded, UnknownSession
 from understudy.testing import LocalCluster
 
@@ -42,11 +47,11 @@ def test_everything_that_asks_can_be_awaited(kind: type) -> None:
     found = {name: value for name, value in inspect.getmembers_static(kind) if not name.startswith("_")}
     functions = {name for name, value in found.items() if inspect.isfunction(value)} - {"kill_at"}
     assert {f"{kind.__name__.removeprefix('Local')}.{name}" for name in functions} <= NOT_ASKED
-    methods = {name: value for name, value in found.items() if isinstance(value, (client_method, constructor))}
+    methods = {name for name, value in found.items() if isinstance(value, (client_method, constructor))}
     assert methods
-    for name, value in methods.items():
-        assert value.__doc__, name
-        assert inspect.signature(getattr(value, "__wrapped__")).parameters, name  # noqa: B009
+    for name in methods:
+        assert getattr(kind, name).__doc__, name
+        assert inspect.iscoroutinefunction(getattr(kind, name).aio), name
 
 
 async def test_a_program_that_awaits_is_never_blocked(cluster: LocalCluster) -> None:
@@ -104,10 +109,81 @@ def waits_for_runs() -> bool:
     return any("Run.result" in repr(task.get_coro()) for task in asyncio.all_tasks(background.loop()))
 
 
-def test_a_method_is_found_by_its_object() -> None:
-    """A method of an object can be called, of a class it is what makes it; both constructors can be awaited."""
+def test_methods_are_functions_for_whoever_looks() -> None:
+    """Help, signatures, calls by the class, comparisons and mocks find what they find of any method."""
     session = Session(None, "s")  # type: ignore[arg-type]
-    assert isinstance(session.info, Method)
-    assert isinstance(Session.info, client_method)
-    assert isinstance(Cluster.connect, Method)
-    assert inspect.iscoroutinefunction(Cluster.connect.aio)
+    assert session.send == session.send
+    assert session.send.__name__ == "send"  # type: ignore[attr-defined]
+    assert list(inspect.signature(session.send).parameters) == ["content", "run_id", "traceparent"]
+    assert list(inspect.signature(Session.send).parameters)[:2] == ["self", "content"]
+    assert "store" in inspect.signature(Cluster.connect).parameters
+    for function in (session.send, Session.send, Cluster.connect, session.send.aio):
+        assert inspect.isfunction(function)
+        assert "Raises:" in (function.__doc__ or "")
+    assert not inspect.iscoroutinefunction(session.send)
+    assert inspect.iscoroutinefunction(session.send.aio)
+    MagicMock(spec=Session).send("hello", run_id="r")
+
+
+MODULE = """
+from understudy import AgentSpec, tool
+from understudy.cluster.client.compiling import by_value
+from understudy.testing import LocalCluster
+
+class Desk:
+    @tool
+    def lookup(self, city: str) -> str:
+        "Look a city up."
+        return city
+
+with LocalCluster() as cluster:
+    cluster._pickle = by_value  # as a cluster with processes has it
+    print(cluster.spawn(AgentSpec(name="clerk", tools=[Desk().lookup]), session_id="s").id)
+"""
+
+
+def test_a_module_may_spawn_while_it_is_imported(tmp_path: Path) -> None:
+    """Given a module that a server imports, and that spawns an agent whose tool is pickled with the module, then the
+    pickling waits for no other thread's import."""
+    (tmp_path / "served.py").write_text(MODULE)
+    done = subprocess.run(
+        [sys.executable, "-c", "import served"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.returncode) == ("s\n", 0), done.stderr
+
+
+async def test_a_cluster_that_nobody_waits_for_any_more_is_closed() -> None:
+    """Given a program that gives up while it connects, then what it would have got is closed when it is there."""
+    may_go_on, closed = threading.Event(), threading.Event()
+
+    class Made:
+        def close(self) -> None:
+            closed.set()
+
+        @constructor
+        def make(cls: type[Made]) -> Made:
+            assert may_go_on.wait(PATIENCE)
+            return cls()
+
+    waiting = asyncio.create_task(Made.make.aio())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    may_go_on.set()
+    assert await asyncio.to_thread(closed.wait, PATIENCE)
+
+
+async def test_closing_ends_though_it_is_cancelled() -> None:
+    """Given a program that gives up while a local cluster is closed, then that is closed all the same, and whoever
+    closes it again waits for that."""
+    threads = {thread.name for thread in threading.enumerate()}
+    cluster = await asyncio.to_thread(LocalCluster)
+    waiting = asyncio.create_task(cluster.close.aio())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(cluster.close.aio(), cluster.close.aio())
+    left = {thread.name for thread in threading.enumerate()} - threads
+    assert not [name for name in left if name.startswith("understudy-local")]
