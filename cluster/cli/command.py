@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,11 +44,18 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+TERMINATED = "ended by SIGTERM"
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end: its command ends as at Ctrl-C."""
+
+
 def command(function: Callable[..., Any]) -> Callable[..., Any]:
     """Turn our errors into a clear line on stderr, the next step below it (JSON with `--json`), and an exit code.
 
-    0 done, 1 the run or check failed or the store refused it, 2 wrong usage or configuration, 130 interrupted. An
-    interruption's own text says what became of the work.
+    0 done, 1 the run or check failed or the store refused it, 2 wrong usage or configuration, 130 interrupted, 143
+    ended by SIGTERM. An interruption's own text says what became of the work.
     """
 
     @wraps(function)
@@ -66,7 +74,7 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(2 if wrong_usage else 1) from None
         except (KeyboardInterrupt, typer.Abort) as interruption:
             errors.print(str(interruption) or "interrupted", soft_wrap=True)
-            raise typer.Exit(130) from None
+            raise typer.Exit(143 if isinstance(interruption, Terminated) else 130) from None
         raise typer.Exit(code or 0)
 
     return run
@@ -103,9 +111,18 @@ def connected(store: str | None, **options: Any) -> Iterator[Any]:
     from ..client.client import Cluster
 
     cluster = Cluster.connect(store, **options)
+    # Ray has a handler of its own by now, which ends the process with the state of all its threads.
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield cluster
+    except Terminated:
+        raise Terminated(f"{TERMINATED}; what was accepted goes on") from None
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; what was accepted goes on") from None
     finally:
+        signal.signal(signal.SIGTERM, before)
         cluster.close()
+
+
+def _terminate(_number: int, _frame: Any) -> None:
+    raise Terminated(TERMINATED)

@@ -1,6 +1,7 @@
 """The command line. The words are those of the API; `--json` prints one JSON document on stdout and nothing else.
 
-Exit codes: 0 done, 1 the run or check failed or the store refused, 2 wrong usage or configuration, 130 interrupted.
+Exit codes: 0 done, 1 the run or check failed or the store refused, 2 wrong usage or configuration, 130 interrupted,
+143 ended by SIGTERM.
 """
 
 from __future__ import annotations
