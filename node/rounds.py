@@ -372,7 +372,7 @@ class Rounds:
         """The session lost its frame between the answer's arrival and its commit, or had none."""
         slot = self._node.frames.paging.holder(call.session_id)
         if slot is None:
-            self._node.frames.paging.add(Ready(call.session_id, call.placement, call.root_id))
+            self._node.frames.queue(Ready(call.session_id, call.placement, call.root_id))
         elif slot.resting:
             self._node.frames.resume(slot)
 

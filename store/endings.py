@@ -296,7 +296,8 @@ def shut_down(tx: Transaction, row: Row, run_id: str) -> None:
     if row["run_id"] != run_id or row["cancel_reason"] is None or row["shutdown"] is None:
         return
     if row["wait"] == "timer" and (left := outlasting(tx, row)):  # what its last process may begin is over only then
-        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + left, {"run_id": run_id})
+        # The pause may be over, and its timer not have been noticed yet where the session has just gone to.
+        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(left, 1_000_000), {"run_id": run_id})
     elif row["wait"] == "child" and row["children_open"] > 0:
         tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(row["shutdown"], 1_000_000), {"run_id": run_id})
     else:

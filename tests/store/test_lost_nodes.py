@@ -14,6 +14,7 @@ from understudy.ports import Verdict
 from understudy.records import LEASE_SECONDS, ActivationId, Batch, CallState, Finish, ModelAnswer
 from understudy.store import activation, endings, operations, timers, wakeups
 from understudy.store.check import check
+from understudy.store.transaction import Transaction
 
 from .test_store import FRAME, Store, opened
 
@@ -159,3 +160,19 @@ async def test_a_session_at_work_on_a_lost_node_has_no_pid_at_its_new_home(store
         await db.do(activation.adopt, "other", ["other"])
         row = db.session()
         assert (row["node_id"], row["frame_id"], row["actor_pid"]) == ("other", before["frame_id"], None)
+
+
+async def test_the_time_to_end_is_not_given_again_at_once(store: str) -> None:
+    """Given a run that was told to end while it waits for what its lost process may begin, when its time is over and
+    that wait's too, but nobody has noticed it yet, then it is looked at again later, not without end."""
+    async with opened(store) as db:
+        held = await acting(db, started=True)
+        await db.do(activation.crash, held, lambda _: Verdict("resume"), **CRASH, may_live=True)
+        await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "enough"))
+
+        def look(tx: Transaction) -> int:
+            tx.now += LEASE + 1
+            endings.shut_down(tx, tx.session("s"), "r")
+            return min(due - tx.now for (_, name), due in tx.timers.items() if name == "shutdown")
+
+        assert await db.journal.submit(look) >= 1_000_000
