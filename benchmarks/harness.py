@@ -66,11 +66,7 @@ class Row:
         """`ok` or `short`; empty without a budget."""
         if self.limit is None:
             return ""
-        measured = self.ratio if self.limit.of_ratio else self.value
-        if measured is None:
-            return "short"
-        kept = measured >= self.limit.bound if self.limit.at_least else measured <= self.limit.bound
-        return "ok" if kept else "short"
+        return "ok" if self.used <= 1.0 else "short"
 
     @property
     def used(self) -> float:

@@ -20,7 +20,6 @@ DEMAND_PAUSE = 0.05
 BUSY_DEMAND_PAUSE = 0.5
 """Seconds until a change of demand is told: the first one at once or nearly so, under constant change now and then."""
 
-
 MEASURE_SECONDS = 2.0
 
 

@@ -54,12 +54,12 @@ class Pending:
         """Write everything, a statement per table."""
         if self.created:
             self._statements.insert(self._cursor, SESSION, self.created)
-            self._written.update((row["session_id"], mutable(row)) for row in self.created)
+            self._written.update((row["session_id"], _mutable(row)) for row in self.created)
         # A row stays in hand after it was written: operations go on changing it without saying so again.
         often: list[Row] = []
         all_columns: list[Row] = []
         for session_id, row in sorted(self.dirty.items()):
-            values = mutable(row)
+            values = _mutable(row)
             if self._written.get(session_id) == values:
                 continue
             self._written[session_id] = values
@@ -94,6 +94,5 @@ class Pending:
         return {"b_namespace": self._namespace, "b_session_id": row["session_id"], **values}
 
 
-def mutable(row: Row) -> tuple[Any, ...]:
-    """A session's row as far as it changes."""
+def _mutable(row: Row) -> tuple[Any, ...]:
     return tuple([row[name] for name in MUTABLE])
