@@ -84,11 +84,11 @@ class Frames:
         unheard = held is not None and held != call.activation
         if held is not None and unheard and self.paging.holder(held.session_id) is None:
             # It was given a session and never heard of it: its last call was cut off.
-            self.paging.add(Ready(held.session_id, slot.placement, tree, "takeover", epoch=held.epoch))
+            self.queue(Ready(held.session_id, slot.placement, tree, "takeover", epoch=held.epoch))
         expected = self.expected.pop(slot.frame_id, None)
         for other, root_id in expected.held.items() if expected is not None else ():
             if other.session_id != session_id:
-                self.paging.add(Ready(other.session_id, slot.placement, root_id, "takeover", epoch=other.epoch))
+                self.queue(Ready(other.session_id, slot.placement, root_id, "takeover", epoch=other.epoch))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
         slot.seen, slot.called = now(), number
         slot.incarnation, slot.root_id = incarnation, call.root_id or session_id or ""
@@ -236,9 +236,11 @@ class Frames:
                 self.reply(slot, self.given(slot, work))
 
     def queue(self, ready: Ready) -> None:
-        """A session was found ready, in no frame. One that is being placed queues only if no frame gets it."""
+        """A session was found ready, in no frame. One that is being placed queues only if no frame gets it; of its
+        epochs the latest is known."""
         if ready.session_id in self.placing:
-            self._found_meanwhile[ready.session_id] = ready
+            found = self._found_meanwhile.get(ready.session_id, ready)
+            self._found_meanwhile[ready.session_id] = ready if ready.epoch >= found.epoch else found
         else:
             self.paging.add(ready)
 
@@ -324,7 +326,7 @@ class Frames:
     def requeue_unless_waiting(self, session_id: str, placement: str, root_id: str, wait: str | None) -> None:
         """A session left its frame: it queues for another one if it can go on."""
         if wait is None:
-            self.paging.add(Ready(session_id, placement, root_id))
+            self.queue(Ready(session_id, placement, root_id))
             self.dispatch()
 
     def wake(self, row: Row) -> None:

@@ -171,6 +171,27 @@ async def test_a_session_that_was_fenced_behind_its_activation_goes_on(store: st
         assert (slot.session_id, list(frames.paging.ready)) == (None, ["s"])
 
 
+@pytest.mark.parametrize("later", [0, 2])
+async def test_a_session_that_is_being_placed_is_queued_by_nobody(store: str, tmp_path: Path, later: int) -> None:
+    """Given a session whose activation in one frame is being committed, when the frame that was thought to hold it
+    calls in without it, and another part finds it ready as well, then it queues once no frame has got it, under the
+    latest of the epochs that were found."""
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        frames = kernel.service.frames
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        frames.paging.remove("s")
+        first = frames.calling(_call(kernel, "first"))
+        second = frames.calling(_call(kernel, "second"))
+        with frames.being_placed("s", first):
+            second.session_id, second.epoch = "s", 1
+            frames.calling(_call(kernel, "second", 2))
+            frames.requeue_unless_waiting("s", DEFAULT, "s", None)
+            frames.queue(Ready("s", DEFAULT, "s", "takeover", epoch=later))
+            assert not frames.paging.ready
+        assert {name: ready.epoch for name, ready in frames.paging.ready.items()} == {"s": max(1, later)}
+
+
 def _queued(kernel: k.Kernel) -> None:
     kernel.service.frames.paging.add(Ready("s", DEFAULT, "s", "ready"))
 
