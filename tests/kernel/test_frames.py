@@ -24,6 +24,13 @@ def _call(kernel: k.Kernel, frame_id: str, number: int = 1) -> StepCall:
     return StepCall(FrameIdentity(frame_id, 1, kernel.service.config.node_id, DEFAULT), number)
 
 
+async def _ready_but_not_queued(kernel: k.Kernel) -> None:
+    """Session `s` has an input, and is not queued for a frame."""
+    await kernel.spawn("s", k.spec(k.script("done")))
+    await kernel.send("s")
+    kernel.service.frames.paging.remove("s")
+
+
 async def _until(condition: Callable[[], bool]) -> None:
     """Let tasks run until this is so."""
     async with asyncio.timeout(20):
@@ -138,10 +145,8 @@ async def test_a_session_that_is_being_placed_is_placed_nowhere_else(store: str,
     frame rests, then that one does not get it before the first commit has failed."""
     async with k.running(store, tmp_path, frames=0) as kernel, asyncio.timeout(20):
         frames = kernel.service.frames
-        await kernel.spawn("s", k.spec(k.script("done")))
-        await kernel.send("s")
+        await _ready_but_not_queued(kernel)
         first = frames.calling(_call(kernel, "first"))
-        frames.paging.remove("s")
         calling = asyncio.create_task(kernel.service.step(_call(kernel, "second")))
         await _until(lambda: "second" in frames.paging.slots and frames.paging.slots["second"].resting)
         with frames.being_placed("s", first):
@@ -160,9 +165,7 @@ async def test_a_session_that_was_fenced_behind_its_activation_goes_on(store: st
     frame is given the work, then the frame does not keep it, and it queues."""
     async with k.running(store, tmp_path, frames=0) as kernel:
         frames = kernel.service.frames
-        await kernel.spawn("s", k.spec(k.script("done")))
-        await kernel.send("s")
-        frames.paging.remove("s")
+        await _ready_but_not_queued(kernel)
         slot = frames.calling(_call(kernel, "f"))
         with frames.being_placed("s", slot):
             work = await kernel.service.journal.submit(frames.activation(slot, Ready("s", DEFAULT, "s", "ready")), "s")
@@ -178,9 +181,7 @@ async def test_a_session_that_is_being_placed_is_queued_by_nobody(store: str, tm
     latest of the epochs that were found."""
     async with k.running(store, tmp_path, frames=0) as kernel:
         frames = kernel.service.frames
-        await kernel.spawn("s", k.spec(k.script("done")))
-        await kernel.send("s")
-        frames.paging.remove("s")
+        await _ready_but_not_queued(kernel)
         first = frames.calling(_call(kernel, "first"))
         second = frames.calling(_call(kernel, "second"))
         with frames.being_placed("s", first):
@@ -208,9 +209,7 @@ async def test_the_sweep_leaves_alone_what_left_its_place_since_rows_were_read(
     before the sweep comes to it, then the sweep does nothing: that commit says what follows."""
     async with k.running(store, tmp_path, frames=0) as kernel:
         service = kernel.service
-        await kernel.spawn("s", k.spec(k.script("done")))
-        await kernel.send("s")
-        service.frames.paging.remove("s")
+        await _ready_but_not_queued(kernel)
         active = service.reading.active
 
         async def slow(*arguments: Any, **options: Any) -> Any:
