@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .protocol import Exit, StepCall, Work
-from .records import Ack, ActivationId, Batch
+from .config import ModelProfile
+from .protocol import Attached, CallOrigin, Exit, Growth, StepCall, Work
+from .records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
 
 
 class Node(Protocol):
@@ -38,6 +39,45 @@ class Node(Protocol):
 
     async def blob(self, digest: str) -> bytes:
         """Code that travels by value."""
+
+
+class ModelGateway(Protocol):
+    """The gateway, as its node service sees it. Every call may be repeated.
+
+    Every one fails with `ServiceGone` if the gateway is gone, or if its service, or another one, has attached since.
+    """
+
+    async def attach(self, profiles: list[ModelProfile]) -> Attached:
+        """Work for the caller from now on, and for nobody else; learn these profiles. Calls in flight go on."""
+
+    async def register(self, number: str, profile: ModelProfile) -> None:
+        """Learn a profile."""
+
+    async def call(self, number: str, origin: CallOrigin, request: ModelRequest | None) -> ModelAnswer:
+        """The answer to a model call, which is made once, however often it is asked for: it is kept until `release`.
+
+        Args:
+            request: None for one that the gateway has.
+
+        Returns:
+            With `error` if the call failed, whatever the reason.
+        """
+
+    async def growth(self, number: str, key: str, restarts: int, length: int) -> Growth:
+        """What has come of an answer since it had begun anew so often, and had so many characters; once there is any.
+
+        Args:
+            key: of the call (`CallOrigin.key`). Of one that is not known nothing has come.
+        """
+
+    async def abort(self, number: str, key: str) -> None:
+        """Close the connection of a call; what came so far is its answer."""
+
+    async def release(self, number: str, keys: list[str]) -> None:
+        """Forget calls: their answers are committed, or nobody wants them. Those in flight end."""
+
+    async def heard(self, number: str) -> None:
+        """Nothing; its answer says that the gateway is well."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The messages between session actors and node services, as they are on the way.
+"""The messages between session actors, node services and gateways, as they are on the way.
 
 Neither a socket nor Ray carries our classes: a process of another version has others. `packed` makes what they carry of
 a message, and `unpacked` makes the message again, or refuses what is none.
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from .errors import InvalidInput
+from .identifiers import wait_key
 from .messages import Message
 from .records import ActivationId, Batch, CallState, Cancelled, InboxItem, ModelRequest
 
@@ -105,6 +106,72 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
     sessions: list[str] = []
     cancelled: dict[str, Cancelled] = {}
     killed: dict[str, ActivationId] = {}
+
+
+class CallOrigin(msgspec.Struct, frozen=True):
+    """What a model call is for: all that a node service must know to commit its answer, also one that has not asked
+    itself.
+
+    Attributes:
+        model, profile: that the request names.
+    """
+
+    session_id: str
+    incarnation: int
+    run_id: str
+    round: int
+    attempt: int
+    placement: str
+    root_id: str
+    profile: str
+    model: str
+
+    @property
+    def wait_key(self) -> str:
+        """`session/run/round`: what the session waits for."""
+        return wait_key(self.session_id, self.run_id, self.round)
+
+    @property
+    def request_key(self) -> str:
+        """`session/run/round/attempt`: this try to have it answered, in events."""
+        return f"{self.wait_key}/{self.attempt}"
+
+    @property
+    def key(self) -> str:
+        """What a gateway knows the call by: a session that is made again under a removed one's id has the same
+        request keys."""
+        return f"{self.incarnation}/{self.request_key}"
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """A gateway has a new node service to work for.
+
+    Attributes:
+        gateway: which gateway it is; one that takes its place is another one, and has none of its calls.
+        number: names this attachment: each call of the service has it, so that the late ones of a service that died
+            are refused.
+        pid: of its process.
+        held: calls that are in flight, or whose answers nobody has released.
+    """
+
+    gateway: str
+    number: str
+    pid: int
+    held: list[CallOrigin] = []
+
+
+class Growth(msgspec.Struct, frozen=True):
+    """How an answer that is being streamed has grown.
+
+    Attributes:
+        restarts: how often the text began anew, after a try that failed.
+        text: what is new; all of it, if it began anew.
+        ended: nothing more comes.
+    """
+
+    restarts: int
+    text: str
+    ended: bool = False
 
 
 def packed(value: Any) -> Any:

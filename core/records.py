@@ -101,6 +101,11 @@ class ModelAnswer:
     extra: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
 
+    @classmethod
+    def aborted(cls, session_id: str) -> ModelAnswer:
+        """That of a call that was aborted before anything came of it."""
+        return cls(error={"code": "aborted", "message": "the call was aborted", "session_id": session_id})
+
 
 class CallState(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool call's state: requested → started → finished → done. `result` is kept until it becomes a message.

@@ -14,10 +14,9 @@ import httpx2
 import openai
 
 from understudy.config import ModelProfile
-from understudy.errors import InvalidConfiguration
 from understudy.messages import storable
+from understudy.profiles import DEFAULT_BASE_URL
 
-DEFAULT_BASE_URL = "https://api.openai.com/v1"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 CONNECT_TIMEOUT = 10.0
 """Seconds to connect. Everything after that is bounded by the request's deadline alone."""
@@ -26,26 +25,6 @@ KEEPALIVE = 30.0
 MESSAGE_LIMIT = 500
 SHORTEST_SECRET = 8
 """Shorter keys are placeholders of local endpoints (`none`, `EMPTY`): hiding them would only garble messages."""
-
-
-def check_profile(profile: ModelProfile) -> None:
-    if not profile.api_key.isascii() or not profile.api_key.isprintable() or not profile.api_key.strip():
-        raise InvalidConfiguration(
-            f"the key of model profile {profile.name!r} is empty or has characters that no header may have. "
-            "Set OPENAI_API_KEY to the bare key",
-            details={"setting": "OPENAI_API_KEY"},
-        )
-    try:
-        parts = urlsplit(profile.base_url or DEFAULT_BASE_URL)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable or "@" in parts.netloc:
-        raise InvalidConfiguration(
-            f"the base URL of model profile {profile.name!r} can't be used. "
-            "Set OPENAI_BASE_URL to http(s)://HOST[:PORT]/PATH, without user and password",
-            details={"setting": "OPENAI_BASE_URL"},
-        )
 
 
 @lru_cache(maxsize=1)

@@ -6,14 +6,14 @@ no sessions and writes nothing: its caller keeps the waits and the journal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from understudy.config import ModelProfile
 from understudy.errors import ModelProfileMissing
-from understudy.prices import Price
+from understudy.profiles import Profiles
 from understudy.records import ModelAnswer, ModelRequest
 
-from .endpoint import Endpoint, check_profile
+from .endpoint import Endpoint
 from .tries import Backoff, Tries
 
 
@@ -24,7 +24,6 @@ class Gateway:
         retries: how often a call that failed in a way worth retrying is tried again, after the first try.
         backoff: seconds before the first retry; doubles up to `backoff_max`, less a random quarter. `Retry-After`
             from the endpoint takes precedence.
-        prices: of models, for profiles that have none of their own for them.
     """
 
     def __init__(
@@ -33,9 +32,8 @@ class Gateway:
         retries: int = 3,
         backoff: float = 0.5,
         backoff_max: float = 8.0,
-        prices: Mapping[str, Price] | None = None,
     ) -> None:
-        self._prices = dict(prices or {})
+        self._profiles = Profiles()
         self._backoff = Backoff(retries, backoff, backoff_max)
         self._endpoints: dict[str, Endpoint] = {}
         self._retired: set[Endpoint] = set()
@@ -44,30 +42,19 @@ class Gateway:
         """Make a profile known, in place of one of the same name; calls under way keep the old one.
 
         Raises:
-            InvalidConfiguration: its key can't be sent in a header, or its base URL is none, or holds credentials.
+            InvalidConfiguration: see `Profiles.learn`.
         """
-        check_profile(profile)
+        profile = self._profiles.learn(profile)
         known = self._endpoints.get(profile.name)
         if known is not None:
-            profile = profile.after(known.profile)
             if known.profile == profile:
                 return
             self._retired.add(known)
         self._endpoints[profile.name] = Endpoint(profile)
 
-    def profiles(self) -> list[ModelProfile]:
-        """The profiles registered, with their keys."""
-        return [endpoint.profile for endpoint in self._endpoints.values()]
-
     def knows(self, name: str) -> bool:
         """Whether a profile of this name is registered."""
         return name in self._endpoints
-
-    def price(self, profile: str, model: str) -> Price | None:
-        """What a model costs under a profile; None if nobody has said."""
-        endpoint = self._endpoints.get(profile)
-        own = endpoint.profile.prices.get(model) if endpoint is not None else None
-        return own or self._prices.get(model)
 
     async def call(
         self,

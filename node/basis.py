@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.errors import StaleGeneration
+from understudy.prices import Price
 from understudy.store.engine import Database, now
 from understudy.store.journal import Committed, Journal
 from understudy.store.transaction import Row
@@ -26,6 +27,7 @@ class NodeConfig:
     Attributes:
         host: the node's address, for whoever wants its metrics from elsewhere.
         serves_metrics: whether there is an HTTP server for them.
+        prices: of models, for profiles that have none of their own.
     """
 
     store: str
@@ -38,6 +40,7 @@ class NodeConfig:
     host: str = "127.0.0.1"
     telemetry: Mapping[str, str] = field(default_factory=dict)
     serves_metrics: bool = True
+    prices: Mapping[str, Price] = field(default_factory=dict)
 
 
 class NodeBasis:

@@ -1,52 +1,49 @@
-"""Model calls in flight. A call belongs to the node service, not to the frame that asked for it."""
+"""Model calls in flight. The gateway makes them, and has them still when this service dies; here is what their answers
+are for."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-from understudy.errors import ModelProfileMissing, UnderstudyError, UnknownSession
-from understudy.estimates import estimate_usage
-from understudy.gateway.gateway import Gateway
+from understudy.errors import ServiceGone, UnderstudyError, UnknownSession
+from understudy.ports import ModelGateway
+from understudy.profiles import Profiles
+from understudy.protocol import Attached, CallOrigin
 from understudy.records import ModelAnswer, ModelRequest
+from understudy.tasks import Tasks
+
+from .gateway_link import GatewayLink, Kill, never_killed
 
 log = logging.getLogger(__name__)
 
-PROFILE_SECONDS = 30.0
-"""How long a call waits for its credentials after a cold start, before it fails."""
+GROWTH_SECONDS = 0.03
+"""What comes of an answer within so many seconds is told together."""
 
 
-@dataclass(eq=False)
 class Call:
-    """One model call: what it is for, and what has come so far."""
+    """One model call: what it is for, and what has come so far, if somebody follows it.
 
-    session_id: str
-    incarnation: int
-    run_id: str
-    round: int
-    attempt: int
-    placement: str
-    root_id: str
-    request: ModelRequest
-    text: list[str] = field(default_factory=list)
-    length: int = 0
-    restarts: int = 0
-    task: asyncio.Task[None] | None = None
-    running: bool = False
-    aborted: bool = False
+    Args:
+        request: None for a call that the gateway has from the service before this one.
+    """
 
-    @property
-    def request_key(self) -> str:
-        return f"{self.request.wait_key}/{self.attempt}"
+    def __init__(self, origin: CallOrigin, request: ModelRequest | None) -> None:
+        self.origin = origin
+        self.request = request
+        self.text = ""
+        self.restarts = 0
+        self.gateway = ""
+        """Which one has it; empty while none may have it."""
+        self.aborted = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
 
     @property
     def key(self) -> tuple[int, str]:
         """What it is found by: a session that is made again under a removed one's id has the same wait keys."""
-        return self.incarnation, self.request.wait_key
+        return self.origin.incarnation, self.origin.wait_key
 
 
 class Calls:
@@ -54,22 +51,38 @@ class Calls:
 
     A session waits for one call at most, the latest. It can have others in flight: of runs that have ended since,
     or that it waited for here before it went elsewhere and came back.
+
+    Args:
+        answered: commits an answer.
+        lost: told of a call that its gateway has died with, once it is forgotten here.
+        grown: told of a session whose answer has grown.
+        followed: whether somebody follows the answers of a session as they grow.
     """
 
     def __init__(
         self,
-        gateway: Gateway,
+        gateway: ModelGateway,
+        profiles: Profiles,
+        *,
         answered: Callable[[Call, ModelAnswer], Awaitable[None]],
-        delta: Callable[[str], None],
-        prepare: Callable[[str], Awaitable[None]],
+        lost: Callable[[Call], Awaitable[None]],
+        grown: Callable[[str], None],
+        followed: Callable[[str], bool],
+        kill: Kill = never_killed,
     ) -> None:
-        self.gateway = gateway
+        self.link = GatewayLink(gateway, profiles, self._found, kill)
+        self._gateway = gateway
+        self._profiles = profiles
         self._answered = answered
-        self._delta = delta
-        self._prepare = prepare
+        self._lost = lost
+        self._grown = grown
+        self._followed = followed
         self._calls: dict[tuple[int, str], Call] = {}
         self._of_session: dict[str, list[Call]] = {}
         self._latest: dict[str, Call] = {}
+        self._releasing: list[str] = []
+        self._tasks = Tasks(log)
+        self._has_attached = False
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -93,21 +106,26 @@ class Calls:
     def start(self, call: Call) -> None:
         """Start a call, unless it is in flight."""
         if call.key not in self._calls:
-            self._calls[call.key] = self._latest[call.session_id] = call
-            self._of_session.setdefault(call.session_id, []).append(call)
+            session_id = call.origin.session_id
+            self._calls[call.key] = self._latest[session_id] = call
+            self._of_session.setdefault(session_id, []).append(call)
             call.task = asyncio.get_running_loop().create_task(self._run(call))
+            if self._followed(session_id):
+                self._follow(call)
 
     def forget(self, call: Call) -> None:
         """The call's answer is committed: whoever comes to attach to it finds the answer in the store."""
         if self._calls.get(call.key) is not call:
             return
         del self._calls[call.key]
-        of_session = self._of_session[call.session_id]
+        session_id = call.origin.session_id
+        of_session = self._of_session[session_id]
         of_session.remove(call)
         if not of_session:
-            del self._of_session[call.session_id]
-        if self._latest.get(call.session_id) is call:
-            del self._latest[call.session_id]
+            del self._of_session[session_id]
+        if self._latest.get(session_id) is call:
+            del self._latest[session_id]
+        self._release([call.origin.key])
 
     def drop(self, session_id: str) -> None:
         """Close the connection of a session's call and commit nothing: somebody else will issue it again."""
@@ -120,94 +138,154 @@ class Calls:
     def abort(self, session_id: str, incarnation: int, run_id: str) -> None:
         """Close the connection of a run's call; what came so far is its answer."""
         for call in self._of_session.get(session_id, ()):
-            if (call.incarnation, call.run_id) == (incarnation, run_id) and call.task is not None and not call.aborted:
-                call.aborted = True
-                if call.running:  # a task that is cancelled before it runs would never commit anything
-                    call.task.cancel()
+            of = (call.origin.incarnation, call.origin.run_id)
+            if of == (incarnation, run_id) and not call.aborted.is_set():
+                call.aborted.set()
+                if call.gateway:
+                    self._tasks.spawn(self._abort(call))
 
     async def close(self) -> None:
-        """Abort everything without committing: a successor re-issues what is unanswered."""
+        """Forget everything: the gateway goes on with it, for a successor."""
         calls = self.in_flight()
         for known in (self._calls, self._of_session, self._latest):
             known.clear()
+        self.link.close()
+        self._tasks.cancel()
         for call in calls:
             if call.task is not None:
                 call.task.cancel()
         await asyncio.gather(*(call.task for call in calls if call.task), return_exceptions=True)
 
+    def _found(self, attached: Attached) -> None:
+        """The gateway has calls: at first those of the service before this one, whose answers are wanted; what else
+        is not known here was answered, or given up."""
+        unwanted = []
+        for origin in attached.held:
+            call = Call(origin, None)
+            if not self._has_attached and call.key not in self._calls:
+                call.gateway = attached.gateway
+                self.start(call)
+            elif (known := self._calls.get(call.key)) is None or known.origin != origin:
+                unwanted.append(origin.key)
+        self._has_attached = True
+        self._release(unwanted)
+
     async def _run(self, call: Call) -> None:
         """Make the call and commit its outcome, whatever that is: a wait without one would be made again for ever."""
-        started = time.time_ns() // 1000
-        call.running = True
         try:
-            answer = await self._outcome(call)
-            if not answer.started_at:
-                answer = replace(answer, started_at=started, duration=time.time_ns() // 1000 - started)
+            answer = await self._answer_to(call)
+            if answer is None:
+                self.forget(call)
+                await self._lost(call)
+                return
+            price = self._profiles.price(call.origin.profile, call.origin.model)
+            if price is not None:
+                answer = replace(answer, usage=replace(answer.usage, cost=price.cost(answer.usage)))
             try:
                 # Shielded: a cancellation that comes now must not lose an answer that was paid for.
                 await asyncio.shield(self._answered(call, answer))
             except UnknownSession:  # removed since: there is no log that could have it
-                log.info("the answer to %s is dropped: its session was removed", call.request_key)
+                log.info("the answer to %s is dropped: its session was removed", call.origin.request_key)
             except Exception as error:
-                log.exception("the answer to %s can't be stored", call.request_key)
-                problem = UnderstudyError.of(error, session_id=call.session_id)
-                lost = ModelAnswer(
+                log.exception("the answer to %s can't be stored", call.origin.request_key)
+                problem = UnderstudyError.of(error, session_id=call.origin.session_id)
+                unstored = ModelAnswer(
                     usage=answer.usage, error=problem.to_wire(), started_at=answer.started_at,
                     duration=answer.duration,
                 )  # fmt: skip
-                await self._answered(call, lost)
+                await self._answered(call, unstored)
         finally:
             self.forget(call)
 
-    async def _outcome(self, call: Call) -> ModelAnswer:
-        """The call's answer, with what it costs; one with an error if there is none."""
+    async def _answer_to(self, call: Call) -> ModelAnswer | None:
+        """The gateway's answer; None if a gateway had the call and is gone: then the call must be made anew, under
+        another key, since that one may have been paid for."""
+        while True:
+            attached = await self._attached(call)
+            if attached is None or call.gateway not in ("", attached.gateway):
+                return ModelAnswer.aborted(call.origin.session_id) if call.aborted.is_set() else None
+            call.gateway = attached.gateway
+            try:
+                return await self._gateway.call(attached.number, call.origin, call.request)
+            except ServiceGone:
+                self.link.lost(attached)
+            except UnderstudyError as error:  # it can't be sent
+                return ModelAnswer(error=error.to_wire())
+            except Exception as error:
+                log.exception("the model call of session %s failed", call.origin.session_id)
+                return ModelAnswer(error=UnderstudyError.of(error, session_id=call.origin.session_id).to_wire())
+
+    async def _attached(self, call: Call) -> Attached | None:
+        """The gateway; None if the call was aborted before any had it."""
+        if call.gateway:
+            return await self.link.attached()
+        if self.link.current is not None:
+            return None if call.aborted.is_set() else self.link.current
+        waiting = [asyncio.ensure_future(wait) for wait in (self.link.attached(), call.aborted.wait())]
         try:
-            answer = await self._ask(call) if not call.aborted else _partial(call)
-        except asyncio.CancelledError:
-            if self._calls.get(call.key) is not call:
-                raise
-            answer = _partial(call)
-        except UnderstudyError as error:
-            answer = ModelAnswer(content="".join(call.text) or None, error=error.to_wire())
-        except Exception as error:
-            log.exception("the model call of session %s failed", call.session_id)
-            answer = ModelAnswer(error=UnderstudyError.of(error, session_id=call.session_id).to_wire())
-        price = self.gateway.price(call.request.profile, call.request.model)
-        if price is not None:
-            answer = replace(answer, usage=replace(answer.usage, cost=price.cost(answer.usage)))
-        return answer
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return None if call.aborted.is_set() else await self.link.attached()
+        finally:
+            for wait in waiting:
+                wait.cancel()
 
-    async def _ask(self, call: Call) -> ModelAnswer:
-        profile = call.request.profile
-        await self._prepare(profile)
-        deadline = time.monotonic() + PROFILE_SECONDS
-        while not self.gateway.knows(profile):
-            if time.monotonic() > deadline:
-                raise ModelProfileMissing(f"no credentials for model profile {profile!r}", session_id=call.session_id)
-            await asyncio.sleep(0.2)
+    async def _abort(self, call: Call) -> None:
+        """Have the gateway abort a call; it may get lost with its attachment, and with the gateway the call does."""
+        while self._calls.get(call.key) is call:
+            attached = await self.link.attached()
+            try:
+                return await self._gateway.abort(attached.number, call.origin.key)
+            except ServiceGone:
+                self.link.lost(attached)
 
-        def on_delta(text: str) -> None:
-            call.text.append(text)
-            call.length += len(text)
-            self._delta(call.session_id)
+    def _release(self, keys: list[str]) -> None:
+        """Let the gateway forget calls. What does not reach it is found when it is attached anew (`_found`)."""
+        self._releasing += keys
+        if self._releasing:
+            self._tasks.alone("release", self._release_all)
 
-        def on_restart() -> None:
-            call.text.clear()
-            call.length = 0
-            call.restarts += 1
-            self._delta(call.session_id)
+    async def _release_all(self) -> None:
+        while self._releasing:
+            keys, self._releasing = self._releasing, []
+            attached = await self.link.attached()
+            try:
+                await self._gateway.release(attached.number, keys)
+            except ServiceGone:
+                self.link.lost(attached)
 
-        return await self.gateway.call(call.request, on_delta, on_restart)
+    # What clients follow.
 
     def stream(self, session_id: str) -> tuple[str, str] | None:
-        """`(key of this try, text so far)` of a session's call, for clients that follow it."""
+        """`(key of this try, text so far)` of a session's call, for a client that follows it."""
         call = self.of_session(session_id)
-        return (f"{call.request_key}/{call.restarts}", "".join(call.text)) if call is not None else None
+        if call is None:
+            return None
+        self._follow(call)
+        return f"{call.origin.request_key}/{call.restarts}", call.text
 
+    def _follow(self, call: Call) -> None:
+        self._tasks.alone(call.origin.key, self._read_growth, call)
 
-def _partial(call: Call) -> ModelAnswer:
-    text = "".join(call.text)
-    if not text:
-        error: dict[str, Any] = {"code": "aborted", "message": "the call was aborted", "session_id": call.session_id}
-        return ModelAnswer(error=error)
-    return ModelAnswer(content=text, finish_reason="aborted", usage=estimate_usage(call.request, text))
+    async def _read_growth(self, call: Call) -> None:
+        """Read what comes of an answer while somebody follows it."""
+        session_id = call.origin.session_id
+        while self._calls.get(call.key) is call:
+            attached = await self.link.attached()
+            if call.gateway != attached.gateway:  # it is about to be handed over, or lost
+                await asyncio.sleep(GROWTH_SECONDS)
+                continue
+            try:
+                growth = await self._gateway.growth(
+                    attached.number, call.origin.key, call.restarts, len(call.text)
+                )  # fmt: skip
+            except ServiceGone:
+                self.link.lost(attached)
+                continue
+            call.text = growth.text if growth.restarts != call.restarts else call.text + growth.text
+            call.restarts = growth.restarts
+            self._grown(session_id)
+            if growth.ended:
+                return
+            await asyncio.sleep(GROWTH_SECONDS)
+            if not self._followed(session_id):
+                return

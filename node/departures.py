@@ -11,7 +11,7 @@ class Departure:
     """A session with work on a node that is drained.
 
     Attributes:
-        tokens: what doing its round again would cost: its window, and what of an answer has come.
+        tokens: what doing its round again would cost: its window.
         busy: a frame is at it, or a model call is in flight: if it left now, that would be done again.
         held: something of it is being committed: it can't leave before that is done, whatever the time is.
     """

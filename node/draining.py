@@ -190,8 +190,8 @@ class Draining:
         slot = frames.holder(row)
         busy = call is not None or (slot is not None and not slot.resting) or row["frame_id"] in frames.expected
         tokens = Usage.from_wire(row["run_usage"]).total_tokens // max(1, row["round"])
-        if call is not None:
-            tokens = estimate_tokens(call.request.messages) + call.length // 4
+        if call is not None and call.request is not None:
+            tokens = estimate_tokens(call.request.messages)
         held = session_id in self._node.own or session_id in frames.placing
         return Departure(session_id, tokens, busy, held)
 

@@ -135,6 +135,10 @@ class Feed:
         followed = {session_id for watcher in self._watchers for session_id in watcher.follow}
         self.forget([*self._recent, *self._reading, *followed])
 
+    def is_streamed(self, session_id: str) -> bool:
+        """Whether somebody follows the answers of a session as they grow."""
+        return any(watcher.follow.get(session_id, {}).get("stream") is not None for watcher in self._watchers)
+
     def delta(self, session_id: str) -> None:
         """A streamed answer has grown."""
         for watcher in self._watchers:

@@ -1,60 +1,56 @@
-"""What lives in a node service's process besides the service: its start, its health, the offline model."""
+"""What lives in a node service's process besides the service: its start, its health."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
-import sys
 import time
-from typing import Any
 
 from understudy import logs
-from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
-from understudy.environment import for_services
-from understudy.gateway.gateway import Gateway
+from understudy.config import ModelProfile, Settings
+from understudy.ports import ModelGateway
 from understudy.redaction import know, passwords
 from understudy.store import queries
 from understudy.telemetry import header_values, telemetry_of
 
 from .basis import NodeConfig
+from .gateway_link import Kill
 from .node_service import NodeService, Tell
 
 
 class NodeHost:
     """Starts the service on its first call, once, and says how it is."""
 
-    def __init__(self, settings: Settings, node_id: str, span_directory: str, tell: Tell, address: str) -> None:
+    def __init__(
+        self, settings: Settings, node_id: str, span_directory: str, address: str, *, gateway: ModelGateway,
+        tell: Tell, kill: Kill,
+    ) -> None:  # fmt: skip
         os.umask(0o077)  # the store and the spans hold whole conversations
         # The exporters read their variables themselves. What the connect says comes before what this node has.
         os.environ.update(settings.telemetry)
         telemetry = telemetry_of(os.environ)
         logs.set_up("node", telemetry)
         know(*passwords(settings.store), *header_values(telemetry))
-        self._latency = settings.offline_latency
         single = settings.store.startswith("sqlite")
         # One writer per log: with SQLite the one service may move to another node and goes on with the same log.
         writer = "node" if single else f"node-{node_id[:12]}"
         self._config = NodeConfig(
             settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory,
-            settings.schema_policy, address, telemetry,
+            settings.schema_policy, address, telemetry, prices=settings.prices,
         )  # fmt: skip
-        self._tell = tell
-        self._gateway = Gateway(prices=settings.prices)
+        self._gateway, self._tell, self._kill = gateway, tell, kill
         self._service: NodeService | None = None
         self._starting = asyncio.Lock()
         self._started = False
         self._last_beat = time.monotonic()
         self._beating: asyncio.Task[None] | None = None
-        self._offline: subprocess.Popen[bytes] | None = None
 
     async def node(self) -> NodeService:
         """The started service. Raises what kept it from starting; the next call tries again."""
         if not self._started:
             async with self._starting:
                 if self._service is None:
-                    self._service = NodeService(self._config, self._gateway, self._prepare_profile, self._tell)
+                    self._service = NodeService(self._config, self._gateway, self._tell, self._kill)
                 if not self._started:
                     await self._service.start()
                     self._beating = asyncio.get_running_loop().create_task(self._beat())
@@ -75,7 +71,7 @@ class NodeHost:
 
     def known_profiles(self) -> list[ModelProfile]:
         """Credentials given to this service, for a supervisor that has lost its own copy."""
-        return [profile for profile in self._gateway.profiles() if profile.name != OFFLINE_MODEL]
+        return self._service.profiles.all() if self._service is not None else []
 
     def heard(self) -> None:
         """The supervisor has called."""
@@ -92,10 +88,7 @@ class NodeHost:
         }  # fmt: skip
 
     async def close(self) -> None:
-        """Stop the service and the offline model."""
-        if self._offline is not None:
-            self._offline.kill()
-            self._offline.wait()
+        """Stop the service."""
         if self._started and self._service is not None:
             await self._service.close()
 
@@ -103,21 +96,3 @@ class NodeHost:
         while True:
             self._last_beat = time.monotonic()
             await asyncio.sleep(0.5)
-
-    async def _prepare_profile(self, name: str) -> None:
-        """The offline model is a server of its own process, reached over HTTP like any other; it dies with this one."""
-        if name != OFFLINE_MODEL or self._gateway.knows(OFFLINE_MODEL):
-            return
-        async with self._starting:
-            if self._gateway.knows(OFFLINE_MODEL):
-                return
-            url = await asyncio.to_thread(self._start_offline)
-            self._gateway.register(ModelProfile(OFFLINE_MODEL, "offline", url))
-
-    def _start_offline(self) -> str:
-        command = [sys.executable, "-m", "understudy.testing", "--port", "0", "--parent-death"]
-        command += ["--latency", str(self._latency)]
-        self._offline = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=for_services())
-        assert self._offline.stdout is not None
-        ready: dict[str, Any] = json.loads(self._offline.stdout.readline())
-        return str(ready["url"])

@@ -121,7 +121,7 @@ class NodeCalls(ABC):
 
     async def register(self, profile: Any) -> None:
         """Learn a model profile."""
-        (await self._node()).register(profile)
+        await (await self._node()).register(profile)
 
     async def demand(self, timeout: float, cap: int = 0) -> NodeReport:
         """What the supervisor must know of the frames here, once that changes or the time is over (`Supply.demand`).

@@ -1,8 +1,8 @@
-"""The node service: journal, gateway and ready queue of a node, joined by `step`. A plain class.
+"""The node service: journal, model calls and ready queue of a node, joined by `step`. A plain class.
 
 Frames call in (`step`, `commit`), clients call in (`spawn`, `send`), the supervisor calls in (`take_up`).
-The service itself calls nobody but the model endpoints and, through a port, the services of other nodes, so it needs no
-Ray and its tests need none either.
+The service itself calls nobody but, through ports, its gateway and the services of other nodes, so it needs no Ray and
+its tests need none either.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 from understudy.config import ModelProfile
 from understudy.errors import Fenced
-from understudy.gateway.gateway import Gateway
+from understudy.ports import ModelGateway
+from understudy.profiles import Profiles
 from understudy.protocol import Exit, News, StepCall, Work
 from understudy.records import Ack, ActivationId, Batch, Cancelled
 from understudy.redaction import know
@@ -30,6 +31,7 @@ from .calls import Calls
 from .draining import Draining
 from .feed import Feed
 from .frames import Frames, current_work
+from .gateway_link import Kill, never_killed
 from .projection import Projection
 from .recovery import Recovery, cancelled
 from .rounds import FENCED, Rounds
@@ -61,13 +63,16 @@ class NodeService(NodeBasis):
     """
 
     def __init__(
-        self, config: NodeConfig, gateway: Gateway, prepare_profile: Callable[[str], Any], tell: Tell = alone
-    ) -> None:
+        self, config: NodeConfig, gateway: ModelGateway, tell: Tell = alone, kill: Kill = never_killed
+    ) -> None:  # fmt: skip
         super().__init__(config, self._committed)
         self._tell = tell
-        self.gateway = gateway
+        self.profiles = Profiles(config.prices)
         self.rounds = Rounds(self)
-        self.calls = Calls(gateway, self.rounds.answered, self._delta, prepare_profile)
+        self.calls = Calls(
+            gateway, self.profiles, answered=self.rounds.answered, lost=self.rounds.lost, grown=self._grown,
+            followed=lambda session_id: self.feed.is_streamed(session_id), kill=kill,
+        )  # fmt: skip
         self.frames = Frames(self)
         self.recovery = Recovery(self)
         self.timers = Timers(self)
@@ -90,6 +95,7 @@ class NodeService(NodeBasis):
         """
         await asyncio.to_thread(self.database.prepare, self.config.schema_policy)
         self.journal.start()
+        await self.calls.link.start()
         await self.projection.start()
         self.spawn_task(self.recovery.sweeping())
         self.spawn_task(self.timers.firing())
@@ -101,7 +107,6 @@ class NodeService(NodeBasis):
         await self.projection.close()
         await self.reading.close()
         await self.journal.close()
-        await self.gateway.close()
 
     @property
     def activates(self) -> bool:
@@ -323,10 +328,10 @@ class NodeService(NodeBasis):
             elif not self.elsewhere(row):
                 self.frames.wake(row)
 
-    def _delta(self, session_id: str) -> None:
+    def _grown(self, session_id: str) -> None:
         self.feed.delta(session_id)
 
-    def register(self, profile: ModelProfile) -> None:
-        """Learn credentials. They stay in memory."""
+    async def register(self, profile: ModelProfile) -> None:
+        """Learn credentials. They stay in memory, here and at the gateway. Raises what `Profiles.learn` raises."""
         know(profile.api_key)
-        self.gateway.register(profile)
+        await self.calls.link.register(self.profiles.learn(profile))

@@ -203,7 +203,7 @@ class Recovery:
         watches = self._node.interrupts.items()
         watched = {known: run_id for known, (run_id, _) in watches if known not in acting_now}
         wanted = {
-            *(known.session_id for _, known in held), *(call.session_id for call in calls),
+            *(known.session_id for _, known in held), *(call.origin.session_id for call in calls),
             *(known.session_id for known in watched),
         }  # fmt: skip
         if not wanted:
@@ -221,9 +221,10 @@ class Recovery:
                 log.warning("frame %s is at an activation of session %s that is over", slot.frame_id, known.session_id)
                 self._frames.condemn(slot.frame_id, known)
         for call in calls:
-            row, of = rows.get(call.session_id), (call.incarnation, call.run_id)
-            if call.session_id not in unsure and (row is None or (row["incarnation"], row["run_id"]) != of):
-                self._node.calls.abort(call.session_id, *of)
+            session_id, of = call.origin.session_id, (call.origin.incarnation, call.origin.run_id)
+            row = rows.get(session_id)
+            if session_id not in unsure and (row is None or (row["incarnation"], row["run_id"]) != of):
+                self._node.calls.abort(session_id, *of)
 
     async def _swept(self, row: Row, age: int, cared_for: set[str], resting: dict[str, int]) -> None:
         """One session that nobody can deal with must not keep the others waiting."""

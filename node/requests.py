@@ -104,7 +104,7 @@ class Requests:
     def _require_prices(self, spec: dict[str, Any], limited: bool = False) -> None:
         """A limit of money needs models with prices: the agent's, and those of all that it may create."""
         limited = limited or any(resource == "cost" for _, resource, _ in budgets.limits_of(spec.get("budget")))
-        if limited and self._node.gateway.price(spec["profile"], spec["model"]) is None:
+        if limited and self._node.profiles.price(spec["profile"], spec["model"]) is None:
             raise InvalidSpec(
                 f"budget: the cost of agent {spec['name']!r} is limited, and model {spec['model']!r} has no price. "
                 "Give it one in the file of UNDERSTUDY_PRICES or with Cluster.connect(prices=…), or limit tokens.",

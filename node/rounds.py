@@ -11,7 +11,7 @@ from msgspec import structs
 from understudy.errors import Fenced, InvalidInput, StaleGeneration, UnderstudyError, UnknownSession
 from understudy.messages import Message
 from understudy.placement import is_isolated
-from understudy.protocol import Exit, StepCall, Work
+from understudy.protocol import CallOrigin, Exit, StepCall, Work
 from understudy.records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
 from understudy.store import activation, operations
 from understudy.store.transaction import Row, Transaction
@@ -142,7 +142,7 @@ class Rounds:
         self, slot: Slot, batch: Batch, request: ModelRequest | None, *, leave: bool
     ) -> Callable[[Transaction], operations.CommitResult]:
         """The operation that commits a batch; with it the session leaves its frame, if it has to."""
-        price = self._node.gateway.price(batch.request_profile, batch.request_model)
+        price = self._node.profiles.price(batch.request_profile, batch.request_model)
 
         def commit(tx: Transaction) -> operations.CommitResult:
             result = operations.commit(tx, batch, slot.frame_id, holder=self._node.holder, price=price)
@@ -278,28 +278,31 @@ class Rounds:
         """Send a call out, of a session that is claimed; a run that was asked to end meanwhile aborts it."""
         _, run_id, round_number = split_wait_key(request.wait_key)
         request = request.limited_to(issued.longest_reply)
-        wanted = (of.session_id, of.incarnation, run_id, round_number, issued.attempt)
-        self._node.calls.start(Call(*wanted, placement, root_id, request))
+        origin = CallOrigin(
+            of.session_id, of.incarnation, run_id, round_number, issued.attempt, placement, root_id, request.profile,
+            request.model,
+        )  # fmt: skip
+        self._node.calls.start(Call(origin, request))
         if self._node.cancelled.get(of.session_id) == run_id:
             self._node.calls.abort(of.session_id, of.incarnation, run_id)
 
     async def answered(self, call: Call, answer: ModelAnswer) -> None:
         """Commit an answer where it arrives, and give it to the frame that waits for it, or to a free one."""
-        slot = self._node.frames.paging.holder(call.session_id)
+        of = call.origin
+        slot = self._node.frames.paging.holder(of.session_id)
         resident = slot if slot is not None and slot.resting else None
         held, since = (resident.activation, resident.since) if resident is not None else (None, 0)
-        spare = self._node.frames.take_spare(call.session_id, call.placement) if slot is None else None
-        ready, at, ended = Ready(call.session_id, call.placement, call.root_id), FENCED, False
+        spare = self._node.frames.take_spare(of.session_id, of.placement) if slot is None else None
+        ready, at, ended = Ready(of.session_id, of.placement, of.root_id), FENCED, False
 
         def operation(tx: Transaction) -> tuple[operations.AnswerResult, Work | None, Work | None]:
             nonlocal at, ended
             result = operations.answer(
-                tx, call.session_id, call.run_id, call.round, call.attempt, call.request.model, answer,
-                incarnation=call.incarnation,
-            )  # fmt: skip
-            row = tx.session(call.session_id)
+                tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation
+            )
+            row = tx.session(of.session_id)
             at, ended = ActivationId.of(row), row["wait"] == "idle" or (result.ended and not result.repeated)
-            if ended and is_isolated(call.placement):
+            if ended and is_isolated(of.placement):
                 activation.park(tx, at)  # the process was for this activation, which ends with its run
             if slot is resident and self._node.draining.on:
                 if held is not None or row["frame_id"] is None:  # else it is in another node's frame by now
@@ -313,32 +316,41 @@ class Rounds:
                 try:
                     return result, None, self._node.frames.activation(spare, ready)(tx)
                 except UnderstudyError:
-                    tx.woken[call.session_id] = row
+                    tx.woken[of.session_id] = row
             return result, None, None
 
-        self._node.claim(call.session_id)
-        with self._node.frames.being_placed(call.session_id, spare):
+        self._node.claim(of.session_id)
+        with self._node.frames.being_placed(of.session_id, spare):
             try:
-                result, current, work = await self._node.journal.submit(operation, call.session_id)
+                result, current, work = await self._node.journal.submit(operation, of.session_id)
             except BaseException:
                 self._node.frames.hand_over(spare, None)
                 raise
             finally:
-                woken = self._node.disown(call.session_id)
+                woken = self._node.disown(of.session_id)
             self._node.calls.forget(call)
             self._node.frames.hand_over(spare, work)
         if self._node.draining.on:
-            if resident is not None and resident.resting and resident.session_id == call.session_id:
+            if resident is not None and resident.resting and resident.session_id == of.session_id:
                 self._node.frames.release(resident)
             self._node.draining.look()
             return
-        self._end_rest(call.session_id, at, since, ended=ended)
+        self._end_rest(of.session_id, at, since, ended=ended)
         # By others too, perhaps under another specification; perhaps right behind the frame's activation.
         if woken is not None and (result.ended or not result.won or work is not None):
             self._node.frames.wake(woken)
             self._node.frames.dispatch()
         elif result.won and work is None and not result.ended:
-            self._go_on(call, result, resident, current)
+            self._go_on(of, result, resident, current)
+
+    async def lost(self, call: Call) -> None:
+        """A call is lost with its gateway: whoever waits for its answer makes it again, as the next attempt."""
+        session_id, frames = call.origin.session_id, self._node.frames
+        slot = frames.paging.holder(session_id)
+        if slot is None:
+            await self._node.recovery.look(session_id)
+        elif slot.resting and slot.wait == "model" and self._node.calls.of_session(session_id) is None:
+            frames.resume(slot)
 
     def _end_rest(self, session_id: str, at: ActivationId, since: int, *, ended: bool) -> None:
         """A run ended while its frame waited for a model, or came to do so: the session rests there, unless the process
@@ -357,22 +369,24 @@ class Rounds:
             if is_isolated(slot.placement):
                 self._node.frames.release(slot)
 
-    def _go_on(self, call: Call, result: operations.AnswerResult, resident: Slot | None, current: Work | None) -> None:
+    def _go_on(
+        self, of: CallOrigin, result: operations.AnswerResult, resident: Slot | None, current: Work | None
+    ) -> None:
         """A run goes on with its answer: in the frame that waited for it, or in another one."""
-        still = resident is not None and resident.resting and resident.session_id == call.session_id
+        still = resident is not None and resident.resting and resident.session_id == of.session_id
         fresh = resident is not None and resident.reply_echo is not None and not result.repeated
         if resident is not None and still and current is not None and fresh:
             resident.resting = False
             self._node.frames.reply(resident, self._node.frames.answer_work(resident, result.message, current))
         else:
-            self._wake_parked(call)
+            self._wake_parked(of)
         self._node.frames.dispatch()
 
-    def _wake_parked(self, call: Call) -> None:
+    def _wake_parked(self, of: CallOrigin) -> None:
         """The session lost its frame between the answer's arrival and its commit, or had none."""
-        slot = self._node.frames.paging.holder(call.session_id)
+        slot = self._node.frames.paging.holder(of.session_id)
         if slot is None:
-            self._node.frames.queue(Ready(call.session_id, call.placement, call.root_id))
+            self._node.frames.queue(Ready(of.session_id, of.placement, of.root_id))
         elif slot.resting:
             self._node.frames.resume(slot)
 

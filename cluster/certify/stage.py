@@ -15,6 +15,7 @@ from typing import Any
 
 from understudy.errors import UnderstudyError
 from understudy.events import ToolFinished, ToolStarted
+from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.identifiers import new_identifier
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
@@ -125,7 +126,8 @@ class Stage:
         self._committed = asyncio.Condition()
         gateway.halt = self._model_call
         config = NodeConfig(f"sqlite:///{directory / 'store.db'}", "default", NODE, NODE, span_directory=str(directory))
-        self._service = NodeService(config, gateway, _prepared)
+        self._calls = GatewayCalls(gateway)
+        self._service = NodeService(config, self._calls)
         self._requests = Requests(self._service)
 
     async def __aenter__(self) -> Stage:
@@ -134,7 +136,7 @@ class Stage:
             generation = await self._requests.acquire(NODE, LEASE, NODE, new_identifier())
             await self._service.recovery.take_up(generation, 1, [NODE])
         except BaseException:
-            await self._service.close()
+            await self._close()
             raise
         self._go(self._attend())
         return self
@@ -149,7 +151,11 @@ class Stage:
             if self._frame is not None:
                 await self._processes.release(self._frame)
         finally:
-            await self._service.close()
+            await self._close()
+
+    async def _close(self) -> None:
+        await self._service.close()
+        await self._calls.close()
 
     async def run(self, session_id: str, spec: dict[str, Any], content: str, timeout: float) -> None:
         """Work on an input to its end, or until `timeout` seconds have passed, and record what became of it."""
@@ -300,10 +306,6 @@ class Stage:
             self._tasks.discard(task)
         else:  # kept, so that the run ends with it
             log.error("certifying failed", exc_info=task.exception())
-
-
-async def _prepared(_profile: str) -> None:
-    """Credentials are registered before anything is asked."""
 
 
 def _key(call_id: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
 from understudy.errors import CannotDrain, ClusterUnreachable, InvalidInput, ToolError
 from understudy.gateway.gateway import Gateway
+from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.identifiers import new_identifier
 from understudy.node.basis import NodeConfig
 from understudy.prices import price_table
@@ -260,11 +261,13 @@ class LocalCluster(Cluster):
             self.model_server = stack.enter_context(OfflineServer(policy))
             services = LoopThread(THREADS)
             stack.callback(services.stop, END_SECONDS)
-            gateway, known = Gateway(prices=settings.prices), list(profiles)
+            config = NodeConfig(
+                settings.store, NAMESPACE, NODE, "node", span_directory=directory, serves_metrics=False,
+                prices=settings.prices,
+            )  # fmt: skip
+            node, known = LocalNode(config, GatewayCalls(Gateway())), list(profiles)
             for profile in (*known, ModelProfile(OFFLINE_MODEL, "offline", self.model_server.url)):
-                gateway.register(profile)
-            config = NodeConfig(settings.store, NAMESPACE, NODE, "node", span_directory=directory, serves_metrics=False)
-            node = LocalNode(config, gateway)
+                node.service.profiles.learn(profile)
             machinery = LocalMachinery(node, services, self._function, self._at_point)
             self._local = LocalConnection(settings, node, machinery, services)
             services.wait(self._local.start())

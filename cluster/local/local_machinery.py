@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from understudy.actors.frame import Frame
 from understudy.errors import ServiceGone
-from understudy.gateway.gateway import Gateway
+from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.identifiers import new_identifier
 from understudy.node.basis import NodeConfig
 from understudy.node.node_calls import NodeCalls
@@ -35,11 +35,12 @@ Point = Callable[[str, "LocalFrame"], None]
 
 
 class LocalNode(NodeCalls):
-    """A node service in this process."""
+    """A node service in this process, and its gateway."""
 
-    def __init__(self, config: NodeConfig, gateway: Gateway) -> None:
+    def __init__(self, config: NodeConfig, gateway: GatewayCalls) -> None:
         super().__init__()
-        self.service = NodeService(config, gateway, _prepared)
+        self.service = NodeService(config, gateway)
+        self._gateway = gateway
 
     async def _node(self) -> NodeService:
         return self.service
@@ -51,16 +52,13 @@ class LocalNode(NodeCalls):
     async def close(self) -> None:
         """Stop the service; calls that have no answer get none."""
         await self.service.close()
+        await self._gateway.close()
         await self._answering.close()
 
     def health(self) -> dict[str, float]:
         """See `understudy.supervisor.ports.NodeHandle.probe`."""
         journal = self.service.journal
         return {"silent": 0.0, "journal": journal.silence(), "failing": journal.failing()}
-
-
-async def _prepared(_profile: str) -> None:
-    return None
 
 
 class LocalNodeHandle:

@@ -24,6 +24,7 @@ from understudy.actors.tools import ToolContext, describe, tool
 from understudy.config import ModelProfile
 from understudy.errors import StaleGeneration, StoreUnreachable
 from understudy.gateway.gateway import Gateway
+from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.identifiers import new_identifier
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
@@ -71,6 +72,11 @@ def spec(
         max_depth=3, deadline=30.0, parameters={}, budget=None, metadata={}, restart=POLICY,
     )  # fmt: skip
     return {**fields, **more}
+
+
+def new_gateway() -> GatewayCalls:
+    """A gateway that does not wait for long."""
+    return GatewayCalls(Gateway(backoff=0.001, backoff_max=0.002))
 
 
 @contextmanager
@@ -179,14 +185,16 @@ class Life:
         service.journal.submit_all = lost  # type: ignore[method-assign]
         while not service.journal._submitted.empty():
             service.journal._submitted.get_nowait()
-        calls, service.calls._calls = list(service.calls._calls.values()), {}
+        calls, service.calls._calls = service.calls.in_flight(), {}
         self.tasks |= {call.task for call in calls if call.task}
         self.kernel.dead.append(self)
         self.cancel()
 
     def cancel(self) -> set[asyncio.Task[Any]]:
         """Cancel whatever of it is there still; returns it."""
-        found = {*self.tasks, *self.service._tasks, *self.service.projection._tasks}
+        service = self.service
+        found = {*self.tasks, *service._tasks, *service.projection._tasks, *service.calls._tasks}
+        found |= set(service.calls.link._tasks)
         for task in found:
             task.cancel()
         return found
@@ -240,7 +248,8 @@ class Kernel:
         self.telemetry = telemetry or {}
         self.points: list[str] = []
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
-        self._gateway = Gateway(backoff=0.001, backoff_max=0.002, prices=prices)
+        self._prices = prices or {}
+        self.gateway = new_gateway()
         self._life: Life | None = None
         self.dead: list[Life] = []
         self._up = asyncio.Event()
@@ -284,6 +293,7 @@ class Kernel:
         if not self._life.dead:
             await self._life.service.close()
         await self._end_dead()
+        await self.gateway.close()
         self.check()
 
     def check(self, *session_ids: str) -> None:
@@ -319,7 +329,7 @@ class Kernel:
         await self._life.bury()
         await self._end_frames()
         await self._end_dead()
-        await self._gateway.close()
+        await self.gateway.close()
         self.check()
 
     async def _end_dead(self) -> None:
@@ -342,17 +352,12 @@ class Kernel:
             await asyncio.gather(*self._tasks)
 
     async def _boot(self) -> None:
-        if not self._gateway.knows("offline"):
-            self._gateway.register(ModelProfile("offline", "key", self.server.url))
         config = NodeConfig(
             self.dsn, self.namespace, self.node_id, f"writer-{self.node_id}", span_directory=str(self.directory),
-            telemetry=self.telemetry,
+            telemetry=self.telemetry, prices=self._prices,
         )  # fmt: skip
-
-        async def prepared(_profile: str) -> None:
-            return None
-
-        service = NodeService(config, self._gateway, prepared, self._tell)
+        service = NodeService(config, self.gateway, self._tell)
+        service.profiles.learn(ModelProfile("offline", "key", self.server.url))
         if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
             event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
         BACKGROUND.set(True)

@@ -12,9 +12,13 @@ from understudy.actors.asking import read_arguments
 from understudy.actors.repeats import repeats
 from understudy.actors.spawning import read_spawn
 from understudy.actors.window import readable
+from understudy.config import ModelProfile
+from understudy.errors import ServiceGone
 from understudy.messages import Message, ToolCall, Usage, encodable, storable
 from understudy.node.calls import Call, Calls
 from understudy.prices import Price
+from understudy.profiles import Profiles
+from understudy.protocol import Attached, CallOrigin
 from understudy.records import CallState, ModelAnswer, ModelRequest
 from understudy.store import queries
 
@@ -24,40 +28,89 @@ DEEP = "[" * 5_000
 """JSON that nests deeper than Python follows, as a model writes that repeats itself."""
 
 
-class OneAnswer:
-    """A gateway that has this answer for everybody."""
+class Answering:
+    """A gateway that has this answer for everybody; without one, its endpoint never answers.
 
-    def __init__(self, answer: ModelAnswer, price: Any = None) -> None:
-        self._answer, self._price = answer, price
+    Attributes:
+        released: keys of the calls that it was told to forget.
+        lives: how often another one has taken its place.
+    """
 
-    def knows(self, _profile: str) -> bool:
-        return True
+    def __init__(self, answer: ModelAnswer | None = None) -> None:
+        self._answer = answer
+        self.held: list[CallOrigin] = []
+        self.asked: list[CallOrigin] = []
+        self.released: list[str] = []
+        self.lives = 1
+        self._attachments = 0
+        self._ended = asyncio.Event()
 
-    def price(self, _profile: str, _model: str) -> Any:
-        return self._price
+    def die(self) -> None:
+        """Another one takes its place."""
+        self.lives += 1
+        self._ended.set()
+        self._ended = asyncio.Event()
 
-    async def call(self, *_arguments: Any) -> ModelAnswer:
+    async def attach(self, _profiles: list[ModelProfile]) -> Attached:
+        self._attachments += 1
+        return Attached(f"gateway {self.lives}", str(self._attachments), 1, list(self.held))
+
+    async def call(self, number: str, origin: CallOrigin, _request: ModelRequest | None) -> ModelAnswer:
+        if number != str(self._attachments):
+            raise ServiceGone("another attachment")
+        self.asked.append(origin)
+        if self._answer is None:
+            await self._ended.wait()
+            raise ServiceGone("it died")
         return self._answer
 
-
-class NoAnswer(OneAnswer):
-    """A gateway whose endpoint never answers."""
-
-    def __init__(self) -> None:
-        super().__init__(ModelAnswer())
-
-    async def call(self, *_arguments: Any) -> ModelAnswer:
-        await asyncio.Event().wait()
+    async def abort(self, number: str, key: str) -> None:
         raise AssertionError
 
+    async def release(self, _number: str, keys: list[str]) -> None:
+        self.released += keys
 
-def call(run_id: str = "r", incarnation: int = 1) -> Call:
+    async def heard(self, number: str) -> None:
+        """It is well."""
+
+
+class Aborting(Answering):
+    """A gateway whose endpoint never answers; what is aborted has this answer."""
+
+    def __init__(self, answer: ModelAnswer) -> None:
+        super().__init__()
+        self._aborted: dict[str, asyncio.Event] = {}
+        self._partial = answer
+
+    async def call(self, _number: str, origin: CallOrigin, _request: ModelRequest | None) -> ModelAnswer:
+        await self._aborted.setdefault(origin.key, asyncio.Event()).wait()
+        return self._partial
+
+    async def abort(self, _number: str, key: str) -> None:
+        self._aborted[key].set()
+
+
+def call(run_id: str = "r", incarnation: int = 1, attempt: int = 1) -> Call:
     request = ModelRequest(wait_key=f"s/{run_id}/1", profile="p", model="m", messages=[])
-    return Call("s", incarnation, run_id, 1, 1, "", "s", request)
+    return Call(CallOrigin("s", incarnation, run_id, 1, attempt, "", "s", "p", "m"), request)
 
 
 async def nothing(*_arguments: Any) -> None:
-    """Nobody listens, and nothing must be prepared."""
+    """Nothing follows."""
+
+
+def calls_of(gateway: Any, answered: Any, lost: Any = nothing) -> Calls:
+    """Calls at this gateway, which nobody follows."""
+    return Calls(
+        gateway, Profiles(), answered=answered, lost=lost, grown=lambda _: None, followed=lambda _: False
+    )  # fmt: skip
+
+
+async def ended(made: Call) -> None:
+    """Wait for the end of a call, without a cancellation."""
+    assert made.task is not None
+    done, _ = await asyncio.wait([made.task], timeout=10)
+    assert done
 
 
 @pytest.mark.parametrize("error", [TypeError("no integer"), RecursionError("too deep")])
@@ -72,16 +125,16 @@ async def test_an_answer_that_can_not_be_committed(error: Exception, caplog: pyt
         committed.append(answer)
 
     usage = Usage(input_tokens=10, output_tokens=5)
-    calls = Calls(OneAnswer(ModelAnswer(content="hi", usage=usage)), answered, lambda _: None, nothing)  # type: ignore[arg-type]
+    calls = calls_of(Answering(ModelAnswer(content="hi", usage=usage)), answered)
     made = call()
     calls.start(made)
-    assert made.task is not None
-    await asyncio.wait_for(made.task, 10)
+    await ended(made)
     [answer] = committed
     assert answer.error is not None
     assert str(error) in answer.error["message"]
     assert (answer.usage, len(calls), calls.of_session("s")) == (usage, 0, None)
     assert "can't be stored" in caplog.text
+    await calls.close()
 
 
 async def test_one_that_can_not_be_told_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -90,35 +143,34 @@ async def test_one_that_can_not_be_told_of(caplog: pytest.LogCaptureFixture) -> 
     async def answered(_call: Call, _answer: ModelAnswer) -> None:
         raise TypeError("nothing goes")
 
-    calls = Calls(OneAnswer(ModelAnswer(content="hi")), answered, lambda _: None, nothing)  # type: ignore[arg-type]
+    calls = calls_of(Answering(ModelAnswer(content="hi")), answered)
     made = call()
     calls.start(made)
     assert made.task is not None
     with pytest.raises(TypeError, match="nothing goes"):
         await asyncio.wait_for(made.task, 10)
     assert (len(calls), calls.of_session("s")) == (0, None)
+    await calls.close()
 
 
 async def test_an_older_call_of_a_session_can_be_aborted() -> None:
     """Given a session with a call in flight of a run that has ended since, one of the current run, and one of the same
     name that a removed session of its id had, when one of them is aborted, then that one ends, and the others go on."""
-    ended: list[tuple[int, str]] = []
+    over: list[tuple[int, str]] = []
 
     async def answered(made: Call, _answer: ModelAnswer) -> None:
-        ended.append((made.incarnation, made.run_id))
+        over.append((made.origin.incarnation, made.origin.run_id))
 
-    calls = Calls(NoAnswer(), answered, lambda _: None, nothing)  # type: ignore[arg-type]
+    calls = calls_of(Aborting(ModelAnswer(content="so far")), answered)
     removed, older, current = call("r", 1), call("q", 2), call("r", 2)
     for made in (removed, older, current):
         calls.start(made)
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     assert calls.of_session("s") is current
     for made in (removed, older):
-        calls.abort("s", made.incarnation, made.run_id)
-        assert made.task is not None
-        done, _ = await asyncio.wait([made.task], timeout=10)  # which cancels nothing itself
-        assert done
-    assert ended == [(1, "r"), (2, "q")]
+        calls.abort("s", made.origin.incarnation, made.origin.run_id)
+        await ended(made)
+    assert over == [(1, "r"), (2, "q")]
     assert calls.in_flight() == [current]
     assert calls.find(2, "s/r/1") is calls.of_session("s") is current
     await calls.close()
@@ -127,11 +179,7 @@ async def test_an_older_call_of_a_session_can_be_aborted() -> None:
 async def test_a_session_does_not_wait_for_an_older_call() -> None:
     """Given a session with a call in flight of a run that has ended, when its latest call is answered, then it has none
     that it could wait for."""
-
-    async def answered(_made: Call, _answer: ModelAnswer) -> None:
-        return None
-
-    calls = Calls(NoAnswer(), answered, lambda _: None, nothing)  # type: ignore[arg-type]
+    calls = calls_of(Answering(), nothing)
     older, current = call("q"), call("r")
     for made in (older, current):
         calls.start(made)
@@ -153,15 +201,93 @@ async def test_an_abort_does_not_lose_an_answer_that_is_being_committed() -> Non
         await may_end.wait()
         committed.set()
 
-    calls = Calls(OneAnswer(ModelAnswer(content="hi")), answered, lambda _: None, nothing)  # type: ignore[arg-type]
+    gateway = Aborting(ModelAnswer(content="hi"))
+    calls = calls_of(gateway, answered)
     made = call()
     calls.start(made)
+    await asyncio.sleep(0.01)
+    await gateway.abort("", made.origin.key)
     await begun.wait()
     calls.abort("s", 1, "r")
-    assert made.task is not None
-    await asyncio.wait([made.task], timeout=10)
+    await asyncio.sleep(0.01)
     may_end.set()
     await asyncio.wait_for(committed.wait(), 10)
+    await calls.close()
+
+
+async def test_a_call_that_no_gateway_has_yet_is_aborted_without_one() -> None:
+    """Given no gateway, when a call is aborted, then it ends at once, and no gateway ever hears of it."""
+    answers: list[ModelAnswer] = []
+
+    class Away(Answering):
+        async def attach(self, _profiles: list[ModelProfile]) -> Attached:
+            raise ServiceGone("it is starting")
+
+    async def answered(_call: Call, answer: ModelAnswer) -> None:
+        answers.append(answer)
+
+    gateway = Away()
+    calls = calls_of(gateway, answered)
+    made = call()
+    calls.start(made)
+    await asyncio.sleep(0.01)
+    calls.abort("s", 1, "r")
+    await ended(made)
+    assert [answer.error and answer.error["code"] for answer in answers] == ["aborted"]
+    assert gateway.asked == []
+    await calls.close()
+
+
+async def test_a_call_is_lost_with_its_gateway() -> None:
+    """Given a call that a gateway has, when another one takes its place, then the call is not made there: it may have
+    been paid for, so it needs another key. What nobody had yet goes to the new one."""
+    lost: list[Call] = []
+
+    async def note(made: Call) -> None:
+        lost.append(made)
+
+    gateway = Answering()
+    calls = calls_of(gateway, nothing, note)
+    made = call()
+    calls.start(made)
+    await asyncio.sleep(0.01)
+    gateway.die()
+    await ended(made)
+    assert (lost, gateway.asked, calls.of_session("s")) == ([made], [made.origin], None)
+    again = call(attempt=2)
+    calls.start(again)
+    await asyncio.sleep(0.01)
+    assert gateway.asked == [made.origin, again.origin]
+    await calls.close()
+
+
+async def test_what_a_gateway_has_for_a_service_that_died() -> None:
+    """Given a gateway that holds a call, when a new service attaches to it, then the answer is committed as if it had
+    asked itself, and the gateway may forget it. When it attaches again, it wants nothing that it does not know."""
+    committed: list[tuple[CallOrigin, str | None]] = []
+
+    async def answered(made: Call, answer: ModelAnswer) -> None:
+        committed.append((made.origin, answer.content))
+
+    gateway = Answering(ModelAnswer(content="kept"))
+    held, stray = call("r").origin, call("q").origin
+    gateway.held = [held]
+    calls = calls_of(gateway, answered)
+    await calls.link.start()
+    found = calls.of_session("s")
+    assert found is not None
+    await ended(found)
+    await asyncio.sleep(0.01)
+    assert committed == [(held, "kept")]
+    assert gateway.released == [held.key]
+    gateway.held = [stray]
+    attached = await calls.link.attached()
+    calls.link.lost(attached)
+    await calls.link.attached()
+    await asyncio.sleep(0.01)
+    assert gateway.released == [held.key, stray.key]
+    assert committed == [(held, "kept")]
+    await calls.close()
 
 
 @pytest.mark.parametrize("cached", [0, 10, 25])

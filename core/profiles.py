@@ -1,0 +1,64 @@
+"""The model profiles that a process knows: which can be used, and what their models cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from .config import ModelProfile
+from .errors import InvalidConfiguration
+from .prices import Price
+
+DEFAULT_BASE_URL = "https://api.openai.com/v1"
+
+
+class Profiles:
+    """Profiles by name, in the memory of one process.
+
+    Args:
+        prices: of models, for profiles that have none of their own for them.
+    """
+
+    def __init__(self, prices: Mapping[str, Price] | None = None) -> None:
+        self._prices = dict(prices or {})
+        self._known: dict[str, ModelProfile] = {}
+
+    def learn(self, profile: ModelProfile) -> ModelProfile:
+        """Take in a profile, in the place of one of the same name; what is known of it from then on.
+
+        Raises:
+            InvalidConfiguration: its key can't be sent in a header, or its base URL is none, or holds credentials.
+        """
+        _check(profile)
+        profile = self._known[profile.name] = profile.after(self._known.get(profile.name))
+        return profile
+
+    def all(self) -> list[ModelProfile]:
+        """All of them, with their keys."""
+        return list(self._known.values())
+
+    def price(self, profile: str, model: str) -> Price | None:
+        """What a model costs under a profile; None if nobody has said."""
+        known = self._known.get(profile)
+        own = known.prices.get(model) if known is not None else None
+        return own or self._prices.get(model)
+
+
+def _check(profile: ModelProfile) -> None:
+    if not profile.api_key.isascii() or not profile.api_key.isprintable() or not profile.api_key.strip():
+        raise InvalidConfiguration(
+            f"the key of model profile {profile.name!r} is empty or has characters that no header may have. "
+            "Set OPENAI_API_KEY to the bare key",
+            details={"setting": "OPENAI_API_KEY"},
+        )
+    try:
+        parts = urlsplit(profile.base_url or DEFAULT_BASE_URL)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or "@" in parts.netloc:
+        raise InvalidConfiguration(
+            f"the base URL of model profile {profile.name!r} can't be used. "
+            "Set OPENAI_BASE_URL to http(s)://HOST[:PORT]/PATH, without user and password",
+            details={"setting": "OPENAI_BASE_URL"},
+        )

@@ -1,0 +1,210 @@
+"""What a gateway's process answers to its node service: model calls that outlast the service. No Ray.
+
+The process itself is Ray's actor (`understudy.cluster.ray.services.GatewayActor`), a simulated one, or a part of the
+user's (`understudy.cluster.local`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from understudy.config import ModelProfile
+from understudy.errors import ModelProfileMissing, ServiceGone, UnderstudyError
+from understudy.estimates import estimate_usage
+from understudy.identifiers import new_identifier
+from understudy.protocol import Attached, CallOrigin, Growth
+from understudy.records import ModelAnswer, ModelRequest
+from understudy.tasks import Tasks
+from understudy.waiting import is_set_within
+
+from .gateway import Gateway
+
+log = logging.getLogger(__name__)
+
+PROFILE_SECONDS = 30.0
+"""How long a call waits for its credentials after a cold start, before it fails."""
+
+Prepare = Callable[[str], Awaitable[None]]
+"""Makes a profile known that this process provides itself, by its name; does nothing about others."""
+
+
+async def nothing_to_prepare(_profile: str) -> None:
+    """The `Prepare` of a process that provides none."""
+
+
+class _HeldCall:
+    """A model call: what has come of it so far, or its answer, until that is released."""
+
+    def __init__(self, origin: CallOrigin, request: ModelRequest) -> None:
+        self.origin = origin
+        self.request = request
+        self.text: list[str] = []
+        self.length = 0
+        self.restarts = 0
+        self.grown = asyncio.Event()
+        self.begun = False
+        self.aborted = False
+        self.answer: asyncio.Future[ModelAnswer] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+
+    def add(self, text: str) -> None:
+        """More has come."""
+        self.text.append(text)
+        self.length += len(text)
+        self.grown.set()
+
+    def restart(self) -> None:
+        """What came is void: the next try begins anew."""
+        self.text.clear()
+        self.length = 0
+        self.restarts += 1
+        self.grown.set()
+
+    def partial(self) -> ModelAnswer:
+        """What came so far, as the answer."""
+        text = "".join(self.text)
+        if not text:
+            return ModelAnswer.aborted(self.origin.session_id)
+        return ModelAnswer(content=text, finish_reason="aborted", usage=estimate_usage(self.request, text))
+
+
+class GatewayCalls:
+    """A `understudy.ports.ModelGateway`: it makes each call once, and keeps its answer until that is committed.
+
+    Args:
+        gateway: makes the calls.
+    """
+
+    def __init__(self, gateway: Gateway, prepare: Prepare = nothing_to_prepare) -> None:
+        self.gateway = gateway
+        self._prepare = prepare
+        self._identity = new_identifier()
+        self._number = ""
+        self._calls: dict[str, _HeldCall] = {}
+        self._learned = asyncio.Event()
+        self._tasks = Tasks(log)
+
+    async def attach(self, profiles: list[ModelProfile]) -> Attached:
+        """See `ModelGateway.attach`."""
+        for profile in profiles:
+            self._learn(profile)
+        self._number = new_identifier()
+        held = [call.origin for call in self._calls.values()]
+        return Attached(self._identity, self._number, os.getpid(), held)
+
+    async def register(self, number: str, profile: ModelProfile) -> None:
+        """See `ModelGateway.register`."""
+        self._require(number)
+        self._learn(profile)
+
+    async def call(self, number: str, origin: CallOrigin, request: ModelRequest | None) -> ModelAnswer:
+        """See `ModelGateway.call`."""
+        self._require(number)
+        call = self._calls.get(origin.key)
+        if call is None:
+            if request is None:
+                raise ServiceGone(f"the call {origin.request_key} is not here", session_id=origin.session_id)
+            call = self._calls[origin.key] = _HeldCall(origin, request)
+            call.task = self._tasks.spawn(self._make(call))
+        try:
+            return await asyncio.shield(call.answer)
+        except asyncio.CancelledError:
+            if not call.answer.cancelled():
+                raise
+            raise ServiceGone(f"the call {origin.request_key} was released", session_id=origin.session_id) from None
+
+    async def growth(self, number: str, key: str, restarts: int, length: int) -> Growth:
+        """See `ModelGateway.growth`."""
+        self._require(number)
+        while (call := self._calls.get(key)) is not None:
+            if (call.restarts, call.length) != (restarts, length) or call.answer.done():
+                text = "".join(call.text)
+                return Growth(call.restarts, text[length:] if call.restarts == restarts else text, call.answer.done())
+            call.grown.clear()
+            await call.grown.wait()
+        return Growth(restarts, "")
+
+    async def abort(self, number: str, key: str) -> None:
+        """See `ModelGateway.abort`."""
+        self._require(number)
+        call = self._calls.get(key)
+        if call is not None and call.task is not None and not call.answer.done() and not call.aborted:
+            call.aborted = True
+            if call.begun:  # a task that is cancelled before it runs would leave no answer
+                call.task.cancel()
+
+    async def release(self, number: str, keys: list[str]) -> None:
+        """See `ModelGateway.release`."""
+        self._require(number)
+        for key in keys:
+            call = self._calls.pop(key, None)
+            if call is not None and call.task is not None:
+                call.task.cancel()
+                call.answer.cancel()
+                call.grown.set()
+
+    async def heard(self, number: str) -> None:
+        """See `ModelGateway.heard`."""
+        self._require(number)
+
+    async def close(self) -> None:
+        """End all calls, and their connections."""
+        tasks = list(self._tasks)
+        self._tasks.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for call in self._calls.values():
+            call.answer.cancel()
+        self._calls.clear()
+        await self.gateway.close()
+
+    def _require(self, number: str) -> None:
+        if number != self._number:
+            raise ServiceGone("the gateway is another one, or has another node service")
+
+    def _learn(self, profile: ModelProfile) -> None:
+        self.gateway.register(profile)
+        self._learned.set()
+
+    async def _make(self, call: _HeldCall) -> None:
+        """Make the call. It has an answer in the end, whatever happens: its session would wait for ever."""
+        call.begun, started = True, time.time_ns() // 1_000
+        try:
+            answer = await self._outcome(call)
+        except asyncio.CancelledError:
+            if self._calls.get(call.origin.key) is not call:  # it was released
+                raise
+            answer = call.partial()
+        if not answer.started_at:
+            answer = replace(answer, started_at=started, duration=time.time_ns() // 1_000 - started)
+        if not call.answer.done():
+            call.answer.set_result(answer)
+            call.grown.set()
+
+    async def _outcome(self, call: _HeldCall) -> ModelAnswer:
+        if call.aborted:
+            return call.partial()
+        try:
+            return await self._ask(call)
+        except UnderstudyError as error:
+            return ModelAnswer(content="".join(call.text) or None, error=error.to_wire())
+        except Exception as error:
+            session_id = call.origin.session_id
+            log.exception("the model call of session %s failed", session_id)
+            return ModelAnswer(error=UnderstudyError.of(error, session_id=session_id).to_wire())
+
+    async def _ask(self, call: _HeldCall) -> ModelAnswer:
+        profile, loop = call.request.profile, asyncio.get_running_loop()
+        await self._prepare(profile)
+        deadline = loop.time() + PROFILE_SECONDS
+        while not self.gateway.knows(profile):
+            self._learned.clear()
+            if not await is_set_within(self._learned, deadline - loop.time()):
+                raise ModelProfileMissing(
+                    f"no credentials for model profile {profile!r}", session_id=call.origin.session_id
+                )
+        return await self.gateway.call(call.request, call.add, call.restart)

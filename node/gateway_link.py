@@ -1,0 +1,120 @@
+"""A node service's way to its gateway, which may die, hang, and be another one afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from understudy.config import ModelProfile
+from understudy.errors import ServiceGone, UnderstudyError
+from understudy.ports import ModelGateway
+from understudy.profiles import Profiles
+from understudy.protocol import Attached
+from understudy.tasks import Tasks
+from understudy.waiting import answered_within, is_set_within, ticks
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
+"""Seconds between two tries to attach."""
+
+START_SECONDS = 30.0
+"""A service that starts waits so long for its gateway: calls that it does not hear of by then are made again."""
+
+PROBE_SECONDS = 2.0
+SILENCE = 10.0
+"""A gateway that is silent for so many seconds is killed: Ray does not see a stopped process for over a minute."""
+
+Kill = Callable[[int], Awaitable[None]]
+"""Kills a gateway's process, by its pid; 0 for the one that there is now."""
+
+
+async def never_killed(_pid: int) -> None:
+    """The `Kill` of a service whose gateway is a part of its own process."""
+
+
+class GatewayLink:
+    """Attaches to the gateway, and does so anew when it is gone.
+
+    Args:
+        profiles: what the gateway is told, each time.
+        found: told, each time, of the calls that the gateway has.
+    """
+
+    def __init__(
+        self, gateway: ModelGateway, profiles: Profiles, found: Callable[[Attached], None], kill: Kill = never_killed
+    ) -> None:
+        self.gateway = gateway
+        self._profiles = profiles
+        self._found = found
+        self._kill = kill
+        self._current: Attached | None = None
+        self._is_attached = asyncio.Event()
+        self._tasks = Tasks(log)
+
+    async def start(self) -> None:
+        """Attach, if the gateway answers in time, and watch it from then on."""
+        self._tasks.spawn(self._watch())
+        self._tasks.alone("attach", self._attach)
+        if not await is_set_within(self._is_attached, START_SECONDS):
+            log.warning("the gateway gives no answer: what it holds is taken for lost")
+
+    def close(self) -> None:
+        """Attach no more. The gateway goes on with what it has."""
+        self._tasks.cancel()
+
+    @property
+    def current(self) -> Attached | None:
+        """The gateway, unless it was found to be gone."""
+        return self._current
+
+    async def attached(self) -> Attached:
+        """The gateway that there is now; waits until there is one."""
+        while self._current is None:
+            self._tasks.alone("attach", self._attach)
+            await self._is_attached.wait()
+        return self._current
+
+    def lost(self, attached: Attached) -> None:
+        """A call under this attachment failed: whoever goes on attaches first."""
+        if self._current is attached:
+            self._current = None
+            self._is_attached.clear()
+
+    async def register(self, profile: ModelProfile) -> None:
+        """Tell the gateway of a profile that `profiles` has learned; one that is attached later is told then."""
+        while (attached := self._current) is not None:
+            try:
+                return await self.gateway.register(attached.number, profile)
+            except ServiceGone:
+                self.lost(attached)
+
+    async def _attach(self) -> None:
+        pause = FIRST_PAUSE
+        while self._current is None:
+            try:
+                attached = await answered_within(self.gateway.attach(self._profiles.all()), SILENCE)
+            except TimeoutError:
+                log.warning("the gateway is silent for %.0f s: killed", SILENCE)
+                await self._kill(0)
+            except UnderstudyError as error:
+                log.info("there is no gateway yet: %s", error)
+            else:
+                self._found(attached)
+                self._current = attached
+                self._is_attached.set()
+                return
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+    async def _watch(self) -> None:
+        async for _ in ticks(PROBE_SECONDS):
+            attached = await self.attached()
+            try:
+                await answered_within(self.gateway.heard(attached.number), SILENCE)
+            except UnderstudyError:
+                self.lost(attached)
+            except TimeoutError:
+                log.warning("the gateway (pid %d) is silent for %.0f s: killed", attached.pid, SILENCE)
+                await self._kill(attached.pid)
