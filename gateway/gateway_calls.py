@@ -19,8 +19,9 @@ from understudy.estimates import estimate_usage
 from understudy.identifiers import new_identifier
 from understudy.protocol import Attached, CallOrigin, Growth
 from understudy.records import ModelAnswer, ModelRequest
+from understudy.redaction import know
 from understudy.tasks import Tasks
-from understudy.waiting import is_set_within
+from understudy.waiting import is_set_within, ticks
 
 from .gateway import Gateway
 
@@ -87,6 +88,7 @@ class GatewayCalls:
         self._number = ""
         self._calls: dict[str, _HeldCall] = {}
         self._learned = asyncio.Event()
+        self._heard = time.monotonic()
         self._tasks = Tasks(log)
 
     async def attach(self, profiles: list[ModelProfile]) -> Attached:
@@ -111,12 +113,10 @@ class GatewayCalls:
                 raise ServiceGone(f"the call {origin.request_key} is not here", session_id=origin.session_id)
             call = self._calls[origin.key] = _HeldCall(origin, request)
             call.task = self._tasks.spawn(self._make(call))
-        try:
-            return await asyncio.shield(call.answer)
-        except asyncio.CancelledError:
-            if not call.answer.cancelled():
-                raise
-            raise ServiceGone(f"the call {origin.request_key} was released", session_id=origin.session_id) from None
+        await asyncio.wait((call.answer,))
+        if call.answer.cancelled():
+            raise ServiceGone(f"the call {origin.request_key} was released", session_id=origin.session_id)
+        return call.answer.result()
 
     async def growth(self, number: str, key: str, restarts: int, length: int) -> Growth:
         """See `ModelGateway.growth`."""
@@ -151,6 +151,16 @@ class GatewayCalls:
     async def heard(self, number: str) -> None:
         """See `ModelGateway.heard`."""
         self._require(number)
+        self._heard = time.monotonic()
+
+    async def abandoned(self, seconds: float) -> None:
+        """Return when no node service has been heard of for so long."""
+        self._heard = time.monotonic()
+        async for stood_still in ticks(seconds / 60):
+            if stood_still:  # what it did not hear tells nothing
+                self._heard = time.monotonic()
+            if time.monotonic() - self._heard > seconds:
+                return
 
     async def close(self) -> None:
         """End all calls, and their connections."""
@@ -167,6 +177,7 @@ class GatewayCalls:
             raise ServiceGone("the gateway is another one, or has another node service")
 
     def _learn(self, profile: ModelProfile) -> None:
+        know(profile.api_key)
         self.gateway.register(profile)
         self._learned.set()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.protocol import Exit, News, StepCall, Work
 from understudy.records import Ack, ActivationId, Batch
 from understudy.supervisor.ports import NodeReport, TakenUp
-from understudy.transport.repeating import Answering
+from understudy.transport.serving import Serving
 from understudy.transport.signatures import signature_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class NodeCalls(ABC):
     """Each call waits until the service has started; then it is done by the part of the service that it concerns."""
 
     def __init__(self) -> None:
-        self._answering = Answering()
+        self._serving = Serving(NodeCalls, self)
 
     @abstractmethod
     async def _node(self) -> NodeService:
@@ -36,16 +36,12 @@ class NodeCalls(ABC):
         """Any of the methods below, for a caller that repeats itself (`Repeating`); one that does not has no id.
 
         Args:
-            arguments: as they arrive, and so is the result (`Signature`).
+            arguments: as they arrive, and so is the result (`Serving`).
 
         Raises:
             InvalidInput: they are not what the method takes.
         """
-        signature = signature_of(getattr(NodeCalls, method))  # Ray sends its actors' own functions without annotations
-        given = signature.arguments(arguments)
-        if not call_id:
-            return signature.sent(await getattr(self, method)(*given))
-        return signature.sent(await self._answering.answer(call_id, lambda: getattr(self, method)(*given)))
+        return await self._serving.answer(call_id, method, *arguments)
 
     # Frames.
 

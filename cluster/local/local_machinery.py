@@ -53,7 +53,7 @@ class LocalNode(NodeCalls):
         """Stop the service; calls that have no answer get none."""
         await self.service.close()
         await self._gateway.close()
-        await self._answering.close()
+        await self._serving.close()
 
     def health(self) -> dict[str, float]:
         """See `understudy.supervisor.ports.NodeHandle.probe`."""

@@ -26,9 +26,19 @@ from understudy.waiting import answered_within
 
 from ..client import packages
 from . import package_store
-from .names import FrameName, frames_among, node_name
+from .names import FrameName, frames_among, gateway_name, node_name
 from .placing import actor_options, obstacle, variables
-from .ray_edge import RAY_NAMESPACE, actor_names, cluster_identity, kill_process, settle, submitted, through_ray
+from .ray_edge import (
+    RAY_NAMESPACE,
+    actor_names,
+    cluster_identity,
+    find_actor,
+    kill_process,
+    settle,
+    submitted,
+    through_ray,
+    where,
+)
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +100,8 @@ class RayFrame:
 
     async def find(self) -> None:
         """Learn from Ray where it is, whether it answers or not."""
-        state = ray._private.state.state  # as for `notices`; the public API has no pid, or needs the dashboard
-        found = await asyncio.to_thread(state.actor_table, self.handle._actor_id.hex())
-        self.pid = int(found.get("Pid", 0))
-        self.host = found.get("Address", {}).get("NodeID") or self.node_id
+        self.pid, host = await asyncio.to_thread(where, self.handle)
+        self.host = host or self.node_id
 
     async def begin(self) -> None:
         """Let it take work, and learn where it is."""
@@ -278,8 +286,10 @@ class RayMachinery:
     def abandon(self, node: Any, frames: Sequence[Any]) -> None:
         """Have the processes of a lost node ended as far as they can still be reached; waits for nothing."""
         self._nodes.pop(node.node_id, None)
-        for actor in (node, *frames):
-            ray.kill(actor.handle)
+        gateway = find_actor(gateway_name(self._settings.instance, node.node_id))
+        for handle in (node.handle, gateway, *(frame.handle for frame in frames)):
+            if handle is not None:
+                ray.kill(handle)
 
     def cpus(self, node_id: str) -> float:
         """CPUs that Ray counts on a node."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SUPERVISOR, NODE, FRAME = "supervisor", "node", "frame"
+SUPERVISOR, NODE, GATEWAY, FRAME = "supervisor", "node", "gateway", "frame"
 
 
 def supervisor_name(instance: str) -> str:
@@ -15,6 +15,11 @@ def supervisor_name(instance: str) -> str:
 def node_name(instance: str, node_id: str) -> str:
     """Name of a node service."""
     return f"{NODE}/{instance}/{node_id}"
+
+
+def gateway_name(instance: str, node_id: str) -> str:
+    """Name of a node's gateway."""
+    return f"{GATEWAY}/{instance}/{node_id}"
 
 
 class FrameName(NamedTuple):

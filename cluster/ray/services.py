@@ -15,6 +15,7 @@ from understudy.actors.code import search_also
 from understudy.config import Settings
 from understudy.environment import keep_for_tools
 from understudy.errors import InvalidConfiguration
+from understudy.gateway.gateway_socket import GatewaySocket
 from understudy.node.node_calls import NodeCalls
 from understudy.node.node_socket import FRAME, NodeSocket
 from understudy.redaction import know, passwords
@@ -24,6 +25,7 @@ from understudy.transport.ends import process_identity
 from understudy.transport.remote_node import Attempt, RemoteNode, SocketCalls
 from understudy.waiting import ticks
 
+from .gateways import OwnGateway
 from .guarding import SupervisorGuard
 from .names import supervised, supervisor_name
 from .ray_edge import (
@@ -52,6 +54,34 @@ CPU_SLIVER = 0.01
 """Frames and services ask for a sliver of CPU, never zero: the autoscaler reaps nodes whose actors ask for nothing."""
 
 
+@ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE)
+class GatewayActor:
+    """A node's gateway as an actor; restarted by Ray when it dies. Its node service starts it; it outlives that one."""
+
+    def __init__(self, node_id: str, latency: float, telemetry: dict[str, str]) -> None:
+        from understudy.gateway.hosting import GatewayHost
+
+        logs.set_up("gateway", {**telemetry_of(os.environ), **telemetry})
+        self._host = GatewayHost(latency)
+        self._socket = GatewaySocket(node_id, self._host.calls)
+        self._orphan: asyncio.Task[None] | None = None
+
+    async def admit(self, _role: str, _name: str) -> Ticket:
+        """A ticket for the node service (`GatewaySocket.admit`)."""
+        if self._orphan is None:
+            self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
+        return await self._socket.admit()
+
+    async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
+        """See `GatewaySocket.answer`: for a node service that can't reach the socket."""
+        return await self._socket.answer(call_id, method, *arguments)
+
+    async def _exit_alone(self) -> None:
+        await self._host.calls.abandoned(ORPHAN_SECONDS)
+        log.warning("no node service for %.0f s: leaving", ORPHAN_SECONDS)
+        ray.kill(ray.get_runtime_context().current_actor)  # for good: one that only exits is started again
+
+
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 4})
 class NodeActor(NodeCalls):
     """The node service as an actor; restarted by Ray when it dies."""
@@ -63,8 +93,11 @@ class NodeActor(NodeCalls):
         from .peers import Peers
 
         super().__init__()
-        address = str(ray.util.get_node_ip_address())
-        self._host = NodeHost(settings, node_id, span_directory, Peers(settings).tell, address)
+        gateway = OwnGateway(settings, node_id, GatewayActor)
+        self._host = NodeHost(
+            settings, node_id, span_directory, str(ray.util.get_node_ip_address()), gateway=gateway.calls,
+            tell=Peers(settings).tell, kill=gateway.kill,
+        )  # fmt: skip
         self._guard = SupervisorGuard(
             self._host.owner, lambda holder: supervisor_here(holder, settings.instance), self._kill_supervisor,
             self._nudge_supervisor,
@@ -253,4 +286,4 @@ def other_supervisors(settings: Settings) -> list[str]:
     return sorted(supervised(actor_names()) - {settings.instance})
 
 
-__all__ = ["RAY_NAMESPACE", "FrameActor", "NodeActor", "SupervisorActor", "supervisor_handle"]
+__all__ = ["RAY_NAMESPACE", "FrameActor", "GatewayActor", "NodeActor", "SupervisorActor", "supervisor_handle"]

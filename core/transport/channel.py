@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from ..errors import InvalidConfiguration, InvalidInput, ServiceGone, UnderstudyError
 from ..waiting import retrieve_error
+from . import wire
 from .wire import Call, Connection, Failure, Hello, Message, Result
 
 log = logging.getLogger(__name__)
@@ -84,10 +85,19 @@ class ChannelServer:
 
     Args:
         name: of the socket, within `socket_directory`. The sockets of processes that were killed are removed there.
+        calls_at_once: so many of one client are worked at; None for any number.
     """
 
-    def __init__(self, name: str, answer: Answer, ended: Ended = lambda _peer, _pid: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        answer: Answer,
+        ended: Ended = lambda _peer, _pid: None,
+        *,
+        calls_at_once: int | None = wire.CALLS_AT_ONCE,
+    ) -> None:
         self._name = name
+        self._calls_at_once = calls_at_once
         self._answer = answer
         self._ended = ended
         self._tokens: dict[str, str] = {}
@@ -143,7 +153,9 @@ class ChannelServer:
         return Ticket(self.path, peer, token)
 
     def _connected(self) -> Connection:
-        connection = Connection(self._received, self._lost, holds_back=True)
+        connection = Connection(
+            self._received, self._lost, holds_back=True, calls_at_once=self._calls_at_once
+        )  # fmt: skip
         self._open.add(connection)
         asyncio.get_running_loop().call_later(HELLO_SECONDS, self._end_unknown, connection)
         return connection

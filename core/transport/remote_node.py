@@ -101,11 +101,15 @@ class SocketCalls:
         admit: asks the service for a ticket, on the other way. Raises `ServiceGone`, or what keeps it from having a
             socket.
         otherwise: the other way.
+        service: what it is called in logs.
     """
 
-    def __init__(self, admit: Callable[[], Awaitable[Ticket]], otherwise: Attempt) -> None:
+    def __init__(
+        self, admit: Callable[[], Awaitable[Ticket]], otherwise: Attempt, service: str = "the node service"
+    ) -> None:  # fmt: skip
         self._admit = admit
         self._otherwise = otherwise
+        self._service = service
         self._channel: Channel | None = None
         self._connecting = asyncio.Lock()
         self._failed = 0
@@ -148,7 +152,7 @@ class SocketCalls:
     def _failing(self, error: UnderstudyError) -> None:
         self._failed += 1
         level = logging.WARNING if self._failed == CONNECT_TRIES else logging.INFO
-        log.log(level, "the node service is called through Ray, more slowly: %s", error.message)
+        log.log(level, "%s is called through Ray, more slowly: %s", self._service, error.message)
 
     async def close(self) -> None:
         """End the connection, if there is one, for good."""

@@ -115,7 +115,7 @@ class Repeating:
             except ServiceGone as gone:
                 error, wait = gone, pause
                 self.gone_since = time() if self.gone_since is None else self.gone_since
-                if time() - self.gone_since > patience.gone:
+                if time() - self.gone_since >= patience.gone:
                     raise
             except StoreUnreachable as away:
                 if not patience.store:

@@ -23,7 +23,7 @@ LARGEST_MESSAGE = 1024 * 1024 * 1024
 """In bytes; Ray's packages of code, the largest that is sent, have 512 MiB. More is refused where it would be sent."""
 
 CALLS_AT_ONCE = 1_000
-"""So many calls of one client are worked at; more are not read before some of them are answered."""
+"""So many calls of one client are worked at, as a rule; more are not read before some of them are answered."""
 
 LARGE_NUMBER, HALF_CHARACTERS, PAIRS = 1, 2, 3
 """MessagePack's extension types for what it has no others for: numbers beyond 64 bits and texts with halves of
@@ -107,14 +107,17 @@ class Connection(asyncio.Protocol):
     Args:
         holds_back: reads no more while that is so, or many calls are under way. Only a server may: if both sides did,
             each could wait for the other.
+        calls_at_once: so many are; None for any number.
     """
 
     def __init__(
-        self, received: Callable[[Connection, Message], None], lost: Callable[[Connection], None], *, holds_back: bool
+        self, received: Callable[[Connection, Message], None], lost: Callable[[Connection], None], *, holds_back: bool,
+        calls_at_once: int | None = None,
     ) -> None:  # fmt: skip
         self._received = received
         self._lost = lost
         self._holds_back = holds_back
+        self._calls_at_once = calls_at_once
         self._buffer = bytearray()
         self._decoder = msgspec.msgpack.Decoder(Message, ext_hook=_restored)
         self._encoder = msgspec.msgpack.Encoder()
@@ -194,7 +197,8 @@ class Connection(asyncio.Protocol):
         transport = self.transport
         if not self._holds_back or transport is None or transport.is_closing():
             return
-        paused = not self.writable.is_set() or self._under_way >= CALLS_AT_ONCE
+        many = self._calls_at_once is not None and self._under_way >= self._calls_at_once
+        paused = many or not self.writable.is_set()
         if paused != self._paused:
             self._paused = paused
             (transport.pause_reading if paused else transport.resume_reading)()

@@ -22,7 +22,7 @@ from sqlalchemy import event
 from understudy.actors.frame import Frame
 from understudy.actors.tools import ToolContext, describe, tool
 from understudy.config import ModelProfile
-from understudy.errors import StaleGeneration, StoreUnreachable
+from understudy.errors import ServiceGone, StaleGeneration, StoreUnreachable
 from understudy.gateway.gateway import Gateway
 from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.identifiers import new_identifier
@@ -74,9 +74,53 @@ def spec(
     return {**fields, **more}
 
 
-def new_gateway() -> GatewayCalls:
-    """A gateway that does not wait for long."""
-    return GatewayCalls(Gateway(backoff=0.001, backoff_max=0.002))
+class MortalGateway:
+    """The gateway as a process of its own: another one takes its place when it is killed."""
+
+    def __init__(self) -> None:
+        self._ended = asyncio.Event()
+        self._closing: list[asyncio.Task[None]] = []
+        self._calls = self._made()
+
+    @staticmethod
+    def _made() -> GatewayCalls:
+        return GatewayCalls(Gateway(backoff=0.001, backoff_max=0.002))
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        function = getattr(self._calls, method)
+
+        async def call(*arguments: Any) -> Any:
+            ended = asyncio.ensure_future(self._ended.wait())
+            work = asyncio.ensure_future(function(*arguments))
+            try:
+                await asyncio.wait((ended, work), return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    raise ServiceGone("the gateway died")
+                return work.result()
+            finally:
+                ended.cancel()
+                work.cancel()
+
+        return call
+
+    def kill(self, *, told: bool = True) -> None:
+        """As SIGKILL.
+
+        Args:
+            told: whether its service hears of it, as of the end of a connection; not if that dies as well.
+        """
+        self._closing.append(asyncio.get_running_loop().create_task(self._calls.close()))
+        if told:
+            self._ended.set()
+        self._calls, self._ended = self._made(), asyncio.Event()
+
+    def held(self) -> list[str]:
+        """The keys of the calls that it has."""
+        return list(self._calls._calls)
+
+    async def close(self) -> None:
+        """End it, and what is left of those before it."""
+        await asyncio.gather(self._calls.close(), *self._closing)
 
 
 @contextmanager
@@ -249,7 +293,7 @@ class Kernel:
         self.points: list[str] = []
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
         self._prices = prices or {}
-        self.gateway = new_gateway()
+        self.gateway = MortalGateway()
         self._life: Life | None = None
         self.dead: list[Life] = []
         self._up = asyncio.Event()

@@ -22,9 +22,9 @@ from understudy.cluster.ray import bootstrap
 from understudy.config import ModelProfile, Settings
 from understudy.errors import InvalidConfiguration, InvalidSpec
 from understudy.estimates import estimate_tokens
-from understudy.gateway.gateway import Gateway
 from understudy.messages import Usage
 from understudy.prices import MILLION, Price, money, price_table
+from understudy.profiles import Profiles
 from understudy.spec import AgentSpec, Budget
 from understudy.store import budgets
 from understudy.store.budgets import Ask, Charge, Grant, Refusal
@@ -96,11 +96,11 @@ def test_prices_reach_the_services() -> None:
     """The settings that start the services carry the table; a profile that comes again without prices keeps them."""
     settings = Settings("sqlite:////s.db", "m", prices=CHEAP)
     assert bootstrap.read(bootstrap.request(settings, "spans")) == (settings, "spans")
-    gateway = Gateway(prices={"m": Price(1, 1, 1), "n": Price(2, 2, 2)})
-    gateway.register(ModelProfile("p", "key", prices={"m": Price(3, 3, 3)}))
-    gateway.register(ModelProfile("p", "key", prices={"o": Price(4, 4, 4)}))
-    gateway.register(ModelProfile("p", "key"))
-    found = [gateway.price("p", model) for model in ("m", "n", "o", "x")]
+    profiles = Profiles({"m": Price(1, 1, 1), "n": Price(2, 2, 2)})
+    profiles.learn(ModelProfile("p", "key", prices={"m": Price(3, 3, 3)}))
+    profiles.learn(ModelProfile("p", "key", prices={"o": Price(4, 4, 4)}))
+    profiles.learn(ModelProfile("p", "key"))
+    found = [profiles.price("p", model) for model in ("m", "n", "o", "x")]
     assert found == [Price(3, 3, 3), Price(2, 2, 2), Price(4, 4, 4), None]
 
 
@@ -516,7 +516,7 @@ async def test_64_sub_agents_that_die_do_not_overshoot(tmp_path: Path, seed: int
 
 
 async def test_a_call_that_goes_out_again_keeps_its_reservation(kernel: k.Kernel) -> None:
-    """Given a node service that dies during a call, the next attempt may reply as long as the first, and nothing
+    """Given a gateway that dies during a call, the next attempt may reply as long as the first, and nothing
     more is reserved."""
     kernel.server.policy = at_length
     kernel.server.hold()
@@ -524,7 +524,7 @@ async def test_a_call_that_goes_out_again_keeps_its_reservation(kernel: k.Kernel
     await kernel.send("s")
     await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
     before = accounts(kernel)
-    kernel.kill_node()
+    kernel.gateway.kill()
     await asyncio.to_thread(kernel.server.wait, lambda stats: stats.requests == 2)
     assert accounts(kernel) == before == {"tree tokens": (300, 300, 0, 0), "tree rounds": (1, 1, 0, 0)}
     kernel.server.release()

@@ -90,13 +90,14 @@ async def test_a_death_is_told_before_the_take_up(store: str, tmp_path: Path) ->
 
 
 async def test_a_call_that_was_lost_with_its_service_is_made_again_at_once(store: str, tmp_path: Path) -> None:
-    """Given a service that died with a model call, when the frame repeats its step at the next one, then the call is
-    made again with that: it need not be swept for."""
+    """Given a service that died with its gateway and a model call, when the frame repeats its step at the next one,
+    then the call is made again with that: it need not be swept for."""
     with patch("understudy.node.recovery.SWEEP_SECONDS", 3_600.0):
         async with k.running(store, tmp_path, frames=1) as kernel:
             kernel.server.hold()
             run = asyncio.create_task(kernel.run("s", k.spec()))
             await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+            kernel.gateway.kill(told=False)
             await next_service(kernel)
             assert kernel._life is not None
             await kernel._life.service.recovery.take_up(kernel.generation, 10, kernel.nodes)
@@ -106,9 +107,64 @@ async def test_a_call_that_was_lost_with_its_service_is_made_again_at_once(store
             assert "model_call_reissued" in await kernel.types("s"), "it is paid twice, and says so"
 
 
+async def test_a_call_outlasts_its_service(store: str, tmp_path: Path) -> None:
+    """Given a service that dies with a model call in flight, or while its answer is being committed, then the call goes
+    on in the gateway, the next service commits its answer, and nothing is asked for, or paid, again."""
+    for label in ("in flight", "before the commit", "after the commit"):
+        async with k.running(store, tmp_path, frames=1) as kernel:
+            kernel.server.hold()
+            await kernel.spawn(label[:6].strip(), k.spec(k.script("done")))
+            name, requests = label[:6].strip(), kernel.server.count
+            await kernel.send(name)
+            await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+            if label == "in flight":
+                kernel.kill_node()
+                await kernel.quiet()
+            else:
+                kernel.on_point = dying_at(kernel, label)
+            kernel.server.release()
+            assert (await kernel.end(name))["text"] == "done"
+            types = await kernel.types(name)
+            assert ("model_call_reissued" in types, types.count("model_call_completed")) == (False, 1)
+            assert kernel.server.count == requests + 1
+            await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 0)
+            assert kernel.gateway.held() == []
+
+
+def dying_at(kernel: k.Kernel, label: str) -> Any:
+    """Lets the node service die at the next point of this label."""
+
+    def die(_number: int, found: str, _worker: k.Worker | None) -> None:
+        if found == label:
+            kernel.on_point = None
+            kernel.kill_node()
+
+    return die
+
+
+async def test_a_call_that_was_lost_with_its_gateway_is_made_again_at_once(store: str, tmp_path: Path) -> None:
+    """Given a session that waits for a model in its frame and one that waits in none, when the gateway dies, then both
+    calls are made again at the next one, as the next attempts: nobody need sweep for them."""
+    with patch("understudy.node.recovery.SWEEP_SECONDS", 3_600.0):
+        async with k.running(store, tmp_path, frames=1) as kernel:
+            before = kernel.server.count
+            kernel.server.hold()
+            for name in ("first", "second"):
+                await kernel.spawn(name, k.spec(k.script("done")))
+                await kernel.send(name)
+            await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 2)
+            kernel.gateway.kill()
+            await asyncio.to_thread(kernel.server.wait, lambda stats: stats.requests == before + 4, 10.0)
+            kernel.server.release()
+            for name in ("first", "second"):
+                assert (await kernel.end(name))["text"] == "done"
+                assert (await kernel.types(name)).count("model_call_reissued") == 1
+            assert kernel.service.recovery.swept == 0
+
+
 async def test_a_call_in_flight_is_not_made_again(store: str, tmp_path: Path) -> None:
-    """Given a model call that was lost with its service and is made again for the next activation, when that frame
-    repeats its step, then it waits for the call in flight: there is no third attempt."""
+    """Given a model call that was lost with its service and gateway, and is made again for the next activation, when
+    that frame repeats its step, then it waits for the call in flight: there is no third attempt."""
     step, first, repeated = NodeService.step, list[asyncio.Task[Any]](), asyncio.Event()
 
     async def twice(service: NodeService, call: StepCall) -> Work | Exit:
@@ -125,6 +181,7 @@ async def test_a_call_in_flight_is_not_made_again(store: str, tmp_path: Path) ->
         await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
         [worker] = kernel.workers.values()
         with patch.object(NodeService, "step", twice):
+            kernel.gateway.kill(told=False)
             kernel.kill_node()
             kernel.kill(worker)
             await repeated.wait()
@@ -494,7 +551,7 @@ async def test_a_cancel_beside_a_call_that_is_made_again_aborts_it(
 async def test_a_repeated_step_gets_its_call_made_again_before_its_frame_turns_to_others(
     store: str, tmp_path: Path
 ) -> None:
-    """Given two sessions that wait for a model, one of them in the only frame, when their node service dies and the
+    """Given two sessions that wait for a model, one of them in the only frame, when service and gateway die and the
     frame's step is repeated only after the take-up has queued the other, then both calls are made again at once, and
     the frame has one of the sessions."""
     queued, step = asyncio.Event(), NodeService.step
@@ -511,6 +568,7 @@ async def test_a_repeated_step_gets_its_call_made_again_before_its_frame_turns_t
                 await kernel.send(name)
             await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 2)
             with patch.object(NodeService, "step", late):
+                kernel.gateway.kill(told=False)
                 kernel.kill_node()
                 await kernel.quiet()
                 assert len(kernel.service.frames.paging.ready) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from understudy.actors.tools import tool
 from understudy.errors import ServiceGone, StaleGeneration, StoreUnreachable
+from understudy.node.calls import Call
 from understudy.transport import remote_node
 from understudy.transport.remote_node import RemoteNode
 from understudy.transport.repeating import Answering, Joining, Patience, Repeating
@@ -216,7 +216,7 @@ async def test_a_model_call_that_is_started_twice_is_made_once(store: str, tmp_p
         calls = kernel.service.calls
         call = calls.of_session("s")
         assert call is not None
-        calls.start(replace(call, text=[], task=None))
+        calls.start(Call(call.origin, call.request))
         assert calls.of_session("s") is call
         assert len(calls) == 1
         kernel.server.release()

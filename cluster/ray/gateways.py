@@ -1,0 +1,72 @@
+"""How a node service reaches the gateway of its node, starts it, and has one killed that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from understudy.config import Settings
+from understudy.errors import ServiceGone
+from understudy.transport.channel import Ticket
+from understudy.transport.remote_gateway import RemoteGateway
+from understudy.transport.remote_node import SocketCalls
+
+from .names import gateway_name
+from .ray_edge import RAY_NAMESPACE, kill_process, pid_of, submitted, through_ray, ticket
+
+log = logging.getLogger(__name__)
+
+
+class OwnGateway:
+    """The gateway of this node, which outlives its node service.
+
+    Args:
+        gateway_class: the actor's.
+
+    Attributes:
+        calls: it, as its node service sees it.
+    """
+
+    def __init__(self, settings: Settings, node_id: str, gateway_class: Any) -> None:
+        self._settings = settings
+        self._node_id = node_id
+        self._class = gateway_class
+        self._handle: Any = None
+        self._finding = asyncio.Lock()
+        self.calls = RemoteGateway(SocketCalls(self._admit, self._through_ray, "the gateway"))
+
+    async def kill(self, pid: int) -> None:
+        """Kill the gateway's process, by its pid; 0 for the one that Ray has now. Ray starts another one."""
+        if not pid and self._handle is not None:
+            pid = await asyncio.to_thread(pid_of, self._handle)
+        if pid:
+            await kill_process(pid)
+
+    async def _admit(self) -> Ticket:
+        handle = await self._found()
+        try:
+            return await ticket(handle, "node", self._node_id)
+        except ServiceGone:
+            self._handle = None  # Ray may not know it any more
+            raise
+
+    async def _through_ray(self, call_id: str, method: str, *arguments: Any) -> Any:
+        return await through_ray(await self._found())(call_id, method, *arguments)
+
+    async def _found(self) -> Any:
+        async with self._finding:
+            if self._handle is None:
+                self._handle = await asyncio.to_thread(submitted, self._find)
+            return self._handle
+
+    def _find(self) -> Any:
+        return self._class.options(
+            name=gateway_name(self._settings.instance, self._node_id),
+            namespace=RAY_NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(self._node_id, soft=False),
+        ).remote(self._node_id, self._settings.offline_latency, dict(self._settings.telemetry))
