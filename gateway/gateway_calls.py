@@ -91,13 +91,18 @@ class GatewayCalls:
         self._heard = time.monotonic()
         self._tasks = Tasks(log)
 
+    @property
+    def held(self) -> int:
+        """How many calls are in flight, or have an answer that nobody has released."""
+        return len(self._calls)
+
     async def attach(self, profiles: list[ModelProfile]) -> Attached:
         """See `ModelGateway.attach`."""
         for profile in profiles:
             self._learn(profile)
         self._number = new_identifier()
-        held = [call.origin for call in self._calls.values()]
-        return Attached(self._identity, self._number, os.getpid(), held)
+        origins = [call.origin for call in self._calls.values()]
+        return Attached(self._identity, self._number, os.getpid(), origins)
 
     async def register(self, number: str, profile: ModelProfile) -> None:
         """See `ModelGateway.register`."""

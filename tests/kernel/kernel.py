@@ -114,9 +114,10 @@ class MortalGateway:
             self._ended.set()
         self._calls, self._ended = self._made(), asyncio.Event()
 
-    def held(self) -> list[str]:
-        """The keys of the calls that it has."""
-        return list(self._calls._calls)
+    @property
+    def held(self) -> int:
+        """See `GatewayCalls.held`."""
+        return self._calls.held
 
     async def close(self) -> None:
         """End it, and what is left of those before it."""

@@ -27,6 +27,17 @@ NODE_LOSS_SECONDS = (1.0, 40.0)
 """So long it takes Ray to notice that a machine is gone."""
 
 
+class Line:
+    """A connection: nothing gets lost on it, and what is sent arrives in order.
+
+    Attributes:
+        at: when what was sent last arrives.
+    """
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+
 @dataclass(eq=False)
 class Machine:
     """A node of the cluster.
@@ -221,9 +232,12 @@ class Cluster:
         self.after(self.network.uniform(*NODE_LOSS_SECONDS), notice)
 
     def call(  # noqa: C901 - the ways of one message, in order
-        self, actor: Actor, method: str, *arguments: Any, here: Machine | None = None
+        self, actor: Actor, method: str, *arguments: Any, here: Machine | None = None, line: Line | None = None
     ) -> Awaitable[Any]:  # fmt: skip
         """Call a method, as an actor's handle does: at most once, its outcome may never be known.
+
+        Args:
+            line: of the caller and an actor of the same machine.
 
         Raises:
             ServiceGone: the actor is dead or died meanwhile.
@@ -235,7 +249,7 @@ class Cluster:
         caller = scheduler.current
         future = scheduler.create_future()
         number = next(self._calls)
-        lost_answer, lost_call, twice = self.trouble if here is not None else (0.0, 0.0, 0.0)
+        lost_answer, lost_call, twice = self.trouble if here is not None and line is None else (0.0, 0.0, 0.0)
 
         def settle(result: bytes | None, error: Exception | None) -> None:
             actor.pending.pop(number, None)
@@ -297,6 +311,10 @@ class Cluster:
         if lost_call and self.network.random() < lost_call:
             self.note(f"a call of {method} at {actor.name} is lost")
             actor.pending.pop(number)
+            return future
+        if line is not None:
+            line.at = max(line.at, scheduler.time() + self.latency(here, actor.machine) + max(0.0, late))
+            self.after(line.at - scheduler.time(), arrive)
             return future
         self._send(here, actor.machine, arrive, max(0.0, late))
         if twice and self.network.random() < twice:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .invariants import Invariants
     from .world import World
 
-HARMLESS = ("kill_frame", "pause_frame", "endpoint", "exporter", "cut_clients")
+HARMLESS = ("kill_frame", "pause_frame", "kill_gateway", "pause_gateway", "endpoint", "exporter", "cut_clients")
 """Faults of which node services hear at once, or not at all."""
 
 CLOCK_ERROR = 1_000
@@ -250,6 +250,8 @@ class Ending:
         """What the services still hold when nothing is to do: their memory is as small as what they do."""
         found = []
         for name, actor in self._world.cluster.actors.items():
+            if name.startswith("gateway/") and actor.target is not None and actor.target.calls.held:
+                found.append(f"{name} still holds {actor.target.calls.held} calls when nothing is to do")
             if not name.startswith("node/") or actor.target is None:
                 continue
             if not actor.target._started:

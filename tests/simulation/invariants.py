@@ -212,7 +212,7 @@ class Invariants:
         if isinstance(event, ModelCallReissued):
             asked = self._asked.get(event.lost_key.rpartition("/")[0])
             if asked is not None and not (asked.dead or self.gave_up(asked) or run in self._moved):
-                self.violated(f"{event.lost_key} is said to be lost, and the service that makes it lives")
+                self.violated(f"{event.lost_key} is said to be lost, and the gateway that makes it lives")
         elif isinstance(event, ModelCallFailed):
             if event.error_code.startswith("store"):
                 self.violated(f"the answer to {event.request_key} was lost: {event.error_code}")
@@ -308,7 +308,7 @@ class Invariants:
         process, before = self._world.scheduler.current, self._asked.get(wait_key)
         self._asked[wait_key] = process
         if before is not None and not (before.dead or self.gave_up(before) or (session_id, run_id) in self._moved):
-            self.violated(f"the model call {wait_key} is made again, and the service that made it lives")
+            self.violated(f"the model call {wait_key} is made again, and the gateway that made it lives")
         self._made[wait_key] += 1
         mine = f"session_id = '{session_id}' AND '{wait_key}' = session_id || '/' || run_id || '/' || round"
         attempts = self._world.committed(f"SELECT wait_attempt FROM session WHERE wait = 'model' AND {mine}")

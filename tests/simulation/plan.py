@@ -489,6 +489,23 @@ def fragile(chosen: random.Random, work: Work) -> Work:
     return replace(work, spec={**work.spec, "restart": restart}, actions=(*work.actions, *moments))
 
 
+def gateways(chosen: random.Random, others: tuple[Fault, ...], window: float) -> tuple[Fault, ...]:
+    """The same faults; and gateways die, or stand still, mostly when they have calls; so do their services then."""
+    found = list(others)
+    for _ in range(chosen.choice((1, 2, 4))):
+        at, moment = round(chosen.random() * window, 3), None
+        if chosen.random() < 0.7:
+            event = chosen.choice(("run_started", "model_call_started", "model_call_completed", "model_call_reissued"))
+            at, moment = soon(chosen), Trigger(event, chosen.choice((1, 2, 3, 5, 8)))
+        kind, seconds = chosen.choice(("kill_gateway", "pause_gateway")), 0.0
+        if kind == "pause_gateway":
+            seconds = round(chosen.choice((0.05, 3.0, 8.0, 15.0)) * (0.5 + chosen.random()), 3)
+        found.append(Fault(at, kind, round(chosen.random(), 3), seconds, moment))
+        if chosen.random() < 0.4:
+            found.append(Fault(at + soon(chosen), "kill_node", round(chosen.random(), 3), 0.0, moment))
+    return tuple(sorted(found, key=_order))
+
+
 def policies_of(spec: dict[str, Any]) -> list[str]:
     """The policies of an agent's tools."""
     return [name for name in BY_POLICY if any(tool["name"] in BY_POLICY[name] for tool in spec["tools"])]
@@ -609,6 +626,9 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     others = random.Random(f"{seed}/rivals")
     if backend == "postgresql" and others.random() < 0.08:
         wrong = rivals(others, wrong, window)
+    dying = random.Random(f"{seed}/gateways")
+    if dying.random() < 0.25:
+        wrong = gateways(dying, wrong, window)
     outside = random.Random(f"{seed}/clients")
     if outside.random() < 0.1:
         wrong = unreached(outside, wrong, machines, window)

@@ -15,22 +15,26 @@ from understudy.cluster.ray.guarding import SupervisorGuard
 from understudy.config import ModelProfile
 from understudy.errors import ClusterError, ServiceGone, UnderstudyError
 from understudy.gateway.gateway import Gateway
+from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.node.basis import NodeConfig
 from understudy.node.node_calls import NodeCalls
 from understudy.node.node_service import NodeService
 from understudy.placement import DEFAULT, is_isolated
-from understudy.protocol import Exit, News, StepCall, Work
+from understudy.ports import ModelGateway
+from understudy.protocol import Attached, Exit, News, StepCall, Work
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.store import queries
 from understudy.supervisor.ports import ADOPT_SECONDS
 from understudy.supervisor.supervisor import Supervisor
+from understudy.transport.remote_gateway import RemoteGateway
 from understudy.transport.remote_node import RemoteNode
 from understudy.transport.repeating import SUPERVISOR_PATIENCE, Joining
+from understudy.transport.serving import Serving
 from understudy.transport.signatures import signature_of
 from understudy.waiting import answered_within, ticks
 
 from . import operator
-from .cluster import Actor, Machine
+from .cluster import Actor, Line, Machine
 
 if TYPE_CHECKING:
     from .world import World
@@ -58,6 +62,30 @@ class CountedGateway(Gateway):
         return answer
 
 
+class GatewayProcess:
+    """A gateway's process (`understudy.cluster.ray.services.GatewayActor` and `understudy.gateway.hosting`)."""
+
+    def __init__(self, world: World, actor: Actor) -> None:
+        self._actor = actor
+        self._gateway = CountedGateway()
+        self._gateway.count, self._gateway.answered = world.model_call, world.invariants.answered
+        self.calls = GatewayCalls(self._gateway, self._prepare)
+        self._serving = Serving(ModelGateway, self)
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self.calls, method)
+
+    async def attach(self, profiles: list[ModelProfile]) -> Attached:
+        return replace(await self.calls.attach(profiles), pid=self._actor.pid)
+
+    async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
+        return await self._serving.answer(call_id, method, *arguments)
+
+    async def _prepare(self, _profile: str) -> None:
+        if not self._gateway.knows("offline"):
+            self._gateway.register(ModelProfile("offline", "key", "http://endpoint/v1"))
+
+
 class NodeProcess(NodeCalls):
     """A node service's process (`understudy.cluster.ray.services.NodeActor` and `hosting.NodeHost`)."""
 
@@ -66,22 +94,32 @@ class NodeProcess(NodeCalls):
         self._world = world
         self._actor = actor
         machine = actor.machine
-        self._gateway = CountedGateway(prices=world.prices)
-        self._gateway.count, self._gateway.answered = world.model_call, world.invariants.answered
+        self._line = Line()
         config = NodeConfig(
             world.store.dsn, world.namespace, machine.node_id, f"node-{machine.node_id}",
             span_directory=world.span_directory,
         )  # fmt: skip
-        self.service = NodeService(config, self._gateway, self._prepare, self._tell)
+        self.service = NodeService(config, RemoteGateway(self._to_gateway), self._tell, self._kill_gateway)
         self._starting = asyncio.Lock()
         self._started = False
         self._beat = time.monotonic()
         self._guard = SupervisorGuard(self._owner, self._pid_here, self._kill_supervisor, lambda: None)
         self._guarding: asyncio.Task[None] | None = None
 
-    async def _prepare(self, _profile: str) -> None:
-        if not self._gateway.knows("offline"):
-            self._gateway.register(ModelProfile("offline", "key", "http://endpoint/v1"))
+    def _gateway(self) -> Actor:
+        machine, world = self._actor.machine, self._world
+        return world.cluster.start_actor(
+            f"gateway/{machine.node_id}", machine, lambda actor: GatewayProcess(world, actor), restarts=True
+        )
+
+    async def _to_gateway(self, call_id: str, method: str, *arguments: Any) -> Any:
+        sent = ("repeated", call_id, method, *arguments)
+        return await self._world.cluster.call(
+            self._gateway(), *sent, here=self._actor.machine, line=self._line
+        )  # fmt: skip
+
+    async def _kill_gateway(self, pid: int) -> None:
+        await self._world.kill_and_wait(pid or self._gateway().pid)
 
     def _left(self, run: asyncio.Task[None]) -> None:
         if not run.cancelled():
@@ -102,7 +140,6 @@ class NodeProcess(NodeCalls):
         if not self._started:
             async with self._starting:
                 if not self._started:
-                    await self._prepare("offline")
                     await self.service.start()
                     asyncio.get_running_loop().create_task(self._beating())
                     self._started = True
@@ -413,8 +450,10 @@ class SimulatedMachinery:
     def abandon(self, node: Any, frames: Sequence[Any]) -> None:
         self._world.invariants.check_abandoned(node.actor.machine)
         self._nodes.pop(node.node_id, None)
-        for handle in (node, *frames):
-            self._world.ray_kill(handle.actor, restart=False)
+        gateway = self._world.cluster.actors.get(f"gateway/{node.node_id}")
+        for actor in (node.actor, gateway, *(frame.actor for frame in frames)):
+            if actor is not None:
+                self._world.ray_kill(actor, restart=False)
 
     def cpus(self, node_id: str) -> float:
         return 2.0
