@@ -1,0 +1,250 @@
+"""The gateway's calls: made once, whoever asks again; kept until they are released; only for the latest service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from understudy.config import ModelProfile
+from understudy.errors import InvalidConfiguration, InvalidInput, ModelProfileMissing, ServiceGone
+from understudy.gateway import gateway_calls
+from understudy.gateway.gateway import Gateway
+from understudy.gateway.gateway_calls import GatewayCalls
+from understudy.gateway.gateway_socket import GatewaySocket
+from understudy.messages import Usage
+from understudy.prices import Price
+from understudy.protocol import CallOrigin
+from understudy.records import ModelAnswer, ModelRequest
+from understudy.redaction import redacted
+from understudy.transport.channel import Channel
+from understudy.transport.remote_gateway import RemoteGateway
+from understudy.transport.remote_node import SocketCalls
+
+ORIGIN = CallOrigin("s", 1, "r", 1, 1, "", "s", "p", "m")
+REQUEST = ModelRequest(wait_key="s/r/1", profile="p", model="m", messages=[{"role": "user", "content": "hi"}])
+PROFILE = ModelProfile("p", "sk-secret-0123456789", "http://127.0.0.1:1/v1", prices={"m": Price(1, 2, 3)})
+ANSWER = ModelAnswer(
+    content="half \ud83d", tool_calls=(("1", "t", "{}"),), usage=Usage(3, 4), started_at=5, extra={"n": 1 << 80}
+)
+
+
+class Endpoint(Gateway):
+    """A gateway whose calls a test answers.
+
+    Attributes:
+        made: calls so far.
+        ended: how many of them were cancelled.
+        say: adds to the text of the latest call.
+        again: begins that anew.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+        self.ended = 0
+        self.asked = asyncio.Event()
+        self.answer: asyncio.Future[ModelAnswer] = asyncio.get_running_loop().create_future()
+
+    async def call(
+        self,
+        request: ModelRequest,
+        on_delta: Callable[[str], None] | None = None,
+        on_restart: Callable[[], None] | None = None,
+    ) -> ModelAnswer:
+        assert on_delta is not None
+        assert on_restart is not None
+        self.made += 1
+        self.say, self.again = on_delta, on_restart
+        self.asked.set()
+        try:
+            return await asyncio.shield(self.answer)
+        except asyncio.CancelledError:
+            self.ended += 1
+            raise
+
+
+async def begun(calls: GatewayCalls, endpoint: Endpoint) -> tuple[str, asyncio.Task[ModelAnswer]]:
+    """A call in flight, and the number of the attachment that it is made for."""
+    attached = await calls.attach([PROFILE])
+    call = asyncio.create_task(calls.call(attached.number, ORIGIN, REQUEST))
+    await endpoint.asked.wait()
+    return attached.number, call
+
+
+async def test_a_call_is_made_once_and_kept() -> None:
+    """Given a call in flight, when a service asks again, or the next one attaches and asks without a request, then the
+    endpoint is asked once, all have the answer, and it is there until it is released."""
+    endpoint = Endpoint()
+    calls = GatewayCalls(endpoint)
+    number, first = await begun(calls, endpoint)
+    second = asyncio.create_task(calls.call(number, ORIGIN, REQUEST))
+    await asyncio.sleep(0)
+    attached = await calls.attach([])
+    assert attached.held == [ORIGIN]
+    endpoint.answer.set_result(ANSWER)
+    assert await asyncio.gather(first, second) == [ANSWER, ANSWER]
+    assert await calls.call(attached.number, ORIGIN, None) == ANSWER
+    assert (endpoint.made, calls.held) == (1, 1)
+    await calls.release(attached.number, [ORIGIN.key, "unknown"])
+    assert calls.held == 0
+    with pytest.raises(ServiceGone, match="is not here"):
+        await calls.call(attached.number, ORIGIN, None)
+    await calls.close()
+
+
+async def test_a_service_that_was_replaced_is_refused() -> None:
+    """Given a second service, when a message of the first one arrives late, then nothing follows from it: its call
+    would be made for nobody."""
+    endpoint = Endpoint()
+    calls = GatewayCalls(endpoint)
+    late = (await calls.attach([PROFILE])).number
+    await calls.attach([])
+    asked: list[Any] = [
+        calls.call(late, ORIGIN, REQUEST), calls.abort(late, ORIGIN.key), calls.release(late, [ORIGIN.key]),
+        calls.growth(late, ORIGIN.key, 0, 0), calls.heard(late), calls.register(late, PROFILE),
+    ]  # fmt: skip
+    for attempt in asked:
+        with pytest.raises(ServiceGone, match="another node service"):
+            await attempt
+    assert (calls.held, endpoint.made) == (0, 0)
+    await calls.close()
+
+
+async def test_a_released_call_ends() -> None:
+    """Given a call in flight, when it is released, then its connection is closed, and who waits for it is told."""
+    endpoint = Endpoint()
+    calls = GatewayCalls(endpoint)
+    number, call = await begun(calls, endpoint)
+    await calls.release(number, [ORIGIN.key])
+    with pytest.raises(ServiceGone, match="released"):
+        await call
+    await asyncio.sleep(0)
+    assert endpoint.ended == 1
+    await calls.close()
+
+
+@pytest.mark.parametrize("said", ["so far", ""])
+async def test_what_came_is_the_answer_of_an_aborted_call(said: str) -> None:
+    """Given a call in flight, when it is aborted, then what came so far is its answer, with estimated tokens; if
+    nothing came, an error."""
+    endpoint = Endpoint()
+    calls = GatewayCalls(endpoint)
+    number, call = await begun(calls, endpoint)
+    endpoint.say("void")
+    endpoint.again()
+    endpoint.say(said)
+    await calls.abort(number, ORIGIN.key)
+    answer = await call
+    if said:
+        assert (answer.content, answer.finish_reason, answer.usage.estimated) == (said, "aborted", True)
+    else:
+        assert answer.error is not None
+        assert answer.error["code"] == "aborted"
+    await calls.abort(number, ORIGIN.key)
+    assert endpoint.ended == 1
+    await calls.close()
+
+
+async def test_an_answer_as_it_grows() -> None:
+    """Given a call in flight, then who follows it is told what is new, and when it begins anew, and when it ends."""
+    endpoint = Endpoint()
+    calls = GatewayCalls(endpoint)
+    number, call = await begun(calls, endpoint)
+    waiting = asyncio.create_task(calls.growth(number, ORIGIN.key, 0, 0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    endpoint.say("one ")
+    grown = await waiting
+    assert (grown.restarts, grown.text, grown.ended) == (0, "one ", False)
+    endpoint.say("two")
+    assert (await calls.growth(number, ORIGIN.key, 0, 4)).text == "two"
+    endpoint.again()
+    endpoint.say("anew")
+    grown = await calls.growth(number, ORIGIN.key, 0, 7)
+    assert (grown.restarts, grown.text) == (1, "anew")
+    waiting = asyncio.create_task(calls.growth(number, ORIGIN.key, 1, 4))
+    endpoint.answer.set_result(ANSWER)
+    assert (await waiting).ended
+    assert await call == ANSWER
+    unknown = await calls.growth(number, "unknown", 0, 0)
+    assert (unknown.text, unknown.ended) == ("", False)
+    await calls.close()
+
+
+async def test_credentials_may_come_after_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a call whose profile is not known yet, when it comes, then the call is made; if it does not, it fails."""
+    endpoint = Endpoint()
+    calls = GatewayCalls(endpoint)
+    number = (await calls.attach([])).number
+    call = asyncio.create_task(calls.call(number, ORIGIN, REQUEST))
+    await asyncio.sleep(0.01)
+    assert endpoint.made == 0
+    await calls.register(number, PROFILE)
+    endpoint.answer.set_result(ANSWER)
+    assert await call == ANSWER
+    assert "sk-secret" not in redacted(f"key {PROFILE.api_key}")
+    monkeypatch.setattr(gateway_calls, "PROFILE_SECONDS", 0.01)
+    other = ModelRequest(wait_key="t/r/1", profile="q", model="m", messages=[])
+    answer = await calls.call(number, CallOrigin("t", 1, "r", 1, 1, "", "t", "q", "m"), other)
+    assert answer.error is not None
+    assert answer.error["code"] == ModelProfileMissing.code
+    await calls.close()
+
+
+async def test_everything_goes_through_a_socket(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a gateway behind its socket, then profiles, requests, answers and errors arrive as they were sent; another
+    service that comes ends the first one's connection, and who has no ticket is not let in."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    endpoint = Endpoint()
+    calls = GatewayCalls(endpoint)
+    server = GatewaySocket("node1", calls)
+
+    async def nowhere(*_arguments: Any) -> Any:
+        raise AssertionError
+
+    def service() -> RemoteGateway:
+        return RemoteGateway(SocketCalls(server.admit, nowhere, "the gateway"))
+
+    first = service()
+    attached = await first.attach([PROFILE])
+    assert endpoint._profiles.all() == [PROFILE]
+    made = asyncio.create_task(first.call(attached.number, ORIGIN, REQUEST))
+    await endpoint.asked.wait()
+    with pytest.raises(InvalidConfiguration, match="base URL"):
+        await first.register(attached.number, ModelProfile("q", "key", "no url"))
+    second = service()
+    again = await second.attach([])
+    assert (again.gateway, again.held) == (attached.gateway, [ORIGIN])
+    with pytest.raises(ServiceGone):
+        await made
+    endpoint.say("text")
+    assert (await second.growth(again.number, ORIGIN.key, 0, 0)).text == "text"
+    endpoint.answer.set_result(ANSWER)
+    assert await second.call(again.number, ORIGIN, None) == ANSWER
+    await second.heard(again.number)
+    await second.release(again.number, [ORIGIN.key])
+    assert (endpoint.made, calls.held) == (1, 0)
+    ticket = await server.admit()
+    with pytest.raises(ServiceGone):
+        await Channel.connect(ticket._replace(token="guessed"))
+    with pytest.raises(InvalidInput, match="no method"):
+        await server.answer("", "close")
+    await server.close()
+    await calls.close()
+
+
+async def test_a_gateway_that_nobody_needs_says_so() -> None:
+    """Given a gateway that its service asks now and then, when that stops, then it learns that it is abandoned."""
+    calls = GatewayCalls(Endpoint())
+    number = (await calls.attach([])).number
+    abandoned = asyncio.create_task(calls.abandoned(0.3))
+    for _ in range(8):
+        await calls.heard(number)
+        await asyncio.sleep(0.05)
+    assert not abandoned.done()
+    await asyncio.wait_for(abandoned, 10)
+    await calls.close()

@@ -1,0 +1,142 @@
+"""A node service's way to its gateway: one attachment at a time; one that is gone, or hangs, is followed by another."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from understudy.config import ModelProfile
+from understudy.errors import ServiceGone
+from understudy.node import gateway_link
+from understudy.node.gateway_link import GatewayLink
+from understudy.profiles import Profiles
+from understudy.protocol import Attached
+
+PROFILE = ModelProfile("p", "key")
+
+
+class Gateway:
+    """One that can be away, or hang.
+
+    Attributes:
+        told: the profiles of each attachment, and of each registration.
+    """
+
+    def __init__(self) -> None:
+        self.away = 0
+        self.hangs = False
+        self.attachments = 0
+        self.told: list[list[str]] = []
+        self.third = asyncio.Event()
+
+    async def attach(self, profiles: list[ModelProfile]) -> Attached:
+        await asyncio.sleep(0.001)
+        if self.away:
+            self.away -= 1
+            raise ServiceGone("it is starting")
+        self.attachments += 1
+        self.told.append([profile.name for profile in profiles])
+        if self.attachments == 3:
+            self.third.set()
+        return Attached("g", str(self.attachments), 123)
+
+    async def register(self, number: str, profile: ModelProfile) -> None:
+        self.told.append([profile.name])
+        if number != str(self.attachments):
+            raise ServiceGone("another attachment")
+
+    async def heard(self, number: str) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if number != str(self.attachments):
+            raise ServiceGone("another attachment")
+
+
+def link_to(gateway: Any, *profiles: ModelProfile, kill: Any = gateway_link.never_killed) -> GatewayLink:
+    known = Profiles()
+    for profile in profiles:
+        known.learn(profile)
+    return GatewayLink(gateway, known, lambda _: None, kill)
+
+
+async def test_all_wait_for_one_attachment() -> None:
+    """Given a gateway that is starting, when many calls wait for it, then it is attached to once, and told all
+    profiles; when one of them finds it gone, once more."""
+    gateway = Gateway()
+    gateway.away = 3
+    link = link_to(gateway, PROFILE)
+    found = await asyncio.gather(*(link.attached() for _ in range(50)))
+    assert {attached.number for attached in found} == {"1"}
+    link.lost(found[0])
+    link.lost(found[1])  # which has been said
+    assert (await link.attached()).number == "2"
+    link.lost(found[2])
+    assert (await link.attached()).number == "2"
+    assert gateway.told == [["p"], ["p"]]
+    link.close()
+
+
+async def test_a_profile_is_told_at_once_or_with_the_next_attachment() -> None:
+    """Given a gateway that is attached, then it is told of a new profile; one that is gone is not waited for."""
+    gateway = Gateway()
+    link = link_to(gateway)
+    await link.register(PROFILE)
+    assert gateway.told == []
+    await link.attached()
+    await link.register(PROFILE)
+    assert gateway.told == [[], ["p"]]
+    gateway.attachments += 1
+    await link.register(PROFILE)
+    assert link.current is None
+    link.close()
+
+
+async def test_a_gateway_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a gateway that gives no answer for too long, then its process is killed, by its pid, and the next one is
+    attached to. So is one that does not even let its service attach, whatever its pid."""
+    monkeypatch.setattr(gateway_link, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(gateway_link, "SILENCE", 0.05)
+    gateway, killed, again = Gateway(), list[int](), asyncio.Event()
+
+    async def kill(pid: int) -> None:
+        killed.append(pid)
+        gateway.hangs = False
+        gateway.attachments += 1
+        again.set()
+
+    link = link_to(gateway, kill=kill)
+    await link.start()
+    gateway.hangs = True
+    await asyncio.wait_for(again.wait(), 10)
+    assert killed == [123]
+    await asyncio.wait_for(gateway.third.wait(), 10)
+    assert (await link.attached()).number == "3"
+    link.close()
+
+    async def never(_profiles: list[ModelProfile]) -> Attached:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    again.clear()
+    gateway.attach = never  # type: ignore[method-assign]
+    deaf = link_to(gateway, kill=kill)
+    waiting = asyncio.create_task(deaf.attached())
+    await asyncio.wait_for(again.wait(), 10)
+    assert killed == [123, 0]
+    deaf.close()
+    waiting.cancel()
+
+
+async def test_a_service_starts_without_a_gateway(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Given a gateway that does not come, then its service waits for a while, says what that means, and starts."""
+    monkeypatch.setattr(gateway_link, "START_SECONDS", 0.05)
+    gateway = Gateway()
+    gateway.away = 1_000
+    link = link_to(gateway)
+    await asyncio.wait_for(link.start(), 10)
+    assert "taken for lost" in caplog.text
+    link.close()
