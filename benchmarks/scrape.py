@@ -11,6 +11,7 @@ from commits import Worker
 from harness import Bench, Limit, Row, median
 
 from understudy.gateway.gateway import Gateway
+from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.store import activation, beginnings
@@ -31,13 +32,10 @@ def scrape(bench: Bench) -> list[Row]:
 async def _measure(bench: Bench) -> list[Row]:
     many, number = bench.some(10_000, 500), bench.some(50, 10)
 
-    async def prepared(_profile: str) -> None:
-        return None
-
     config = NodeConfig(
         f"sqlite:///{bench.directory}/scrape.db", "bench", "node", "node", span_directory=str(bench.directory)
     )
-    service = NodeService(config, Gateway(), prepared)
+    service = NodeService(config, GatewayCalls(Gateway()))
     await service.start()
     try:
         service.journal.generation = await service.journal.submit(

@@ -21,6 +21,7 @@ from understudy.actors.frame import Frame
 from understudy.cluster.client.compiling import compile_spec
 from understudy.config import ModelProfile
 from understudy.gateway.gateway import Gateway
+from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
@@ -157,15 +158,12 @@ class _Link:
 
 @asynccontextmanager
 async def _node(bench: Bench) -> AsyncIterator[_Node]:
-    async def prepared(_profile: str) -> None:
-        return None
-
-    gateway = Gateway()
-    gateway.register(ModelProfile("benchmark", "no-secret", bench.endpoint.url))
     config = NodeConfig(
         f"sqlite:///{bench.directory}/waiting.db", "bench", "node", "node", span_directory=str(bench.directory)
     )
-    service = NodeService(config, gateway, prepared)
+    gateway = GatewayCalls(Gateway())
+    service = NodeService(config, gateway)
+    service.profiles.learn(ModelProfile("benchmark", "no-secret", bench.endpoint.url))
     await service.start()
     node = _Node(service, "benchmark")
     tasks: list[asyncio.Task[None]] = []
@@ -179,3 +177,4 @@ async def _node(bench: Bench) -> AsyncIterator[_Node]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await service.close()
+        await gateway.close()

@@ -67,9 +67,9 @@ class Service:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[Service, ChannelServer]]:
+async def serving(calls_at_once: int | None = 1_000) -> AsyncIterator[tuple[Service, ChannelServer]]:
     service = Service()
-    server = ChannelServer("node", service.answer)
+    server = ChannelServer("node", service.answer, calls_at_once=calls_at_once)
     await server.start()
     try:
         async with asyncio.timeout(PATIENCE):
@@ -79,8 +79,8 @@ async def serving() -> AsyncIterator[tuple[Service, ChannelServer]]:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Service, ChannelServer, Channel]]:
-    async with serving() as (service, server):
+async def connected(calls_at_once: int | None = 1_000) -> AsyncIterator[tuple[Service, ChannelServer, Channel]]:
+    async with serving(calls_at_once) as (service, server):
         channel = await Channel.connect(server.admit("f"))
         try:
             yield service, server, channel
@@ -190,11 +190,10 @@ async def test_what_is_too_large_is_refused_where_it_would_be_sent(monkeypatch: 
         assert await channel.call("3", "echo", "next") == "next"
 
 
-async def test_one_client_has_so_many_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_client_has_so_many_calls_at_once() -> None:
     """Given more calls than a service works at for one client, then the others are begun as those are answered, and
     another client is not held up."""
-    monkeypatch.setattr(wire, "CALLS_AT_ONCE", 10)
-    async with connected() as (service, server, channel):
+    async with connected(10) as (service, server, channel):
         # Each is larger than what is read at once, so that reading stops between them.
         calls = [asyncio.create_task(channel.call(str(n), "wait", "x" * 300_000)) for n in range(30)]
         other = await Channel.connect(server.admit("other"))
@@ -222,6 +221,16 @@ def _serve(ready: Connection, directory: str) -> None:
         await asyncio.Event().wait()
 
     asyncio.run(serve())
+
+
+async def test_a_server_may_work_at_any_number_of_calls() -> None:
+    """Given a server without such a limit, when more calls wait than it would work at else, then one more is answered:
+    a gateway that has thousands of calls in flight still hears of an abort."""
+    async with connected(None) as (service, _, channel):
+        calls = [asyncio.create_task(channel.call(str(n), "wait", "")) for n in range(1_200)]
+        assert await channel.call("last", "echo", "heard") == "heard"
+        service.may_answer.set()
+        await asyncio.gather(*calls)
 
 
 async def test_the_death_of_a_service_fails_what_it_was_asked(directory: Path) -> None:

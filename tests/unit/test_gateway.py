@@ -549,9 +549,8 @@ async def test_profiles() -> None:
             model.register(ModelProfile("p", KEY, url))
         assert "pa55word" not in str(caught.value)
     assert not model.knows("p")
-    model.register(profile := ModelProfile("p", "k", "http://127.0.0.1:1/v1"))
+    model.register(ModelProfile("p", "k", "http://127.0.0.1:1/v1"))
     assert model.knows("p")
-    assert model.profiles() == [profile]
     await model.close()
 
 

@@ -194,11 +194,9 @@ async def test_credentials_may_come_after_the_call(monkeypatch: pytest.MonkeyPat
     await calls.close()
 
 
-async def test_everything_goes_through_a_socket(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_everything_goes_through_a_socket() -> None:
     """Given a gateway behind its socket, then profiles, requests, answers and errors arrive as they were sent; another
     service that comes ends the first one's connection, and who has no ticket is not let in."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
     endpoint = Endpoint()
     calls = GatewayCalls(endpoint)
     server = GatewaySocket("node1", calls)

@@ -43,8 +43,6 @@ class Ray:
         self.killed: list[Handle] = []
         names = {f"frame/instance/{frame_id}/n1/-": handle for frame_id, handle in handles.items()}
         self.names = list(names)
-        state = SimpleNamespace(actor_table=lambda _id: {"Pid": PID, "Address": {"NodeID": ELSEWHERE}})
-        self._private = SimpleNamespace(state=SimpleNamespace(state=state))
         self.get_actor = lambda name, **_options: names[name]
         self.kill = self.killed.append
 
@@ -57,6 +55,7 @@ async def found(monkeypatch: pytest.MonkeyPatch, ray: Ray, *known: str) -> list[
 
     monkeypatch.setattr(machinery, "ray", ray)
     monkeypatch.setattr(machinery, "actor_names", lambda: ray.names)
+    monkeypatch.setattr(machinery, "where", lambda _handle: (PID, ELSEWHERE))
     monkeypatch.setattr(machinery, "settle", settle)
     monkeypatch.setattr(machinery, "submitted", lambda call: call())
     monkeypatch.setattr(machinery, "ADOPT_SECONDS", 0.05)
