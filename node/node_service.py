@@ -21,7 +21,7 @@ from understudy.profiles import Profiles
 from understudy.protocol import Exit, News, StepCall, Work
 from understudy.records import Ack, ActivationId, Batch, Cancelled
 from understudy.redaction import know
-from understudy.store import operations
+from understudy.store import operations, queries
 from understudy.store.journal import Committed
 from understudy.store.operations import require_held
 from understudy.store.transaction import Row, Transaction
@@ -41,6 +41,8 @@ from .timers import Timers
 log = logging.getLogger(__name__)
 
 KNOWN_SESSIONS = 10_000
+MOST_UNTOLD = 1_000
+"""So many sessions are remembered that were written before it was known which nodes there are; a sweep finds others."""
 
 Tell = Callable[[str, News], Coroutine[Any, Any, None]]
 """Tells the service of a node what another did to its sessions (`NodeService.notice`). May get lost."""
@@ -81,6 +83,7 @@ class NodeService(NodeBasis):
         shown = partial(show_all, self, self.frames.paging, self.frames.supply, self.calls)
         self.projection = Projection(self, shown)
         self.own: Counter[str] = Counter()
+        self._untold: dict[str, None] = {}
         self._missed: dict[str, Row] = {}
         self.cancelled: dict[str, str] = {}
         self.interrupts: dict[ActivationId, tuple[str, asyncio.Future[str]]] = {}
@@ -243,9 +246,10 @@ class NodeService(NodeBasis):
         self.projection.apply(committed)
         written = {session_id: (before, row["seq"]) for session_id, (before, row) in committed.written.items()}
         self.feed.publish(committed.events, written)
+        if not self.nodes and len(self._untold) < MOST_UNTOLD:
+            self._untold.update(dict.fromkeys(committed.written))
         for node_id, news in self._by_home(committed).items():
-            self.feed.leave(news.sessions)
-            self.spawn_task(self._tell(node_id, news))
+            self._tell_home(node_id, news)
         self._condemn(committed.killed)
         self.act(committed.cancelled, committed.woken)
         self.timers.note(committed.timers.items())
@@ -253,6 +257,26 @@ class NodeService(NodeBasis):
             self.feed.forget_all()
             self.spawn_task(self.recovery.sweep_all(0))
         self.frames.dispatch()
+
+    def _tell_home(self, node_id: str, news: News) -> None:
+        self.feed.leave(news.sessions)
+        self.spawn_task(self._tell(node_id, news))
+
+    async def tell_homes(self) -> None:
+        """Once it is known which nodes there are: tell them what was written here before to sessions that are at home
+        there, and leave those to them."""
+        untold = list(self._untold)
+        if not untold:
+            return
+        found: dict[str, News] = {}
+        for session_id, (node_id, _) in (await self.reading.query(queries.homes, untold)).items():
+            if self.elsewhere({"node_id": node_id}):
+                found.setdefault(node_id, News()).sessions.append(session_id)
+                self.frames.paging.remove(session_id)
+        for session_id in untold:
+            self._untold.pop(session_id, None)
+        for node_id, news in found.items():
+            self._tell_home(node_id, news)
 
     def take_in(self, tx: Transaction, session_id: str) -> None:
         """Give a session that is being written a home, if its own is gone or drained: this node, unless it is too.

@@ -104,6 +104,7 @@ class Recovery:
 
     async def _take_up(self, home: str, nodes: list[str]) -> TakenUp:
         adopted = await self._adopt(home, nodes)
+        await self._node.tell_homes()
         rows, resumed = await self._node.reading.active([home]), 0
         async for row in in_chunks(rows):
             resumed += await self._take_up_session(row)

@@ -63,6 +63,26 @@ async def test_an_input_accepted_elsewhere_runs_at_home(postgres: str, server: O
         assert a.service.recovery.swept == 0
 
 
+async def test_what_a_service_accepts_before_it_knows_the_nodes_runs_at_home(
+    postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a session at home on `a`, when `b`, which was restarted and has not been told yet which nodes there are,
+    accepts an input for it, then `a` hears of it when `b` is told: it need not be swept for."""
+    monkeypatch.setattr(recovery, "SWEEP_SECONDS", 3_600.0)
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        await a.spawn("s", k.spec())
+        with patch.object(k.Kernel, "take_up", AsyncMock()):
+            b.kill_node()
+            await b.quiet()
+        assert await b.send("s", "hello")
+        assert "s" in b.service.frames.paging.ready
+        await b.take_up(a.generation, ["a", "b"])
+        assert "s" not in b.service.frames.paging.ready
+        assert (await asyncio.wait_for(a.end("s"), PATIENCE))["text"] == "offline: hello"
+        assert activated_at(await b.events("s")) == {"a"}
+        assert (a.service.recovery.swept, b.service.recovery.swept) == (0, 0)
+
+
 async def test_a_follower_at_home_sees_what_was_committed_elsewhere(
     postgres: str, server: OfflineServer, tmp_path: Path
 ) -> None:
