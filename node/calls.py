@@ -23,6 +23,10 @@ GROWTH_SECONDS = 0.03
 """What comes of an answer within so many seconds is told together."""
 
 
+RELEASE_SECONDS = 0.05
+"""Calls that the gateway may forget within so many seconds are told together."""
+
+
 class Call:
     """One model call: what it is for, and what has come so far, if somebody follows it.
 
@@ -246,6 +250,7 @@ class Calls:
 
     async def _release_all(self) -> None:
         while self._releasing:
+            await asyncio.sleep(RELEASE_SECONDS)
             keys, self._releasing = self._releasing, []
             attached = await self.link.attached()
             try:

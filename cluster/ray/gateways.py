@@ -10,14 +10,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
 from understudy.errors import ServiceGone
+from understudy.protocol import packed
 from understudy.transport.channel import Ticket
 from understudy.transport.remote_gateway import RemoteGateway
 from understudy.transport.remote_node import SocketCalls
+from understudy.transport.repeating import Patience, Repeating
 
 from .names import gateway_name
 from .ray_edge import RAY_NAMESPACE, kill_process, pid_of, submitted, through_ray, ticket
 
 log = logging.getLogger(__name__)
+
+PATIENCE = Patience(attempt=60.0, growth=2.0, longest=600.0, gone=0.0)
 
 
 class OwnGateway:
@@ -54,7 +58,9 @@ class OwnGateway:
             raise
 
     async def _through_ray(self, call_id: str, method: str, *arguments: Any) -> Any:
-        return await through_ray(await self._found())(call_id, method, *arguments)
+        """A call where there is no socket. What Ray carries may get lost with a process: it is asked for again."""
+        attempt, sent = through_ray(await self._found()), packed(arguments)
+        return await Repeating(PATIENCE).call(lambda repeated: attempt(repeated, method, *sent), call_id=call_id)
 
     async def _found(self) -> Any:
         async with self._finding:

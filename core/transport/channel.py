@@ -254,7 +254,8 @@ class Channel:
         """The answer to a call.
 
         Args:
-            arguments: JSON-compatible data, and bytes; tuples arrive as lists.
+            arguments: JSON-compatible data, bytes, and structures of such data, which arrive as dictionaries; tuples
+                arrive as lists.
 
         Raises:
             UnderstudyError: what the call raised.

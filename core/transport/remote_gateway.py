@@ -7,22 +7,19 @@ from typing import Any
 
 from ..config import ModelProfile
 from ..ports import ModelGateway
-from ..protocol import Attached, CallOrigin, Growth, packed
+from ..protocol import Attached, CallOrigin, Growth
 from ..records import ModelAnswer, ModelRequest
 from .remote_node import Attempt
-from .repeating import Patience, Repeating
 from .signatures import signature_of
-
-GATEWAY_PATIENCE = Patience(attempt=60.0, growth=2.0, longest=600.0, gone=0.0)
-"""On a socket nothing gets lost but with its connection; what takes the other way can, and is asked for again. When a
-gateway is gone nothing is repeated: its service attaches to the next one first."""
 
 
 class RemoteGateway:
     """A `understudy.ports.ModelGateway` in another process.
 
+    Nothing is repeated: on a socket nothing gets lost but with its connection, and then the service attaches first.
+
     Args:
-        attempt: how it is reached.
+        attempt: how it is reached; takes our structures as they are.
     """
 
     def __init__(self, attempt: Attempt) -> None:
@@ -57,8 +54,4 @@ class RemoteGateway:
         await self._call(ModelGateway.heard, number)
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        sent = packed(arguments)
-        found = await Repeating(GATEWAY_PATIENCE).call(
-            lambda call_id: self._attempt(call_id, method.__name__, *sent)
-        )  # fmt: skip
-        return signature_of(method).result(found)
+        return signature_of(method).result(await self._attempt("", method.__name__, *arguments))

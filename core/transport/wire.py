@@ -9,12 +9,13 @@ import asyncio
 import logging
 import struct
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from typing import Any, cast
 
 import msgspec
 
 from ..errors import InvalidInput
-from ..protocol import plain
+from ..protocol import packed, plain
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ def _escaped(value: Any) -> Any:
         return dict(pairs)
     elif isinstance(value, (list, tuple)):
         return [_escaped(item) for item in value]
+    elif isinstance(value, msgspec.Struct) or is_dataclass(value):
+        return _escaped(packed(value))
     return value
 
 

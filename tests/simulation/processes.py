@@ -21,7 +21,7 @@ from understudy.node.node_calls import NodeCalls
 from understudy.node.node_service import NodeService
 from understudy.placement import DEFAULT, is_isolated
 from understudy.ports import ModelGateway
-from understudy.protocol import Attached, Exit, News, StepCall, Work
+from understudy.protocol import Attached, Exit, News, StepCall, Work, packed
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.store import queries
 from understudy.supervisor.ports import ADOPT_SECONDS
@@ -113,7 +113,7 @@ class NodeProcess(NodeCalls):
         )
 
     async def _to_gateway(self, call_id: str, method: str, *arguments: Any) -> Any:
-        sent = ("repeated", call_id, method, *arguments)
+        sent = ("repeated", call_id, method, *packed(arguments))
         return await self._world.cluster.call(
             self._gateway(), *sent, here=self._actor.machine, line=self._line
         )  # fmt: skip

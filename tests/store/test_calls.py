@@ -261,9 +261,10 @@ async def test_a_call_is_lost_with_its_gateway() -> None:
     await calls.close()
 
 
-async def test_what_a_gateway_has_for_a_service_that_died() -> None:
+async def test_what_a_gateway_has_for_a_service_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a gateway that holds a call, when a new service attaches to it, then the answer is committed as if it had
     asked itself, and the gateway may forget it. When it attaches again, it wants nothing that it does not know."""
+    monkeypatch.setattr("understudy.node.calls.RELEASE_SECONDS", 0.0)
     committed: list[tuple[CallOrigin, str | None]] = []
 
     async def answered(made: Call, answer: ModelAnswer) -> None:
