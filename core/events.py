@@ -225,7 +225,7 @@ class ModelCallCompleted(Event, frozen=True, kw_only=True):
         started_at: when the call began, microseconds since 1970 UTC.
         first_chunk: from the start to the first streamed token; 0 if not streamed.
         retries: failed tries within the call.
-        redone: the tokens were paid a second time, because an earlier attempt was lost with its node service.
+        redone: the tokens were paid a second time, because an earlier attempt was lost with its gateway.
         late: this attempt had been given up as lost, or its run had gone on without it.
     """
 

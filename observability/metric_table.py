@@ -266,7 +266,7 @@ TABLE: tuple[MetricRow, ...] = (
     MetricRow(
         names.TOKENS_REDONE,
         "counter",
-        "Tokens paid a second time because an answer was lost with its node service.",
+        "Tokens paid a second time because an answer was lost with its gateway.",
         measures={ModelCallCompleted: _tokens_redone},
         initial=((),),
     ),
@@ -291,7 +291,7 @@ TABLE: tuple[MetricRow, ...] = (
     MetricRow(
         names.MODEL_CALLS_REISSUED,
         "counter",
-        "Model calls sent again because their node service died.",
+        "Model calls sent again because their gateway died.",
         measures={ModelCallReissued: lambda event: ((), 1)},
         initial=((),),
     ),

@@ -231,7 +231,7 @@ def _failed(event: ModelCallFailed) -> ReadableSpan:
 
 
 def _reissued(event: ModelCallReissued) -> ReadableSpan:
-    """The attempt that was lost with its node service; nobody else is left to end its span."""
+    """The attempt that was lost with its gateway; nobody else is left to end its span."""
     return _span(
         event,
         names.CHAT,
@@ -245,7 +245,7 @@ def _reissued(event: ModelCallReissued) -> ReadableSpan:
             names.ROUND: event.round,
             names.MODEL_ATTEMPT: max(1, event.attempt - 1),
         },
-        error="node_service_lost",
+        error="gateway_lost",
         kind=SpanKind.CLIENT,
     )
 

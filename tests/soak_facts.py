@@ -26,7 +26,7 @@ from understudy.store.queries import event_from_row
 from understudy.store.statements import EVENT, MESSAGE, RUN, SESSION
 
 from .faults import Stage, of
-from .soak_kills import BACKEND, FRAME, NODE, SERVER, Kill
+from .soak_kills import BACKEND, FRAME, GATEWAY, NODE, SERVER, Kill
 from .soak_work import Model, Task, expected, seen, sessions_of
 
 SHOWN = 20
@@ -202,7 +202,7 @@ class Judge:
         self.facts.totals.update({"calls interrupted": len(interrupted), "rerun tools run again": again})
 
     def _bills(self) -> None:
-        """A model call is paid twice only if a node service died with it, and then the log says so."""
+        """A model call is paid twice only if a gateway died with it, and then the log says so."""
         requests = {key: count for key, count in self._model.asked.items()}
         tokens: Counter[str] = Counter()
         lost = lost_tokens = repeated = 0
@@ -251,26 +251,24 @@ class Judge:
         if sum(tokens.values()) != redone:
             facts.complain("tokens_redone disagrees", f"{redone} in the sessions, {dict(tokens)} in the events")
         if tokens["nothing"]:
-            facts.complain(
-                "tokens paid again without a node service's death", str(tokens["nothing"]), tokens["nothing"]
-            )
+            facts.complain("tokens paid again without a gateway's death", str(tokens["nothing"]), tokens["nothing"])
         facts.totals.update({
             "model calls": stats.requests,
-            "calls lost with a node service": lost,
+            "calls lost with a gateway": lost,
             "calls repeated": repeated,
             "tokens": billed,
-            "tokens paid again, node service": tokens[NODE],
+            "tokens paid again, gateway": tokens[GATEWAY],
             "tokens paid again, all others": tokens["nothing"],
         })  # fmt: skip
 
     def _cause(self, session_id: str, run_id: str, number: int) -> str:
-        """Why a call was issued again: a node service died between the lost attempt's start and the next one's."""
-        killed = self._killed(NODE)
+        """Why a call was issued again: a gateway died between the lost attempt's start and the next one's."""
+        killed = self._killed(GATEWAY)
         for event in of(self._log.events[session_id], ModelCallReissued):
             without = bisect_right(killed, event.at) == bisect_right(killed, event.started_at)
             if (event.run_id, event.round) == (run_id, number) and without:
                 return "nothing"
-        return NODE
+        return GATEWAY
 
     def _logs(self) -> None:
         """The checks that every fault test makes, and the store's own if there are any."""
@@ -291,7 +289,7 @@ class Judge:
         for kill in self._kills:
             if kill.kind == FRAME:
                 self._return_of_frame(kill)
-            elif kill.kind in (NODE, SERVER, BACKEND):
+            elif kill.kind in (NODE, GATEWAY, SERVER, BACKEND):
                 place = bisect_right(commits, kill.gone)
                 kill.back = commits[place] if place < len(commits) else 0
             if not kill.back and kill.kind != FRAME:

@@ -15,22 +15,25 @@ import psutil
 
 from understudy.cluster.client import background
 from understudy.cluster.ray import ray_edge
-from understudy.cluster.ray.names import node_name
+from understudy.cluster.ray.names import gateway_name, node_name
 from understudy.cluster.ray.services import supervisor_handle
 from understudy.errors import UnderstudyError
 
 from .faults import PATIENCE, Stage, gone, kill, wait_until
 from .postgres import PostgresServer
 
-FRAME, NODE, SUPERVISOR, SERVER, BACKEND = (
+FRAME, NODE, GATEWAY, SUPERVISOR, SERVER, BACKEND = (
     "session actor",
     "node service",
+    "gateway",
     "supervisor",
     "PostgreSQL",
     "PostgreSQL backend",
 )
-WEIGHTS = {FRAME: 14, NODE: 2, SUPERVISOR: 2, SERVER: 1, BACKEND: 1}
-TITLES = {FRAME: "ray::FrameActor", NODE: "ray::NodeActor", SUPERVISOR: "ray::SupervisorActor"}
+WEIGHTS = {FRAME: 12, NODE: 3, GATEWAY: 1, SUPERVISOR: 2, SERVER: 1, BACKEND: 1}
+TITLES = {
+    FRAME: "ray::FrameActor", NODE: "ray::NodeActor", GATEWAY: "ray::GatewayActor", SUPERVISOR: "ray::SupervisorActor",
+}  # fmt: skip
 
 OUTAGE_SECONDS = (0.0, 2.5)
 """How long PostgreSQL stays away after it was killed."""
@@ -103,6 +106,8 @@ class Watch(threading.Thread):
             SUPERVISOR: [found["pid"]],
         }
         self.node_id = found["node_id"]
+        gateway = ray_edge.find_actor(gateway_name(self._settings.instance, self.node_id))
+        self.pids[GATEWAY] = [ray_edge.pid_of(gateway)] if gateway is not None else []
         self.generation, self.heard = generation, time.monotonic()
 
     async def _ask(self, method: str, *arguments: Any) -> Any:

@@ -211,7 +211,7 @@ def recovery() -> Row:
             ),
             lines(
                 "What crashes cost",
-                "Model calls sent again because their node service died, and the tokens paid twice by that. A dead "
+                "Model calls sent again because their gateway died, and the tokens paid twice by that. A dead "
                 "session actor never costs any. Standbys taken are the price of fast recovery.",
                 Query(FLEET.rate(names.MODEL_CALLS_REISSUED), "calls sent again"),
                 Query(FLEET.rate(names.TOKENS_REDONE), "tokens redone"),

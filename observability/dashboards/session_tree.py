@@ -43,7 +43,7 @@ def _tree() -> Row:
                 kind="stat",
                 title="In all",
                 description="Of the chosen session and all sub-agents below it. Redone tokens were paid twice, because "
-                "an answer was lost with its node service.",
+                "an answer was lost with its gateway.",
                 queries=(Sql(sql.SUMMARY),),
                 base="blue",
                 width=24,

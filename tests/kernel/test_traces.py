@@ -325,5 +325,5 @@ async def test_a_late_answer_is_in_its_runs_trace(tmp_path: Path) -> None:
     calls = [span for span in spans if span.operation == "chat"]
     assert len({span.span_id for span in calls}) == len(calls) == 3
     assert {span.trace_id for span in spans} == {caller[0]}
-    assert [span.error for span in calls].count("node_service_lost") == 1
+    assert [span.error for span in calls].count("gateway_lost") == 1
     assert sum(span.attributes.get("understudy.model.late", False) for span in calls) == 2

@@ -275,7 +275,7 @@ def test_without_a_collector_spans_go_to_a_file_and_can_be_read_by_trace(
     first, second = read_spans(tmp_path / "spans", TRACE)
     assert (first.name, first.kind, first.error) == ("chat m", "CLIENT", True)
     assert first.started_at == (AT - 50) * 1000
-    assert first.attributes["error.type"] == "node_service_lost"
+    assert first.attributes["error.type"] == "gateway_lost"
     assert second.parent_span_id == run_span_identifier("s", "r")
     assert second.links == (first.span_id,)
     assert not second.error
