@@ -341,7 +341,7 @@ class Rounds:
             self._node.frames.wake(woken)
             self._node.frames.dispatch()
         elif result.won and work is None and not result.ended:
-            self._go_on(of, result, resident, current)
+            self._go_on(of, result, resident, current, woken)
 
     async def lost(self, call: Call) -> None:
         """A call is lost with its gateway: whoever waits for its answer makes it again, as the next attempt."""
@@ -370,8 +370,9 @@ class Rounds:
                 self._node.frames.release(slot)
 
     def _go_on(
-        self, of: CallOrigin, result: operations.AnswerResult, resident: Slot | None, current: Work | None
-    ) -> None:
+        self, of: CallOrigin, result: operations.AnswerResult, resident: Slot | None, current: Work | None,
+        woken: Row | None,
+    ) -> None:  # fmt: skip
         """A run goes on with its answer: in the frame that waited for it, or in another one."""
         still = resident is not None and resident.resting and resident.session_id == of.session_id
         fresh = resident is not None and resident.reply_echo is not None and not result.repeated
@@ -379,16 +380,24 @@ class Rounds:
             resident.resting = False
             self._node.frames.reply(resident, self._node.frames.answer_work(resident, result.message, current))
         else:
-            self._wake_parked(of)
+            self._wake_parked(of, woken)
         self._node.frames.dispatch()
 
-    def _wake_parked(self, of: CallOrigin) -> None:
-        """The session lost its frame between the answer's arrival and its commit, or had none."""
+    def _wake_parked(self, of: CallOrigin, woken: Row | None) -> None:
+        """The session lost its frame between the answer's arrival and its commit, or had none; or that frame has not
+        called in since this service began, and will.
+
+        Args:
+            woken: its row, if this commit woke it. Else an earlier try did, or the service before this one, whose
+                answers the gateway may have still: only the store knows what the session has done since.
+        """
         slot = self._node.frames.paging.holder(of.session_id)
-        if slot is None:
-            self._node.frames.queue(Ready(of.session_id, of.placement, of.root_id))
-        elif slot.resting:
+        if slot is not None and slot.resting:
             self._node.frames.resume(slot)
+        elif slot is None and woken is not None:
+            self._node.frames.wake(woken)
+        elif slot is None:
+            self._node.spawn_task(self._node.recovery.look(of.session_id))
 
 
 def split_wait_key(key: str) -> tuple[str, str, int]:

@@ -503,6 +503,11 @@ def gateways(chosen: random.Random, others: tuple[Fault, ...], window: float) ->
         found.append(Fault(at, kind, round(chosen.random(), 3), seconds, moment))
         if chosen.random() < 0.4:
             found.append(Fault(at + soon(chosen), "kill_node", round(chosen.random(), 3), 0.0, moment))
+    for _ in range(chosen.choice((0, 2, 4))):  # a service dies right behind an answer, which its gateway has still
+        moment = Trigger(
+            chosen.choice(("model_call_completed", "tool_started")), chosen.choice((1, 2, 3, 5, 8, 13, 21))
+        )
+        found.append(Fault(soon(chosen), "kill_node", round(chosen.random(), 3), 0.0, moment))
     return tuple(sorted(found, key=_order))
 
 
