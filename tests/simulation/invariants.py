@@ -86,6 +86,7 @@ class Invariants:
         self._made: Counter[str] = Counter()
         self._abandoned: set[int] = set()
         self._moved: set[tuple[str, str | None]] = set()
+        self._sent_off: set[tuple[str, str | None]] = set()
         self._ended_by_force: set[str] = set()
         self._begun: set[tuple[str, str]] = set()
         self.left_behind: set[str] = set()
@@ -120,6 +121,7 @@ class Invariants:
         self.complete = {key: at for key, at in self.complete.items() if key.partition("/")[0] not in gone}
         self._crashed = {known for known in self._crashed if known[0] not in gone}
         self._moved = {known for known in self._moved if known[0] not in gone}
+        self._sent_off = {known for known in self._sent_off if known[0] not in gone}
         self._forced = {known for known in self._forced if known[0] not in gone}
         self._ended_by_force -= gone
         self._cancelled = {known for known in self._cancelled if known[0] not in gone}
@@ -211,7 +213,7 @@ class Invariants:
         """What a model answered is in the log, once; what is said to be lost is."""
         if isinstance(event, ModelCallReissued):
             asked = self._asked.get(event.lost_key.rpartition("/")[0])
-            if asked is not None and not (asked.dead or self.gave_up(asked) or run in self._moved):
+            if asked is not None and not (asked.dead or self.gave_up(asked) or run in self._moved | self._sent_off):
                 self.violated(f"{event.lost_key} is said to be lost, and the gateway that makes it lives")
         elif isinstance(event, ModelCallFailed):
             if event.error_code.startswith("store"):
@@ -307,7 +309,8 @@ class Invariants:
             self.violated(f"the model call {wait_key} is made again, and its answer was committed")
         process, before = self._world.scheduler.current, self._asked.get(wait_key)
         self._asked[wait_key] = process
-        if before is not None and not (before.dead or self.gave_up(before) or (session_id, run_id) in self._moved):
+        cut = (session_id, run_id) in self._moved | self._sent_off
+        if before is not None and not (before.dead or self.gave_up(before) or cut):
             self.violated(f"the model call {wait_key} is made again, and the gateway that made it lives")
         self._made[wait_key] += 1
         mine = f"session_id = '{session_id}' AND '{wait_key}' = session_id || '/' || run_id || '/' || round"
@@ -323,6 +326,10 @@ class Invariants:
             stored = [_said({"role": row.role, **row.body}) for row in rows]
         if sent != stored:
             self.violated(f"the model call {wait_key} was sent {sent}, and the store has {stored}")
+
+    def sent_off(self, session_id: str, run_id: str | None) -> None:
+        """A drain's deadline is over: what a session waits for here is ended, also if it has nowhere else to go."""
+        self._sent_off.add((session_id, run_id))
 
     def answered(self, request: ModelRequest, incarnation: int) -> None:
         """A model has answered, and what it said is to be paid: it must be in the log, unless that was removed since

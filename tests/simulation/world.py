@@ -16,6 +16,7 @@ from unittest.mock import patch
 from understudy.actors.hooks import HookContext
 from understudy.actors.tools import ToolContext
 from understudy.errors import StoreUnreachable, UnderstudyError
+from understudy.node.draining import Draining
 from understudy.records import ModelRequest
 from understudy.store import requests
 from understudy.store.journal import Committed, Journal
@@ -274,6 +275,7 @@ class World:
             patch("understudy.node.projection.serve_metrics", lambda *_args, **_options: (0, None)),
             patch("understudy.node.supply.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
             patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
+            patch.object(Draining, "_send_off", self._sending_off(Draining._send_off)),
             patch.object(requests, "once", self.requested.watched(requests.once)),
             patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
             patch("understudy.actors.frame._unpickle", tools.unpickle),
@@ -285,6 +287,16 @@ class World:
                 yield
             finally:
                 tools.WORLD.pop()
+
+    def _sending_off(self, original: Any) -> Any:
+        """What a drain takes from its frames, which the invariants are told of where the deadline is over."""
+
+        async def send_off(draining: Draining, rows: list[Any], over: bool) -> None:
+            for row in rows if over else ():
+                self.invariants.sent_off(row["session_id"], row["run_id"])
+            await original(draining, rows, over)
+
+        return send_off
 
     def _transaction(self, original: Any) -> Any:
         """A journal's transaction, which the invariants watch."""
