@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from .config import ModelProfile
 from .errors import InvalidInput
 from .identifiers import wait_key
 from .messages import Message
@@ -152,12 +153,14 @@ class Attached(msgspec.Struct, frozen=True):
             are refused.
         pid: of its process.
         held: calls that are in flight, or whose answers nobody has released.
+        profiles: that it was told of: a service that was restarted, while its supervisor was too, has lost them.
     """
 
     gateway: str
     number: str
     pid: int
     held: list[CallOrigin] = []
+    profiles: list[ModelProfile] = []
 
 
 class Growth(msgspec.Struct, frozen=True):

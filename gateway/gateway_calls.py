@@ -17,6 +17,7 @@ from understudy.config import ModelProfile
 from understudy.errors import ModelProfileMissing, ServiceGone, UnderstudyError
 from understudy.estimates import estimate_usage
 from understudy.identifiers import new_identifier
+from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin, Growth
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.redaction import know
@@ -86,6 +87,7 @@ class GatewayCalls:
         self._prepare = prepare
         self._identity = new_identifier()
         self._number = ""
+        self._profiles = Profiles()
         self._calls: dict[str, _HeldCall] = {}
         self._learned = asyncio.Event()
         self._heard = time.monotonic()
@@ -102,7 +104,7 @@ class GatewayCalls:
             self._learn(profile)
         self._number = new_identifier()
         origins = [call.origin for call in self._calls.values()]
-        return Attached(self._identity, self._number, os.getpid(), origins)
+        return Attached(self._identity, self._number, os.getpid(), origins, self._profiles.all())
 
     async def register(self, number: str, profile: ModelProfile) -> None:
         """See `ModelGateway.register`."""
@@ -183,7 +185,7 @@ class GatewayCalls:
 
     def _learn(self, profile: ModelProfile) -> None:
         know(profile.api_key)
-        self.gateway.register(profile)
+        self.gateway.register(self._profiles.learn(profile))
         self._learned.set()
 
     async def _make(self, call: _HeldCall) -> None:

@@ -11,6 +11,7 @@ from understudy.errors import ServiceGone, UnderstudyError
 from understudy.ports import ModelGateway
 from understudy.profiles import Profiles
 from understudy.protocol import Attached
+from understudy.redaction import know
 from understudy.tasks import Tasks
 from understudy.waiting import answered_within, is_set_within, ticks
 
@@ -101,6 +102,9 @@ class GatewayLink:
             except UnderstudyError as error:
                 log.info("there is no gateway yet: %s", error)
             else:
+                for profile in attached.profiles:
+                    know(profile.api_key)
+                    self._profiles.learn(profile)
                 self._found(attached)
                 self._current = attached
                 self._is_attached.set()

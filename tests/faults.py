@@ -22,6 +22,8 @@ import psutil
 from sqlalchemy import text
 
 from understudy import AgentSpec, Cluster, Session, tool
+from understudy.cluster.ray import ray_edge
+from understudy.cluster.ray.names import gateway_name
 from understudy.config import ModelProfile
 from understudy.events import Event, RunStarted
 from understudy.store.check import check
@@ -128,6 +130,13 @@ class Stage:
     def pids(self, *roles: str) -> list[int]:
         """Processes of the cluster in these roles."""
         return [service.pid for service in self.cluster.services() if service.role in roles]
+
+    def gateways(self) -> list[int]:
+        """Processes of the gateways, as Ray knows them."""
+        instance = self.cluster._connection.settings.instance
+        nodes = [service.node_id for service in self.cluster.services() if service.role == "node"]
+        found = [ray_edge.find_actor(gateway_name(instance, node_id)) for node_id in nodes]
+        return [ray_edge.pid_of(gateway) for gateway in found if gateway is not None]
 
     def frames(self) -> list[int]:
         """All frames, with a session or without."""

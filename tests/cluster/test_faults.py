@@ -158,13 +158,37 @@ def test_killed_with_tools_requested_but_not_started_runs_them(stage: Stage) -> 
 
 @pytest.mark.thorough
 def test_node_service_killed_during_model_calls(stage: Stage) -> None:
+    """Its calls go on in the gateway, those of parked sessions too; the next service commits their answers, and nothing
+    is paid again."""
+    count = 2 * MAX_ACTORS
+    sessions = [stage.spawn(tools=()) for _ in range(count)]
+    stage.server.hold()
+    runs = [session.send(f"hello {number}") for number, session in enumerate(sessions)]
+    stage.server.wait(lambda stats: stats.in_flight == count)
+    [pid], gateways = stage.pids("node"), stage.gateways()
+    kill(pid)
+    wait_until(lambda: stage.pids("node") not in ([pid], []), "the next node service")
+    stage.server.release()
+    for number, run in enumerate(runs):
+        assert run.result(PATIENCE).text == f"offline: hello {number}"
+    for session in sessions:
+        events = session.events()
+        assert not of(events, ModelCallReissued)
+        assert [(event.attempt, event.redone) for event in of(events, ModelCallCompleted)] == [(1, False)]
+        assert session.info().tokens_redone == 0
+    assert stage.server.stats.requests == count
+    assert stage.gateways() == gateways
+    stage.check()
+
+
+def test_gateway_killed_during_model_calls(stage: Stage) -> None:
     """Its calls go out again as the next attempt, those of parked sessions too; their tokens count as redone."""
     count = 2 * MAX_ACTORS
     sessions = [stage.spawn(tools=()) for _ in range(count)]
     stage.server.hold()
     runs = [session.send(f"hello {number}") for number, session in enumerate(sessions)]
     stage.server.wait(lambda stats: stats.in_flight == count)
-    [pid] = stage.pids("node")
+    nodes, [pid] = stage.pids("node"), stage.gateways()
     kill(pid)
     stage.server.wait(lambda stats: stats.requests == 2 * count and stats.in_flight == count, PATIENCE)
     stage.server.release()
@@ -177,7 +201,8 @@ def test_node_service_killed_during_model_calls(stage: Stage) -> None:
         info = session.info()
         assert info.tokens_redone == info.tokens_used > 0
     assert stage.server.stats.requests == 2 * count
-    assert stage.pids("node") != [pid]
+    assert stage.gateways() != [pid]
+    assert stage.pids("node") == nodes
     stage.check()
 
 
@@ -279,12 +304,28 @@ def test_stopped_actor_is_replaced_and_its_tool_runs_once(stage: Stage) -> None:
 
 @pytest.mark.thorough
 def test_stopped_node_service_is_replaced(stage: Stage) -> None:
-    """Its supervisor kills it, Ray restarts it, and the call it held goes out again."""
+    """Its supervisor kills it, Ray restarts it, and the answer to the call that was in flight is committed."""
     session = stage.spawn(tools=())
     stage.server.hold()
     run = session.send("hello")
     stage.server.wait(lambda stats: stats.in_flight == 1)
     [pid] = stage.pids("node")
+    kill(pid, signal.SIGSTOP)
+    wait_until(lambda: gone(pid), "it is killed")
+    stage.server.release()
+    assert run.result(PATIENCE).text == "offline: hello"
+    assert stage.server.stats.requests == 1
+    stage.check()
+
+
+@pytest.mark.thorough
+def test_stopped_gateway_is_replaced(stage: Stage) -> None:
+    """Its node service kills it, Ray restarts it, and the call it held goes out again."""
+    session = stage.spawn(tools=())
+    stage.server.hold()
+    run = session.send("hello")
+    stage.server.wait(lambda stats: stats.in_flight == 1)
+    [pid] = stage.gateways()
     kill(pid, signal.SIGSTOP)
     wait_until(lambda: gone(pid), "it is killed")
     stage.server.wait(lambda stats: stats.requests == 2, PATIENCE)
@@ -313,8 +354,7 @@ def test_stopped_supervisor_is_replaced(stage: Stage) -> None:
 @pytest.mark.thorough
 def test_stopped_supervisor_whose_node_service_is_new_is_replaced(stage: Stage) -> None:
     """Given a supervisor that hangs, when its node service dies and is restarted, which has never heard of it, then the
-    new one finds in the store who supervises, and kills it. (The model's credentials, which only these two processes
-    had, must be given again.)"""
+    new one finds in the store who supervises, and kills it. The model's credentials are with the gateway still."""
     session = stage.spawn()
     assert session.send("hello").result(PATIENCE).text == "offline: hello"
     [pid], [node] = stage.pids("supervisor"), stage.pids("node")
@@ -322,10 +362,8 @@ def test_stopped_supervisor_whose_node_service_is_new_is_replaced(stage: Stage) 
     kill(pid, signal.SIGSTOP)
     kill(node)
     wait_until(lambda: gone(pid), "it is killed")
-    error = session.send("again").result(PATIENCE).error
-    assert error is not None
-    assert error["code"] == "model_profile_missing"
-    assert stage.generation() == generation + 1
+    assert session.send("again").result(PATIENCE).text == "offline: again"
+    wait_until(lambda: stage.generation() == generation + 1, "the next supervisor")
     stage.check()
 
 

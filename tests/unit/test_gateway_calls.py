@@ -216,7 +216,7 @@ async def test_everything_goes_through_a_socket() -> None:
         await first.register(attached.number, ModelProfile("q", "key", "no url"))
     second = service()
     again = await second.attach([])
-    assert (again.gateway, again.held) == (attached.gateway, [ORIGIN])
+    assert (again.gateway, again.held, again.profiles) == (attached.gateway, [ORIGIN], [PROFILE])
     with pytest.raises(ServiceGone):
         await made
     endpoint.say("text")

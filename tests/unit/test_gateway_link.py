@@ -30,6 +30,7 @@ class Gateway:
         self.attachments = 0
         self.told: list[list[str]] = []
         self.third = asyncio.Event()
+        self.profiles: list[ModelProfile] = []
 
     async def attach(self, profiles: list[ModelProfile]) -> Attached:
         await asyncio.sleep(0.001)
@@ -40,7 +41,7 @@ class Gateway:
         self.told.append([profile.name for profile in profiles])
         if self.attachments == 3:
             self.third.set()
-        return Attached("g", str(self.attachments), 123)
+        return Attached("g", str(self.attachments), 123, [], self.profiles)
 
     async def register(self, number: str, profile: ModelProfile) -> None:
         self.told.append([profile.name])
@@ -90,6 +91,17 @@ async def test_a_profile_is_told_at_once_or_with_the_next_attachment() -> None:
     gateway.attachments += 1
     await link.register(PROFILE)
     assert link.current is None
+    link.close()
+
+
+async def test_credentials_come_back_from_the_gateway() -> None:
+    """Given a service that was restarted and has no credentials, when it attaches to a gateway that was told of some,
+    then it knows them, and the supervisor can ask for them."""
+    gateway, known = Gateway(), Profiles()
+    gateway.profiles = [PROFILE]
+    link = GatewayLink(gateway, known, lambda _: None)  # type: ignore[arg-type]
+    await link.attached()
+    assert known.all() == [PROFILE]
     link.close()
 
 
