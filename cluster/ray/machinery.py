@@ -286,10 +286,14 @@ class RayMachinery:
     def abandon(self, node: Any, frames: Sequence[Any]) -> None:
         """Have the processes of a lost node ended as far as they can still be reached; waits for nothing."""
         self._nodes.pop(node.node_id, None)
-        gateway = find_actor(gateway_name(self._settings.instance, node.node_id))
-        for handle in (node.handle, gateway, *(frame.handle for frame in frames)):
-            if handle is not None:
-                ray.kill(handle)
+        self._end_gateway(node.node_id)
+        for actor in (node, *frames):
+            ray.kill(actor.handle)
+
+    def _end_gateway(self, node_id: str) -> None:
+        gateway = find_actor(gateway_name(self._settings.instance, node_id))
+        if gateway is not None:
+            ray.kill(gateway)
 
     def cpus(self, node_id: str) -> float:
         """CPUs that Ray counts on a node."""
@@ -306,7 +310,7 @@ class RayMachinery:
         return is_gone(process)
 
     async def stop(self) -> None:
-        """End all node services and frames of this cluster. In this order: a service that lives takes the end of its
+        """End all node services, gateways and frames of this cluster. In this order: a service that lives takes the end of its
         frames for deaths, and gives their sessions to those that are left."""
         for node in self._nodes.values():
             try:
@@ -314,5 +318,6 @@ class RayMachinery:
             except (TimeoutError, ServiceGone):
                 log.warning("node service %s did not stop cleanly", node.node_id[:8])
             ray.kill(node.handle)
+            self._end_gateway(node.node_id)
         for frame in await self.frames():
             ray.kill(frame.handle)

@@ -302,7 +302,7 @@ class Invariants:
         return machine.cut_off or any(machine.node_id in link for link in self._world.cluster.cut)
 
     def check_model_call(self, request: ModelRequest) -> None:
-        """A model is asked: nobody has its answer yet, and it is sent what was committed."""
+        """A model is asked: nobody has its answer yet."""
         wait_key = request.wait_key
         session_id, run_id = wait_key.rpartition("/")[0].split("/", 1)
         if wait_key in self._answered:
@@ -319,6 +319,11 @@ class Invariants:
             self.violated(
                 f"the model call {wait_key} is made {self._made[wait_key]} times, in {attempts[0][0]} attempts"
             )
+
+    def check_request(self, request: ModelRequest) -> None:
+        """A node service has a model call made: the model is sent what is committed. The gateway may get it late."""
+        wait_key = request.wait_key
+        session_id = wait_key.partition("/")[0]
         sent = [_said(message) for message in request.messages if message["role"] != "system"]
         with self._world.store.committed() as connection:
             where = MESSAGE.c.session_id == session_id

@@ -16,6 +16,7 @@ from unittest.mock import patch
 from understudy.actors.hooks import HookContext
 from understudy.actors.tools import ToolContext
 from understudy.errors import StoreUnreachable, UnderstudyError
+from understudy.node.calls import Call, Calls
 from understudy.node.draining import Draining
 from understudy.records import ModelRequest
 from understudy.store import requests
@@ -276,6 +277,7 @@ class World:
             patch("understudy.node.supply.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
             patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
             patch.object(Draining, "_send_off", self._sending_off(Draining._send_off)),
+            patch.object(Calls, "start", self._starting(Calls.start)),
             patch.object(requests, "once", self.requested.watched(requests.once)),
             patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
             patch("understudy.actors.frame._unpickle", tools.unpickle),
@@ -287,6 +289,16 @@ class World:
                 yield
             finally:
                 tools.WORLD.pop()
+
+    def _starting(self, original: Any) -> Any:
+        """The start of a model call at its node service, which the invariants are told of."""
+
+        def start(calls: Calls, call: Call) -> None:
+            if call.request is not None and calls.find(*call.key) is None:
+                self.invariants.check_request(call.request)
+            original(calls, call)
+
+        return start
 
     def _sending_off(self, original: Any) -> Any:
         """What a drain takes from its frames, which the invariants are told of where the deadline is over."""
