@@ -310,8 +310,8 @@ class RayMachinery:
         return is_gone(process)
 
     async def stop(self) -> None:
-        """End all node services, gateways and frames of this cluster. In this order: a service that lives takes the end of its
-        frames for deaths, and gives their sessions to those that are left."""
+        """End all node services, gateways and frames of this cluster. In this order: a service that lives takes the end
+        of its frames for deaths, and gives their sessions to those that are left."""
         for node in self._nodes.values():
             try:
                 await asyncio.wait_for(settle(node.handle.stop.remote()), 15.0)
