@@ -47,20 +47,28 @@ class ModelGateway(Protocol):
     Every one fails with `ServiceGone` if the gateway is gone, or if its service, or another one, has attached since.
     """
 
-    async def attach(self, profiles: list[ModelProfile]) -> Attached:
-        """Work for the caller from now on, and for nobody else; learn these profiles. Calls in flight go on."""
+    async def attach(self, service: str, profiles: list[ModelProfile]) -> Attached:
+        """Work for the caller from now on, and for nobody else; learn these profiles. Calls in flight go on.
+
+        Args:
+            service: the caller's own name: one that another service has replaced is refused, with `ServiceGone`.
+
+        Raises:
+            TimeoutError: the gateway is there, and gives no answer.
+        """
 
     async def register(self, number: str, profile: ModelProfile) -> None:
         """Learn a profile."""
 
-    async def call(self, number: str, origin: CallOrigin, request: ModelRequest | None) -> ModelAnswer:
+    async def call(self, number: str, origin: CallOrigin, request: ModelRequest | None) -> ModelAnswer | None:
         """The answer to a model call, which is made once, however often it is asked for: it is kept until `release`.
 
         Args:
             request: None for one that the gateway has.
 
         Returns:
-            With `error` if the call failed, whatever the reason.
+            With `error` if the call failed, whatever the reason. None if the gateway does not have it, and there is no
+            request.
         """
 
     async def growth(self, number: str, key: str, restarts: int, length: int) -> Growth:

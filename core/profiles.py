@@ -33,6 +33,10 @@ class Profiles:
         profile = self._known[profile.name] = profile.after(self._known.get(profile.name))
         return profile
 
+    def knows(self, name: str) -> bool:
+        """Whether there is one of this name."""
+        return name in self._known
+
     def all(self) -> list[ModelProfile]:
         """All of them, with their keys."""
         return list(self._known.values())

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 PROFILE_SECONDS = 30.0
 """How long a call waits for its credentials after a cold start, before it fails."""
 
+KEPT_SECONDS = 12 * 3_600.0
+"""So long answers are kept for a node service that does not come back."""
+
 Prepare = Callable[[str], Awaitable[None]]
 """Makes a profile known that this process provides itself, by its name; does nothing about others."""
 
@@ -87,6 +90,8 @@ class GatewayCalls:
         self._prepare = prepare
         self._identity = new_identifier()
         self._number = ""
+        self._service = ""
+        self._replaced: set[str] = set()
         self._profiles = Profiles()
         self._calls: dict[str, _HeldCall] = {}
         self._learned = asyncio.Event()
@@ -98,8 +103,14 @@ class GatewayCalls:
         """How many calls are in flight, or have an answer that nobody has released."""
         return len(self._calls)
 
-    async def attach(self, profiles: list[ModelProfile]) -> Attached:
+    async def attach(self, service: str, profiles: list[ModelProfile]) -> Attached:
         """See `ModelGateway.attach`."""
+        if service in self._replaced:  # it was stopped, and goes on: what it does not know is not its to release
+            raise ServiceGone("another node service has taken this one's place")
+        if service != self._service:
+            self._replaced.add(self._service)
+            self._service = service
+        self._heard = time.monotonic()
         for profile in profiles:
             self._learn(profile)
         self._number = new_identifier()
@@ -111,13 +122,13 @@ class GatewayCalls:
         self._require(number)
         self._learn(profile)
 
-    async def call(self, number: str, origin: CallOrigin, request: ModelRequest | None) -> ModelAnswer:
+    async def call(self, number: str, origin: CallOrigin, request: ModelRequest | None) -> ModelAnswer | None:
         """See `ModelGateway.call`."""
         self._require(number)
         call = self._calls.get(origin.key)
         if call is None:
             if request is None:
-                raise ServiceGone(f"the call {origin.request_key} is not here", session_id=origin.session_id)
+                return None
             call = self._calls[origin.key] = _HeldCall(origin, request)
             call.task = self._tasks.spawn(self._make(call))
         await asyncio.wait((call.answer,))
@@ -158,15 +169,15 @@ class GatewayCalls:
     async def heard(self, number: str) -> None:
         """See `ModelGateway.heard`."""
         self._require(number)
-        self._heard = time.monotonic()
 
     async def abandoned(self, seconds: float) -> None:
-        """Return when no node service has been heard of for so long."""
+        """Return when no node service has been heard of for so long, or while there are answers that were paid for, and
+        whose store may be away, for `KEPT_SECONDS`."""
         self._heard = time.monotonic()
         async for stood_still in ticks(seconds / 60):
             if stood_still:  # what it did not hear tells nothing
                 self._heard = time.monotonic()
-            if time.monotonic() - self._heard > seconds:
+            if time.monotonic() - self._heard > (KEPT_SECONDS if self._calls else seconds):
                 return
 
     async def close(self) -> None:
@@ -182,6 +193,7 @@ class GatewayCalls:
     def _require(self, number: str) -> None:
         if number != self._number:
             raise ServiceGone("the gateway is another one, or has another node service")
+        self._heard = time.monotonic()
 
     def _learn(self, profile: ModelProfile) -> None:
         know(profile.api_key)

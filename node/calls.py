@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 from understudy.errors import ServiceGone, UnderstudyError, UnknownSession
 from understudy.ports import ModelGateway
@@ -39,6 +40,7 @@ class Call:
         self.request = request
         self.text = ""
         self.restarts = 0
+        self.is_whole = False
         self.gateway = ""
         """Which one has it; empty while none may have it."""
         self.aborted = asyncio.Event()
@@ -57,6 +59,7 @@ class Calls:
     or that it waited for here before it went elsewhere and came back.
 
     Args:
+        service: what this node service is called, and no other.
         answered: commits an answer.
         lost: told of a call that its gateway has died with, once it is forgotten here.
         grown: told of a session whose answer has grown.
@@ -66,6 +69,7 @@ class Calls:
     def __init__(
         self,
         gateway: ModelGateway,
+        service: str,
         profiles: Profiles,
         *,
         answered: Callable[[Call, ModelAnswer], Awaitable[None]],
@@ -74,7 +78,7 @@ class Calls:
         followed: Callable[[str], bool],
         kill: Kill = never_killed,
     ) -> None:
-        self.link = GatewayLink(gateway, profiles, self._found, kill)
+        self.link = GatewayLink(gateway, service, profiles, self._found, kill)
         self._gateway = gateway
         self._profiles = profiles
         self._answered = answered
@@ -84,7 +88,8 @@ class Calls:
         self._calls: dict[tuple[int, str], Call] = {}
         self._of_session: dict[str, list[Call]] = {}
         self._latest: dict[str, Call] = {}
-        self._releasing: list[str] = []
+        self._unwanted: list[str] = []
+        self._releasing = False
         self._tasks = Tasks(log)
         self._has_attached = False
 
@@ -164,7 +169,7 @@ class Calls:
         """The gateway has calls: at first those of the service before this one, whose answers are wanted; what else
         is not known here was answered, or given up."""
         unwanted = []
-        for origin in attached.held:
+        for origin in sorted(attached.held, key=lambda origin: -origin.attempt):  # the latest is waited for
             call = Call(origin, None)
             if not self._has_attached and call.key not in self._calls:
                 call.gateway = attached.gateway
@@ -210,14 +215,16 @@ class Calls:
                 return ModelAnswer.aborted(call.origin.session_id) if call.aborted.is_set() else None
             call.gateway = attached.gateway
             try:
-                return await self._gateway.call(attached.number, call.origin, call.request)
+                answer = await self._gateway.call(attached.number, call.origin, call.request)
             except ServiceGone:
                 self.link.lost(attached)
+                continue
             except UnderstudyError as error:  # it can't be sent
                 return ModelAnswer(error=error.to_wire())
             except Exception as error:
                 log.exception("the model call of session %s failed", call.origin.session_id)
                 return ModelAnswer(error=UnderstudyError.of(error, session_id=call.origin.session_id).to_wire())
+            return answer
 
     async def _attached(self, call: Call) -> Attached | None:
         """The gateway; None if the call was aborted before any had it."""
@@ -225,10 +232,12 @@ class Calls:
             return await self.link.attached()
         if self.link.current is not None:
             return None if call.aborted.is_set() else self.link.current
-        waiting = [asyncio.ensure_future(wait) for wait in (self.link.attached(), call.aborted.wait())]
+        waiting: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self.link.attached()), asyncio.ensure_future(call.aborted.wait())
+        ]  # fmt: skip
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            return None if call.aborted.is_set() else await self.link.attached()
+            return None if call.aborted.is_set() else await waiting[0]
         finally:
             for wait in waiting:
                 wait.cancel()
@@ -244,19 +253,21 @@ class Calls:
 
     def _release(self, keys: list[str]) -> None:
         """Let the gateway forget calls. What does not reach it is found when it is attached anew (`_found`)."""
-        self._releasing += keys
-        if self._releasing:
-            self._tasks.alone("release", self._release_all)
+        self._unwanted += keys
+        if self._unwanted and not self._releasing:
+            self._releasing = True
+            self._tasks.spawn(self._release_all())
 
     async def _release_all(self) -> None:
-        while self._releasing:
+        while self._unwanted:
             await asyncio.sleep(RELEASE_SECONDS)
-            keys, self._releasing = self._releasing, []
+            keys, self._unwanted = self._unwanted, []
             attached = await self.link.attached()
             try:
                 await self._gateway.release(attached.number, keys)
             except ServiceGone:
                 self.link.lost(attached)
+        self._releasing = False
 
     # What clients follow.
 
@@ -269,6 +280,8 @@ class Calls:
         return f"{call.origin.request_key}/{call.restarts}", call.text
 
     def _follow(self, call: Call) -> None:
+        if call.is_whole:
+            return
         self._tasks.alone(call.origin.key, self._read_growth, call)
 
     async def _read_growth(self, call: Call) -> None:
@@ -288,6 +301,7 @@ class Calls:
                 continue
             call.text = growth.text if growth.restarts != call.restarts else call.text + growth.text
             call.restarts = growth.restarts
+            call.is_whole = growth.ended
             self._grown(session_id)
             if growth.ended:
                 return

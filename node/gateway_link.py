@@ -27,6 +27,10 @@ PROBE_SECONDS = 2.0
 SILENCE = 10.0
 """A gateway that is silent for so many seconds is killed: Ray does not see a stopped process for over a minute."""
 
+SILENT_TRIES = 2
+"""So is one that did not answer so many tries to attach: the first may have been made while all of this machine stood
+still."""
+
 Kill = Callable[[int], Awaitable[None]]
 """Kills a gateway's process, by its pid; 0 for the one that there is now."""
 
@@ -39,25 +43,33 @@ class GatewayLink:
     """Attaches to the gateway, and does so anew when it is gone.
 
     Args:
+        service: what this node service is called, and no other.
         profiles: what the gateway is told, each time.
         found: told, each time, of the calls that the gateway has.
     """
 
     def __init__(
-        self, gateway: ModelGateway, profiles: Profiles, found: Callable[[Attached], None], kill: Kill = never_killed
+        self,
+        gateway: ModelGateway,
+        service: str,
+        profiles: Profiles,
+        found: Callable[[Attached], None],
+        kill: Kill = never_killed,
     ) -> None:
         self.gateway = gateway
+        self._service = service
         self._profiles = profiles
         self._found = found
         self._kill = kill
         self._current: Attached | None = None
         self._is_attached = asyncio.Event()
+        self._attaching = False
         self._tasks = Tasks(log)
 
     async def start(self) -> None:
         """Attach, if the gateway answers in time, and watch it from then on."""
-        self._tasks.spawn(self._watch())
-        self._tasks.alone("attach", self._attach)
+        self._tasks.alone("watch", self._watch)
+        self._begin()
         if not await is_set_within(self._is_attached, START_SECONDS):
             log.warning("the gateway gives no answer: what it holds is taken for lost")
 
@@ -73,7 +85,7 @@ class GatewayLink:
     async def attached(self) -> Attached:
         """The gateway that there is now; waits until there is one."""
         while self._current is None:
-            self._tasks.alone("attach", self._attach)
+            self._begin()
             await self._is_attached.wait()
         return self._current
 
@@ -91,34 +103,68 @@ class GatewayLink:
             except ServiceGone:
                 self.lost(attached)
 
+    def _begin(self) -> None:
+        if not self._attaching:
+            self._attaching = True
+            self._tasks.spawn(self._attach())
+
     async def _attach(self) -> None:
-        pause = FIRST_PAUSE
+        pause, silent = FIRST_PAUSE, 0
         while self._current is None:
             try:
-                attached = await answered_within(self.gateway.attach(self._profiles.all()), SILENCE)
+                attached = await self._attached_to()
             except TimeoutError:
-                log.warning("the gateway is silent for %.0f s: killed", SILENCE)
-                await self._kill(0)
+                silent += 1
+                if silent >= SILENT_TRIES:
+                    silent = 0
+                    log.warning("the gateway lets nobody attach: killed, unless it is starting")
+                    await self._try_to_kill(0)
             except UnderstudyError as error:
+                silent = 0
                 log.info("there is no gateway yet: %s", error)
+            except Exception:  # whoever waits for it would wait for ever
+                log.exception("the gateway can't be attached to")
             else:
-                for profile in attached.profiles:
-                    know(profile.api_key)
-                    self._profiles.learn(profile)
-                self._found(attached)
                 self._current = attached
                 self._is_attached.set()
-                return
+                break
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
+        self._attaching = False
+
+    async def _attached_to(self) -> Attached:
+        """Attach once. In the end each side has the credentials of the other; of two of one name, this one's."""
+        told = self._profiles.all()
+        attached = await answered_within(self.gateway.attach(self._service, told), SILENCE)
+        for profile in attached.profiles:
+            if not self._profiles.knows(profile.name):
+                know(profile.api_key)
+                told.append(self._profiles.learn(profile))
+        while newer := [profile for profile in self._profiles.all() if profile not in told]:
+            for profile in newer:  # learned meanwhile
+                await answered_within(self.gateway.register(attached.number, profile), SILENCE)
+            told += newer
+        self._found(attached)
+        return attached
 
     async def _watch(self) -> None:
         async for _ in ticks(PROBE_SECONDS):
             attached = await self.attached()
             try:
                 await answered_within(self.gateway.heard(attached.number), SILENCE)
-            except UnderstudyError:
-                self.lost(attached)
             except TimeoutError:
                 log.warning("the gateway (pid %d) is silent for %.0f s: killed", attached.pid, SILENCE)
-                await self._kill(attached.pid)
+                await self._try_to_kill(attached.pid)
+            except UnderstudyError as error:
+                log.info("the gateway is gone: %s", error)
+            except Exception:
+                log.exception("the gateway can't be asked")
+            else:
+                continue
+            self.lost(attached)
+
+    async def _try_to_kill(self, pid: int) -> None:
+        try:
+            await self._kill(pid)
+        except Exception:
+            log.exception("the gateway can't be killed")

@@ -72,8 +72,8 @@ class NodeService(NodeBasis):
         self.profiles = Profiles(config.prices)
         self.rounds = Rounds(self)
         self.calls = Calls(
-            gateway, self.profiles, answered=self.rounds.answered, lost=self.rounds.lost, grown=self._grown,
-            followed=lambda session_id: self.feed.is_streamed(session_id), kill=kill,
+            gateway, self.holder, self.profiles, answered=self.rounds.answered, lost=self.rounds.lost,
+            grown=self._grown, followed=lambda session_id: self.feed.is_streamed(session_id), kill=kill,
         )  # fmt: skip
         self.frames = Frames(self)
         self.recovery = Recovery(self)

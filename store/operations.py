@@ -29,6 +29,9 @@ from .transaction import Row, Transaction
 OUTCOMES = (events.ModelCallCompleted.type, events.ModelCallFailed.type)
 """What a model call can become; each attempt's is told once."""
 
+LOOKED_AT = 100
+"""So many events are read at a time, from the end of a log."""
+
 
 def commit(
     tx: Transaction, batch: Batch, frame_id: str, *, holder: str = "", price: Price | None = None
@@ -317,10 +320,26 @@ def answer(
 
 
 def _is_known(tx: Transaction, session_id: str, run_id: str, request_key: str) -> bool:
-    """Whether the log has this call's outcome: a commit that is tried again may have taken effect the first time."""
-    mine = (EVENT.c.namespace == tx.namespace, EVENT.c.session_id == session_id, EVENT.c.run_id == run_id)
-    told = select(EVENT.c.body).where(*mine, EVENT.c.type.in_(OUTCOMES))
-    return any(body["request_key"] == request_key for body in tx.read(told, session_id).scalars())
+    """Whether the log has this call's outcome: a commit that is tried again may have taken effect the first time, and
+    a gateway may have an answer still that the service before this one committed.
+
+    Read from the end back to the run's start: what is looked for is among the latest events as a rule.
+    """
+    mine = (EVENT.c.namespace == tx.namespace, EVENT.c.session_id == session_id)
+    latest = (
+        select(EVENT.c.seq, EVENT.c.type, EVENT.c.run_id, EVENT.c.body).order_by(EVENT.c.seq.desc()).limit(LOOKED_AT)
+    )
+    before = tx.session(session_id)["seq"] + 1
+    while True:
+        found = tx.read(latest.where(*mine, EVENT.c.seq < before), session_id).all()
+        for event in found:
+            if event.run_id == run_id and event.type in OUTCOMES and event.body["request_key"] == request_key:
+                return True
+            if event.run_id == run_id and event.type == events.RunStarted.type:
+                return False
+        if len(found) < LOOKED_AT:
+            return False
+        before = found[-1].seq
 
 
 def _trace_of(tx: Transaction, session_id: str, run_id: str) -> str:

@@ -43,7 +43,8 @@ class OwnGateway:
         self.calls = RemoteGateway(SocketCalls(self._admit, self._through_ray, "the gateway"))
 
     async def kill(self, pid: int) -> None:
-        """Kill the gateway's process, by its pid; 0 for the one that Ray has now. Ray starts another one."""
+        """Kill the gateway's process, by its pid; 0 for the one that Ray has now, unless that is starting. Ray starts
+        another one."""
         if not pid and self._handle is not None:
             pid = await asyncio.to_thread(pid_of, self._handle)
         if pid:
@@ -60,7 +61,11 @@ class OwnGateway:
     async def _through_ray(self, call_id: str, method: str, *arguments: Any) -> Any:
         """A call where there is no socket. What Ray carries may get lost with a process: it is asked for again."""
         attempt, sent = through_ray(await self._found()), packed(arguments)
-        return await Repeating(PATIENCE).call(lambda repeated: attempt(repeated, method, *sent), call_id=call_id)
+        try:
+            return await Repeating(PATIENCE).call(lambda repeated: attempt(repeated, method, *sent), call_id=call_id)
+        except ServiceGone:
+            self._handle = None
+            raise
 
     async def _found(self) -> Any:
         async with self._finding:

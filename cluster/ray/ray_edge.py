@@ -110,15 +110,21 @@ def through_ray(service: Any) -> Attempt:
 
 
 def pid_of(actor: Any) -> int:
-    """The process that an actor has now, as Ray knows it, whether it answers or not; 0 for none."""
-    return int(where(actor)[0])
+    """The process that an actor has now, as Ray knows it, whether it answers or not; 0 for none, or while it starts."""
+    found = _table(actor)
+    return int(found.get("Pid", 0)) if found.get("State") == "ALIVE" else 0
 
 
 def where(actor: Any) -> tuple[int, str]:
     """An actor's pid and node, as Ray knows them; 0 and empty where it does not."""
-    state = ray._private.state.state  # as for `notices`; the public API has no pid, or needs the dashboard
-    found = state.actor_table(actor._actor_id.hex())
+    found = _table(actor)
     return int(found.get("Pid", 0)), str(found.get("Address", {}).get("NodeID") or "")
+
+
+def _table(actor: Any) -> dict[str, Any]:
+    state = ray._private.state.state  # as for `notices`; the public API has no pid, or needs the dashboard
+    found: dict[str, Any] = state.actor_table(actor._actor_id.hex())
+    return found
 
 
 def nodes_here() -> set[str]:

@@ -65,11 +65,16 @@ class GatewayActor:
         self._host = GatewayHost(latency)
         self._socket = GatewaySocket(node_id, self._host.calls)
         self._orphan: asyncio.Task[None] | None = None
+        # Also one that Ray has restarted, and that nobody calls any more.
+        ray.get_runtime_context().current_actor.start.remote()
+
+    async def start(self) -> None:
+        """End this actor when nobody has called it for long."""
+        if self._orphan is None:
+            self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
 
     async def admit(self, _role: str, _name: str) -> Ticket:
         """A ticket for the node service (`GatewaySocket.admit`)."""
-        if self._orphan is None:
-            self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
         return await self._socket.admit()
 
     async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..config import ModelProfile
+from ..errors import ServiceGone
 from ..ports import ModelGateway
 from ..protocol import Attached, CallOrigin, Growth
 from ..records import ModelAnswer, ModelRequest
@@ -25,15 +26,15 @@ class RemoteGateway:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
 
-    async def attach(self, profiles: list[ModelProfile]) -> Attached:
+    async def attach(self, service: str, profiles: list[ModelProfile]) -> Attached:
         """See `ModelGateway.attach`."""
-        return await self._call(ModelGateway.attach, profiles)  # type: ignore[no-any-return]
+        return await self._sent(ModelGateway.attach, service, profiles)  # type: ignore[no-any-return]
 
     async def register(self, number: str, profile: ModelProfile) -> None:
         """See `ModelGateway.register`."""
         await self._call(ModelGateway.register, number, profile)
 
-    async def call(self, number: str, origin: CallOrigin, request: ModelRequest | None) -> ModelAnswer:
+    async def call(self, number: str, origin: CallOrigin, request: ModelRequest | None) -> ModelAnswer | None:
         """See `ModelGateway.call`."""
         return await self._call(ModelGateway.call, number, origin, request)  # type: ignore[no-any-return]
 
@@ -54,4 +55,10 @@ class RemoteGateway:
         await self._call(ModelGateway.heard, number)
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return await self._sent(method, *arguments)
+        except TimeoutError:  # of a new connection, which only `attach` has a use for
+            raise ServiceGone("the gateway can't be connected to") from None
+
+    async def _sent(self, method: Callable[..., Any], *arguments: Any) -> Any:
         return signature_of(method).result(await self._attempt("", method.__name__, *arguments))

@@ -114,10 +114,13 @@ class MortalGateway:
             self._ended.set()
         self._calls, self._ended = self._made(), asyncio.Event()
 
-    @property
-    def held(self) -> int:
-        """See `GatewayCalls.held`."""
-        return self._calls.held
+    async def emptied(self) -> None:
+        """Wait until it holds no call: that it may forget one is told a moment later, and no event says so."""
+        async with asyncio.timeout(STUCK_SECONDS):
+            while True:
+                if not self._calls.held:
+                    return
+                await asyncio.sleep(0.005)
 
     async def close(self) -> None:
         """End it, and what is left of those before it."""

@@ -127,8 +127,7 @@ async def test_a_call_outlasts_its_service(store: str, tmp_path: Path) -> None:
             types = await kernel.types(name)
             assert ("model_call_reissued" in types, types.count("model_call_completed")) == (False, 1)
             assert kernel.server.count == requests + 1
-            await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 0)
-            assert kernel.gateway.held == 0
+            await kernel.gateway.emptied()
 
 
 def dying_at(kernel: k.Kernel, label: str) -> Any:

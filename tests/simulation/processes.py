@@ -75,8 +75,8 @@ class GatewayProcess:
     def __getattr__(self, method: str) -> Any:
         return getattr(self.calls, method)
 
-    async def attach(self, profiles: list[ModelProfile]) -> Attached:
-        return replace(await self.calls.attach(profiles), pid=self._actor.pid)
+    async def attach(self, service: str, profiles: list[ModelProfile]) -> Attached:
+        return replace(await self.calls.attach(service, profiles), pid=self._actor.pid)
 
     async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
         return await self._serving.answer(call_id, method, *arguments)

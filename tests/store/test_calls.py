@@ -51,7 +51,7 @@ class Answering:
         self._ended.set()
         self._ended = asyncio.Event()
 
-    async def attach(self, _profiles: list[ModelProfile]) -> Attached:
+    async def attach(self, _service: str, _profiles: list[ModelProfile]) -> Attached:
         self._attachments += 1
         return Attached(f"gateway {self.lives}", str(self._attachments), 1, list(self.held))
 
@@ -102,7 +102,7 @@ async def nothing(*_arguments: Any) -> None:
 def calls_of(gateway: Any, answered: Any, lost: Any = nothing) -> Calls:
     """Calls at this gateway, which nobody follows."""
     return Calls(
-        gateway, Profiles(), answered=answered, lost=lost, grown=lambda _: None, followed=lambda _: False
+        gateway, "node", Profiles(), answered=answered, lost=lost, grown=lambda _: None, followed=lambda _: False
     )  # fmt: skip
 
 
@@ -220,7 +220,7 @@ async def test_a_call_that_no_gateway_has_yet_is_aborted_without_one() -> None:
     answers: list[ModelAnswer] = []
 
     class Away(Answering):
-        async def attach(self, _profiles: list[ModelProfile]) -> Attached:
+        async def attach(self, _service: str, _profiles: list[ModelProfile]) -> Attached:
             raise ServiceGone("it is starting")
 
     async def answered(_call: Call, answer: ModelAnswer) -> None:
@@ -288,6 +288,47 @@ async def test_what_a_gateway_has_for_a_service_that_died(monkeypatch: pytest.Mo
     await asyncio.sleep(0.01)
     assert gateway.released == [held.key, stray.key]
     assert committed == [(held, "kept")]
+    await calls.close()
+
+
+async def test_of_two_attempts_the_latest_is_taken_over() -> None:
+    """Given a gateway that has an attempt still that nobody waits for, and the next one, when a service attaches, then
+    it follows the next one, and lets the first go."""
+    gateway = Answering()
+    earlier, latest = call(attempt=1).origin, call(attempt=2).origin
+    gateway.held = [earlier, latest]
+    calls = calls_of(gateway, nothing)
+    await calls.link.start()
+    found = calls.of_session("s")
+    assert found is not None
+    assert found.origin == latest
+    async with asyncio.timeout(10):
+        while True:
+            if gateway.released:
+                break
+            await asyncio.sleep(0.005)
+    assert gateway.released == [earlier.key]
+    await calls.close()
+
+
+async def test_a_call_that_the_gateway_does_not_have_is_lost() -> None:
+    """Given a call that was taken over, when the gateway turns out not to have it, then it is lost, and made again as
+    the next attempt: nobody waits for it for ever."""
+    lost: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+
+    class Forgetful(Answering):
+        async def call(self, *_arguments: Any) -> ModelAnswer | None:  # type: ignore[override]
+            return None
+
+    async def note(made: Call) -> None:
+        lost.set_result(made)
+
+    gateway = Forgetful()
+    gateway.held = [call().origin]
+    calls = calls_of(gateway, nothing, note)
+    await calls.link.start()
+    assert (await asyncio.wait_for(lost, 10)).origin == call().origin
+    assert calls.of_session("s") is None
     await calls.close()
 
 

@@ -32,7 +32,7 @@ class Gateway:
         self.third = asyncio.Event()
         self.profiles: list[ModelProfile] = []
 
-    async def attach(self, profiles: list[ModelProfile]) -> Attached:
+    async def attach(self, _service: str, profiles: list[ModelProfile]) -> Attached:
         await asyncio.sleep(0.001)
         if self.away:
             self.away -= 1
@@ -59,7 +59,7 @@ def link_to(gateway: Any, *profiles: ModelProfile, kill: Any = gateway_link.neve
     known = Profiles()
     for profile in profiles:
         known.learn(profile)
-    return GatewayLink(gateway, known, lambda _: None, kill)
+    return GatewayLink(gateway, "node", known, lambda _: None, kill)
 
 
 async def test_all_wait_for_one_attachment() -> None:
@@ -99,7 +99,7 @@ async def test_credentials_come_back_from_the_gateway() -> None:
     then it knows them, and the supervisor can ask for them."""
     gateway, known = Gateway(), Profiles()
     gateway.profiles = [PROFILE]
-    link = GatewayLink(gateway, known, lambda _: None)  # type: ignore[arg-type]
+    link = GatewayLink(gateway, "node", known, lambda _: None)  # type: ignore[arg-type]
     await link.attached()
     assert known.all() == [PROFILE]
     link.close()
@@ -127,7 +127,7 @@ async def test_a_gateway_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -
     assert (await link.attached()).number == "3"
     link.close()
 
-    async def never(_profiles: list[ModelProfile]) -> Attached:
+    async def never(_service: str, _profiles: list[ModelProfile]) -> Attached:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -151,4 +151,70 @@ async def test_a_service_starts_without_a_gateway(
     link = link_to(gateway)
     await asyncio.wait_for(link.start(), 10)
     assert "taken for lost" in caplog.text
+    link.close()
+
+
+async def test_newer_credentials_are_not_overwritten() -> None:
+    """Given a new key that comes while a service attaches, and told the old one, then both have the new one."""
+    gateway, known = Gateway(), Profiles()
+    old, new = ModelProfile("p", "old-key-0123"), ModelProfile("p", "new-key-0123")
+    known.learn(old)
+    link = GatewayLink(gateway, "node", known, lambda _: None)  # type: ignore[arg-type]
+    gateway.profiles = [old]
+    told: list[ModelProfile] = []
+
+    async def attach(_service: str, profiles: list[ModelProfile]) -> Attached:
+        told.extend(profiles)
+        known.learn(new)
+        return Attached("g", "0", 1, [], [old])
+
+    async def register(_number: str, profile: ModelProfile) -> None:
+        told.append(profile)
+
+    gateway.attach, gateway.register = attach, register  # type: ignore[method-assign]
+    await link.attached()
+    assert told == [old, new]
+    assert known.all() == [new]
+    link.close()
+
+
+async def test_one_try_without_an_answer_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a gateway that does not answer a try to attach, since all of the machine stood still, say, when it answers
+    the next one, then it is not killed."""
+    killed: list[int] = []
+
+    async def kill(pid: int) -> None:
+        killed.append(pid)
+
+    gateway, tries = Gateway(), list[int]()
+    attach = gateway.attach
+
+    async def late(service: str, profiles: list[ModelProfile]) -> Attached:
+        tries.append(1)
+        if len(tries) == 1:
+            raise TimeoutError
+        return await attach(service, profiles)
+
+    gateway.attach = late  # type: ignore[method-assign]
+    link = link_to(gateway, kill=kill)
+    assert (await link.attached()).number == "1"
+    assert killed == []
+    link.close()
+
+
+async def test_an_error_that_nobody_expects_ends_no_wait(caplog: pytest.LogCaptureFixture) -> None:
+    """Given an attachment that fails in a way that nobody has thought of, then it is logged, and tried again."""
+    gateway, tries = Gateway(), list[int]()
+    attach = gateway.attach
+
+    async def odd(service: str, profiles: list[ModelProfile]) -> Attached:
+        tries.append(1)
+        if len(tries) == 1:
+            raise RuntimeError("odd")
+        return await attach(service, profiles)
+
+    gateway.attach = odd  # type: ignore[method-assign]
+    link = link_to(gateway)
+    assert (await asyncio.wait_for(link.attached(), 10)).number == "1"
+    assert "can't be attached to" in caplog.text
     link.close()
