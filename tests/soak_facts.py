@@ -32,6 +32,10 @@ from .soak_work import Model, Task, expected, seen, sessions_of
 SHOWN = 20
 """Problems of one kind that are told one by one."""
 
+NEVER_MADE = "never made"
+"""A service died between the commit that asks for a call and its hand-over to the gateway: it goes out as the next
+attempt, and counts as made again, though the endpoint was asked once."""
+
 
 class Log:
     """Everything in the store, read past the services."""
@@ -217,7 +221,9 @@ class Judge:
                     answers[event.round] += 1
                     costs[event.round] = Usage.from_wire(event.usage).total_tokens
                     if event.redone:
-                        tokens[self._cause(session_id, run_id, event.round)] += costs[event.round]
+                        made_again = requests.get((task.name, event.round), 0) > 1
+                        cause = self._cause(session_id, run_id, event.round) if made_again else NEVER_MADE
+                        tokens[cause] += costs[event.round]
                 elif isinstance(event, ModelCallReissued):
                     attempts[event.round] += 1
             for number in range(1, len(task.rounds) + 2):
@@ -259,6 +265,7 @@ class Judge:
             "tokens": billed,
             "tokens paid again, gateway": tokens[GATEWAY],
             "tokens paid again, all others": tokens["nothing"],
+            "tokens counted as paid again, and paid once": tokens[NEVER_MADE],
         })  # fmt: skip
 
     def _cause(self, session_id: str, run_id: str, number: int) -> str:
