@@ -29,13 +29,6 @@ class GatewayHost:
         self._starting = asyncio.Lock()
         self._offline: subprocess.Popen[bytes] | None = None
 
-    async def close(self) -> None:
-        """End all calls and the offline model."""
-        await self.calls.close()
-        if self._offline is not None:
-            self._offline.kill()
-            self._offline.wait()
-
     async def _prepare(self, name: str) -> None:
         if name != OFFLINE_MODEL or self._gateway.knows(OFFLINE_MODEL):
             return

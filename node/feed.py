@@ -52,6 +52,10 @@ class _Watcher:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     superseded: bool = False
 
+    def streams(self, session_id: str) -> bool:
+        """Whether it follows a session's answers as they grow."""
+        return self.follow.get(session_id, {}).get("stream") is not None
+
     def tell(self, session_id: str) -> None:
         self.news.add(session_id)
         self.changed.set()
@@ -137,12 +141,12 @@ class Feed:
 
     def is_streamed(self, session_id: str) -> bool:
         """Whether somebody follows the answers of a session as they grow."""
-        return any(watcher.follow.get(session_id, {}).get("stream") is not None for watcher in self._watchers)
+        return any(watcher.streams(session_id) for watcher in self._watchers)
 
     def delta(self, session_id: str) -> None:
         """A streamed answer has grown."""
         for watcher in self._watchers:
-            if watcher.follow.get(session_id, {}).get("stream") is not None:
+            if watcher.streams(session_id):
                 watcher.tell(session_id)
 
     async def watch(self, client_id: str, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:

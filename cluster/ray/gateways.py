@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -18,8 +17,6 @@ from understudy.transport.repeating import Patience, Repeating
 
 from .names import gateway_name
 from .ray_edge import RAY_NAMESPACE, kill_process, pid_of, submitted, through_ray, ticket
-
-log = logging.getLogger(__name__)
 
 PATIENCE = Patience(attempt=60.0, growth=2.0, longest=600.0, gone=0.0)
 
