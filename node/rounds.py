@@ -293,10 +293,10 @@ class Rounds:
         resident = slot if slot is not None and slot.resting else None
         held, since = (resident.activation, resident.since) if resident is not None else (None, 0)
         spare = self._node.frames.take_spare(of.session_id, of.placement) if slot is None else None
-        ready, at, ended = Ready(of.session_id, of.placement, of.root_id), FENCED, False
+        ready, at, ended, leaves = Ready(of.session_id, of.placement, of.root_id), FENCED, False, False
 
         def operation(tx: Transaction) -> tuple[operations.AnswerResult, Work | None, Work | None]:
-            nonlocal at, ended
+            nonlocal at, ended, leaves
             result = operations.answer(
                 tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation
             )
@@ -304,7 +304,9 @@ class Rounds:
             at, ended = ActivationId.of(row), row["wait"] == "idle" or (result.ended and not result.repeated)
             if ended and is_isolated(of.placement):
                 activation.park(tx, at)  # the process was for this activation, which ends with its run
-            if slot is resident and self._node.draining.on:
+            # A late answer moves nobody who waits for a later call here: that would be paid again elsewhere.
+            leaves = slot is resident and self._node.draining.on and row["wait"] != "model"
+            if leaves:
                 if held is not None or row["frame_id"] is None:  # else it is in another node's frame by now
                     self._node.draining.leave_frame(tx, held or at)
                 return result, None, None
@@ -330,10 +332,12 @@ class Rounds:
                 woken = self._node.disown(of.session_id)
             self._node.calls.forget(call)
             self._node.frames.hand_over(spare, work)
-        if self._node.draining.on:
+        self._node.draining.look()
+        if leaves:
             if resident is not None and resident.resting and resident.session_id == of.session_id:
                 self._node.frames.release(resident)
-            self._node.draining.look()
+            if not self._node.draining.on:  # it was taken back
+                self._node.spawn_task(self._node.recovery.look(of.session_id))
             return
         self._end_rest(of.session_id, at, since, ended=ended)
         # By others too, perhaps under another specification; perhaps right behind the frame's activation.

@@ -20,7 +20,10 @@ from understudy.cluster.ray.connection import Connection
 from understudy.config import Settings
 from understudy.errors import CannotDrain
 from understudy.identifiers import home_of
+from understudy.node.calls import Call
 from understudy.node.departures import Departure, leaving
+from understudy.node.rounds import Rounds
+from understudy.records import ModelAnswer
 from understudy.store import draining
 from understudy.store.draining import check_drain
 from understudy.store.engine import now
@@ -159,6 +162,37 @@ async def test_a_model_call_in_flight_is_not_repeated(postgres: str, server: Off
         assert activations(await a.events("s")) == [("b", "ready"), ("a", "moved")]
         assert server.stats.requests == 2
         assert (await a.info("s"))["tokens_redone"] == 0
+
+
+@pytest.mark.thorough
+async def test_a_late_answer_moves_nobody_who_waits_for_a_later_call(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a session of `b` that waits for its second call while `b` is drained, when its first answer comes once
+    more, then it stays until the second one is there, and that call is not repeated."""
+    answered, calls = Rounds.answered, list[tuple[Call, ModelAnswer]]()
+
+    async def noted(rounds: Rounds, call: Call, answer: ModelAnswer) -> None:
+        calls.append((call, answer))
+        if len(calls) == 1:
+            server.hold()
+        await answered(rounds, call, answer)
+
+    with patch.object(Rounds, "answered", noted):
+        async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+            a, b = nodes.kernels
+            rounds = [("look", {"path": str(tmp_path / "n"), "text": "x"})], "done"
+            await b.spawn("s", k.spec(k.script(*rounds), [k.look]))
+            await b.send("s")
+            await asyncio.to_thread(server.wait, lambda stats: stats.requests == 2 and stats.in_flight == 1)
+            await nodes.drain(b)
+            await answered(b.service.rounds, *calls[0])
+            assert (await a.info("s"))["node_id"] == "b"
+            server.release()
+            assert (await nodes.end("s"))["status"] == "completed"
+            await nodes.drained(b)
+            assert server.stats.requests == 2
+            assert (await a.info("s"))["tokens_redone"] == 0
 
 
 @pytest.mark.thorough
