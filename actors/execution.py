@@ -300,6 +300,12 @@ async def run(
     return *work.result(), False
 
 
+def may_go_on(work: asyncio.Future[Any]) -> bool:
+    """Whether what was begun (`execute`) may be at work still: a task that ignores its cancellation, or a thread that
+    nobody waits for any more."""
+    return not work.done() or (work.cancelled() and not isinstance(work, asyncio.Task))
+
+
 async def _stop(work: asyncio.Future[tuple[str, Any]]) -> bool:
     """Cancel what runs and say whether it has ended. A thread can't be cancelled."""
     work.cancel()

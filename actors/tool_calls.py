@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from understudy.waiting import retrieve_error
 
 from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began, read_question
 from .commits import Commits, Patience
-from .execution import Outcome, bind, execute, presentable, reconcile, reconcile_failed
+from .execution import Outcome, bind, execute, may_go_on, presentable, reconcile, reconcile_failed
 from .hooks import Hooks
 from .repeats import REPEATED
 from .spawning import spawn_of
@@ -33,6 +34,9 @@ COALESCE_SECONDS = 0.05
 
 WATCH_AFTER_SECONDS = 0.25
 """Tools that run longer are watched for a cancellation."""
+
+GOES_ON = "interrupted: the run was ended while this tool ran, and it could not be stopped; its outcome is unknown"
+"""What a model reads as the result of such a call."""
 
 READERS = {REQUEST_USER_INPUT: read_question, **dict.fromkeys(STORE_TOOLS, read_for_store)}
 """What the calls of built-in tools ask that others answer: a person, or the store."""
@@ -67,12 +71,12 @@ class ToolCalls:
         self._frame_id = frame_id
         self._results: dict[str, Outcome] = {}
         self._ended: dict[str, tuple[Outcome, int, InboxItem | None]] = {}
-        self._begun: list[asyncio.Future[Any]] = []
+        self._begun: dict[str, asyncio.Future[Any]] = {}
 
     @property
     def stuck(self) -> bool:
         """Whether a tool goes on that ignores its cancellation."""
-        return any(not work.done() for work in self._begun)
+        return any(not work.done() for work in self._begun.values())
 
     async def end(self) -> None:
         """Give every call a result that has none: a run must not end otherwise."""
@@ -80,9 +84,20 @@ class ToolCalls:
         for call in self._window.calls:
             outcome = self._results.get(call.call_id) or await self._known(call)
             if outcome is None:  # a cancel may have come while a hook was shown how it ended
-                ended, executions, item = self._ended.get(call.call_id, (_without_result(call), call.executions, None))
+                ended, executions, item = self._ended.get(call.call_id) or self._left(call)
                 outcome = await self._conclude(call, ended, executions=executions, item=item)
             self._commits.draft.settle(self._window, call, outcome)
+
+    def _left(self, call: CallState) -> tuple[Outcome, int, InboxItem | None]:
+        """What is said of a call whose run ends first: an answer that was accepted for it, or that there is none."""
+        item = answer_to(call, self._window.inbox) if call.state in ("asked", "waiting") else None
+        answered = _answered(call, item.payload) if item is not None else None
+        if answered is not None:
+            return answered, call.executions, item
+        begun = self._begun.get(call.call_id)
+        if begun is not None and may_go_on(begun):
+            return Outcome("interrupted", GOES_ON, 0, _now()), call.executions + 1, None
+        return _without_result(call), call.executions, None
 
     async def bring(self, repeated: set[str]) -> str | None:
         """Bring every call of the round to its result; what is waited for where children or people are not ready.
@@ -238,9 +253,13 @@ class ToolCalls:
             self._patience.expect(time.monotonic() + timeout)
             ids = {"run_id": self._window.run_id or "", "trace_id": self._window.trace_id}
             with about(**ids, span_id=tool_span_identifier(self._window.session_id, call.call_id)):
-                outcome = await execute(loaded, keywords, timeout, before, self._begun.append)
+                outcome = await execute(loaded, keywords, timeout, before, self._begins(call))
         self.leave = self.leave or outcome.stuck_thread
         return await self._conclude(call, outcome, executions=call.executions + 1)
+
+    def _begins(self, call: CallState) -> Callable[[asyncio.Future[Any]], None]:
+        """Notes what executes a call."""
+        return partial(self._begun.__setitem__, call.call_id)
 
     def _context(self, call: CallState) -> ToolContext:
         window = self._window
@@ -293,7 +312,7 @@ class ToolCalls:
         while outcome is None:
             before = await self._fence(call, *events)
             self._patience.expect(time.monotonic() + timeout)
-            outcome, events = await reconcile(loaded, self._context(call), timeout, before, self._begun.append), []
+            outcome, events = await reconcile(loaded, self._context(call), timeout, before, self._begins(call)), []
         self.leave = self.leave or outcome.stuck_thread
         return outcome
 

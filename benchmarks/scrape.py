@@ -41,7 +41,7 @@ async def _measure(bench: Bench) -> list[Row]:
         service.journal.generation = await service.journal.submit(
             lambda tx: activation.acquire(tx, "bench", LEASE, may_take=lambda _: True)
         )
-        service.nodes = ["node"]
+        service.homes.nodes = ["node"]
         await service.projection.adoption.look()  # what it shows is there from the start
         await _sessions(service, 0, FEW)
         few_series, few_times, few_count = await _scraped(service, number)

@@ -89,11 +89,11 @@ class Adoption:
     async def look(self) -> None:
         """Complete what is not, if this service is the first."""
         node = self._node
-        if not node.leads:
+        if not node.homes.leads:
             self.carried = None
             self.close()
             return
-        nodes = set(node.nodes)
+        nodes = set(node.homes.nodes)
         services = await node.reading.query(presence.services)
         at_work = {row["writer"] for row in services if row["node_id"] in nodes} | {node.config.writer}
         left = [found for found in await node.reading.query(presence.logs) if found.writer not in at_work]

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.errors import StaleGeneration
+from understudy.observability.metrics import Metrics
 from understudy.prices import Price
+from understudy.profiles import Profiles
 from understudy.store.engine import Database, now
 from understudy.store.journal import Committed, Journal
-from understudy.store.transaction import Row
 from understudy.supervisor.groups import decide_end
 from understudy.tasks import Tasks
 
+from .homes import Homes
 from .reading import Reading
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,9 @@ class NodeBasis:
 
     Attributes:
         holder: what names this service in the store while it lives.
-        nodes: those that have a node service, as the supervisor said last.
+        homes: where sessions are at home.
+        profiles: the model profiles that are known here.
+        metrics: of the events committed here.
         supervisor_heard: when a supervisor last called (monotonic); None before the first time.
     """
 
@@ -61,7 +65,9 @@ class NodeBasis:
         self.journal = Journal(self.database, config.namespace, config.writer, committed, decide_end=decide_end)
         self.reading = Reading(self.database, config.namespace)
         self.holder = f"{config.writer}#{now()}"
-        self.nodes: list[str] = []
+        self.homes = Homes(config.node_id)
+        self.profiles = Profiles(config.prices)
+        self.metrics = Metrics()
         self.supervisor_heard: float | None = None
         self._tasks = Tasks(log)
 
@@ -71,13 +77,14 @@ class NodeBasis:
         return self.journal.generation
 
     @property
-    def leads(self) -> bool:
-        """Whether this service does what one of all must do: it is the first that the supervisor named."""
-        return self.nodes[:1] == [self.config.node_id]
+    def is_drained(self) -> bool:
+        """Whether this node is drained, and acts for somebody."""
+        return self.homes.drain is not None and bool(self.generation)
 
-    def elsewhere(self, row: Row) -> bool:
-        """Whether the session is at home on another node that has a service."""
-        return row["node_id"] != self.config.node_id and row["node_id"] in self.nodes
+    @property
+    def activates(self) -> bool:
+        """Whether sessions are given to frames here: not without a generation, and not while the node is drained."""
+        return self.homes.drain is None and bool(self.generation)
 
     def stale(self, error: StaleGeneration) -> None:
         """Another supervisor owns the store: activate nothing more, unless it has called here already."""

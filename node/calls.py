@@ -14,6 +14,7 @@ from understudy.ports import ModelGateway
 from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin
 from understudy.records import ModelAnswer, ModelRequest
+from understudy.store.transaction import Row
 from understudy.tasks import Tasks
 
 from .gateway_link import GatewayLink, Kill, never_killed
@@ -111,6 +112,10 @@ class Calls:
     def of_session(self, session_id: str) -> Call | None:
         """The latest call of a session, if that is in flight: if it waits for any here, it waits for that."""
         return self._latest.get(session_id)
+
+    def is_ready(self, row: Row) -> bool:
+        """Whether an active session has something to do: it waits for nothing, or for a call that is lost."""
+        return row["wait"] is None or (row["wait"] == "model" and self.of_session(row["session_id"]) is None)
 
     def start(self, call: Call) -> None:
         """Start a call, unless it is in flight."""

@@ -89,7 +89,7 @@ class Counting:
     async def _count(self) -> None:
         node = self._node
         home = node.config.node_id
-        others = tuple(sorted({*node.nodes} - {home})) if node.leads else None
+        others = tuple(sorted({*node.homes.nodes} - {home})) if node.homes.leads else None
         self.services = await node.reading.query(presence.services)
         if not any(row["node_id"] == home for row in self.services):
             await self._announce()  # it was given up, and forgotten, while it could not be heard
@@ -126,7 +126,7 @@ class Counting:
     def targets(self) -> list[dict[str, Any]]:
         """The node services that there are, as Prometheus' HTTP service discovery wants them."""
         node = self._node
-        nodes = {*node.nodes, node.config.node_id}
+        nodes = {*node.homes.nodes, node.config.node_id}
         return [
             {
                 "targets": [row["address"]],

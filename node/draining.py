@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
 from understudy.estimates import estimate_tokens
-from understudy.identifiers import home_of
 from understudy.messages import Usage
 from understudy.protocol import Exit
 from understudy.records import ActivationId, Batch
@@ -19,11 +17,13 @@ from understudy.store.engine import now
 from understudy.store.transaction import Row, Transaction
 from understudy.waiting import is_set_within
 
+from .basis import NodeBasis
+from .calls import Calls
+from .claims import Claims
 from .departures import Departure, leaving
+from .frames import Frames
+from .interrupts import Interrupts
 from .paging import Slot
-
-if TYPE_CHECKING:
-    from .node_service import NodeService
 
 log = logging.getLogger(__name__)
 
@@ -39,46 +39,31 @@ class Draining:
 
     Guarantees: no model call is paid twice and no tool is interrupted before the deadline; a session that moves was
     fenced here in the same transaction, so it acts at one node at a time; a move is no death.
-
-    Attributes:
-        homes: the nodes that sessions can be at home on.
     """
 
-    def __init__(self, node: NodeService) -> None:
+    def __init__(self, node: NodeBasis, frames: Frames, calls: Calls, claims: Claims, interrupts: Interrupts) -> None:
         self._node = node
-        self._drain: Row | None = None
-        self._told: dict[str, Row] = {}
+        self._homes = node.homes
+        self._frames = frames
+        self._calls = calls
+        self._claims = claims
+        self._interrupts = interrupts
         self._looks = False
         self._news = asyncio.Event()
         self._finished = asyncio.Event()
-
-    @property
-    def on(self) -> bool:
-        """Whether this node is drained."""
-        return self._drain is not None and bool(self._node.generation)
 
     async def until_finished(self) -> None:
         """Wait until this node is drained and has nothing left."""
         await self._finished.wait()
 
-    @property
-    def homes(self) -> list[str]:
-        return [node_id for node_id in self._node.nodes if node_id not in self._told]
-
-    def home_for(self, root_id: str) -> str:
-        """Where a session without a home goes: it stays here, unless this node is drained and another one is not."""
-        here = self._node.config.node_id
-        return home_of(root_id, self.homes) if self.on and self.homes else here
-
     def told(self, drains: dict[str, Row]) -> None:
         """Which nodes are drained, as the store says."""
-        self._told = drains
-        self._drain = drains.get(self._node.config.node_id)
-        if self._drain is None:
+        self._homes.learn_drains(drains)
+        if self._homes.drain is None:
             self._finished.clear()
-        elif self._drain["finished_at"]:
+        elif self._homes.drain["finished_at"]:
             self._finished.set()
-        if self._drain is not None and not self._looks:
+        if self._homes.drain is not None and not self._looks:
             self._looks = True
             self._node.spawn_task(self._looking())
         self.look()
@@ -94,7 +79,7 @@ class Draining:
         if row is None or ActivationId.of(row) != held:
             return False
         activation.park(tx, held)
-        left = self.on and draining.leave(tx, row, self._node.config.node_id, self.homes, forced=forced)
+        left = self._node.is_drained and draining.leave(tx, row, self._homes.here, self._homes.available, forced=forced)
         if left and forced:  # its process is killed only after this
             activation.outlast(tx, row)
         return left
@@ -115,20 +100,18 @@ class Draining:
                 if child is not None and child["epoch"] == 0:
                     self.leave_frame(tx, ActivationId.of(child))
             left = self.leave_frame(tx, batch.activation)
-            return "left" if left and self.homes else result.wait, tx.session(batch.session_id)
+            return "left" if left and self._homes.available else result.wait, tx.session(batch.session_id)
 
-        self._node.claim(batch.session_id)
         try:
-            wait, row = await self._node.journal.submit(operation, batch.session_id)
+            with self._claims.committing(batch.session_id) as claim:
+                wait, row = await self._node.journal.submit(operation, batch.session_id)
         except Fenced:
-            self._node.projection.metrics.count_fenced()
-            self._node.frames.release(slot)
-            self._node.spawn_task(self._node.recovery.look(batch.session_id))
+            self._node.metrics.count_fenced()
+            self._frames.release(slot)
+            self._frames.look_at(batch.session_id)
             raise
-        finally:
-            woken = self._node.disown(batch.session_id)
-        wait = None if woken else wait
-        self._node.frames.requeue_unless_waiting(batch.session_id, row["placement"], row["root_id"], wait)
+        wait = None if claim.woken else wait
+        self._frames.requeue_unless_waiting(batch.session_id, row["placement"], row["root_id"], wait)
         return self._go(slot)
 
     async def dismiss(self, slot: Slot) -> Exit:
@@ -136,14 +119,14 @@ class Draining:
         held = slot.activation
         assert held is not None
         await self._node.journal.submit(lambda tx: self.leave_frame(tx, held), held.session_id)
-        self._node.spawn_task(self._node.recovery.look(held.session_id))  # the drain may have been taken back
+        self._frames.look_at(held.session_id)  # the drain may have been taken back
         return self._go(slot)
 
     def _go(self, slot: Slot) -> Exit:
         """The frame's answer: it is not needed here any more."""
-        self._node.frames.paging.slots.pop(slot.frame_id, None)
-        self._node.frames.release(slot)
-        self._node.frames.supply.changed.set()
+        self._frames.paging.slots.pop(slot.frame_id, None)
+        self._frames.release(slot)
+        self._frames.supply.changed.set()
         self.look()
         return Exit()
 
@@ -151,10 +134,10 @@ class Draining:
 
     async def _looking(self) -> None:
         """Give away who can leave, until the drain is taken back: somebody may still come by a late commit."""
-        while self._drain is not None:
+        while self._homes.drain is not None:
             self._news.clear()
             try:
-                if self.on and self._node.recovery.knows_frames and await self._look():
+                if self._node.is_drained and self._frames.known.all_read and await self._look():
                     await self._finish()
             except StaleGeneration as error:
                 self._node.stale(error)
@@ -165,15 +148,15 @@ class Draining:
 
     async def _look(self) -> bool:
         """One pass over the sessions with work here; True if there was nobody left to wait for."""
-        await self._node.frames.supply.dismiss_standbys()
-        ready = set(self._node.frames.paging.ready)
-        rows = await self._node.reading.active([self._node.config.node_id])
-        if self._drain is None:  # it was taken back
+        await self._frames.supply.dismiss_standbys()
+        ready = set(self._frames.paging.ready)
+        rows = await self._node.reading.active([self._homes.here])
+        if self._homes.drain is None:  # it was taken back
             return False
         for session_id in ready.difference(row["session_id"] for row in rows):
-            self._node.frames.paging.remove(session_id)  # it has ended; no frame comes here to find that out
-        over = now() >= self._drain["deadline"]
-        if not self.homes:  # nowhere to go: who is in no frame and waits for no call has done what it can
+            self._frames.paging.remove(session_id)  # it has ended; no frame comes here to find that out
+        over = now() >= self._homes.drain["deadline"]
+        if not self._homes.available:  # nowhere to go: who is in no frame and waits for no call has done what it can
             rows = [row for row in rows if row["frame_id"] is not None or self._departure(row).busy]
         known = {row["session_id"]: row for row in rows}
         order = leaving(map(self._departure, rows), over=over)
@@ -185,19 +168,19 @@ class Draining:
 
     def _departure(self, row: Row) -> Departure:
         """What leaving would mean for a session, as far as is known here."""
-        session_id, frames = row["session_id"], self._node.frames
-        call = self._node.calls.of_session(session_id)
+        session_id, frames = row["session_id"], self._frames
+        call = self._calls.of_session(session_id)
         slot = frames.holder(row)
-        busy = call is not None or (slot is not None and not slot.resting) or row["frame_id"] in frames.expected
+        busy = call is not None or (slot is not None and not slot.resting) or row["frame_id"] in frames.known.expected
         tokens = Usage.from_wire(row["run_usage"]).total_tokens // max(1, row["round"])
         if call is not None and call.request is not None:
             tokens = estimate_tokens(call.request.messages)
-        held = session_id in self._node.own or session_id in frames.placing
+        held = session_id in self._claims or session_id in frames.placing
         return Departure(session_id, tokens, busy, held)
 
     async def _send_off(self, rows: list[Row], over: bool) -> None:
         """Take sessions from their frames and give them away, in one transaction."""
-        frames = self._node.frames
+        frames = self._frames
         resting: list[Slot] = []
         for row in rows:
             frames.paging.remove(row["session_id"])
@@ -212,10 +195,10 @@ class Draining:
             tx.load(row["session_id"] for row in rows)
             left = []
             for row in rows:
-                here = tx.session(row["session_id"])["node_id"] == self._node.config.node_id
+                here = tx.session(row["session_id"])["node_id"] == self._homes.here
                 # One that is at work leaves its frame only for another home: whoever gave it one since, or keeps it
                 # because the drain was taken back, notes the death of its frame.
-                stays = not here or not (self.on or row["frame_id"] in frames_left)
+                stays = not here or not (self._node.is_drained or row["frame_id"] in frames_left)
                 if not stays and self.leave_frame(tx, ActivationId.of(row), forced=over):
                     left.append(row)
             return left
@@ -223,10 +206,10 @@ class Draining:
         try:
             for row in await self._node.journal.submit(operation):  # not before: who stays keeps process and call
                 held = ActivationId.of(row)
-                self._node.calls.drop(row["session_id"])
+                self._calls.drop(row["session_id"])
                 if row["frame_id"] is not None and row["frame_id"] not in frames_left:
                     frames.condemn(row["frame_id"], held)
-                self._node.end_activation(held, "the session goes on elsewhere")
+                self._interrupts.fence(held, "the session goes on elsewhere")
         finally:
             for slot in resting:
                 frames.reply(slot, self._go(slot))
@@ -234,11 +217,13 @@ class Draining:
 
     async def _finish(self) -> None:
         """Nothing is left: say so, once."""
-        drain = self._drain
+        drain = self._homes.drain
         if drain is not None and not drain["finished_at"]:
-            here = self._node.config.node_id
+            here = self._homes.here
             await self._node.journal.submit(lambda tx: draining.finish(tx, here, drain["started_at"]))
             drain["finished_at"] = now()
-            if self._drain is drain:  # else it was told anew, or another one began meanwhile: that is looked at next
+            if (
+                self._homes.drain is drain
+            ):  # else it was told anew, or another one began meanwhile: that is looked at next
                 self._finished.set()
                 log.warning("node %s is drained", here[:8])

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
 from understudy.errors import Fenced, ServiceGone, StaleGeneration, UnderstudyError
 from understudy.messages import Message
-from understudy.placement import is_isolated, is_scarce
+from understudy.placement import is_isolated
 from understudy.protocol import Exit, StepCall, Work
 from understudy.records import ActivationId
 from understudy.store import activation, operations
@@ -22,42 +21,50 @@ from understudy.store.activation import FrameRef
 from understudy.store.engine import now
 from understudy.store.transaction import Row, Transaction
 
+from .basis import NodeBasis
+from .claims import Claims
+from .interrupts import Interrupts
+from .known_frames import KnownFrames
 from .paging import Paging, Ready, Slot
+from .specifications import Specifications
 from .supply import Supply
 
-if TYPE_CHECKING:
-    from .node_service import NodeService
-
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Expected:
-    """A frame that has not called in here yet, and the activations, with their roots, that it is known to hold."""
-
-    pid: int
-    placement: str
-    held: dict[ActivationId, str] = field(default_factory=dict)
 
 
 class Frames:
     """Feeds the frames that call in. Each call is held until there is work for its frame.
 
+    Args:
+        look: finds out whether a session is ready, in no frame, and queues it then.
+        died: deals with the death of a frame while it was given this activation.
+
     Attributes:
         chosen: sessions that were taken from the queue, each for a frame, and whose activation has not begun yet.
         placing: sessions whose activation is being committed, by how many at once.
-        expected: frames that hold something and have not called in here yet.
-        condemned: frames whose process the supervisor shall kill; one that calls in has come to its end by itself.
     """
 
-    def __init__(self, node: NodeService) -> None:
+    def __init__(
+        self,
+        node: NodeBasis,
+        specifications: Specifications,
+        claims: Claims,
+        interrupts: Interrupts,
+        *,
+        look: Callable[[str], Coroutine[Any, Any, None]],
+        died: Callable[[Slot, ActivationId], Coroutine[Any, Any, None]],
+    ) -> None:
         self._node = node
+        self._specifications = specifications
+        self._claims = claims
+        self._interrupts = interrupts
+        self._look = look
+        self._died = died
         self.paging = Paging()
+        self.known = KnownFrames()
         self.chosen = Counter[str]()
         self.placing = Counter[str]()
         self._found_meanwhile: dict[str, Ready] = {}
-        self.expected: dict[str, Expected] = {}
-        self.condemned: set[str] = set()
         self.supply = Supply(self.paging, self.let_go)
 
     def calling(self, call: StepCall) -> Slot:
@@ -73,7 +80,7 @@ class Frames:
             raise Fenced(f"frame {slot.frame_id} has called since")
         if call.activation is not None:
             self.require_own(frame.frame_id, call.activation)
-        self.condemned.discard(frame.frame_id)
+            self._interrupts.drop(call.activation)  # what it ran has ended
         if slot is None:
             slot = Slot(frame.frame_id, frame.pid, frame.node_id, frame.placement)
             self.paging.slots[slot.frame_id] = slot
@@ -85,8 +92,7 @@ class Frames:
         if held is not None and unheard and self.paging.holder(held.session_id) is None:
             # It was given a session and never heard of it: its last call was cut off.
             self.queue(Ready(held.session_id, slot.placement, tree, "takeover", epoch=held.epoch))
-        expected = self.expected.pop(slot.frame_id, None)
-        for other, root_id in expected.held.items() if expected is not None else ():
+        for other, root_id in self.known.called_in(slot.frame_id).items():
             if other.session_id != session_id:
                 self.queue(Ready(other.session_id, slot.placement, root_id, "takeover", epoch=other.epoch))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
@@ -98,7 +104,7 @@ class Frames:
         """Refuse what a frame says of an activation that another one is known to have: before anything follows from it
         here, since the store refuses it only later. Raises `Fenced`."""
         holder = self.paging.holder(activation.session_id)
-        others = [other for other, expected in self.expected.items() if activation in expected.held]
+        others = self.known.holders(activation)
         if holder is not None and holder.activation == activation:
             others.append(holder.frame_id)
         if any(other != frame_id for other in others):
@@ -106,30 +112,18 @@ class Frames:
 
     def condemn(self, frame_id: str, activation: ActivationId) -> None:
         """The frame's activation was ended by force: its process must go, if it is still at it."""
-        slot, expected = self.paging.slots.get(frame_id), self.expected.get(frame_id)
+        slot = self.paging.slots.get(frame_id)
         if slot is not None and slot.activation == activation and not slot.resting:
             self.release(slot)  # the session may be given to another frame at once
-        elif expected is not None and activation in expected.held:  # since before this service was restarted
-            del expected.held[activation]
-            if not expected.held:
-                del self.expected[frame_id]
-        else:
+        elif not self.known.end_expected(frame_id, activation):  # since before this service was restarted
             return
-        self.condemned.add(frame_id)
-        self._node.end_watch(activation)
+        self.known.condemned.add(frame_id)
+        self._interrupts.drop(activation)
         self.supply.changed.set()
 
-    def expect(self, row: Row) -> None:
-        """The session's frame, which has not called in here yet, will do so, with this session or with another; unless
-        it is dead, which the supervisor tells then."""
-        frame = self.expected.setdefault(row["frame_id"], Expected(row["actor_pid"], row["placement"]))
-        frame.held[ActivationId.of(row)] = row["root_id"]
-
     def named(self) -> dict[str, int]:
-        """All frames that are known here: their pids, or 0 where one is not known or may be another machine's."""
-        known: dict[str, Expected | Slot] = {**self.expected, **self.paging.slots}
-        pids = {frame_id: 0 if is_scarce(frame.placement) else frame.pid for frame_id, frame in known.items()}
-        return {**dict.fromkeys(self.condemned, 0), **pids}
+        """See `KnownFrames.named`."""
+        return self.known.named(self.paging.slots.values())
 
     def release(self, slot: Slot) -> None:
         """The frame holds no session any more. If it was for that activation only and rests, it ends."""
@@ -178,7 +172,7 @@ class Frames:
         def operation(tx: Transaction) -> Work:
             row = tx.session(ready.session_id)
             known = slot.known_seq(ready.session_id, row["incarnation"])
-            if self._node.elsewhere(row) or self._node.draining.on:
+            if self._node.homes.elsewhere(row["node_id"]) or self._node.is_drained:
                 raise Fenced("another node looks after the session, or will", session_id=ready.session_id)
             if ready.epoch not in (0, row["epoch"]):
                 raise Fenced("the session was activated since", session_id=ready.session_id)
@@ -192,7 +186,7 @@ class Frames:
                 parked=parked,
             )  # fmt: skip
             if known is None:  # the frame would ask for it
-                work = replace(work, spec=self._node.specification_in(tx, ready.session_id))
+                work = replace(work, spec=self._specifications.within(tx, ready.session_id))
             return work
 
         return operation
@@ -231,9 +225,22 @@ class Frames:
                 self.paging.rest(slot, None)
                 self.dispatch()
                 if isinstance(error, Fenced):  # what else keeps it from a frame may do so for long: the sweep looks
-                    self._node.spawn_task(self._node.recovery.look(session_id))
+                    self.look_at(session_id)
             else:
                 self.reply(slot, self.given(slot, work))
+
+    def is_placed(self, session_id: str) -> bool:
+        """Whether somebody is about to deal with the session."""
+        return any(session_id in place for place in self.places)
+
+    @property
+    def places(self) -> tuple[Collection[str], ...]:
+        """Where sessions are that somebody is about to deal with."""
+        return self.paging.ready, self._claims, self.chosen, self.placing
+
+    def look_at(self, session_id: str) -> None:
+        """It is not known here what becomes of a session: find out from the store."""
+        self._node.spawn_task(self._look(session_id))
 
     def queue(self, ready: Ready) -> None:
         """A session was found ready, in no frame. One that is being placed queues only if no frame gets it; of its
@@ -278,7 +285,7 @@ class Frames:
             work = await self._node.journal.submit(lambda tx: current_work(tx, held, slot.frame_id, known), session_id)
         except Fenced:
             self.release(slot)
-            self._node.spawn_task(self._node.recovery.look(session_id))
+            self.look_at(session_id)
             raise
         slot.remember(session_id, work.seq, work.incarnation)
         return work
@@ -302,7 +309,7 @@ class Frames:
             if other is not slot and other.session_id == work.session_id:
                 self.release(other)  # fenced by this activation; its next call will tell it
         found = self._found_ready(work.session_id)
-        self.condemned.discard(slot.frame_id)  # for what it was at before; it has called in since
+        self.known.condemned.discard(slot.frame_id)  # for what it was at before; it has called in since
         slot.session_id, slot.epoch, slot.wait, slot.resting = work.session_id, work.epoch, None, False
         slot.incarnation, slot.root_id = work.incarnation, work.root_id
         if work.epoch > 1:
@@ -312,8 +319,7 @@ class Frames:
             self.release(slot)
             self.paging.add(found)
         elif slot.frame_id not in self.paging.slots:  # it died while its work was being committed
-            lost = self._node.recovery.crashed(slot, work.activation, "process_died", now())
-            self._node.spawn_task(lost)
+            self._node.spawn_task(self._died(slot, work.activation))
         return work
 
     def _found_ready(self, session_id: str) -> Ready | None:
@@ -338,16 +344,8 @@ class Frames:
         slot, frame_id = self.holder(row), row["frame_id"]
         if slot is not None and slot.resting and slot.activation == ActivationId.of(row):
             self.resume(slot)
-        elif slot is None and (frame_id is None or frame_id in self.paging.slots or self._is_gone(row)):
+        elif slot is None and (frame_id is None or frame_id in self.paging.slots or self.known.is_gone(row)):
             self.queue(ready_of(row, "ready"))
-
-    def _is_gone(self, row: Row) -> bool:
-        """Whether a session's frame, which is not known here, is dead or had nothing to do when it was last seen: once
-        it is known which frames the store names, those that hold a session with work are expected."""
-        if row["frame_id"] in self._node.recovery.buried:
-            return True
-        here = row["actor_pid"] is not None  # it was not a lost node's
-        return here and self._node.recovery.knows_frames and row["frame_id"] not in self.expected
 
     def holder(self, row: Row) -> Slot | None:
         """The frame that holds the session, as the row says or since it was read; one whose activation is over, or was

@@ -15,7 +15,8 @@ from understudy.telemetry import header_values, telemetry_of
 
 from .basis import NodeConfig
 from .gateway_link import Kill
-from .node_service import NodeService, Tell
+from .node_service import NodeService
+from .notices import Tell
 
 
 class NodeHost:

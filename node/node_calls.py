@@ -82,8 +82,8 @@ class NodeCalls(ABC):
         return Requests(await self._node())
 
     async def notice(self, news: News) -> None:
-        """See `NodeService.notice`."""
-        await (await self._node()).notice(news)
+        """See `Notices.notice`."""
+        await (await self._node()).notices.notice(news)
 
     # The supervisor.
 
@@ -92,16 +92,16 @@ class NodeCalls(ABC):
         return await (await self._requests()).acquire(holder, lease, dead_holder, request_id)
 
     async def take_up(self, generation: int, number: int, nodes: list[str]) -> TakenUp:
-        """See `Recovery.take_up`."""
-        return await (await self._node()).recovery.take_up(generation, number, nodes)
+        """See `TakeUp.run`."""
+        return await (await self._node()).take_up.run(generation, number, nodes)
 
     async def frame_died(self, frame_id: str, cause: str, silence: float, may_live: bool) -> None:
-        """See `Recovery.frame_died`."""
-        await (await self._node()).recovery.frame_died(frame_id, cause, silence, may_live=may_live)
+        """See `Deaths.frame_died`."""
+        await (await self._node()).deaths.frame_died(frame_id, cause, silence, may_live=may_live)
 
     async def frame_hangs(self, frame_id: str, silence: float) -> None:
-        """See `Recovery.frame_hangs`."""
-        (await self._node()).recovery.frame_hangs(frame_id, silence)
+        """See `Deaths.frame_hangs`."""
+        (await self._node()).deaths.frame_hangs(frame_id, silence)
 
     async def unschedulable(self, failures: dict[str, str]) -> None:
         """Placements that no frame can be started for, and why."""
@@ -129,8 +129,8 @@ class NodeCalls(ABC):
         node.frames.supply.cap = cap or node.frames.supply.cap
         demand = await node.frames.supply.demand(timeout)
         return NodeReport(
-            await self.pid(), node.generation, node.nodes, node.draining.on, demand, list(node.frames.condemned),
-            node.frames.named(), node.frames.supply.memory(),
+            await self.pid(), node.generation, node.homes.nodes, node.is_drained, demand,
+            list(node.frames.known.condemned), node.frames.named(), node.frames.supply.memory(),
         )  # fmt: skip
 
     @abstractmethod

@@ -99,7 +99,7 @@ class NodeSocket:
             scarce = memory is not None and memory.free < SCARCE_MEMORY * memory.total
             if slot is not None and slot.pid == pid and not scarce:
                 # Its connection was a sign of life until it ended.
-                await node.recovery.frame_died(frame_id, "process_died", max(1e-6, time.monotonic() - began))
+                await node.deaths.frame_died(frame_id, "process_died", max(1e-6, time.monotonic() - began))
         except UnderstudyError as error:
             log.info("the end of frame %s is left to the supervisor: %s", frame_id, error)
 

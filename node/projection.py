@@ -20,7 +20,6 @@ from understudy.observability.event_files import EventFiles
 from understudy.observability.event_lines import log_events
 from understudy.observability.export import EventLog, Export, Sink
 from understudy.observability.exporters import span_exporter
-from understudy.observability.metrics import Metrics
 from understudy.observability.server import address_of, serve_metrics
 from understudy.observability.span_sink import SpanSink
 from understudy.observability.spans import Attributes
@@ -63,7 +62,7 @@ class Projection:
     def __init__(self, node: NodeBasis, show: Callable[[Projection], None]) -> None:
         self._node = node
         self._show = show
-        self.metrics = Metrics()
+        self.metrics = node.metrics
         self.address = ""
         self._stop_server: Callable[[], None] | None = None
         self._log = WriterLog(node, node.config.writer)

@@ -84,17 +84,17 @@ class Requests:
                 code.put(tx, digest, data)
             created = beginnings.create_session(
                 tx, session["session_id"], session["spec"], spec_hash=session["spec"]["hash"],
-                placement=session["placement"], node_id=node.draining.home_for(session["session_id"]),
+                placement=session["placement"], node_id=node.homes.home_for(session["session_id"]),
                 metadata=session["metadata"],
             )  # fmt: skip
             row = tx.session(session["session_id"])
             if created:
-                node.remember_specification(row, session["spec"])
+                node.specifications.remember(row, session["spec"])
             return {"created": created, "node_id": row["node_id"]}
 
         found = await node.journal.submit(operation, session["session_id"])
         if found["created"]:
-            node.remember_placement(session["session_id"], session["placement"])
+            node.specifications.remember_placement(session["session_id"], session["placement"])
         return found
 
     async def lacking(self, digests: list[str]) -> list[str]:
@@ -125,7 +125,7 @@ class Requests:
             UnknownSession, RunConflict, SessionClosed: see `beginnings.accept`.
         """
         node = self._node
-        placement = await node.placement(session_id)
+        placement = await node.specifications.placement(session_id)
         spare = node.frames.take_spare(session_id, placement) if node.frames.paging.holder(session_id) is None else None
         ready = Ready(session_id, placement, root_id="")  # never queued: its tree does not matter
 
@@ -137,11 +137,11 @@ class Requests:
             )  # fmt: skip
             accepted = {"created": created, "after": after}
             if created:
-                node.take_in(tx, session_id)
+                node.homes.take_in(tx, session_id)
             if not created or spare is None or session_id not in tx.woken:
                 return accepted, None
             woken = tx.woken[session_id]
-            node.remember_placement(session_id, woken["placement"])
+            node.specifications.remember_placement(session_id, woken["placement"])
             if woken["frame_id"] is not None:
                 return accepted, None
             try:
@@ -179,7 +179,7 @@ class Requests:
         def operation(tx: Transaction) -> bool:
             accepted = questions.answer(tx, session_id, call_id, decision, text, asked=asked)
             if accepted:
-                self._node.take_in(tx, session_id)
+                self._node.homes.take_in(tx, session_id)
             return accepted
 
         return bool(await self._once(session_id, request_id, operation))
@@ -194,7 +194,7 @@ class Requests:
 
         def operation(tx: Transaction) -> dict[str, Any]:
             done = wakeups.schedule(tx, session_id, **wakeup)
-            self._node.take_in(tx, session_id)
+            self._node.homes.take_in(tx, session_id)
             return done
 
         done: dict[str, Any] = await self._once(session_id, request_id, operation)

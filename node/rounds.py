@@ -1,10 +1,10 @@
-"""A round at the node service: a frame's batch is committed and its model called; the answer is committed, and told."""
+"""The first half of a round: a frame's batch is committed and its model called."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import structs
 
@@ -12,15 +12,16 @@ from understudy.errors import Fenced, InvalidInput, StaleGeneration, UnderstudyE
 from understudy.messages import Message
 from understudy.placement import is_isolated
 from understudy.protocol import CallOrigin, Exit, StepCall, Work
-from understudy.records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
+from understudy.records import Ack, ActivationId, Batch, ModelRequest
 from understudy.store import activation, operations
 from understudy.store.transaction import Row, Transaction
 
-from .calls import Call
+from .basis import NodeBasis
+from .calls import Call, Calls
+from .claims import FENCED, Claims
+from .draining import Draining
+from .frames import Frames
 from .paging import Ready, Slot
-
-if TYPE_CHECKING:
-    from .node_service import NodeService
 
 PASSIVE_WAITS = ("input", "child")
 """Waits that may be long: a session leaves its frame with the commit that begins one, whether others want it or not."""
@@ -28,28 +29,31 @@ PASSIVE_WAITS = ("input", "child")
 OVER = (Fenced, UnknownSession)
 """With these a frame leaves its session and calls in anew; anything else ends its process."""
 
-FENCED = ActivationId("", 0, 0)
-"""The epoch of an activation that is over: no session has it."""
-
 
 class Rounds:
-    """The two halves of a round: `step`, which a frame calls, and `answered`, which follows from it."""
+    """What a frame's call leads to."""
 
-    def __init__(self, node: NodeService) -> None:
+    def __init__(
+        self, node: NodeBasis, frames: Frames, calls: Calls, claims: Claims, draining: Draining
+    ) -> None:  # fmt: skip
         self._node = node
+        self._frames = frames
+        self._calls = calls
+        self._claims = claims
+        self._draining = draining
 
     async def step(self, call: StepCall) -> Work | Exit:
         """See `understudy.ports.Node.step`."""
         frame_id, number = call.frame.frame_id, call.number
-        slots = self._node.frames.paging.slots
-        if frame_id in self._node.recovery.buried:  # its call was still on the way
+        slots = self._frames.paging.slots
+        if frame_id in self._frames.known.buried:  # its call was still on the way
             return Exit()
         if call.activation is not None and call.batch is None and call.request is None:
             raise InvalidInput("a step without a batch has a request", session_id=call.activation.session_id)
         slot = slots.get(frame_id)
         if slot is not None and number == slot.answered and slot.session_id is not None:
             # The answer was lost, or an attempt was on the way for long and the frame has begun with the work.
-            return await self._node.frames.work(slot)
+            return await self._frames.work(slot)
         answer = await self._step(call)
         slot = slots.get(frame_id)
         if slot is not None and slot.called == number and isinstance(answer, Work):
@@ -57,29 +61,25 @@ class Rounds:
         return answer
 
     async def _step(self, call: StepCall) -> Work | Exit:
-        node, frames = self._node, self._node.frames
+        frames = self._frames
         slot, batch, request = frames.calling(call), call.batch, call.request
         if call.activation is None:
             return await frames.rest(slot, None)
-        node.end_watch(call.activation)  # what it ran has ended
         slot.remember(call.activation.session_id, call.known_seq, slot.incarnation)
         if batch is None:
             assert request is not None  # see `step`
             return await self._attach(slot, request)
-        if node.draining.on:
-            return await node.draining.last_step(slot, batch)
+        if self._node.is_drained:
+            return await self._draining.last_step(slot, batch)
         leave = call.leave or self._must_leave(slot, batch.wait)
-        following = frames.paging.next_for(slot) if batch.wait and node.generation and not leave else None
+        following = frames.paging.next_for(slot) if batch.wait and self._node.generation and not leave else None
         root_id = slot.root_id  # of this batch's session: with the commit the slot may hold another one
-        node.claim(batch.session_id)
-        try:
+        with self._claims.committing(batch.session_id) as claim:
             result, work = await self._commit_step(slot, batch, request, following, leave=leave)
             if result is not None and request is not None:
                 self._start_call(batch, request, result, slot.placement, root_id)
-        except BaseException:
-            node.disown(batch.session_id, FENCED)
-            raise
-        woken = node.disown(batch.session_id, batch.activation if result is not None else FENCED)
+            claim.activation = batch.activation if result is not None else FENCED
+        woken = claim.woken
         if result is None:  # fenced, but the frame has other work
             assert work is not None
             return work
@@ -101,19 +101,19 @@ class Rounds:
 
     async def _passive(self, slot: Slot, woken: Row | None) -> Work | Exit:
         """The session left the frame with its commit."""
-        self._node.frames.release(slot)
+        self._frames.release(slot)
         if woken is not None:
-            self._node.frames.wake(woken)
-        return await self._node.frames.rest(slot, None)
+            self._frames.wake(woken)
+        return await self._frames.rest(slot, None)
 
     async def _stay(self, slot: Slot, batch: Batch, result: operations.CommitResult) -> Work | Exit:
         """The session keeps its frame: it goes on at once, or waits in it."""
         if result.wait is None:
             slot.wait = None
-            return await self._node.frames.work(slot)
+            return await self._frames.work(slot)
         # Where a replayed batch's messages went, only the store knows: they are read from there when the wait ends.
         slot.reply_echo = None if result.ack.replayed else echo(batch, result.ack)
-        return await self._node.frames.rest(slot, result.wait)
+        return await self._frames.rest(slot, result.wait)
 
     def _must_leave(self, slot: Slot, wait: str | None) -> bool:
         """Whether this frame ends with its batch: it is one too many, or serves one activation only, which ends here.
@@ -122,21 +122,21 @@ class Rounds:
         """
         if wait is None:
             return False
-        if is_isolated(slot.placement) and (wait != "model" or self._node.frames.paging.queued(slot.placement)):
+        if is_isolated(slot.placement) and (wait != "model" or self._frames.paging.queued(slot.placement)):
             return True
-        return self._node.frames.supply.must_leave(slot)
+        return self._frames.supply.must_leave(slot)
 
     async def _over(self, slot: Slot, work: Work | None, woken: Row | None, *, leave: bool) -> Work | Exit:
         """The frame's activation ended with its commit: its session, if there is more to do, needs a frame anew."""
         if work is None:
-            self._node.frames.release(slot)
+            self._frames.release(slot)
         if leave:
-            self._node.frames.paging.slots.pop(slot.frame_id, None)
-            self._node.frames.supply.changed.set()
+            self._frames.paging.slots.pop(slot.frame_id, None)
+            self._frames.supply.changed.set()
         if woken is not None:
-            self._node.frames.wake(woken)
-            self._node.frames.dispatch()
-        return Exit() if leave else work or await self._node.frames.rest(slot, None)
+            self._frames.wake(woken)
+            self._frames.dispatch()
+        return Exit() if leave else work or await self._frames.rest(slot, None)
 
     def _commit(
         self, slot: Slot, batch: Batch, request: ModelRequest | None, *, leave: bool
@@ -184,7 +184,7 @@ class Rounds:
             refused = False
             return result
 
-        frames = self._node.frames
+        frames = self._frames
         if following is None:
             (result,), work = await self._node.journal.submit_all([first], batch.session_id), None
         else:
@@ -206,17 +206,17 @@ class Rounds:
                     self._node.stale(work)
                     frames.paging.add(following)
                 elif isinstance(work, Fenced):
-                    self._node.spawn_task(self._node.recovery.look(following.session_id))
+                    self._frames.look_at(following.session_id)
                 work = None if isinstance(work, BaseException) else frames.given(slot, work)
         if isinstance(result, BaseException):
             if work is None:
                 if isinstance(result, OVER):  # else its process ends: its death is that of this session's frame
-                    self._node.frames.release(slot)
+                    self._frames.release(slot)
                 if isinstance(result, Fenced):
-                    self._node.spawn_task(self._node.recovery.look(batch.session_id))
+                    self._frames.look_at(batch.session_id)
                 raise result
-            self._node.projection.metrics.count_fenced()
-            self._node.spawn_task(self._node.recovery.look(batch.session_id))
+            self._node.metrics.count_fenced()
+            self._frames.look_at(batch.session_id)
             return None, work
         return result, work
 
@@ -224,27 +224,26 @@ class Rounds:
         """The activation found its session waiting for a model: follow that call, or issue it again if it is lost."""
         held = slot.activation
         assert held is not None
-        if self._node.calls.find(held.incarnation, request.wait_key) is None:
-            if self._node.draining.on:
-                return await self._node.draining.dismiss(slot)
-            self._node.claim(held.session_id)
+        if self._calls.find(held.incarnation, request.wait_key) is None:
+            if self._node.is_drained:
+                return await self._draining.dismiss(slot)
             try:
-                issued, over = await self._node.journal.submit(lambda tx: self._reissue(tx, slot, held, request))
-                if issued is not None:
-                    self._call(request, issued, held, slot.placement, slot.root_id)
-            except BaseException as error:
-                self._node.disown(held.session_id, FENCED)
-                if isinstance(error, Fenced):
-                    self._node.frames.release(slot)
-                    self._node.spawn_task(self._node.recovery.look(held.session_id))
+                with self._claims.committing(held.session_id) as claim:
+                    claim.activation = held
+                    issued, over = await self._node.journal.submit(lambda tx: self._reissue(tx, slot, held, request))
+                    if issued is not None:
+                        self._call(request, issued, held, slot.placement, slot.root_id)
+            except Fenced:
+                self._frames.release(slot)
+                self._frames.look_at(held.session_id)
                 raise
-            woken = self._node.disown(held.session_id, held)
+            woken = claim.woken
             if over:
                 return await self._over(slot, None, woken, leave=True)
             if issued is None or woken is not None:  # it was answered, or its run ended
-                return await self._node.frames.work(slot)
+                return await self._frames.work(slot)
         slot.reply_echo = None
-        return await self._node.frames.rest(slot, "model")
+        return await self._frames.rest(slot, "model")
 
     def _reissue(
         self, tx: Transaction, slot: Slot, held: ActivationId, request: ModelRequest
@@ -261,7 +260,7 @@ class Rounds:
         """Whether the batch was committed by a service that died with the call: that goes out as the next attempt."""
         if result.wait != "model" or result.holder == self._node.holder:
             return False
-        return self._node.calls.find(batch.incarnation, request.wait_key) is None
+        return self._calls.find(batch.incarnation, request.wait_key) is None
 
     def _start_call(
         self, batch: Batch, request: ModelRequest, result: operations.CommitResult, placement: str, root_id: str
@@ -282,126 +281,9 @@ class Rounds:
             of.session_id, of.incarnation, run_id, round_number, issued.attempt, placement, root_id, request.profile,
             request.model,
         )  # fmt: skip
-        self._node.calls.start(Call(origin, request))
-        if self._node.cancelled.get(of.session_id) == run_id:
-            self._node.calls.abort(of.session_id, of.incarnation, run_id)
-
-    async def answered(self, call: Call, answer: ModelAnswer) -> None:
-        """Commit an answer where it arrives, and give it to the frame that waits for it, or to a free one."""
-        of = call.origin
-        slot = self._node.frames.paging.holder(of.session_id)
-        resident = slot if slot is not None and slot.resting else None
-        held, since = (resident.activation, resident.since) if resident is not None else (None, 0)
-        spare = self._node.frames.take_spare(of.session_id, of.placement) if slot is None else None
-        ready, at, ended, leaves = Ready(of.session_id, of.placement, of.root_id), FENCED, False, False
-
-        def operation(tx: Transaction) -> tuple[operations.AnswerResult, Work | None, Work | None]:
-            nonlocal at, ended, leaves
-            result = operations.answer(
-                tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation
-            )
-            row = tx.session(of.session_id)
-            at, ended = ActivationId.of(row), row["wait"] == "idle" or (result.ended and not result.repeated)
-            if ended and is_isolated(of.placement):
-                activation.park(tx, at)  # the process was for this activation, which ends with its run
-            # A late answer moves nobody who waits for a later call here: that would be paid again elsewhere.
-            leaves = slot is resident and self._node.draining.on and row["wait"] != "model"
-            if leaves:
-                if held is not None or row["frame_id"] is None:  # else it is in another node's frame by now
-                    self._node.draining.leave_frame(tx, held or at)
-                return result, None, None
-            if not result.won:
-                return result, None, None
-            if resident is not None and (resident.activation, resident.frame_id) == (at, row["frame_id"]):
-                return result, activation.work_with(tx, row, 0, (), result.calls), None
-            if spare is not None and row["frame_id"] is None:  # else its crash, committed just before, placed it
-                try:
-                    return result, None, self._node.frames.activation(spare, ready)(tx)
-                except UnderstudyError:
-                    tx.woken[of.session_id] = row
-            return result, None, None
-
-        self._node.claim(of.session_id)
-        with self._node.frames.being_placed(of.session_id, spare):
-            try:
-                result, current, work = await self._node.journal.submit(operation, of.session_id)
-            except BaseException:
-                self._node.frames.hand_over(spare, None)
-                raise
-            finally:
-                woken = self._node.disown(of.session_id)
-            self._node.calls.forget(call)
-            self._node.frames.hand_over(spare, work)
-        self._node.draining.look()
-        if leaves:
-            if resident is not None and resident.resting and resident.session_id == of.session_id:
-                self._node.frames.release(resident)
-            if not self._node.draining.on:  # it was taken back
-                self._node.spawn_task(self._node.recovery.look(of.session_id))
-            return
-        self._end_rest(of.session_id, at, since, ended=ended)
-        # By others too, perhaps under another specification; perhaps right behind the frame's activation.
-        if woken is not None and (result.ended or not result.won or work is not None):
-            self._node.frames.wake(woken)
-            self._node.frames.dispatch()
-        elif result.won and work is None and not result.ended:
-            self._go_on(of, result, resident, current, woken)
-
-    async def lost(self, call: Call) -> None:
-        """A call is lost with its gateway: whoever waits for its answer makes it again, as the next attempt."""
-        session_id, frames = call.origin.session_id, self._node.frames
-        slot = frames.paging.holder(session_id)
-        if slot is None:
-            await self._node.recovery.look(session_id)
-        elif slot.resting and slot.wait == "model" and self._node.calls.of_session(session_id) is None:
-            frames.resume(slot)
-
-    def _end_rest(self, session_id: str, at: ActivationId, since: int, *, ended: bool) -> None:
-        """A run ended while its frame waited for a model, or came to do so: the session rests there, unless the process
-        was for this run only.
-
-        Args:
-            at: the activation when the answer was committed.
-            since: when the frame's wait for it had begun, if one waited: one that was fenced waits for nothing else.
-            ended: the run ended without a fence.
-        """
-        slot = self._node.frames.paging.holder(session_id)
-        if slot is None or slot.activation is None or not slot.resting:
-            return
-        if (ended and slot.activation == at) or (slot.activation < at and slot.since == since):
-            slot.wait = "idle"
-            if is_isolated(slot.placement):
-                self._node.frames.release(slot)
-
-    def _go_on(
-        self, of: CallOrigin, result: operations.AnswerResult, resident: Slot | None, current: Work | None,
-        woken: Row | None,
-    ) -> None:  # fmt: skip
-        """A run goes on with its answer: in the frame that waited for it, or in another one."""
-        still = resident is not None and resident.resting and resident.session_id == of.session_id
-        fresh = resident is not None and resident.reply_echo is not None and not result.repeated
-        if resident is not None and still and current is not None and fresh:
-            resident.resting = False
-            self._node.frames.reply(resident, self._node.frames.answer_work(resident, result.message, current))
-        else:
-            self._wake_parked(of, woken)
-        self._node.frames.dispatch()
-
-    def _wake_parked(self, of: CallOrigin, woken: Row | None) -> None:
-        """The session lost its frame between the answer's arrival and its commit, or had none; or that frame has not
-        called in since this service began, and will.
-
-        Args:
-            woken: its row, if this commit woke it. Else an earlier try did, or the service before this one, whose
-                answers the gateway may have still: only the store knows what the session has done since.
-        """
-        slot = self._node.frames.paging.holder(of.session_id)
-        if slot is not None and slot.resting:
-            self._node.frames.resume(slot)
-        elif slot is None and woken is not None:
-            self._node.frames.wake(woken)
-        elif slot is None:
-            self._node.spawn_task(self._node.recovery.look(of.session_id))
+        self._calls.start(Call(origin, request))
+        if self._claims.cancelled.get(of.session_id) == run_id:
+            self._calls.abort(of.session_id, of.incarnation, run_id)
 
 
 def split_wait_key(key: str) -> tuple[str, str, int]:

@@ -48,12 +48,12 @@ def _stored(connection: Connection, namespace: str) -> list[str]:
 
 
 def _in_memory(service: NodeService) -> list[str]:
-    frames, recovery, journal = service.frames, service.recovery, service.journal
+    frames, known, journal = service.frames, service.frames.known, service.journal
     slots = [(s.frame_id, s.session_id, s.epoch, s.wait, s.resting) for s in frames.paging.slots.values()]
     facts: dict[str, Any] = {
-        "generation": service.generation, "take-up": recovery.knows_frames, "ready": list(frames.paging.ready),
-        "placing": frames.placing, "own": service.own, "expected": frames.expected, "condemned": frames.condemned,
-        "calls": list(service.calls._calls), "timers": len(service.timers._order), "swept": recovery.swept,
+        "generation": service.generation, "take-up": known.all_read, "ready": list(frames.paging.ready),
+        "placing": frames.placing, "own": service.claims, "expected": known.expected, "condemned": known.condemned,
+        "calls": list(service.calls._calls), "timers": len(service.timers._order), "swept": service.sweep.swept,
         "journal away": journal.unreachable_since or journal.busy_since,
         "operations": journal._submitted.qsize() + len(journal._groups),
     }  # fmt: skip

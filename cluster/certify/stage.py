@@ -134,7 +134,7 @@ class Stage:
         try:
             await self._service.start()
             generation = await self._requests.acquire(NODE, LEASE, NODE, new_identifier())
-            await self._service.recovery.take_up(generation, 1, [NODE])
+            await self._service.take_up.run(generation, 1, [NODE])
         except BaseException:
             await self._close()
             raise
@@ -215,7 +215,7 @@ class Stage:
             await self._processes.release(frame)
             self._frame = None
             await self._settle(set(self._uncommitted))
-            await self._service.recovery.frame_died(frame.frame_id, "process_died")
+            await self._service.deaths.frame_died(frame.frame_id, "process_died")
             self._lost.set()
 
     async def _answer(self, frame: FrameProcess, message: dict[str, Any]) -> None:

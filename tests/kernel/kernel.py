@@ -327,10 +327,10 @@ class Kernel:
 
         async def told(life: Life) -> None:  # also the next one
             self._sent += 1
-            await life.service.recovery.take_up(self.generation, self._sent, self.nodes)
+            await life.service.take_up.run(self.generation, self._sent, self.nodes)
             for frame_id in life.service.frames.named():
                 if frame_id not in self.workers:
-                    await life.service.recovery.frame_died(frame_id, "process_died")
+                    await life.service.deaths.frame_died(frame_id, "process_died")
 
         await self.remote(told)
 
@@ -392,7 +392,7 @@ class Kernel:
     async def _tell(self, node_id: str, news: News) -> None:
         if node_id in self.peers:
             arrived = unpacked(packed(news), News, "news")
-            await self.peers[node_id].remote(lambda life: life.service.notice(arrived))
+            await self.peers[node_id].remote(lambda life: life.service.notices.notice(arrived))
 
     async def quiet(self) -> None:
         """Wait until deaths are dealt with."""
@@ -551,7 +551,7 @@ class Kernel:
     async def _tell_of_death(self, frame_id: str) -> None:
         while True:
             try:
-                return await self.remote(lambda life: life.service.recovery.frame_died(frame_id, "process_died"))
+                return await self.remote(lambda life: life.service.deaths.frame_died(frame_id, "process_died"))
             except (StaleGeneration, StoreUnreachable):
                 await asyncio.sleep(0.01)
 

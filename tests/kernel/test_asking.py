@@ -14,6 +14,8 @@ import pytest
 from understudy.actors.tools import ToolContext, tool
 from understudy.cluster.client.session_handle import Session
 from understudy.errors import AnswerConflict, InvalidInput, NotAsked, UnknownSession
+from understudy.node.node_service import NodeService
+from understudy.protocol import Exit, StepCall, Work
 from understudy.supervisor.pool import Demand
 from understudy.testing.offline import OfflineServer
 
@@ -333,6 +335,30 @@ async def test_the_wait_is_ended(kernel: k.Kernel, how: str, answered: bool) -> 
         assert (await kernel.end("s", "r2"))["status"] == "completed"
 
 
+async def test_an_answer_is_told_although_the_run_is_cancelled_behind_it(
+    kernel: k.Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given an answer that was accepted, when the run is cancelled and the process dies that had begun with it, then
+    the next one ends the run, and the call's result is the answer."""
+    step, cut = NodeService.step, list[str]()
+
+    async def cut_off(service: NodeService, call: StepCall) -> Work | Exit:
+        if call.batch is not None and not cut and (await kernel.info("s"))["epoch"] == 2:
+            cut.append(call.frame.frame_id)
+            await kernel.ask("cancel", "s", "r", "enough")
+            kernel.kill(kernel.workers[call.frame.frame_id])
+            kernel.add_frame()
+            return await k.never()
+        return await step(service, call)
+
+    monkeypatch.setattr(NodeService, "step", cut_off)
+    await begin(kernel, [QUESTION], "done")
+    await kernel.paused("s")
+    await kernel.ask("answer", "s", "r/1/0", "ok", "red", 1)
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    assert (cut != [], await results(kernel)) == (True, ["red"])
+
+
 async def test_a_parents_cancel_reaches_a_child_that_waits(kernel: k.Kernel) -> None:
     """A child's question waits in the child; when its parent is cancelled the child ends too."""
     child = k.spec(k.script([QUESTION], "done"), ["request_user_input"], name="worker", hash="worker")
@@ -377,7 +403,7 @@ async def test_what_nobody_does_while_it_waits(kernel: k.Kernel) -> None:
     for worker in list(kernel.workers.values()):
         kernel.kill(worker)
     await kernel.quiet()
-    await kernel.service.recovery.sweep_all(0)
+    await kernel.service.sweep.run(0)
     after = await kernel.info("s")
     assert {name: after[name] for name in ("epoch", "restarts", "seq", "status")} == {
         name: before[name] for name in ("epoch", "restarts", "seq", "status")

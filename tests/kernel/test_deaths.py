@@ -75,16 +75,16 @@ async def test_a_death_is_told_before_the_take_up(store: str, tmp_path: Path) ->
     """Given the frame died too, when that is told before the take-up, then it is refused; told again after it, it
     resumes the session."""
     async with replaced(store, tmp_path) as found:
-        recovery, kernel = found.kernel.service.recovery, found.kernel
+        kernel, service = found.kernel, found.kernel.service
         frame_id = found.kill_worker()
         with pytest.raises(StaleGeneration):
-            await recovery.frame_died(frame_id, "process_died")
-        await recovery.take_up(kernel.generation, 10, kernel.nodes)
+            await service.deaths.frame_died(frame_id, "process_died")
+        await service.take_up.run(kernel.generation, 10, kernel.nodes)
         assert list(kernel.service.frames.named()) == [frame_id]
-        await recovery.frame_died(frame_id, "process_died")
+        await service.deaths.frame_died(frame_id, "process_died")
         kernel.add_frame()
         await found.run
-        assert recovery.swept == 0
+        assert service.sweep.swept == 0
         crashes = [event["data"]["pid"] for event in await kernel.events("s") if event["type"] == "session_crashed"]
         assert crashes == [found.worker.frame.identity.pid]
 
@@ -92,7 +92,7 @@ async def test_a_death_is_told_before_the_take_up(store: str, tmp_path: Path) ->
 async def test_a_call_that_was_lost_with_its_service_is_made_again_at_once(store: str, tmp_path: Path) -> None:
     """Given a service that died with its gateway and a model call, when the frame repeats its step at the next one,
     then the call is made again with that: it need not be swept for."""
-    with patch("understudy.node.recovery.SWEEP_SECONDS", 3_600.0):
+    with patch("understudy.node.sweep.SWEEP_SECONDS", 3_600.0):
         async with k.running(store, tmp_path, frames=1) as kernel:
             kernel.server.hold()
             run = asyncio.create_task(kernel.run("s", k.spec()))
@@ -100,7 +100,7 @@ async def test_a_call_that_was_lost_with_its_service_is_made_again_at_once(store
             kernel.gateway.kill(told=False)
             await next_service(kernel)
             assert kernel._life is not None
-            await kernel._life.service.recovery.take_up(kernel.generation, 10, kernel.nodes)
+            await kernel._life.service.take_up.run(kernel.generation, 10, kernel.nodes)
             await asyncio.to_thread(kernel.server.wait, lambda stats: stats.requests == 2, 10.0)
             kernel.server.release()
             assert (await run)["status"] == "completed"
@@ -144,7 +144,7 @@ def dying_at(kernel: k.Kernel, label: str) -> Any:
 async def test_a_call_that_was_lost_with_its_gateway_is_made_again_at_once(store: str, tmp_path: Path) -> None:
     """Given a session that waits for a model in its frame and one that waits in none, when the gateway dies, then both
     calls are made again at the next one, as the next attempts: nobody need sweep for them."""
-    with patch("understudy.node.recovery.SWEEP_SECONDS", 3_600.0):
+    with patch("understudy.node.sweep.SWEEP_SECONDS", 3_600.0):
         async with k.running(store, tmp_path, frames=1) as kernel:
             before = kernel.server.count
             kernel.server.hold()
@@ -158,7 +158,7 @@ async def test_a_call_that_was_lost_with_its_gateway_is_made_again_at_once(store
             for name in ("first", "second"):
                 assert (await kernel.end(name))["text"] == "done"
                 assert (await kernel.types(name)).count("model_call_reissued") == 1
-            assert kernel.service.recovery.swept == 0
+            assert kernel.service.sweep.swept == 0
 
 
 async def test_a_call_in_flight_is_not_made_again(store: str, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ async def test_a_session_that_can_not_be_swept(
 ) -> None:  # fmt: skip
     """Given a session at which the sweep fails, then that is said, and the sweep goes on with what comes behind it."""
     async with k.running(store, tmp_path, frames=2) as kernel:
-        recovery, seen = kernel.service.recovery, []
+        sweep, seen = kernel.service.sweep, []
 
         async def fails(row: Any, *_arguments: Any) -> None:
             seen.append(row["session_id"])
@@ -216,11 +216,11 @@ async def test_a_session_that_can_not_be_swept(
 
         rows = [{"session_id": "a"}, {"session_id": "b"}]
         with (
-            patch.object(recovery, "_sweep", fails),
+            patch.object(sweep, "_sweep", fails),
             patch.object(kernel.service.reading, "active", AsyncMock(return_value=rows)),
-            patch("understudy.node.recovery.cancelled", lambda _rows: {}),
+            patch("understudy.node.sweep.cancelled", lambda _rows: {}),
         ):
-            await recovery.sweep_all(0)
+            await sweep.run(0)
         assert seen == ["a", "b"]
         assert "session a can't be swept" in caplog.text
 
@@ -229,11 +229,11 @@ async def test_nothing_is_swept_before_it_is_known_which_frames_live(store: str,
     """Given a take-up under way, when the sweep looks, then it leaves a session alone whose frame has not called in."""
     async with replaced(store, tmp_path) as found:
         kernel = found.kernel
-        kernel.service.journal.generation, kernel.service.nodes = kernel.generation, kernel.nodes
+        kernel.service.journal.generation, kernel.service.homes.nodes = kernel.generation, kernel.nodes
         kernel.add_frame()
-        await kernel.service.recovery.sweep_all(0)
+        await kernel.service.sweep.run(0)
         assert not kernel.service.frames.paging.ready
-        assert kernel.service.recovery.swept == 0
+        assert kernel.service.sweep.swept == 0
         await kernel.take_up(kernel.generation, kernel.nodes)
         found.tool_may_end.set()
         await found.run
@@ -250,7 +250,7 @@ async def test_what_was_read_before_an_answer_is_no_lost_call(store: str, tmp_pa
                 await kernel.spawn(name, k.spec(k.script("done")))
                 await kernel.send(name)
             await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 2)
-            reading, recovery = kernel.service.reading, kernel.service.recovery
+            reading, sweep = kernel.service.reading, kernel.service.sweep
             active = reading.active
 
             async def slow(*arguments: Any, **more: Any) -> Any:
@@ -262,8 +262,8 @@ async def test_what_was_read_before_an_answer_is_no_lost_call(store: str, tmp_pa
                 return rows
 
             with patch.object(reading, "active", slow):
-                await recovery.sweep_all(0)
-            assert recovery.swept == 0
+                await sweep.run(0)
+            assert sweep.swept == 0
 
 
 async def test_a_frame_dies_during_the_take_up_that_names_it(store: str, tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ async def test_a_frame_dies_during_the_take_up_that_names_it(store: str, tmp_pat
             await kernel.send("s")
             assert (await kernel.end("s"))["status"] == "completed"
         assert told.is_set()
-        assert kernel.service.recovery.swept == 0
+        assert kernel.service.sweep.swept == 0
 
 
 async def test_an_input_is_repeated_during_a_take_up(store: str, tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ async def test_an_input_is_repeated_during_a_take_up(store: str, tmp_path: Path)
             await kernel.take_up(kernel.generation, kernel.nodes)
         taken_up.set()
         await found.run
-        assert kernel.service.recovery.swept == 0
+        assert kernel.service.sweep.swept == 0
 
 
 async def test_a_call_that_arrives_after_its_frames_death(store: str, tmp_path: Path) -> None:
@@ -426,7 +426,7 @@ async def test_a_session_that_was_activated_since_it_was_found_ready_is_looked_a
         assert row["epoch"] != 0
         kernel.add_frame()
         assert (await asyncio.wait_for(kernel.end("s"), 10.0))["status"] == "completed"
-        assert kernel.service.recovery.swept == 0
+        assert kernel.service.sweep.swept == 0
 
 
 async def test_homes_are_given_under_the_generation_that_knew_the_nodes(store: str, tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ async def test_homes_are_given_under_the_generation_that_knew_the_nodes(store: s
             return await submit(*arguments)
 
         with patch.object(journal, "submit", late), pytest.raises(StaleGeneration):
-            await kernel.service.recovery._adopt("node1", ["node1"])
+            await kernel.service.take_up.adopt("node1", ["node1"])
 
 
 @pytest.mark.parametrize("long_ago", [False, True])
@@ -457,13 +457,13 @@ async def test_an_idle_session_whose_frame_died_with_its_service_is_woken(
         kernel.kill(worker)
         await kernel.quiet()
         if long_ago:
-            monkeypatch.setattr("understudy.node.recovery.BURIED_SECONDS", 0.0)
+            monkeypatch.setattr("understudy.node.known_frames.BURIED_SECONDS", 0.0)
             kernel.kill(kernel.add_frame(), replace=False)
             await kernel.quiet()
-            assert worker.frame_id not in kernel.service.recovery.buried
+            assert worker.frame_id not in kernel.service.frames.known.buried
         await kernel.send("s", "more", "r2")
         assert (await kernel.end("s", "r2"))["status"] == "completed"
-        assert kernel.service.recovery.swept == 0
+        assert kernel.service.sweep.swept == 0
         assert "session_crashed" not in await kernel.types("s")
 
 
@@ -473,7 +473,7 @@ async def test_who_makes_room_for_nobody_has_left_its_frame(store: str, tmp_path
     first or that it was cancelled, then the store says that the idle one is in no frame."""
     async with k.running(store, tmp_path, frames=1) as kernel:
         await kernel.run("idle", k.spec(k.script("one", "two")))
-        frames, recovery = kernel.service.frames, kernel.service.recovery
+        frames, deaths = kernel.service.frames, kernel.service.deaths
         await kernel.spawn("s", k.spec(k.script("done")))
         if refused:
             frames.paging.add(Ready("s", "", "s"))
@@ -481,7 +481,7 @@ async def test_who_makes_room_for_nobody_has_left_its_frame(store: str, tmp_path
         else:
             incarnation = await kernel.service.journal.submit(lambda tx: tx.session("s")["incarnation"])
             lost = ActivationId("s", incarnation, 7)
-            await recovery.crashed(Slot("gone", 1, "node1", ""), lost, "process_died", now())
+            await deaths.crashed(Slot("gone", 1, "node1", ""), lost, "process_died", now())
         async with asyncio.timeout(k.STUCK_SECONDS):
             while (await kernel.info("idle"))["frame_id"] is not None:  # noqa: ASYNC110 - that it left is not told
                 await asyncio.sleep(0.01)
@@ -542,7 +542,7 @@ async def test_a_cancel_beside_a_call_that_is_made_again_aborts_it(
         kernel.kill(worker)
         await cancelled.wait()
         assert (await kernel.end("s"))["status"] == "cancelled"
-        assert kernel.service.recovery.swept == 0
+        assert kernel.service.sweep.swept == 0
         await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 0)
         kernel.server.release()
 
@@ -577,7 +577,7 @@ async def test_a_repeated_step_gets_its_call_made_again_before_its_frame_turns_t
             for name in ("first", "second"):
                 assert (await kernel.end(name))["status"] == "completed"
                 assert (await kernel.types(name)).count("model_call_reissued") == 1
-            assert kernel.service.recovery.swept == 0
+            assert kernel.service.sweep.swept == 0
 
 
 async def test_a_session_found_ready_while_it_is_being_placed(tmp_path: Path) -> None:
@@ -589,8 +589,8 @@ async def test_a_session_found_ready_while_it_is_being_placed(tmp_path: Path) ->
         await kernel.send("s")
         assert frames.paging.remove("s") is not None
         with frames.being_placed("s", Slot("f", 1, "node1", "")):
-            await kernel.service.notice(News(["s"]))
-            await kernel.service.recovery.look("s")
+            await kernel.service.notices.notice(News(["s"]))
+            await kernel.service.deaths.look("s")
             assert "s" not in frames.paging.ready
         assert "s" in frames.paging.ready
         kernel.add_frame()
@@ -614,7 +614,7 @@ async def test_a_death_that_two_tell_of_takes_one_frame(store: str, tmp_path: Pa
             await kernel.spawn(name, k.spec(k.script("done")))
             await kernel.send(name)
         await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 2)
-        await asyncio.gather(*(service.recovery.frame_died("f", "process_died") for _ in range(2)))
+        await asyncio.gather(*(service.deaths.frame_died("f", "process_died") for _ in range(2)))
         held = {slot.session_id for slot in service.frames.paging.slots.values()}
         assert len(held & {"a", "b"}) == 1
         kernel.server.release()

@@ -14,10 +14,10 @@ from understudy.cluster.ray import machinery as machinery_module
 from understudy.cluster.ray.ray_edge import settle
 from understudy.config import Settings
 from understudy.errors import ServiceGone
-from understudy.node import recovery as recovery_module
+from understudy.node import known_frames
 from understudy.node import supply as supply_module
 from understudy.node import timers as timers_module
-from understudy.node.recovery import CHUNK
+from understudy.node.take_up import CHUNK
 from understudy.node.turns import Ready
 from understudy.protocol import News
 from understudy.store import beginnings, queries
@@ -58,7 +58,7 @@ async def test_nobody_waits_for_a_look_at_all_sessions(what: str, tmp_path: Path
 
         rows = AsyncMock(return_value=[row(number) for number in range(MANY)])
         with patch.object(service.reading, "active", rows), patch.object(service.frames.paging, "add", add):
-            look = kernel.take_up(kernel.generation, ["node1"]) if what == "take_up" else service.recovery.sweep_all(0)
+            look = kernel.take_up(kernel.generation, ["node1"]) if what == "take_up" else service.sweep.run(0)
             task = asyncio.ensure_future(look)
             while not task.done():
                 queued_in_a_turn = 0
@@ -142,7 +142,7 @@ async def test_a_notice_reads_the_sessions_it_names(tmp_path: Path) -> None:
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
         rows = AsyncMock(return_value=[])
         with patch.object(kernel.service.reading, "active", rows):
-            await kernel.service.notice(News(["a", "b"]))
+            await kernel.service.notices.notice(News(["a", "b"]))
         rows.assert_awaited_once_with(["node1"], session_ids=["a", "b"])
 
 
@@ -212,25 +212,26 @@ async def test_what_ray_says_of_a_death(error: Exception, cause: str | None) -> 
 async def test_the_dead_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given frames that died long ago, then they are forgotten, but not while a `take_up` is under way, which may have
     read that they have a session."""
-    monkeypatch.setattr(recovery_module, "BURIED_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr(known_frames, "BURIED_SECONDS", 0.0, raising=False)
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=0) as kernel:
-        found = kernel.service.recovery
+        found, take_up = kernel.service.deaths, kernel.service.take_up
+        buried = kernel.service.frames.known.buried
         await found.frame_died("f-old", "process_died")
         await found.frame_died("f-other", "process_died")
-        assert len(found.buried) <= 1
-        going, adopted, adopt = asyncio.Event(), asyncio.Event(), found._adopt
+        assert len(buried) <= 1
+        going, adopted, adopt = asyncio.Event(), asyncio.Event(), take_up.adopt
 
         async def held(home: str, nodes: list[str]) -> list[str]:
             going.set()
             await adopted.wait()
             return await adopt(home, nodes)
 
-        monkeypatch.setattr(found, "_adopt", held)
+        monkeypatch.setattr(take_up, "adopt", held)
         told = asyncio.create_task(kernel.take_up(kernel.generation, kernel.nodes))
         await going.wait()
         await found.frame_died("f-new", "process_died")
         await found.frame_died("f-newest", "process_died")
-        assert {"f-new", "f-newest"} <= set(found.buried)
+        assert {"f-new", "f-newest"} <= set(buried)
         adopted.set()
         await told
 

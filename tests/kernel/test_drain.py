@@ -20,9 +20,9 @@ from understudy.cluster.ray.connection import Connection
 from understudy.config import Settings
 from understudy.errors import CannotDrain
 from understudy.identifiers import home_of
+from understudy.node.answers import Answers
 from understudy.node.calls import Call
 from understudy.node.departures import Departure, leaving
-from understudy.node.rounds import Rounds
 from understudy.records import ModelAnswer
 from understudy.store import draining
 from understudy.store.draining import check_drain
@@ -170,15 +170,15 @@ async def test_a_late_answer_moves_nobody_who_waits_for_a_later_call(
 ) -> None:
     """Given a session of `b` that waits for its second call while `b` is drained, when its first answer comes once
     more, then it stays until the second one is there, and that call is not repeated."""
-    answered, calls = Rounds.answered, list[tuple[Call, ModelAnswer]]()
+    answered, calls = Answers.answered, list[tuple[Call, ModelAnswer]]()
 
-    async def noted(rounds: Rounds, call: Call, answer: ModelAnswer) -> None:
+    async def noted(answers: Answers, call: Call, answer: ModelAnswer) -> None:
         calls.append((call, answer))
         if len(calls) == 1:
             server.hold()
-        await answered(rounds, call, answer)
+        await answered(answers, call, answer)
 
-    with patch.object(Rounds, "answered", noted):
+    with patch.object(Answers, "answered", noted):
         async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
             a, b = nodes.kernels
             rounds = [("look", {"path": str(tmp_path / "n"), "text": "x"})], "done"
@@ -186,7 +186,7 @@ async def test_a_late_answer_moves_nobody_who_waits_for_a_later_call(
             await b.send("s")
             await asyncio.to_thread(server.wait, lambda stats: stats.requests == 2 and stats.in_flight == 1)
             await nodes.drain(b)
-            await answered(b.service.rounds, *calls[0])
+            await answered(b.service.answers, *calls[0])
             assert (await a.info("s"))["node_id"] == "b"
             server.release()
             assert (await nodes.end("s"))["status"] == "completed"
@@ -349,7 +349,7 @@ async def test_a_tool_goes_on_if_the_drain_is_taken_back_at_its_deadline(
         await b.send("s")
         await asyncio.wait_for(begun.wait(), PATIENCE)
         async with taken_back_at_its_deadline(nodes, b):
-            assert not b.service.frames.condemned
+            assert not b.service.frames.known.condemned
             may_end.set()
             assert (await nodes.end("s"))["status"] == "completed"
         assert len(k.notes(notes)) == 1

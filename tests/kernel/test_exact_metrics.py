@@ -354,7 +354,7 @@ async def test_a_span_that_is_always_refused_does_not_keep_a_lost_log_open(
         picky = Picky(wanted[1])
         looks = a.service.projection.adoption
         looks._exporters = lambda events, _: {"spans": Export(events, SpanSink(picky), "spans")}
-        a.service.nodes = ["a"]
+        a.service.homes.nodes = ["a"]
         for _ in range(TRIES_TOGETHER + 1):
             await looks.look()
         assert logs(postgres)["writer-b"].is_done()
@@ -510,10 +510,10 @@ async def test_the_store_is_counted_as_it_is(store: str, tmp_path: Path) -> None
         await kernel.service.journal.submit(lambda tx: _rehome(tx, "queued", "elsewhere"))
         await counting.count()
         assert total(shown(metrics), "understudy_runs_live") == 4
-        kernel.service.nodes = ["elsewhere", "node1"]
+        kernel.service.homes.nodes = ["elsewhere", "node1"]
         await counting.count()
         assert total(shown(metrics), "understudy_runs_live") == 2
-        kernel.service.nodes = ["node1"]
+        kernel.service.homes.nodes = ["node1"]
         await kernel.service.journal.submit(lambda tx: _rehome(tx, "queued", "node1"))
 
 

@@ -49,7 +49,7 @@ async def test_a_frame_that_never_heard_of_its_session_is_given_it_again(store: 
         assert isinstance(first, Work)
         assert isinstance(again, Work)
         assert (first.session_id, first.epoch, again.session_id, again.epoch) == ("s", 1, "s", 2)
-        assert kernel.service.recovery.swept == 0
+        assert kernel.service.sweep.swept == 0
 
 
 async def test_a_session_that_is_given_to_another_frame_is_held_by_that_one_only(store: str, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ async def test_a_session_that_is_given_to_another_frame_is_held_by_that_one_only
         assert (await kernel.run("t", k.spec(k.script("done"))))["status"] == "completed"
         assert (await kernel.end("s"))["status"] == "completed"
         assert paging.slots["old"].session_id is None
-        assert kernel.service.recovery.swept == 0
+        assert kernel.service.sweep.swept == 0
 
 
 async def test_a_frame_that_shall_be_killed_is_named_until_it_is_gone(store: str, tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ async def test_a_frame_that_shall_be_killed_is_named_until_it_is_gone(store: str
         row = {"frame_id": "old", "actor_pid": 1, "placement": DEFAULT, "root_id": "s"}
         frames.expect({**row, "session_id": "s", "incarnation": 1, "epoch": 1})
         frames.condemn("old", activation)
-        assert (frames.named(), frames.condemned) == ({"old": 0}, {"old"})
-        await kernel.service.recovery.frame_died("old", "process_died")
-        assert (frames.named(), frames.condemned) == ({}, set())
+        assert (frames.named(), frames.known.condemned) == ({"old": 0}, {"old"})
+        await kernel.service.deaths.frame_died("old", "process_died")
+        assert (frames.named(), frames.known.condemned) == ({}, set())
 
 
 async def test_a_frame_that_dies_before_it_rests_does_not_rest(store: str, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ async def test_a_frame_that_dies_before_it_rests_does_not_rest(store: str, tmp_p
     async with k.running(store, tmp_path, frames=0) as kernel:
         frames = kernel.service.frames
         slot = frames.calling(_call(kernel, "f"))
-        await kernel.service.recovery.frame_died("f", "process_died")
+        await kernel.service.deaths.frame_died("f", "process_died")
         with pytest.raises(ServiceGone):
             async with asyncio.timeout(20):
                 await frames.rest(slot, None)
@@ -220,8 +220,8 @@ async def test_the_sweep_leaves_alone_what_left_its_place_since_rows_were_read(
 
         place(kernel)
         monkeypatch.setattr(service.reading, "active", slow)
-        await service.recovery.sweep_all(0)
-        assert (service.recovery.swept, service.frames.paging.ready) == (0, {})
+        await service.sweep.run(0)
+        assert (service.sweep.swept, service.frames.paging.ready) == (0, {})
 
 
 async def test_the_sweep_picks_up_what_nobody_knows(store: str, tmp_path: Path) -> None:
@@ -230,10 +230,10 @@ async def test_the_sweep_picks_up_what_nobody_knows(store: str, tmp_path: Path) 
         await kernel.spawn("s", k.spec(k.script("done")))
         await kernel.send("s")
         kernel.service.frames.paging.remove("s")
-        await kernel.service.recovery.sweep_all(0)
+        await kernel.service.sweep.run(0)
         work = await kernel.service.step(_call(kernel, "f"))
         assert isinstance(work, Work)
-        assert (work.session_id, kernel.service.recovery.swept) == ("s", 1)
+        assert (work.session_id, kernel.service.sweep.swept) == ("s", 1)
 
 
 async def test_the_sweep_counts_a_death_for_a_session_in_a_frame_that_nobody_knows(store: str, tmp_path: Path) -> None:
@@ -244,5 +244,5 @@ async def test_the_sweep_counts_a_death_for_a_session_in_a_frame_that_nobody_kno
         await kernel.send("s")
         await kernel.service.step(_call(kernel, "f"))
         del kernel.service.frames.paging.slots["f"]
-        await kernel.service.recovery.sweep_all(0)
+        await kernel.service.sweep.run(0)
         assert "session_crashed" in await kernel.types("s")

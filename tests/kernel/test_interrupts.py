@@ -83,7 +83,7 @@ async def test_a_cancel_that_meets_the_answer_leaves_the_next_run_alone(kernel: 
     cancelled, point = asyncio.Event(), kernel.point
 
     async def held(label: str, worker: k.Worker | None) -> None:
-        if label == "before the commit" and "s" in kernel.service.own and not cancelled.is_set():  # the answer's
+        if label == "before the commit" and "s" in kernel.service.claims and not cancelled.is_set():  # the answer's
             await cancel(kernel)
             cancelled.set()
         await point(label, worker)
@@ -117,7 +117,7 @@ async def test_no_call_is_made_for_a_run_that_was_ended_by_force(kernel: k.Kerne
     point = kernel.point
 
     async def behind(label: str, worker: k.Worker | None) -> None:
-        if label == "before the commit" and "s" in kernel.service.own and not told:  # the first step's
+        if label == "before the commit" and "s" in kernel.service.claims and not told:  # the first step's
             told.append(cancel(kernel))
         await point(label, worker)
 
@@ -138,7 +138,7 @@ async def test_an_input_behind_a_run_that_was_ended_by_force(kernel: k.Kernel) -
     point = kernel.point
 
     async def behind(label: str, worker: k.Worker | None) -> None:
-        if label == "before the commit" and "s" in kernel.service.own and not told:
+        if label == "before the commit" and "s" in kernel.service.claims and not told:
             assert kernel._life is not None
             accepted = kernel._life._submit_all([lambda tx: accept(tx, "s", "r2", "again")], "s")
             told.append(asyncio.get_running_loop().create_task(accepted))
@@ -149,7 +149,7 @@ async def test_an_input_behind_a_run_that_was_ended_by_force(kernel: k.Kernel) -
     await kernel.send("s")
     assert (await kernel.end("s"))["status"] == "cancelled"
     assert (await kernel.end("s", "r2"))["status"] == "completed"
-    assert kernel.service.recovery.swept == 0
+    assert kernel.service.sweep.swept == 0
 
 
 class Gate:
@@ -198,9 +198,9 @@ async def test_the_next_run_is_not_ended_for_the_one_before(kernel: k.Kernel, at
 
     with patch.object(kernel.service.reading, "active", read_before):
         if way == "sweep":
-            await kernel.service.recovery.sweep_all(0)
+            await kernel.service.sweep.run(0)
         else:
-            await kernel.service.notice(News(["s"]))
+            await kernel.service.notices.notice(News(["s"]))
     watched = len(kernel.service.interrupts)
     Gate.opened.set()  # before anything fails: nothing else ends the tool
     kernel.server.release()

@@ -129,7 +129,7 @@ async def cut_off(kernel: k.Kernel, session_id: str) -> k.Worker:
     """Have the session's frame given up although its process goes on: another one takes the session."""
     worker = kernel.holder(session_id)
     assert worker is not None
-    await kernel.service.recovery.frame_died(worker.frame_id, "unresponsive")
+    await kernel.service.deaths.frame_died(worker.frame_id, "unresponsive")
     return worker
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from understudy.actors.tools import tool
 from understudy.errors import StaleGeneration, StoreUnreachable
-from understudy.node import recovery
+from understudy.node import sweep
 from understudy.protocol import News
 from understudy.records import LEASE_SECONDS
 from understudy.store import activation, beginnings
@@ -60,7 +60,7 @@ async def test_an_input_accepted_elsewhere_runs_at_home(postgres: str, server: O
         watched = await a.ask("watch", "c", {"s": {"after": 0}}, 1.0)
         assert watched["events"] == events
         assert (await a.info("s"))["node_id"] == "a"
-        assert a.service.recovery.swept == 0
+        assert a.service.sweep.swept == 0
 
 
 async def test_what_a_service_accepts_before_it_knows_the_nodes_runs_at_home(
@@ -68,7 +68,7 @@ async def test_what_a_service_accepts_before_it_knows_the_nodes_runs_at_home(
 ) -> None:
     """Given a session at home on `a`, when `b`, which was restarted and has not been told yet which nodes there are,
     accepts an input for it, then `a` hears of it when `b` is told: it need not be swept for."""
-    monkeypatch.setattr(recovery, "SWEEP_SECONDS", 3_600.0)
+    monkeypatch.setattr(sweep, "SWEEP_SECONDS", 3_600.0)
     async with nodes(postgres, server, tmp_path) as (a, b):
         await a.spawn("s", k.spec())
         with patch.object(k.Kernel, "take_up", AsyncMock()):
@@ -80,7 +80,7 @@ async def test_what_a_service_accepts_before_it_knows_the_nodes_runs_at_home(
         assert "s" not in b.service.frames.paging.ready
         assert (await asyncio.wait_for(a.end("s"), PATIENCE))["text"] == "offline: hello"
         assert activated_at(await b.events("s")) == {"a"}
-        assert (a.service.recovery.swept, b.service.recovery.swept) == (0, 0)
+        assert (a.service.sweep.swept, b.service.sweep.swept) == (0, 0)
 
 
 async def test_a_follower_at_home_sees_what_was_committed_elsewhere(
@@ -113,8 +113,8 @@ async def test_a_lost_notice_is_swept(
     postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Given services that can't tell each other anything, when one writes for the other, then the sweep finds it."""
-    monkeypatch.setattr(recovery, "SWEEP_SECONDS", 0.1)
-    monkeypatch.setattr(recovery, "SWEEP_AGE", 0)
+    monkeypatch.setattr(sweep, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(sweep, "SWEEP_AGE", 0)
     async with nodes(postgres, server, tmp_path) as (a, b):
         b.peers = {}
         await a.spawn("s", k.spec())
@@ -150,8 +150,8 @@ async def test_a_run_that_is_ended_by_force_elsewhere_is_ended_at_home(
 ) -> None:
     """Given a tool that runs at `a`, when `b` ends its run by force, then `a` has the tool's process killed, also where
     the notice is lost."""
-    monkeypatch.setattr(recovery, "SWEEP_SECONDS", 0.1)
-    monkeypatch.setattr(recovery, "SWEEP_AGE", 0)
+    monkeypatch.setattr(sweep, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(sweep, "SWEEP_AGE", 0)
     async with nodes(postgres, server, tmp_path) as (a, b):
         if way == "sweep":
             b.peers = {}
@@ -168,9 +168,9 @@ async def test_a_run_that_is_ended_by_force_elsewhere_is_ended_at_home(
         await b.ask("cancel", "s", None, "no more")
         assert (await asyncio.wait_for(a.end("s"), PATIENCE))["status"] == "cancelled"
         async with asyncio.timeout(PATIENCE):
-            while not a.service.frames.condemned:
+            while not a.service.frames.known.condemned:
                 await a.service.frames.supply.demand(1.0)
-        assert a.service.frames.condemned == {worker.frame_id}
+        assert a.service.frames.known.condemned == {worker.frame_id}
         a.kill(worker)
         await a.quiet()
         await a.send("s", "again", "r2")
@@ -184,8 +184,8 @@ async def test_a_call_of_a_run_that_is_ended_by_force_elsewhere_is_aborted(
 ) -> None:
     """Given a model call at `a`, when `b` ends its run by force, then `a` closes the connection, also where the notice
     is lost."""
-    monkeypatch.setattr(recovery, "SWEEP_SECONDS", 0.1)
-    monkeypatch.setattr(recovery, "SWEEP_AGE", 0)
+    monkeypatch.setattr(sweep, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(sweep, "SWEEP_AGE", 0)
     async with nodes(postgres, server, tmp_path) as (a, b):
         if way == "sweep":
             b.peers = {}
@@ -245,7 +245,7 @@ async def test_a_service_that_was_cut_off_activates_nothing(
         with pytest.raises(StaleGeneration):
             await b.take_up(generation, ["a"])
         await b.send("s", "three", "r3")
-        await a.service.notice(News(["s"]))
+        await a.service.notices.notice(News(["s"]))
         assert (await asyncio.wait_for(a.end("s", "r3"), PATIENCE))["status"] == "completed"
         places = [e["data"]["node_id"] for e in await a.events("s") if e["type"] == "session_activated"]
         assert places == sorted(places, reverse=True)
@@ -255,8 +255,8 @@ async def test_what_a_given_up_node_accepts_is_run(
     postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given `b` was given up but reaches the store, when it accepts an input and then dies, then `a` runs it."""
-    monkeypatch.setattr(recovery, "SWEEP_SECONDS", 0.1)
-    monkeypatch.setattr(recovery, "SWEEP_AGE", 0)
+    monkeypatch.setattr(sweep, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(sweep, "SWEEP_AGE", 0)
     async with nodes(postgres, server, tmp_path) as (a, b):
         await b.spawn("old", k.spec())
         await a.take_up(await a.ask("acquire", "tests", k.LEASE, "tests"), ["a"])
@@ -310,7 +310,7 @@ async def test_a_node_that_has_not_heard_of_another_takes_nothing_from_it(
         await b.take_up(await b.ask("acquire", "tests", k.LEASE, "tests"), ["a", "b"])  # as a join does
         may_end = await at_work(b, "s", tmp_path / "notes")
         await a.send("s", "more", "r2")
-        await a.service.recovery.sweep_all(0)
+        await a.service.sweep.run(0)
         assert (await a.info("s"))["node_id"] == "b"
         may_end.set()
         assert (await asyncio.wait_for(b.end("s", "r2"), PATIENCE))["status"] == "completed"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from understudy.actors.tool_calls import GOES_ON
 from understudy.actors.tools import ToolContext, tool
 from understudy.actors.window import INTERRUPTED, to_protocol
 from understudy.errors import ToolError
@@ -48,11 +49,12 @@ class Meeting:
     began = asyncio.Event()
     cancelled = asyncio.Event()
     thread = threading.Event()
+    entered = threading.Event()
 
     @classmethod
     def reset(cls) -> None:
         cls.barrier, cls.began, cls.cancelled = asyncio.Barrier(2), asyncio.Event(), asyncio.Event()
-        cls.thread = threading.Event()
+        cls.thread, cls.entered = threading.Event(), threading.Event()
 
 
 @tool(on_crash="rerun")
@@ -74,6 +76,14 @@ async def linger() -> str:
     except asyncio.CancelledError:
         Meeting.cancelled.set()
         raise
+
+
+@tool
+def blocked() -> str:
+    """Block a thread until the test ends."""
+    Meeting.entered.set()
+    Meeting.thread.wait(20)
+    return "late"
 
 
 @tool(timeout=0.05)
@@ -299,6 +309,19 @@ async def test_cancel_during_a_tool(kernel: k.Kernel) -> None:
     assert (await kernel.end("s", "r2"))["status"] == "completed"
 
 
+async def test_cancel_during_a_tool_that_can_not_be_stopped(kernel: k.Kernel) -> None:
+    """Given a tool in a thread, when the run is cancelled, then nobody claims to know what becomes of the call."""
+    try:
+        await kernel.spawn("s", k.spec(k.script([("blocked", {})], "done"), [blocked]))
+        await kernel.send("s")
+        await asyncio.to_thread(Meeting.entered.wait, k.STUCK_SECONDS)
+        assert await kernel.ask("cancel", "s", "r", "enough")
+        assert (await kernel.end("s"))["status"] == "cancelled"
+        assert await results(kernel) == [GOES_ON]
+    finally:
+        Meeting.thread.set()
+
+
 async def test_cancel_a_queued_run(kernel: k.Kernel) -> None:
     """It never starts; the running one goes on."""
     kernel.server.hold()
@@ -476,8 +499,8 @@ async def test_a_session_that_a_frame_turned_to_is_held_at_once(tmp_path: Path) 
             await kernel.send(name)
         kernel.add_frame()
         await asyncio.wait_for(sending.wait(), 10)
-        await service.recovery.sweep_all(0)
-        assert (list(service.frames.paging.ready), service.recovery.swept) == ([], 0)
+        await service.sweep.run(0)
+        assert (list(service.frames.paging.ready), service.sweep.swept) == ([], 0)
         holder = kernel.holder("second")
         assert holder is not None
         sent.set()

@@ -279,11 +279,11 @@ async def test_a_run_that_does_not_end_is_ended_by_force(kernel: k.Kernel) -> No
         "interrupted: the agent's process died while this tool ran; its outcome is unknown"
     ]
     assert frame is not None
-    assert kernel.service.frames.condemned == {frame.frame_id}
+    assert kernel.service.frames.known.condemned == {frame.frame_id}
     Begun.let_go.set()
     await kernel.send("s", "again", "r2")
     assert (await kernel.end("s", "r2"))["status"] == "completed"
-    assert kernel.service.recovery.swept == 0
+    assert kernel.service.sweep.swept == 0
 
 
 @pytest.mark.thorough
@@ -322,14 +322,14 @@ async def test_a_process_that_has_not_called_in_since_a_restart_is_condemned(
     await kernel.quiet()
     frames = kernel.service.frames
     frames.condemn(frame.frame_id, before)  # by news that came late
-    assert frames.condemned == set()
+    assert frames.known.condemned == set()
     assert await kernel.ask("cancel", "s", None, "enough")
     assert (await kernel.end("s"))["status"] == "cancelled"
-    assert (frames.condemned, frame.frame_id in frames.expected) == ({frame.frame_id}, False)
+    assert (frames.known.condemned, frame.frame_id in frames.known.expected) == ({frame.frame_id}, False)
     Begun.let_go.set()
     while frame.frame_id not in frames.paging.slots:
         await frames.supply.demand(1.0)
-    assert frames.condemned == set()
+    assert frames.known.condemned == set()
     await kernel.send("s", "again", "r2")
     assert (await kernel.end("s", "r2"))["status"] == "completed"
 
@@ -337,9 +337,9 @@ async def test_a_process_that_has_not_called_in_since_a_restart_is_condemned(
 async def test_a_condemned_frame_that_is_gone_is_forgotten(kernel: k.Kernel) -> None:
     """Given a frame whose process shall be killed, when a supervisor finds that it is gone, then nobody is asked to
     kill it any more."""
-    kernel.service.frames.condemned.add("of a process that died unnoticed")
+    kernel.service.frames.known.condemned.add("of a process that died unnoticed")
     await kernel.take_up(kernel.generation, [kernel.node_id])
-    assert kernel.service.frames.condemned == set()
+    assert kernel.service.frames.known.condemned == set()
 
 
 @pytest.mark.parametrize("moment", ["in a tool", "in a model call", "waiting for a child"])
@@ -362,7 +362,7 @@ async def test_a_run_past_its_time_is_ended(kernel: k.Kernel, moment: str) -> No
     kernel.server.release()
     for session in await kernel.ask("read", "tree", ["s"], {}):
         assert not (await kernel.info(session["session_id"]))["active"]
-    assert kernel.service.recovery.swept == 0
+    assert kernel.service.sweep.swept == 0
 
 
 async def test_brutal_kill(kernel: k.Kernel) -> None:

@@ -120,7 +120,7 @@ async def test_a_run_ends_with_what_it_began_with(store: str, tmp_path: Path) ->
         assert len(k.notes(notes)) == 1
         events = [event["data"]["changed"] for event in await kernel.events("s") if event["type"] == "session_migrated"]
         assert events == [["tools.look"]]
-        assert kernel.service.recovery.swept == 0
+        assert kernel.service.sweep.swept == 0
 
 
 async def test_what_was_asked_for_can_be_taken_back(store: str, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_a_cancelled_run_goes_over_too(store: str, tmp_path: Path) -> None
         await kernel.end("s")
         kernel.server.release()
         assert (await kernel.end("s", "r2"))["text"] == "two"
-        assert kernel.service.recovery.swept == 0
+        assert kernel.service.sweep.swept == 0
 
 
 async def test_a_raised_limit_counts_from_the_next_run_on(store: str, tmp_path: Path) -> None:

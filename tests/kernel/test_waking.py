@@ -354,7 +354,7 @@ async def test_nothing_is_done_while_it_waits(kernel: k.Kernel) -> None:
     for worker in list(kernel.workers.values()):
         kernel.kill(worker)
     await kernel.quiet()
-    await kernel.service.recovery.sweep_all(0)
+    await kernel.service.sweep.run(0)
     after = await kernel.info("s")
     names = ("epoch", "restarts", "seq", "status")
     assert ({name: after[name] for name in names}, await due(kernel)) == (

@@ -135,7 +135,7 @@ async def test_a_frame_that_was_silent_before_it_was_killed(stage: Stage) -> Non
     process, _ = await stage.frame("first")
     slot = stage.kernel.service.frames.paging.slots["first"]
     slot.seen -= 60_000_000
-    stage.kernel.service.recovery.frame_hangs("first", 7.0)
+    stage.kernel.service.deaths.frame_hangs("first", 7.0)
     process.kill()
     crashed = (await stage.kernel.until("s", "session_crashed"))[-1]
     assert 7_000_000 <= crashed["data"]["unseen"] < 60_000_000
@@ -144,7 +144,7 @@ async def test_a_frame_that_was_silent_before_it_was_killed(stage: Stage) -> Non
 async def test_the_end_of_a_connection_is_no_death(stage: Stage) -> None:
     """Given a frame whose connection ends while its process lives, then nobody takes it for dead, and it may connect
     again."""
-    stage.kernel.service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
+    stage.kernel.service.deaths.frame_died = AsyncMock()  # type: ignore[method-assign]
     for _ in range(2):
         channel = await Channel.connect(await stage.socket.admit(FRAME, "f"))
         with pytest.raises(InvalidInput, match="blob does not take 0 arguments"):
@@ -152,14 +152,14 @@ async def test_the_end_of_a_connection_is_no_death(stage: Stage) -> None:
         done = stage.when_an_end_is_dealt_with()
         await channel.close()
         await done.wait()
-    stage.kernel.service.recovery.frame_died.assert_not_called()
+    stage.kernel.service.deaths.frame_died.assert_not_called()
 
 
 async def test_whoever_borrows_a_frames_name_can_not_end_it(stage: Stage) -> None:
     """Given a frame at work, when another process connects under its name and ends, then nobody takes the frame for
     dead: its pid is another one."""
     process, work = await stage.frame("f")
-    stage.kernel.service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
+    stage.kernel.service.deaths.frame_died = AsyncMock()  # type: ignore[method-assign]
     done = stage.when_an_end_is_dealt_with()
     script = CALL_IN.replace("step", "specification").replace(
         '{"frame": frame, "number": 1}', f'"f", {[work["session_id"], work["incarnation"], work["epoch"]]}'
@@ -171,20 +171,20 @@ async def test_whoever_borrows_a_frames_name_can_not_end_it(stage: Stage) -> Non
     other.kill()
     await other.communicate()
     await done.wait()
-    stage.kernel.service.recovery.frame_died.assert_not_called()
+    stage.kernel.service.deaths.frame_died.assert_not_called()
     assert process.returncode is None
 
 
 async def test_ends_behind_the_services_own_are_no_deaths(stage: Stage) -> None:
     """Given a service that is being ended, then frames that end then are not taken for dead."""
     process, _ = await stage.frame("f")
-    stage.kernel.service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
+    stage.kernel.service.deaths.frame_died = AsyncMock()  # type: ignore[method-assign]
     await stage.socket.close()
     process.kill()
     await process.wait()
     await asyncio.sleep(0)
     assert not list(stage.socket._tasks)
-    stage.kernel.service.recovery.frame_died.assert_not_called()
+    stage.kernel.service.deaths.frame_died.assert_not_called()
 
 
 @pytest.mark.parametrize(("free", "told"), [(14, False), (15, True)])
@@ -194,11 +194,11 @@ async def test_where_memory_is_short_the_supervisor_says_why(stage: Stage, free:
     service = stage.kernel.service
     process, _ = await stage.frame("f")
     service.frames.supply._memory = Memory(total=100, free=free)
-    service.recovery.frame_died = AsyncMock()  # type: ignore[method-assign]
+    service.deaths.frame_died = AsyncMock()  # type: ignore[method-assign]
     done = stage.when_an_end_is_dealt_with()
     process.kill()
     await done.wait()
-    assert service.recovery.frame_died.called is told
+    assert service.deaths.frame_died.called is told
 
 
 async def test_a_frame_calls_for_itself_only(stage: Stage) -> None:

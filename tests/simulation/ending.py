@@ -259,10 +259,10 @@ class Ending:
                 continue
             service = actor.target.service
             sizes = {
-                "calls": len(service.calls), "ready": len(service.frames.paging.ready), "own": len(service.own),
+                "calls": len(service.calls), "ready": len(service.frames.paging.ready), "own": len(service.claims),
                 "placing": len(service.frames.placing), "interrupts": len(service.interrupts),
                 "operations": max(0, service.journal._submitted.qsize() + len(service.journal._groups) - 2),
-                "expected": len(service.frames.expected), "condemned": len(service.frames.condemned),
+                "expected": len(service.frames.known.expected), "condemned": len(service.frames.known.condemned),
             }  # fmt: skip
             found += [f"{name} still has {size} {what} when nothing is to do" for what, size in sizes.items() if size]
             found += self._misplaced(service)
@@ -295,8 +295,8 @@ class Ending:
             self._violated(left)
         for name, actor in self._world.cluster.actors.items():
             if name.startswith("node/") and actor.target is not None:
-                self._world.counts["swept"] += actor.target.service.recovery.swept
-                if actor.target.service.recovery.swept and not self._may_lose_a_wake_up():
+                self._world.counts["swept"] += actor.target.service.sweep.swept
+                if actor.target.service.sweep.swept and not self._may_lose_a_wake_up():
                     self._violated(f"{name}: the sweep found a session that nobody had woken, and nothing was lost")
                 self._metrics(name, actor.target.service)
         self._spans()

@@ -288,7 +288,7 @@ class Invariants:
             actor for actor in self._world.cluster.actors.values() if actor.process is self._world.scheduler.current
         )
         services = [actor.target.service for actor in acting if hasattr(actor.target, "service")]
-        return any(service.nodes and machine.node_id not in service.nodes for service in services)
+        return any(service.homes.nodes and machine.node_id not in service.homes.nodes for service in services)
 
     def _unreached(self, actor: Actor) -> bool:
         """Whether a process was given up with its machine, or may be: the machine is cut off, or its node service does

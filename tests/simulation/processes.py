@@ -164,13 +164,13 @@ class NodeProcess(NodeCalls):
     async def lost(self, frame_id: str) -> None:
         """The end of a frame's process (`node_socket.NodeSocket`)."""
         with contextlib.suppress(UnderstudyError):
-            await (await self._node()).recovery.frame_died(frame_id, "process_died", EOF_SECONDS)
+            await (await self._node()).deaths.frame_died(frame_id, "process_died", EOF_SECONDS)
 
     async def step(self, call: StepCall) -> Work | Exit:
         """A process whose death was told is given nothing any more, however late its call arrives."""
         node = await self._node()
         frame_id = call.frame.frame_id
-        told = frame_id in node.recovery.buried
+        told = frame_id in node.frames.known.buried
         answer = await super().step(call)
         if told and isinstance(answer, Work):
             self._world.invariants.violated(f"frame {frame_id}, whose death was told, was given work")

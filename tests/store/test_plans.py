@@ -110,15 +110,15 @@ async def deaths(kernel: k.Kernel, directory: Path) -> None:
     await kernel.quiet()
     [row] = await kernel.service.reading.active(None, session_ids=["s-paused"])
     slot = Slot("gone", 1, "node1", "")
-    await kernel.service.recovery.crashed(slot, ActivationId.of(row), "process_died", 0)  # told again
+    await kernel.service.deaths.crashed(slot, ActivationId.of(row), "process_died", 0)  # told again
     await kernel.spawn("s-slow", k.spec(k.script({"text": "late", "delay": 0.5})))
     await kernel.send("s-slow")
     await kernel.until("s-slow", "model_call_started")
     kernel.kill_node()
     await kernel.quiet()
     await kernel.end("s-slow")
-    await kernel.service.recovery.frame_died("unknown", "process_died")
-    await kernel.service.recovery.sweep_all(0)
+    await kernel.service.deaths.frame_died("unknown", "process_died")
+    await kernel.service.sweep.run(0)
 
 
 async def endings(kernel: k.Kernel) -> None:

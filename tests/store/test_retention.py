@@ -310,7 +310,7 @@ async def test_an_imported_session_that_waits_for_a_timer_goes_on_in_a_running_c
         archived = exported(elsewhere, "s")
     async with k.running(store, tmp_path, server=server) as kernel:
         assert await do(store, lambda tx: archive.load(tx, archive.read(archived, "file"), resume=True))
-        await kernel.service.recovery.sweep_all(0)
+        await kernel.service.sweep.run(0)
         await kernel.until("s", "run_finished")
 
 

@@ -146,7 +146,7 @@ async def test_a_removed_sessions_model_call_is_ended(tmp_path: Path, again: boo
         await kernel.service.journal.submit(lambda tx: tx.drop(["s"]))
         if again:
             await kernel.spawn("s", k.spec())
-        await kernel.service.recovery.sweep_all(0)
+        await kernel.service.sweep.run(0)
         await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 0)
         [task] = tasks
         assert task is not None

@@ -1,0 +1,146 @@
+"""The second half of a round: a model's answer is committed where it arrives, and given to whoever waits for it."""
+
+from __future__ import annotations
+
+from understudy.errors import UnderstudyError
+from understudy.placement import is_isolated
+from understudy.protocol import CallOrigin, Work
+from understudy.records import ActivationId, ModelAnswer
+from understudy.store import activation, operations
+from understudy.store.transaction import Row, Transaction
+
+from .basis import NodeBasis
+from .calls import Call, Calls
+from .claims import FENCED, Claims
+from .draining import Draining
+from .frames import Frames
+from .paging import Ready, Slot
+
+
+class Answers:
+    """Has sessions go on with their models' answers."""
+
+    def __init__(
+        self, node: NodeBasis, frames: Frames, calls: Calls, claims: Claims, draining: Draining
+    ) -> None:  # fmt: skip
+        self._node = node
+        self._frames = frames
+        self._calls = calls
+        self._claims = claims
+        self._draining = draining
+
+    async def answered(self, call: Call, answer: ModelAnswer) -> None:
+        """Commit an answer where it arrives, and give it to the frame that waits for it, or to a free one."""
+        of = call.origin
+        slot = self._frames.paging.holder(of.session_id)
+        resident = slot if slot is not None and slot.resting else None
+        held, since = (resident.activation, resident.since) if resident is not None else (None, 0)
+        spare = self._frames.take_spare(of.session_id, of.placement) if slot is None else None
+        ready, at, ended, leaves = Ready(of.session_id, of.placement, of.root_id), FENCED, False, False
+
+        def operation(tx: Transaction) -> tuple[operations.AnswerResult, Work | None, Work | None]:
+            nonlocal at, ended, leaves
+            result = operations.answer(
+                tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation
+            )
+            row = tx.session(of.session_id)
+            at, ended = ActivationId.of(row), row["wait"] == "idle" or (result.ended and not result.repeated)
+            if ended and is_isolated(of.placement):
+                activation.park(tx, at)  # the process was for this activation, which ends with its run
+            # A late answer moves nobody who waits for a later call here: that would be paid again elsewhere.
+            leaves = slot is resident and self._node.is_drained and row["wait"] != "model"
+            if leaves:
+                if held is not None or row["frame_id"] is None:  # else it is in another node's frame by now
+                    self._draining.leave_frame(tx, held or at)
+                return result, None, None
+            if not result.won:
+                return result, None, None
+            if resident is not None and (resident.activation, resident.frame_id) == (at, row["frame_id"]):
+                return result, activation.work_with(tx, row, 0, (), result.calls), None
+            if spare is not None and row["frame_id"] is None:  # else its crash, committed just before, placed it
+                try:
+                    return result, None, self._frames.activation(spare, ready)(tx)
+                except UnderstudyError:
+                    tx.woken[of.session_id] = row
+            return result, None, None
+
+        with self._frames.being_placed(of.session_id, spare):
+            try:
+                with self._claims.committing(of.session_id) as claim:
+                    result, current, work = await self._node.journal.submit(operation, of.session_id)
+            except BaseException:
+                self._frames.hand_over(spare, None)
+                raise
+            self._calls.forget(call)
+            self._frames.hand_over(spare, work)
+        woken = claim.woken
+        self._draining.look()
+        if leaves:
+            if resident is not None and resident.resting and resident.session_id == of.session_id:
+                self._frames.release(resident)
+            if not self._node.is_drained:  # it was taken back
+                self._frames.look_at(of.session_id)
+            return
+        self._end_rest(of.session_id, at, since, ended=ended)
+        # By others too, perhaps under another specification; perhaps right behind the frame's activation.
+        if woken is not None and (result.ended or not result.won or work is not None):
+            self._frames.wake(woken)
+            self._frames.dispatch()
+        elif result.won and work is None and not result.ended:
+            self._go_on(of, result, resident, current, woken)
+
+    async def lost(self, call: Call) -> None:
+        """A call is lost with its gateway: whoever waits for its answer makes it again, as the next attempt."""
+        session_id, frames = call.origin.session_id, self._frames
+        slot = frames.paging.holder(session_id)
+        if slot is None:
+            frames.look_at(session_id)
+        elif slot.resting and slot.wait == "model" and self._calls.of_session(session_id) is None:
+            frames.resume(slot)
+
+    def _end_rest(self, session_id: str, at: ActivationId, since: int, *, ended: bool) -> None:
+        """A run ended while its frame waited for a model, or came to do so: the session rests there, unless the process
+        was for this run only.
+
+        Args:
+            at: the activation when the answer was committed.
+            since: when the frame's wait for it had begun, if one waited: one that was fenced waits for nothing else.
+            ended: the run ended without a fence.
+        """
+        slot = self._frames.paging.holder(session_id)
+        if slot is None or slot.activation is None or not slot.resting:
+            return
+        if (ended and slot.activation == at) or (slot.activation < at and slot.since == since):
+            slot.wait = "idle"
+            if is_isolated(slot.placement):
+                self._frames.release(slot)
+
+    def _go_on(
+        self, of: CallOrigin, result: operations.AnswerResult, resident: Slot | None, current: Work | None,
+        woken: Row | None,
+    ) -> None:  # fmt: skip
+        """A run goes on with its answer: in the frame that waited for it, or in another one."""
+        still = resident is not None and resident.resting and resident.session_id == of.session_id
+        fresh = resident is not None and resident.reply_echo is not None and not result.repeated
+        if resident is not None and still and current is not None and fresh:
+            resident.resting = False
+            self._frames.reply(resident, self._frames.answer_work(resident, result.message, current))
+        else:
+            self._wake_parked(of, woken)
+        self._frames.dispatch()
+
+    def _wake_parked(self, of: CallOrigin, woken: Row | None) -> None:
+        """The session lost its frame between the answer's arrival and its commit, or had none; or that frame has not
+        called in since this service began, and will.
+
+        Args:
+            woken: its row, if this commit woke it. Else an earlier try did, or the service before this one, whose
+                answers the gateway may have still: only the store knows what the session has done since.
+        """
+        slot = self._frames.paging.holder(of.session_id)
+        if slot is not None and slot.resting:
+            self._frames.resume(slot)
+        elif slot is None and woken is not None:
+            self._frames.wake(woken)
+        elif slot is None:
+            self._frames.look_at(of.session_id)

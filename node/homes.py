@@ -1,0 +1,67 @@
+"""Where sessions are at home: which nodes there are, and which of them are drained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from understudy.identifiers import home_of
+from understudy.store.transaction import Row, Transaction
+
+
+class Homes:
+    """The nodes that sessions can be at home on, as the supervisor and the store say.
+
+    Args:
+        here: this node.
+
+    Attributes:
+        nodes: those that have a node service, as the supervisor said last.
+        drain: of this node, as the store has it; None while it is not drained.
+    """
+
+    def __init__(self, here: str) -> None:
+        self.here = here
+        self.nodes: list[str] = []
+        self.drain: Row | None = None
+        self._drains: Mapping[str, Row] = {}
+
+    @property
+    def leads(self) -> bool:
+        """Whether this service does what one of all must do: it is the first that the supervisor named."""
+        return self.nodes[:1] == [self.here]
+
+    @property
+    def available(self) -> list[str]:
+        """The nodes that have a service and are not drained."""
+        return [node_id for node_id in self.nodes if node_id not in self._drains]
+
+    def elsewhere(self, node_id: str) -> bool:
+        """Whether this is another node that has a service."""
+        return node_id != self.here and node_id in self.nodes
+
+    def learn_drains(self, drains: Mapping[str, Row]) -> None:
+        """Which nodes are drained, as the store says."""
+        self._drains = drains
+        self.drain = drains.get(self.here)
+
+    def home_for(self, root_id: str) -> str:
+        """Where a session without a home goes: it stays here, unless this node is drained and another one is not."""
+        return home_of(root_id, self.available) if self.drain is not None and self.available else self.here
+
+    def take_in(self, tx: Transaction, session_id: str) -> None:
+        """Give a session that is being written a home, if its own is gone or drained: this node, unless it is too.
+
+        Not one that may be at work, with a run or about to begin one: a drained node gives it away when it can be, a
+        lost one's is adopted under the generation that follows from the loss. A node that is not known here may also
+        have only just joined.
+        """
+        row = tx.session(session_id)
+        if not self.nodes or row["node_id"] in self.available:
+            return
+        rested = row["run_id"] is None and (session_id in tx.woken or not row["active"])
+        at_work = row["node_id"] in self.nodes or row["frame_id"] is not None or row["wait"] == "model"
+        if at_work and not rested:
+            return
+        tx.changed(row)
+        row["frame_id"] = row["actor_pid"] = None  # the frame that it rests in will not call in elsewhere
+        row["node_id"] = self.home_for(row["root_id"])

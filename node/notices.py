@@ -1,0 +1,152 @@
+"""What follows from a commit, here or at another node, for those it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from understudy.protocol import News
+from understudy.records import ActivationId, Cancelled
+from understudy.store import queries
+from understudy.store.journal import Committed
+from understudy.store.transaction import Row
+
+from .basis import NodeBasis
+from .calls import Calls
+from .claims import Claims
+from .feed import Feed
+from .frames import Frames
+from .interrupts import Interrupts
+from .timers import Timers
+
+MOST_UNTOLD = 1_000
+"""So many sessions are remembered that were written before it was known which nodes there are; a sweep finds others."""
+
+Tell = Callable[[str, News], Coroutine[Any, Any, None]]
+"""Tells the service of a node what another did to its sessions (`Notices.notice`). May get lost."""
+
+
+async def alone(_node_id: str, _news: News) -> None:
+    """The `Tell` of a service that is the only one."""
+
+
+class Notices:
+    """Has everybody act on what was committed: at once here, by a notice at the homes of other sessions.
+
+    Args:
+        sweep: looks for everything that can go on.
+    """
+
+    def __init__(
+        self, node: NodeBasis, frames: Frames, calls: Calls, claims: Claims, interrupts: Interrupts, feed: Feed,
+        timers: Timers, *, tell: Tell, sweep: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:  # fmt: skip
+        self._node = node
+        self._frames = frames
+        self._calls = calls
+        self._claims = claims
+        self._interrupts = interrupts
+        self._feed = feed
+        self._timers = timers
+        self._tell = tell
+        self._sweep = sweep
+        self._untold: dict[str, None] = {}
+
+    def committed(self, committed: Committed) -> None:
+        """A transaction of this service was committed."""
+        written = {session_id: (before, row["seq"]) for session_id, (before, row) in committed.written.items()}
+        self._feed.publish(committed.events, written)
+        if not self._node.homes.nodes and len(self._untold) < MOST_UNTOLD:
+            self._untold.update(dict.fromkeys(committed.written))
+        for node_id, news in self._by_home(committed).items():
+            self._tell_home(node_id, news)
+        self._condemn(committed.killed)
+        self.act(committed.cancelled, committed.woken)
+        self._timers.note(committed.timers.items())
+        if committed.repeated:  # what the try before this one changed was not told: look everywhere
+            self._feed.forget_all()
+            self._node.spawn_task(self._sweep())
+        self._frames.dispatch()
+
+    async def notice(self, news: News) -> None:
+        """Another node service wrote to sessions at home here: act as if it had been this one.
+
+        A notice that gets lost costs time only: the sweep finds what it would have told.
+        """
+        self._condemn(news.killed)
+        self.act(news.cancelled, {})
+        self._feed.forget(news.sessions)
+        self._node.spawn_task(self._timers.look())
+        rows = await self._node.reading.active([self._node.config.node_id], session_ids=news.sessions)
+        woken = {row["session_id"]: row for row in rows if self._calls.is_ready(row)}
+        self.act(cancelled(rows), woken)  # earlier news may have got lost
+        self._frames.dispatch()
+
+    def act(self, to_cancel: dict[str, Cancelled], woken: dict[str, Row]) -> None:
+        """Interrupt what was cancelled, and let what was woken go on.
+
+        What is told may be over: by the name of its run, nobody is interrupted for another.
+        """
+        for session_id, (run_id, incarnation, epoch, reason) in to_cancel.items():
+            self._interrupts.cancel(ActivationId(session_id, incarnation, epoch), run_id, reason or "cancelled")
+            # Also of a run that was ended by force: it waits for nothing any more.
+            self._calls.abort(session_id, incarnation, run_id)
+            if session_id in self._claims:  # its call goes out only after this commit is told
+                self._claims.cancelled[session_id] = run_id
+        for session_id, row in woken.items():
+            if session_id in self._claims:
+                self._claims.miss(row)
+            else:
+                self.wake(row)
+
+    def wake(self, row: Row) -> None:
+        """Let a session go on, if it is at home here."""
+        if not self._node.homes.elsewhere(row["node_id"]):
+            self._frames.wake(row)
+
+    async def tell_homes(self) -> None:
+        """Once it is known which nodes there are: tell them what was written here before to sessions that are at home
+        there, and leave those to them."""
+        untold = list(self._untold)
+        if not untold:
+            return
+        found: dict[str, News] = {}
+        for session_id, (node_id, _) in (await self._node.reading.query(queries.homes, untold)).items():
+            if self._node.homes.elsewhere(node_id):
+                found.setdefault(node_id, News()).sessions.append(session_id)
+                self._frames.paging.remove(session_id)
+        for session_id in untold:
+            self._untold.pop(session_id, None)
+        for node_id, news in found.items():
+            self._tell_home(node_id, news)
+
+    def _tell_home(self, node_id: str, news: News) -> None:
+        self._feed.leave(news.sessions)
+        self._node.spawn_task(self._tell(node_id, news))
+
+    def _by_home(self, committed: Committed) -> dict[str, News]:
+        """What was done to sessions at home elsewhere: their own services must hear of it."""
+        found: dict[str, News] = {}
+        killed = {activation.session_id: (frame_id, activation) for frame_id, activation in committed.killed.items()}
+        for session_id, (_, row) in committed.written.items():
+            if not self._node.homes.elsewhere(row["node_id"]):
+                continue
+            news = found.setdefault(row["node_id"], News())
+            news.sessions.append(session_id)
+            if session_id in committed.cancelled:
+                news.cancelled[session_id] = committed.cancelled[session_id]
+            if session_id in killed:
+                frame_id, activation = killed[session_id]
+                news.killed[frame_id] = activation
+        return found
+
+    def _condemn(self, killed: Mapping[str, ActivationId]) -> None:
+        for frame_id, activation in killed.items():
+            self._frames.condemn(frame_id, activation)
+
+
+def cancelled(rows: list[Row]) -> dict[str, Cancelled]:
+    """The current runs of the sessions that were asked to end."""
+    asked = [row for row in rows if row["cancel_reason"] is not None]
+    names = ("run_id", "incarnation", "epoch", "cancel_reason")
+    return {row["session_id"]: Cancelled(*(row[name] for name in names)) for row in asked}
