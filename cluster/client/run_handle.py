@@ -97,7 +97,8 @@ class Run:
 
     async def _result(self, timeout: float | None, check: bool) -> RunResult:
         try:
-            row = await asyncio.wait_for(self._ended(), timeout)
+            async with asyncio.timeout(timeout):
+                row = await self._ended()
         except TimeoutError:
             raise DeadlineExceeded(
                 f"run {self.run_id} has not ended after {timeout:g} s", session_id=self.session_id
@@ -124,7 +125,8 @@ class Run:
         async with follow as subscription:
             while True:
                 try:
-                    kind, *news = await asyncio.wait_for(subscription.queue.get(), patience)
+                    async with asyncio.timeout(patience):
+                        kind, *news = await subscription.queue.get()
                 except TimeoutError:
                     row = await self._patient_row()
                     if row["status"] in RUN_STATUSES:  # another cluster took the store over and ended it there

@@ -73,7 +73,8 @@ class LocalNodes:
         self, _node_id: str, method: str, *arguments: Any, call_id: str = "", timeout: float | None = REPEAT_SECONDS
     ) -> Any:  # fmt: skip
         """Call a method of the service."""
-        return await asyncio.wait_for(self.there(self._node.repeated(call_id, method, *arguments)), timeout)
+        async with asyncio.timeout(timeout):
+            return await self.there(self._node.repeated(call_id, method, *arguments))
 
     async def learn(self) -> None:
         """It is always the same."""

@@ -61,7 +61,9 @@ class NodeDirectory:
 
     async def _learn(self) -> None:
         try:
-            await self.update(await asyncio.wait_for(self._read(), REPEAT_SECONDS))
+            async with asyncio.timeout(REPEAT_SECONDS):
+                found = await self._read()
+            await self.update(found)
         except (TimeoutError, UnderstudyError):
             pass
         self._learned = time.monotonic()
@@ -160,7 +162,8 @@ class NodeDirectory:
         if self._here is None:
             self._here = own_node()
         way = self._socket if node_id == self._here else through_ray(handle)
-        return await asyncio.wait_for(way(call_id, method, *arguments), timeout)
+        async with asyncio.timeout(timeout):
+            return await way(call_id, method, *arguments)
 
     def _handle(self, node_id: str) -> Any:
         handle = self._handles.get(node_id)

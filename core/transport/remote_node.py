@@ -135,7 +135,8 @@ class SocketCalls:
     async def _connect(self) -> Channel | None:
         try:
             # A service that gives no answer is not gone: the time-out goes to whoever repeats the call.
-            ticket = await asyncio.wait_for(self._admit(), ADMIT_SECONDS)
+            async with asyncio.timeout(ADMIT_SECONDS):
+                ticket = await self._admit()
         except ServiceGone:
             raise
         except UnderstudyError as error:  # it can't make a socket

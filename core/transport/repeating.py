@@ -107,7 +107,8 @@ class Repeating:
             await choose(number)
             number += 1
             try:
-                result = await asyncio.wait_for(attempt(call_id), given)
+                async with asyncio.timeout(given):
+                    result = await attempt(call_id)
             except TimeoutError:  # it takes long, or got lost with a service that was killed
                 self.gone_since, wait = None, 0.0  # an answer that comes while nobody waits is lost
                 error = ServiceGone(f"no answer within {time() - began:.0f} s")

@@ -49,6 +49,41 @@ class Nodes:
         return {"events": [event.to_wire()], "streams": {}, "runs": {"s/r": {"status": "completed"}}}
 
 
+async def test_a_death_after_many_new_followers_is_no_long_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given followers that come more often than a watch is answered, when the service dies after a while, then those
+    who wait do so until the next one answers."""
+    monkeypatch.setattr(following, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(following, "WATCH_SECONDS", 0.1)
+    monkeypatch.setattr(following, "PAUSE_SECONDS", 0.01)
+    nodes = Nodes()
+    quiet, call, watches = asyncio.Event(), nodes.call, [0]
+
+    async def pending(*arguments: Any, timeout: float) -> dict[str, Any]:
+        watches[0] += 1
+        if not quiet.is_set():
+            await asyncio.Event().wait()
+        return await call(*arguments, timeout=timeout)
+
+    async def homes(session_ids: list[str]) -> dict[str, tuple[str, int]]:
+        return {session_id: ("a", 1) for session_id in session_ids}
+
+    monkeypatch.setattr(nodes, "call", pending)
+    monkeypatch.setattr(nodes, "homes", homes)
+    follower = Follower(nodes)  # type: ignore[arg-type]
+    async with follower.follow("s", ends=True) as subscription, asyncio.timeout(PATIENCE):
+        began = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() - began < 0.5:
+            before = watches[0]
+            async with follower.follow("other", ends=True):
+                while watches[0] == before:  # noqa: ASYNC110 - that a watch was replaced is told to nobody
+                    await asyncio.sleep(0.005)
+        quiet.set()
+        async with follower.follow("other", ends=True):
+            kind, *_ = await subscription.queue.get()
+    await follower.close()
+    assert (kind, nodes.died) == ("event", True)
+
+
 async def test_an_end_is_told_while_homes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a watch that was lost with its service, when nobody can say whether the session moved, then the next watch
     tells of the run's end all the same."""
