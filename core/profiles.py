@@ -27,9 +27,9 @@ class Profiles:
         """Take in a profile, in the place of one of the same name; what is known of it from then on.
 
         Raises:
-            InvalidConfiguration: its key can't be sent in a header, or its base URL is none, or holds credentials.
+            InvalidConfiguration: see `check`; nothing changes.
         """
-        _check(profile)
+        check(profile)
         profile = self._known[profile.name] = profile.after(self._known.get(profile.name))
         return profile
 
@@ -48,17 +48,31 @@ class Profiles:
         return own or self._prices.get(model)
 
 
-def _check(profile: ModelProfile) -> None:
+def check(profile: ModelProfile) -> None:
+    """Refuse a profile that no endpoint can be made of: whoever keeps one could not pass it on, or start with it.
+
+    Raises:
+        InvalidConfiguration: its key can't be sent in a header, its base URL is none, or holds credentials, or one of
+            its limits lets nothing through.
+    """
+    if profile.max_concurrency < 1 or not (profile.requests_per_minute is None or profile.requests_per_minute > 0):
+        raise InvalidConfiguration(
+            f"model profile {profile.name!r} allows no calls: max_concurrency is {profile.max_concurrency} and "
+            f"requests_per_minute is {profile.requests_per_minute}. Both must be above 0"
+        )
     if not profile.api_key.isascii() or not profile.api_key.isprintable() or not profile.api_key.strip():
         raise InvalidConfiguration(
             f"the key of model profile {profile.name!r} is empty or has characters that no header may have. "
             "Set OPENAI_API_KEY to the bare key",
             details={"setting": "OPENAI_API_KEY"},
         )
+    import httpx2  # only where a profile arrives: session actors, which know prices only, do without
+
     try:
         parts = urlsplit(profile.base_url or DEFAULT_BASE_URL)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        httpx2.URL(profile.base_url or DEFAULT_BASE_URL)  # what the gateway's client makes of it
+    except (ValueError, httpx2.InvalidURL):
         usable = False
     if not usable or "@" in parts.netloc:
         raise InvalidConfiguration(

@@ -23,6 +23,9 @@ CONNECT_TIMEOUT = 10.0
 KEEPALIVE = 30.0
 """Seconds that an unused connection is kept."""
 MESSAGE_LIMIT = 500
+ERROR_LIMIT = 1 << 20
+"""Bytes of an error's body that are looked at."""
+
 SHORTEST_SECRET = 8
 """Shorter keys are placeholders of local endpoints (`none`, `EMPTY`): hiding them would only garble messages."""
 
@@ -75,7 +78,7 @@ class Endpoint:
         response = await self.http.send(request, stream=True)
         if not response.is_success:
             try:
-                raise _error_of(response, (await response.aread()).decode("utf-8", "replace"))
+                raise _error_of(response, (await read_within(response, ERROR_LIMIT)).decode("utf-8", "replace"))
             finally:
                 await response.aclose()
         return response
@@ -101,6 +104,17 @@ class Endpoint:
         async with self._pace:
             await asyncio.sleep(self._next - time.monotonic())
             self._next = time.monotonic() + 60 / rate
+
+
+async def read_within(response: httpx2.Response, limit: int) -> bytes:
+    """A response's body; of one with more than `limit` bytes its beginning, and a little more."""
+    chunks, received = [], 0
+    async for chunk in response.aiter_bytes():
+        chunks.append(chunk)
+        received += len(chunk)
+        if received > limit:
+            break
+    return b"".join(chunks)
 
 
 def _error_of(response: httpx2.Response, text: str) -> openai.APIStatusError:

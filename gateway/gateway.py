@@ -46,11 +46,11 @@ class Gateway:
         """
         profile = self._profiles.learn(profile)
         known = self._endpoints.get(profile.name)
-        if known is not None:
-            if known.profile == profile:
-                return
-            self._retired.add(known)
+        if known is not None and known.profile == profile:
+            return
         self._endpoints[profile.name] = Endpoint(profile)
+        if known is not None:
+            self._retired.add(known)
 
     def knows(self, name: str) -> bool:
         """Whether a profile of this name is registered."""

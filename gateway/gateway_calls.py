@@ -112,7 +112,10 @@ class GatewayCalls:
             self._service = service
         self._heard = time.monotonic()
         for profile in profiles:
-            self._learn(profile)
+            try:
+                self._learn(profile)
+            except Exception:  # one that can't be used must not keep the others from being called
+                log.exception("model profile %s is refused", profile.name)
         self._number = new_identifier()
         origins = [call.origin for call in self._calls.values()]
         return Attached(self._identity, self._number, os.getpid(), origins, self._profiles.all())

@@ -75,6 +75,10 @@ class EventStream:
         return events
 
 
+MAX_ANSWER = 64 << 20
+"""Bytes of an answer as it arrives: a stream says a token in some 300 of them, so this is more than any model says."""
+
+
 class Malformed(Exception):
     """What arrived is not the protocol; the message says why."""
 

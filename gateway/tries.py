@@ -19,8 +19,8 @@ from understudy.estimates import estimate_usage
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.waiting import answered_within
 
-from .endpoint import Endpoint
-from .sse import Completion, EndpointError, EventStream, Malformed
+from .endpoint import Endpoint, read_within
+from .sse import MAX_ANSWER, Completion, EndpointError, EventStream, Malformed
 
 PROVIDER = "openai"
 """Value of `gen_ai.provider.name`: the protocol's, whoever speaks it."""
@@ -162,13 +162,13 @@ class Tries:
         completion = Completion()
         try:
             if kind == "application/json":
-                self._deliver(completion.add((await response.aread()).decode("utf-8", "replace")))
+                self._deliver(completion.add((await read_within(response, MAX_ANSWER)).decode("utf-8", "replace")))
                 if not completion.complete:
                     raise Malformed("a response without choices")
             elif kind in ("text/event-stream", ""):
                 await self._read_stream(response, completion)
             else:
-                start = (await response.aread())[:80].decode("utf-8", "replace")
+                start = (await read_within(response, 80))[:80].decode("utf-8", "replace")
                 self._not_the_protocol(response.status_code, kind, f"It begins: {start!r}")
         except Malformed as error:
             self._not_the_protocol(response.status_code, kind, str(error))
@@ -177,10 +177,13 @@ class Tries:
         return completion
 
     async def _read_stream(self, response: httpx2.Response, completion: Completion) -> None:
-        stream = EventStream()
+        stream, received = EventStream(), 0
         chunks = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
         async for chunk in chunks:
             self._heard = time.monotonic()
+            received += len(chunk)
+            if received > MAX_ANSWER:  # it would take the gateway's memory, and with it all calls of this node
+                raise Malformed(f"an answer of more than {MAX_ANSWER} bytes")
             for event in stream.feed(chunk):
                 self._deliver(completion.add(event.data))
             if completion.done:

@@ -12,8 +12,9 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from understudy.errors import StaleGeneration, StoreOwned, UnderstudyError
+from understudy.errors import InvalidConfiguration, StaleGeneration, StoreOwned, StoreUnreachable, UnderstudyError
 from understudy.identifiers import new_identifier
+from understudy.profiles import check
 from understudy.tasks import Tasks
 from understudy.waiting import answered_within, is_set_within
 
@@ -32,6 +33,7 @@ ASK_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 """How long one node service is waited for where another could do the same."""
 
+REASSURE_SECONDS = 60.0
 CENSUS_SECONDS = 1.0
 LOST_SECONDS = 10.0
 """A node whose service was not heard of for so long is lost, whatever Ray says: a service restarts in less."""
@@ -136,7 +138,12 @@ class Supervisor:
         self._staffing.want(placement)
 
     async def register(self, profile: Any) -> None:
-        """Learn a model profile and tell the node services. Its credentials stay in their memory."""
+        """Learn a model profile and tell the node services. Its credentials stay in their memory.
+
+        Raises:
+            InvalidConfiguration: it can't be used (`profiles.check`); nobody is told.
+        """
+        check(profile)
         self.profiles[profile.name] = profile = profile.after(self.profiles.get(profile.name))
         told = [
             asyncio.wait_for(node.handle.call("register", profile), ANSWER_SECONDS)
@@ -157,7 +164,7 @@ class Supervisor:
     async def _ask(self, method: str, *arguments: Any) -> Any:
         """Have a node service do what any of them could do: one after the other until one answers."""
         deadline = time.monotonic() + ASK_SECONDS
-        turn = 0
+        turn = 0  # so many have been asked
         while self._known.nodes and time.monotonic() < deadline:
             node = list(self._known.nodes.values())[turn % len(self._known.nodes)]
             turn += 1
@@ -165,17 +172,33 @@ class Supervisor:
                 return await asyncio.wait_for(node.handle.call(method, *arguments), ANSWER_SECONDS)
             except TimeoutError:
                 continue
+            except StoreUnreachable:  # from its machine; from others it may be reached
+                if turn >= len(self._known.nodes):
+                    raise
         raise UnderstudyError(f"no node service has an answer to {method}")
 
     async def _start(self) -> None:
         """Take the next generation, adopt what lives, resume what does not."""
         own, *others = await self.machinery.node_ids()
         first = await self.machinery.node_service(own)
+        self._tasks.alone("reassure", self._reassuring)
         alive = self._tasks.spawn(_say_alive(first))
         try:
             await self._take_over(first, own, others)
         finally:
             alive.cancel()
+
+    async def _reassuring(self) -> None:
+        """Until it supervises, probe the frames now and then: those that no supervisor calls for long end themselves,
+        and this one may have to wait for the store longer than that."""
+        while not await is_set_within(self._ready, REASSURE_SECONDS) and not self._known.stopped:
+            try:
+                for node_id in await self.machinery.node_ids():
+                    frames = await self.machinery.frames(node_id)
+                    probes = [answered_within(frame.probe(), ANSWER_SECONDS) for frame in frames]
+                    await asyncio.gather(*probes, return_exceptions=True)
+            except Exception as error:
+                log.warning("the session actors can't be probed: %s", error)
 
     async def _take_over(self, first: NodeHandle, own: str, others: list[str]) -> None:
         owner = await first.call("request", "read", "owner", [], {})
@@ -223,7 +246,10 @@ class Supervisor:
         for profile in await node.handle.call("profiles"):
             self.profiles.setdefault(profile.name, profile)
         for profile in self.profiles.values():
-            await node.handle.call("register", profile)
+            try:
+                await node.handle.call("register", profile)
+            except InvalidConfiguration as error:  # its sessions are told when they call a model; others go on
+                log.warning("model profile %s is refused: %s", profile.name, error)
         generation, nodes = self._known.told
         if self._tasks.under_way(FENCE) or node.handle.node_id not in nodes:  # it is told with the next generation
             return

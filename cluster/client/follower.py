@@ -125,7 +125,10 @@ class Follower:
                 if time.monotonic() - compared >= WATCH_SECONDS:
                     await self._compare(node_id)
                     compared = time.monotonic()
-            except (TimeoutError, ServiceGone, StoreUnreachable) as error:
+            except StoreUnreachable:  # the service answers; whoever follows waits for the store as it does
+                failing = 0.0
+                await asyncio.sleep(PAUSE_SECONDS)
+            except (TimeoutError, ServiceGone) as error:
                 # From the first failure on: the last answer may be old, since a watch is replaced with each follower.
                 failing = failing or time.monotonic()
                 if time.monotonic() - failing > RETRY_SECONDS:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from understudy.errors import UnderstudyError
+from understudy.tasks import Tasks
 from understudy.waiting import answered_within, ticks
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ class SupervisorGuard:
         owner: Callable[[], Awaitable[str | None]],
         pid_here: Callable[[str], int],
         kill: Callable[[int, float], Awaitable[None]],
-        nudge: Callable[[], None],
+        nudge: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._ask_owner = owner
         self._pid_here = pid_here
@@ -39,6 +41,7 @@ class SupervisorGuard:
         self._nudge = nudge
         self._owner, self._owner_since = "", 0.0
         self._heard = time.monotonic()
+        self._tasks = Tasks(log)
 
     def heard(self) -> None:
         """The supervisor has called."""
@@ -51,7 +54,7 @@ class SupervisorGuard:
                 self.heard()
             silent = time.monotonic() - self._heard
             if silent > SUPERVISOR_NUDGE:
-                self._nudge()
+                self._tasks.alone("nudge", self._nudge)  # while Ray's head is away it takes a minute
                 await self._learn_owner()
             known = time.monotonic() - self._owner_since  # one that has just begun has not called here yet
             if silent > SUPERVISOR_SILENCE and known > SUPERVISOR_SILENCE - SUPERVISOR_NUDGE:

@@ -151,13 +151,14 @@ class RayMachinery:
 
     async def node_service(self, node_id: str) -> RayNode:
         """Get or create the service of a node, and wait until it answers."""
-        handle = self._node_class.options(
+        service = self._node_class.options(
             name=node_name(self._settings.instance, node_id),
             namespace=RAY_NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        ).remote(self._settings, node_id, self._span_directory)
+        )
+        handle = await asyncio.to_thread(service.remote, self._settings, node_id, self._span_directory)
         node = RayNode(handle, node_id)
         await node.meet()
         self._nodes[node_id] = node
@@ -181,7 +182,8 @@ class RayMachinery:
         """A frame as it is found. One that does not answer may have a tool that blocks its event loop: whoever watches
         and probes it tells whether it hangs, and until it has been killed for that it lives."""
         try:
-            handle = ray.get_actor(name.of(self._settings.instance), namespace=RAY_NAMESPACE)
+            # In a thread, as all that asks Ray's head: without one it blocks for as long as Ray waits for it.
+            handle = await asyncio.to_thread(ray.get_actor, name.of(self._settings.instance), namespace=RAY_NAMESPACE)
         except ValueError:  # it has gone, or Ray's head failed to look it up
             return None
         frame = RayFrame(handle, *name)
@@ -210,12 +212,14 @@ class RayMachinery:
                 raise Unschedulable(reason)
         else:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        handle = self._frame_class.options(
+        actor = self._frame_class.options(
             name=FrameName(frame_id, node.node_id, placement).of(self._settings.instance),
             namespace=RAY_NAMESPACE,
             lifetime="detached",
             **options,
-        ).remote(
+        )
+        handle = await asyncio.to_thread(  # a name is registered with Ray's head, which may be away
+            actor.remote,
             node.handle,
             frame_id,
             node.node_id,

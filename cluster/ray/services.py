@@ -134,10 +134,13 @@ class NodeActor(NodeCalls):
         log.warning("the supervisor (pid %d) is silent for %.0f s: killed", pid, silent)
         await kill_process(pid)
 
-    def _nudge_supervisor(self) -> None:
-        """A supervisor that Ray restarted works only once it is called, and its own first call can get lost."""
+    async def _nudge_supervisor(self) -> None:
+        """A supervisor that Ray restarted works only once it is called, and its own first call can get lost.
+
+        In a thread: without Ray's head the look-up blocks for as long as Ray waits for it.
+        """
         try:
-            handle = find_actor(supervisor_name(self._settings.instance))
+            handle = await asyncio.to_thread(find_actor, supervisor_name(self._settings.instance))
             if handle is not None:
                 handle.start.remote()
         except Exception as error:

@@ -305,11 +305,13 @@ class Invariants:
         """A model is asked: nobody has its answer yet."""
         wait_key = request.wait_key
         session_id, run_id = wait_key.rpartition("/")[0].split("/", 1)
-        if wait_key in self._answered:
-            self.violated(f"the model call {wait_key} is made again, and its answer was committed")
         process, before = self._world.scheduler.current, self._asked.get(wait_key)
         self._asked[wait_key] = process
-        cut = (session_id, run_id) in self._moved | self._sent_off
+        # A gateway whose machine was given up does what it was told before that, as soon as it goes on.
+        lost = process is not None and self.gave_up(process)
+        if wait_key in self._answered and not lost:
+            self.violated(f"the model call {wait_key} is made again, and its answer was committed")
+        cut = lost or (session_id, run_id) in self._moved | self._sent_off
         if before is not None and not (before.dead or self.gave_up(before) or cut):
             self.violated(f"the model call {wait_key} is made again, and the gateway that made it lives")
         self._made[wait_key] += 1

@@ -103,7 +103,7 @@ class NodeProcess(NodeCalls):
         self._starting = asyncio.Lock()
         self._started = False
         self._beat = time.monotonic()
-        self._guard = SupervisorGuard(self._owner, self._pid_here, self._kill_supervisor, lambda: None)
+        self._guard = SupervisorGuard(self._owner, self._pid_here, self._kill_supervisor, _nudged)
         self._guarding: asyncio.Task[None] | None = None
 
     def _gateway(self) -> Actor:
@@ -190,6 +190,10 @@ class NodeProcess(NodeCalls):
         self.service.supervisor_heard = now
         journal = self.service.journal
         return {"silent": now - self._beat, "journal": journal.silence(), "failing": journal.failing()}
+
+
+async def _nudged() -> None:
+    """A supervisor that was restarted works by itself here."""
 
 
 def hear(world: World, node: Actor, frame_id: str) -> None:

@@ -554,6 +554,34 @@ async def test_profiles() -> None:
     await model.close()
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"base_url": "http://10.0.0.256:8000/v1"}, {"max_concurrency": -1}, {"max_concurrency": 0},
+        {"requests_per_minute": 0},
+    ],
+)  # fmt: skip
+def test_a_profile_that_no_endpoint_can_be_made_of(wrong: dict[str, Any]) -> None:
+    """Given such a profile, then it is refused before anybody keeps it: who does can't start any more."""
+    model = Gateway()
+    with pytest.raises(InvalidConfiguration):
+        model.register(ModelProfile(**{"name": "p", "api_key": KEY, "base_url": "http://127.0.0.1:1/v1", **wrong}))
+    assert not model.knows("p")
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+async def test_an_answer_without_end(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given an endpoint that sends more than any model says, then the call fails, and the gateway keeps its memory."""
+    monkeypatch.setattr("understudy.gateway.tries.MAX_ANSWER", 1_000)
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n\r\n".encode()
+    closed = asyncio.Event()
+    async with endpoint(head + b"data: 1\n" * 1_000, on_close=closed) as url, gateway(url) as model:
+        async with asyncio.timeout(20):
+            with pytest.raises(ModelProtocolError):
+                await model.call(request())
+            await closed.wait()
+
+
 async def test_replacing_a_profile_spares_calls_under_way() -> None:
     """A call goes on with the profile it began with; the next one uses the new key."""
     with OfflineServer() as server:

@@ -197,6 +197,15 @@ async def test_credentials_may_come_after_the_call(monkeypatch: pytest.MonkeyPat
     await calls.close()
 
 
+async def test_a_profile_that_is_refused_keeps_nobody_from_attaching() -> None:
+    """Given a service that has a profile which can't be used, then it attaches all the same, and has the others."""
+    endpoint = Endpoint()
+    calls = GatewayCalls(endpoint)
+    attached = await calls.attach("one", [ModelProfile("q", "key", "no url"), PROFILE])
+    assert (attached.profiles, endpoint._profiles.all()) == ([PROFILE], [PROFILE])
+    await calls.close()
+
+
 async def test_everything_goes_through_a_socket() -> None:
     """Given a gateway behind its socket, then profiles, requests, answers and errors arrive as they were sent; another
     service that comes ends the first one's connection, and who has no ticket is not let in."""

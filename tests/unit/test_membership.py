@@ -12,6 +12,7 @@ import pytest
 from understudy.config import ModelProfile
 from understudy.errors import (
     CannotDrain,
+    InvalidConfiguration,
     ServiceGone,
     StaleGeneration,
     StoreUnreachable,
@@ -35,7 +36,8 @@ class Node:
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
         self.pid = self.process = 1
-        self.silent = self.draining = False
+        self.silent = self.draining = self.away = False
+        self.refused: Exception | None = None
         self.probes = self.asked = 0
         self.condemned: list[str] = []
         self.named: dict[str, int] = {}
@@ -60,6 +62,8 @@ class Node:
     async def call(self, method: str, *arguments: Any) -> Any:
         if self.silent or (method == "request" and arguments[0] in self.hung):
             await asyncio.Event().wait()
+        if self.away and method in ("acquire", "request"):
+            raise StoreUnreachable("away")
         if method == "acquire":
             Machinery.generation += 1
             return Machinery.generation
@@ -89,6 +93,8 @@ class Node:
             return NodeReport(
                 self.process, self.generation, self.nodes, self.draining, self.demand, self.condemned, self.named
             )
+        if method == "register" and self.refused is not None:
+            raise self.refused
         if method == "register":
             self.profiles.append(arguments[0].name)
             self.changed.set()
@@ -133,12 +139,14 @@ class Frame:
         self.died = asyncio.Event()
         self.details: dict[str, str] = {}
         self.overdue = 0.0
+        self.probes = 0
 
     async def watch(self) -> str:
         await self.died.wait()
         raise UnderstudyError("its process is gone", details=self.details)
 
     async def probe(self) -> dict[str, float]:
+        self.probes += 1
         return {"overdue": self.overdue, "silent": 0.0, "busy": 0.0}
 
 
@@ -376,6 +384,53 @@ async def test_a_service_that_was_restarted_unnoticed_gets_the_credentials(machi
             await node.changed.wait()
     assert node.profiles == ["key"]
     assert node.pid == 2
+
+
+async def test_a_profile_that_can_not_be_used_is_kept_by_nobody(machinery: Machinery) -> None:
+    """Given such a profile, when a client registers it, then that client is told, and services that start anew are
+    taken up as before; also if one of them refuses a profile that the others have taken."""
+    supervisor, node = machinery.supervisor, machinery.nodes["b"]  # type: ignore[attr-defined]
+    with pytest.raises(InvalidConfiguration):
+        await supervisor.register(ModelProfile("bad", "key", "no url"))
+    assert (list(supervisor.profiles), node.profiles) == ([], [])
+    supervisor.profiles["bad"] = ModelProfile("bad", "key", "no url")
+    node.refused = InvalidConfiguration("no")
+    node.process, told = 2, len(node.told)
+    await node.until(lambda: len(node.told) > told)
+
+
+@pytest.mark.parametrize("reached", [True, False])
+async def test_others_are_asked_where_the_store_is_not_reached(machinery: Machinery, reached: bool) -> None:
+    """Given a node whose service does not reach the store, when the supervisor asks, then another one answers; if none
+    of them reaches it, that is said at once."""
+    supervisor = machinery.supervisor  # type: ignore[attr-defined]
+    for node in list(machinery.nodes.values())[: 1 if reached else None]:
+        node.away = True
+    if reached:
+        await supervisor._renew(1.0)
+    else:
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(StoreUnreachable):
+                await supervisor._renew(1.0)
+
+
+async def test_frames_live_while_a_supervisor_waits_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a supervisor that can't begin since the store is away, then it probes the frames that there are: those that
+    nobody calls for long end themselves, with what they are at."""
+    monkeypatch.setattr(supervising, "REASSURE_SECONDS", 0.05)
+    found = Machinery("a", "b")
+    found.nodes["a"].away = True
+    supervisor = Supervisor(found, "holder", standby=0, max_actors=1)
+    running = asyncio.create_task(supervisor.run())
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while found.frame.probes < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert found.nodes["a"].told == []
+    finally:
+        await supervisor.stop()
+        running.cancel()
+        await asyncio.gather(running, *supervisor._tasks, return_exceptions=True)
 
 
 async def test_why_a_frame_died_is_told(machinery: Machinery) -> None:
