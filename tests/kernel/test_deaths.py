@@ -322,7 +322,7 @@ async def test_an_input_is_repeated_during_a_take_up(store: str, tmp_path: Path)
             if sent or nodes is None:
                 return rows
             requests = Requests(kernel.service)
-            await kernel.service.placement("s")  # so that the next turn of the loop is its commit's
+            await kernel.service.specifications.placement("s")  # so that the next turn of the loop is its commit's
             sent.append(asyncio.create_task(requests.send("s", {"run_id": "r", "content": "go"}, "first")))
             await asyncio.sleep(0)
             return rows

@@ -81,7 +81,7 @@ async def test_a_frame_that_shall_be_killed_is_named_until_it_is_gone(store: str
         await kernel.spawn("s", k.spec(k.script("done")))
         frames, activation = kernel.service.frames, ActivationId("s", 1, 1)
         row = {"frame_id": "old", "actor_pid": 1, "placement": DEFAULT, "root_id": "s"}
-        frames.expect({**row, "session_id": "s", "incarnation": 1, "epoch": 1})
+        frames.known.expect({**row, "session_id": "s", "incarnation": 1, "epoch": 1})
         frames.condemn("old", activation)
         assert (frames.named(), frames.known.condemned) == ({"old": 0}, {"old"})
         await kernel.service.deaths.frame_died("old", "process_died")

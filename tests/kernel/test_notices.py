@@ -381,7 +381,7 @@ async def test_a_drain_parks_nobody_who_has_another_home(postgres: str, server: 
         rows = await b.service.reading.active(["b"])
         a.service.journal.generation = await a.ask("acquire", "tests", k.LEASE, "tests")
         await a.service.journal.submit(lambda tx: activation.adopt(tx, "a", ["a"]))
-        with patch.object(b.service.draining, "_drain", {"deadline": 0, "finished_at": 0}):
+        with patch.object(b.service.homes, "drain", {"deadline": 0, "finished_at": 0}):
             await b.service.draining._send_off(rows, True)
         [row] = await a.service.reading.active(["a"])
         assert (row["frame_id"], row["actor_pid"]) == (rows[0]["frame_id"], None)
