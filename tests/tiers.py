@@ -13,6 +13,9 @@ QUICK, REST, ALL = "quick", "rest", "all"
 SHARE = 5
 """The quick tier dies at every fifth point of a sweep, on average."""
 
+FRESH_SEEDS = "UNDERSTUDY_FRESH_SEEDS"
+"""The environment variable with the first of the seeds that this test session simulates and nobody has tried."""
+
 _seed: int | None = None
 
 
@@ -26,12 +29,13 @@ def configure(config: pytest.Config) -> None:
     """Prepare what `points` draws from."""
     global _seed
     _seed = config.getoption("--share-seed") if config.getoption("--tier") == QUICK else None
+    os.environ.setdefault(FRESH_SEEDS, str(int(time.time()) % 1_000_000 * 1_000))  # workers inherit it
 
 
 def header() -> str:
     """A line for the report's head."""
     if _seed is None:
-        return ""
+        return f"fresh seeds: from {os.environ[FRESH_SEEDS]} on; the same ones again: {FRESH_SEEDS}=…"
     return f"quick tier: SQLite, every {SHARE}th point of a sweep; the same ones again: --share-seed {_seed}"
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from .. import tiers
 from .plan import Action, Fault, Plan, Task, Trigger, Work, agent, draw
 from .scheduler import Exhausted, Scheduler, Signal
 from .seeded import candidates, read
@@ -26,7 +27,10 @@ from .world import World
 ROOT = Path(__file__).parents[2]
 REGRESSIONS = sorted((ROOT / "tests" / "simulation" / "regressions").glob("*.json"))
 SEEDS = 8
-"""Of each backend, always the same; `.ci/run` tries fresh ones as well."""
+"""Of each backend, always the same."""
+
+FRESH, SHARES = 5, 8
+"""Of each backend, so many fresh ones in so many tests: who is done with other tests helps."""
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
@@ -109,6 +113,17 @@ def test_a_seed_is_the_same_run_however_long_the_machine_is_up() -> None:
 def test_seeds(backend: str) -> None:
     """Given some seeds, then no invariant is violated."""
     done = simulate("--seeds", str(SEEDS), "--backend", backend)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_fresh_seeds(backend: str, share: int) -> None:
+    """Given seeds that nobody has tried, then no invariant is violated. The report's head says which they are. One that
+    fails is named; it runs again with `--seed`, and its plan becomes a regression."""
+    first = int(os.environ[tiers.FRESH_SEEDS]) + FRESH * share
+    done = simulate("--first", str(first), "--seeds", str(FRESH), "--backend", backend)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
 
 
