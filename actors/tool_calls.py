@@ -72,11 +72,12 @@ class ToolCalls:
         self._results: dict[str, Outcome] = {}
         self._ended: dict[str, tuple[Outcome, int, InboxItem | None]] = {}
         self._begun: dict[str, asyncio.Future[Any]] = {}
+        self._finding_out: list[asyncio.Future[Any]] = []
 
     @property
     def stuck(self) -> bool:
         """Whether a tool goes on that ignores its cancellation."""
-        return any(not work.done() for work in self._begun.values())
+        return any(not work.done() for work in (*self._begun.values(), *self._finding_out))
 
     async def end(self) -> None:
         """Give every call a result that has none: a run must not end otherwise."""
@@ -253,13 +254,13 @@ class ToolCalls:
             self._patience.expect(time.monotonic() + timeout)
             ids = {"run_id": self._window.run_id or "", "trace_id": self._window.trace_id}
             with about(**ids, span_id=tool_span_identifier(self._window.session_id, call.call_id)):
-                outcome = await execute(loaded, keywords, timeout, before, self._begins(call))
+                outcome = await execute(loaded, keywords, timeout, before, partial(self._begins, call))
         self.leave = self.leave or outcome.stuck_thread
         return await self._conclude(call, outcome, executions=call.executions + 1)
 
-    def _begins(self, call: CallState) -> Callable[[asyncio.Future[Any]], None]:
-        """Notes what executes a call."""
-        return partial(self._begun.__setitem__, call.call_id)
+    def _begins(self, call: CallState, work: asyncio.Future[Any]) -> None:
+        """Note what executes a call."""
+        self._begun[call.call_id] = work
 
     def _context(self, call: CallState) -> ToolContext:
         window = self._window
@@ -312,7 +313,10 @@ class ToolCalls:
         while outcome is None:
             before = await self._fence(call, *events)
             self._patience.expect(time.monotonic() + timeout)
-            outcome, events = await reconcile(loaded, self._context(call), timeout, before, self._begins(call)), []
+            outcome, events = (
+                await reconcile(loaded, self._context(call), timeout, before, self._finding_out.append),
+                [],
+            )
         self.leave = self.leave or outcome.stuck_thread
         return outcome
 

@@ -48,7 +48,7 @@ class Answers:
             if ended and is_isolated(of.placement):
                 activation.park(tx, at)  # the process was for this activation, which ends with its run
             # A late answer moves nobody who waits for a later call here: that would be paid again elsewhere.
-            leaves = slot is resident and self._node.is_drained and row["wait"] != "model"
+            leaves = slot is resident and self._node.homes.is_drained and row["wait"] != "model"
             if leaves:
                 if held is not None or row["frame_id"] is None:  # else it is in another node's frame by now
                     self._draining.leave_frame(tx, held or at)
@@ -78,7 +78,7 @@ class Answers:
         if leaves:
             if resident is not None and resident.resting and resident.session_id == of.session_id:
                 self._frames.release(resident)
-            if not self._node.is_drained:  # it was taken back
+            if not self._node.homes.is_drained:  # it was taken back
                 self._frames.look_at(of.session_id)
             return
         self._end_rest(of.session_id, at, since, ended=ended)

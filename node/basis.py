@@ -65,7 +65,7 @@ class NodeBasis:
         self.journal = Journal(self.database, config.namespace, config.writer, committed, decide_end=decide_end)
         self.reading = Reading(self.database, config.namespace)
         self.holder = f"{config.writer}#{now()}"
-        self.homes = Homes(config.node_id)
+        self.homes = Homes(config.node_id, lambda: bool(self.generation))
         self.profiles = Profiles(config.prices)
         self.metrics = Metrics()
         self.supervisor_heard: float | None = None
@@ -75,11 +75,6 @@ class NodeBasis:
     def generation(self) -> int:
         """The supervisor's generation that this service acts for; 0: it activates nothing."""
         return self.journal.generation
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether this node is drained, and acts for somebody."""
-        return self.homes.drain is not None and bool(self.generation)
 
     @property
     def activates(self) -> bool:

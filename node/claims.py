@@ -58,7 +58,8 @@ class Claims:
 
     @contextmanager
     def committing(self, session_id: str) -> Iterator[Claim]:
-        """While a commit for a session is under way, and what follows from it at once. One that fails wakes nobody.
+        """While a commit for a session is under way, and what follows from it at once. What is woken within one that
+        fails is told as if nobody had committed.
 
         Where several are under way each is told: none may let the session wait.
         """

@@ -79,7 +79,9 @@ class Draining:
         if row is None or ActivationId.of(row) != held:
             return False
         activation.park(tx, held)
-        left = self._node.is_drained and draining.leave(tx, row, self._homes.here, self._homes.available, forced=forced)
+        left = self._node.homes.is_drained and draining.leave(
+            tx, row, self._homes.here, self._homes.available, forced=forced
+        )
         if left and forced:  # its process is killed only after this
             activation.outlast(tx, row)
         return left
@@ -137,7 +139,7 @@ class Draining:
         while self._homes.drain is not None:
             self._news.clear()
             try:
-                if self._node.is_drained and self._frames.known.all_read and await self._look():
+                if self._node.homes.is_drained and self._frames.known.all_read and await self._look():
                     await self._finish()
             except StaleGeneration as error:
                 self._node.stale(error)
@@ -198,7 +200,7 @@ class Draining:
                 here = tx.session(row["session_id"])["node_id"] == self._homes.here
                 # One that is at work leaves its frame only for another home: whoever gave it one since, or keeps it
                 # because the drain was taken back, notes the death of its frame.
-                stays = not here or not (self._node.is_drained or row["frame_id"] in frames_left)
+                stays = not here or not (self._node.homes.is_drained or row["frame_id"] in frames_left)
                 if not stays and self.leave_frame(tx, ActivationId.of(row), forced=over):
                     left.append(row)
             return left

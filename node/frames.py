@@ -172,7 +172,7 @@ class Frames:
         def operation(tx: Transaction) -> Work:
             row = tx.session(ready.session_id)
             known = slot.known_seq(ready.session_id, row["incarnation"])
-            if self._node.homes.elsewhere(row["node_id"]) or self._node.is_drained:
+            if self._node.homes.elsewhere(row["node_id"]) or self._node.homes.is_drained:
                 raise Fenced("another node looks after the session, or will", session_id=ready.session_id)
             if ready.epoch not in (0, row["epoch"]):
                 raise Fenced("the session was activated since", session_id=ready.session_id)

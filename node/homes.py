@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from understudy.identifiers import home_of
 from understudy.store.transaction import Row, Transaction
@@ -13,14 +13,16 @@ class Homes:
 
     Args:
         here: this node.
+        acts: whether its service acts for a supervisor.
 
     Attributes:
         nodes: those that have a node service, as the supervisor said last.
         drain: of this node, as the store has it; None while it is not drained.
     """
 
-    def __init__(self, here: str) -> None:
+    def __init__(self, here: str, acts: Callable[[], bool]) -> None:
         self.here = here
+        self._acts = acts
         self.nodes: list[str] = []
         self.drain: Row | None = None
         self._drains: Mapping[str, Row] = {}
@@ -29,6 +31,11 @@ class Homes:
     def leads(self) -> bool:
         """Whether this service does what one of all must do: it is the first that the supervisor named."""
         return self.nodes[:1] == [self.here]
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether this node is drained, and acts for somebody."""
+        return self.drain is not None and self._acts()
 
     @property
     def available(self) -> list[str]:
@@ -46,7 +53,7 @@ class Homes:
 
     def home_for(self, root_id: str) -> str:
         """Where a session without a home goes: it stays here, unless this node is drained and another one is not."""
-        return home_of(root_id, self.available) if self.drain is not None and self.available else self.here
+        return home_of(root_id, self.available) if self.is_drained and self.available else self.here
 
     def take_in(self, tx: Transaction, session_id: str) -> None:
         """Give a session that is being written a home, if its own is gone or drained: this node, unless it is too.

@@ -129,7 +129,7 @@ class NodeCalls(ABC):
         node.frames.supply.cap = cap or node.frames.supply.cap
         demand = await node.frames.supply.demand(timeout)
         return NodeReport(
-            await self.pid(), node.generation, node.homes.nodes, node.is_drained, demand,
+            await self.pid(), node.generation, node.homes.nodes, node.homes.is_drained, demand,
             list(node.frames.known.condemned), node.frames.named(), node.frames.supply.memory(),
         )  # fmt: skip
 

@@ -69,7 +69,7 @@ class Rounds:
         if batch is None:
             assert request is not None  # see `step`
             return await self._attach(slot, request)
-        if self._node.is_drained:
+        if self._node.homes.is_drained:
             return await self._draining.last_step(slot, batch)
         leave = call.leave or self._must_leave(slot, batch.wait)
         following = frames.paging.next_for(slot) if batch.wait and self._node.generation and not leave else None
@@ -225,7 +225,7 @@ class Rounds:
         held = slot.activation
         assert held is not None
         if self._calls.find(held.incarnation, request.wait_key) is None:
-            if self._node.is_drained:
+            if self._node.homes.is_drained:
                 return await self._draining.dismiss(slot)
             try:
                 with self._claims.committing(held.session_id) as claim:

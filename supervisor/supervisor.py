@@ -70,6 +70,7 @@ class Supervisor:
         self.profiles: dict[str, Any] = {profile.name: profile for profile in profiles or []}
         self._joining: set[str] = set()
         self._numbers = 0
+        self._reassured = time.monotonic()
         self._failure: Exception | None = None
         self._ready = asyncio.Event()
         self._known = Known()
@@ -96,6 +97,8 @@ class Supervisor:
             except Exception as error:
                 log.exception("can't supervise yet")
                 self.problem = UnderstudyError.of(error)
+            if self._ready.is_set():
+                self._reassured = time.monotonic()
             self.state = "waiting"
             self._ready.clear()
             await asyncio.sleep(1.0)
@@ -190,8 +193,12 @@ class Supervisor:
 
     async def _reassuring(self) -> None:
         """Until it supervises, probe the frames now and then: those that no supervisor calls for long end themselves,
-        and this one may have to wait for the store longer than that."""
-        while not await is_set_within(self._ready, REASSURE_SECONDS) and not self._known.stopped:
+        and this one may have to wait for the store longer than that. Not while another cluster owns the store: they are
+        over then."""
+        while not await is_set_within(self._ready, self._reassured + REASSURE_SECONDS - time.monotonic()):
+            self._reassured = time.monotonic()
+            if isinstance(self.problem, StoreOwned):
+                continue
             try:
                 for node_id in await self.machinery.node_ids():
                     frames = await self.machinery.frames(node_id)
@@ -208,6 +215,7 @@ class Supervisor:
         self.generation = await first.call("acquire", *wanted)
         log.info("generation %d", self.generation)
         self._tasks.drop_alone()
+        self._tasks.alone("reassure", self._reassuring)
         self._failure = None
         self._known.begin()
         await self._join(own)

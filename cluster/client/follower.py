@@ -117,21 +117,21 @@ class Follower:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _watching(self, node_id: str) -> None:
-        compared, failing = time.monotonic(), 0.0
+        compared, failing, failed = time.monotonic(), 0.0, 0.0
         while self._at(node_id):
             try:
-                await self._watch(node_id)
-                failing = 0.0
+                if await self._watch(node_id):
+                    failing = 0.0
                 if time.monotonic() - compared >= WATCH_SECONDS:
                     await self._compare(node_id)
                     compared = time.monotonic()
-            except StoreUnreachable:  # the service answers; whoever follows waits for the store as it does
-                failing = 0.0
-                await asyncio.sleep(PAUSE_SECONDS)
-            except (TimeoutError, ServiceGone) as error:
-                # From the first failure on: the last answer may be old, since a watch is replaced with each follower.
-                failing = failing or time.monotonic()
-                if time.monotonic() - failing > RETRY_SECONDS:
+            except (TimeoutError, ServiceGone, StoreUnreachable) as error:
+                # From the first failure of a row on: the last answer may be old, since a watch is replaced with each
+                # new follower. Without the store a service answers, and whoever follows waits for the store as it does.
+                now = time.monotonic()
+                away = isinstance(error, StoreUnreachable)
+                failing, failed = now if away or not failing or now - failed > RETRY_SECONDS else failing, now
+                if now - failing > RETRY_SECONDS:
                     self._fail(node_id, ClusterUnreachable(f"the services don't answer: {error}"))
                     return
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -145,8 +145,8 @@ class Follower:
         for subscription in self._at(node_id):
             subscription.queue.put_nowait(("error", error))
 
-    async def _watch(self, node_id: str) -> None:
-        """One call, until there is news or somebody wants to follow something else."""
+    async def _watch(self, node_id: str) -> bool:
+        """One call, until there is news or somebody wants to follow something else; True if it was answered."""
         await asyncio.sleep(GATHER_SECONDS + GATHER_SHARE * len(self._subscriptions))
         self._changed[node_id].clear()
         request = ("watch", self._client_id, self._wanted(node_id), WATCH_SECONDS)
@@ -156,11 +156,12 @@ class Follower:
         try:
             done, _ = await asyncio.wait({watch, changed}, return_when=asyncio.FIRST_COMPLETED)
             if watch not in done:
-                return
+                return False
             self._deliver(watch.result())
             if watch.result().get("gone"):
                 await asyncio.sleep(PAUSE_SECONDS)  # if the store knows better, this comes again at once
                 await self._compare(node_id)
+            return True
         finally:
             changed.cancel()
             watch.cancel()  # the node service ends a watch that a newer one replaces

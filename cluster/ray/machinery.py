@@ -7,10 +7,12 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
@@ -151,14 +153,13 @@ class RayMachinery:
 
     async def node_service(self, node_id: str) -> RayNode:
         """Get or create the service of a node, and wait until it answers."""
-        service = self._node_class.options(
+        handle = self._node_class.options(
             name=node_name(self._settings.instance, node_id),
             namespace=RAY_NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        )
-        handle = await asyncio.to_thread(service.remote, self._settings, node_id, self._span_directory)
+        ).remote(self._settings, node_id, self._span_directory)
         node = RayNode(handle, node_id)
         await node.meet()
         self._nodes[node_id] = node
@@ -218,7 +219,7 @@ class RayMachinery:
             lifetime="detached",
             **options,
         )
-        handle = await asyncio.to_thread(  # a name is registered with Ray's head, which may be away
+        create = partial(
             actor.remote,
             node.handle,
             frame_id,
@@ -229,14 +230,14 @@ class RayMachinery:
             variables(definition),
             {name: self._settings.telemetry[name] for name in FOR_FRAMES if name in self._settings.telemetry},
         )
-        frame = RayFrame(handle, frame_id, node.node_id, placement)
+        frame = RayFrame(await _created(create), frame_id, node.node_id, placement)
         try:
             await asyncio.wait_for(frame.begin(), CREATE_SECONDS)
         except TimeoutError:
-            ray.kill(handle)
+            ray.kill(frame.handle)
             raise ClusterError(f"a frame was not ready after {CREATE_SECONDS:.0f} s (see `ray status`)") from None
         except InvalidConfiguration:
-            ray.kill(handle)
+            ray.kill(frame.handle)
             raise
         return frame
 
@@ -290,14 +291,18 @@ class RayMachinery:
     def abandon(self, node: Any, frames: Sequence[Any]) -> None:
         """Have the processes of a lost node ended as far as they can still be reached; waits for nothing."""
         self._nodes.pop(node.node_id, None)
-        self._end_gateway(node.node_id)
+        asyncio.get_running_loop().run_in_executor(None, self._end_gateway, node.node_id)
         for actor in (node, *frames):
             ray.kill(actor.handle)
 
     def _end_gateway(self, node_id: str) -> None:
-        gateway = find_actor(gateway_name(self._settings.instance, node_id))
-        if gateway is not None:
-            ray.kill(gateway)
+        """In a thread: without Ray's head the look-up blocks for as long as Ray waits for it."""
+        try:
+            gateway = find_actor(gateway_name(self._settings.instance, node_id))
+            if gateway is not None:
+                ray.kill(gateway)
+        except RayError as error:
+            log.warning("the gateway of node %s can't be ended: %s", node_id[:8], error)
 
     def cpus(self, node_id: str) -> float:
         """CPUs that Ray counts on a node."""
@@ -322,6 +327,22 @@ class RayMachinery:
             except (TimeoutError, ServiceGone):
                 log.warning("node service %s did not stop cleanly", node.node_id[:8])
             ray.kill(node.handle)
-            self._end_gateway(node.node_id)
+            await asyncio.to_thread(self._end_gateway, node.node_id)
         for frame in await self.frames():
             ray.kill(frame.handle)
+
+
+async def _created(create: Callable[[], Any]) -> Any:
+    """Create an actor, in a thread: its name is registered with Ray's head, which may be away. One that nobody waits
+    for any more when it is there is ended."""
+    created = asyncio.get_running_loop().run_in_executor(None, create)
+    try:
+        return await asyncio.shield(created)
+    except asyncio.CancelledError:
+        created.add_done_callback(_end_unwanted)
+        raise
+
+
+def _end_unwanted(created: asyncio.Future[Any]) -> None:
+    if not created.cancelled() and created.exception() is None:
+        ray.kill(created.result())

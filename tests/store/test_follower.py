@@ -13,7 +13,7 @@ import pytest
 from understudy.cluster.client import follower as following
 from understudy.cluster.client import session_handle
 from understudy.cluster.client.follower import Follower
-from understudy.errors import ServiceGone
+from understudy.errors import ServiceGone, StoreUnreachable
 from understudy.events import CancelRequested, RunFinished
 from understudy.node.feed import Feed
 from understudy.node.reading import Reading
@@ -82,6 +82,30 @@ async def test_a_death_after_many_new_followers_is_no_long_outage(monkeypatch: p
             kind, *_ = await subscription.queue.get()
     await follower.close()
     assert (kind, nodes.died) == ("event", True)
+
+
+async def test_where_the_store_is_not_reached_others_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a node whose service does not reach the store, when the session is at home on another one, then it is
+    followed there."""
+    monkeypatch.setattr(following, "PAUSE_SECONDS", 0.01)
+    nodes = Nodes()
+    nodes.died = True
+
+    async def call(node_id: str, *request: Any, timeout: float) -> dict[str, Any]:
+        if node_id == "a":
+            raise StoreUnreachable("away")
+        return await Nodes.call(nodes, node_id, *request, timeout=timeout)
+
+    async def homes(session_ids: list[str]) -> dict[str, tuple[str, int]]:
+        return dict.fromkeys(session_ids, ("b", 1))
+
+    monkeypatch.setattr(nodes, "call", call)
+    monkeypatch.setattr(nodes, "homes", homes)
+    follower = Follower(nodes)  # type: ignore[arg-type]
+    async with follower.follow("s", ends=True) as subscription, asyncio.timeout(PATIENCE):
+        kind, *_ = await subscription.queue.get()
+    await follower.close()
+    assert kind == "event"
 
 
 async def test_an_end_is_told_while_homes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ class Node:
         self.node_id = node_id
         self.pid = self.process = 1
         self.silent = self.draining = self.away = False
+        self.away_at = "acquire"
         self.refused: Exception | None = None
         self.probes = self.asked = 0
         self.condemned: list[str] = []
@@ -62,7 +63,8 @@ class Node:
     async def call(self, method: str, *arguments: Any) -> Any:
         if self.silent or (method == "request" and arguments[0] in self.hung):
             await asyncio.Event().wait()
-        if self.away and method in ("acquire", "request"):
+        if self.away and method in (self.away_at, "request" if self.away_at == "acquire" else ""):
+            await asyncio.sleep(0.01)
             raise StoreUnreachable("away")
         if method == "acquire":
             Machinery.generation += 1
@@ -414,12 +416,13 @@ async def test_others_are_asked_where_the_store_is_not_reached(machinery: Machin
                 await supervisor._renew(1.0)
 
 
-async def test_frames_live_while_a_supervisor_waits_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at", ["acquire", "take_up"])
+async def test_frames_live_while_a_supervisor_waits_for_the_store(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a supervisor that can't begin since the store is away, then it probes the frames that there are: those that
     nobody calls for long end themselves, with what they are at."""
     monkeypatch.setattr(supervising, "REASSURE_SECONDS", 0.05)
     found = Machinery("a", "b")
-    found.nodes["a"].away = True
+    found.nodes["a"].away, found.nodes["a"].away_at = True, at
     supervisor = Supervisor(found, "holder", standby=0, max_actors=1)
     running = asyncio.create_task(supervisor.run())
     try:
