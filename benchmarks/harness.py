@@ -23,7 +23,7 @@ from endpoint import Endpoint
 
 from understudy import Cluster
 from understudy.cluster.client import background
-from understudy.cluster.ray import ray_edge
+from understudy.cluster.ray import own_ray
 from understudy.config import ModelProfile
 
 WAIT_SECONDS = 180.0
@@ -157,8 +157,8 @@ class Bench:
         self._stack.callback(self._stop_ray)
         self._stack.callback(ray.shutdown)
         self._stack.callback(lambda: background.wait(_end_calls()))
-        os.environ["RAY_ADDRESS"] = ray_edge.start_ray()
-        ray_edge.connect_ray(os.environ["RAY_ADDRESS"])
+        os.environ["RAY_ADDRESS"] = own_ray.start_ray()
+        own_ray.connect_ray(os.environ["RAY_ADDRESS"])
         self._ray = True
 
     @contextmanager
@@ -181,7 +181,7 @@ class Bench:
 
     def _stop_ray(self) -> None:
         known = self.processes()
-        ray_edge.stop_ray()
+        own_ray.stop_ray()
         # Ray's agents rename themselves, so `stop_ray` can't tell whose they are; and what an interrupt during
         # `ray start` leaves behind has not been noted anywhere.
         while found := [process for process in {**known, **self.processes()}.values() if process.is_running()]:

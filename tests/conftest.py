@@ -151,12 +151,12 @@ def _dsn(request: pytest.FixtureRequest, directory: Path, postgres: str) -> str:
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a Ray head started for this test session, as `Cluster.connect` starts one, and stopped after it."""
-    from understudy.cluster.ray import ray_edge
+    from understudy.cluster.ray import own_ray
 
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
     patch.delenv("RAY_ADDRESS", raising=False)
-    address = ray_edge.start_ray()
+    address = own_ray.start_ray()
     patch.setenv("RAY_ADDRESS", address)
     try:
         yield address
@@ -164,7 +164,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         import ray
 
         ray.shutdown()
-        ray_edge.stop_ray()
+        own_ray.stop_ray()
         patch.undo()
 
 

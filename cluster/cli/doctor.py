@@ -25,7 +25,8 @@ from understudy.store.engine import Database
 from understudy.telemetry import ENDPOINTS, captures_content, exports_spans, has_collector, protocol_of
 
 from ..client import background
-from ..ray.ray_edge import RAY_VERSION, connect_ray, running_address, settle
+from ..ray.own_ray import connect_ray, running_address
+from ..ray.ray_edge import RAY_VERSION, settle
 from ..ray.services import supervisor_handle
 
 FREE_BYTES = 1 << 30

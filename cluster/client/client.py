@@ -80,7 +80,7 @@ class Cluster:
             ClusterUnreachable, StoreUnreachable, StoreOwned, StoreVersion: what is missing, and what to do.
         """
         from ..ray.connection import Connection  # loads Ray, which `understudy.testing.LocalCluster` has no use for
-        from ..ray.ray_edge import connect_ray
+        from ..ray.own_ray import connect_ray
 
         settings = Settings.from_environment(store=store)
         given: dict[str, Any] = {"namespace": namespace, "model": model, "standby": standby, "max_actors": max_actors}

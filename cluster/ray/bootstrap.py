@@ -19,7 +19,8 @@ from understudy.errors import UnderstudyError
 from understudy.prices import Price
 
 from .names import supervisor_name
-from .ray_edge import RAY_NAMESPACE, connect_ray
+from .own_ray import connect_ray
+from .ray_edge import RAY_NAMESPACE
 from .services import SupervisorActor
 
 

@@ -27,15 +27,9 @@ from ..client.results import DrainInfo, ServiceInfo
 from .bootstrap import request as bootstrap_request
 from .directory import NodeDirectory
 from .names import node_name, of_instance
+from .own_ray import NOT_RUNNING, state_directory
 from .package_store import fetch
-from .ray_edge import (
-    NOT_RUNNING,
-    actor_names,
-    find_actor,
-    settle,
-    state_directory,
-    submitted,
-)
+from .ray_edge import actor_names, find_actor, settle, submitted
 from .services import supervisor_handle
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from understudy.config import Settings
 
 from ..client import background
 from .connection import Connection
-from .ray_edge import connect_ray, own_address, running_address, stop_ray
+from .own_ray import connect_ray, own_address, running_address, stop_ray
 from .services import other_supervisors, supervisor_handle
 
 

@@ -14,7 +14,8 @@ from ..client import background
 from ..client.results import DrainInfo
 from .connection import DRAIN_LOOK_SECONDS, DRAIN_SPARE_SECONDS
 from .names import node_name, served_on, supervisor_name
-from .ray_edge import actor_names, connect_ray, find_actor, settle, submitted
+from .own_ray import connect_ray
+from .ray_edge import actor_names, find_actor, settle, submitted
 
 REASON = "asked for there"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from understudy.cluster.ray import ray_edge
+from understudy.cluster.ray import own_ray
 from understudy.environment import for_services
 from understudy.store.check import check
 from understudy.store.engine import Database
@@ -80,7 +80,7 @@ class Pods:
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             self._start(*head, f"--temp-dir={self.directory}", "--node-ip-address=127.0.0.1")
-            wait_until(lambda: self._alive() and ray_edge._answers(address), "the head")
+            wait_until(lambda: self._alive() and own_ray._answers(address), "the head")
             self._start(f"--address={address}", "--num-cpus=2", "--node-ip-address=127.0.0.1")
         except BaseException:
             self.delete()

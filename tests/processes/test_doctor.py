@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from understudy.cluster.cli import doctor
 from understudy.cluster.cli.main import app
-from understudy.cluster.ray import ray_edge
+from understudy.cluster.ray import own_ray
 from understudy.config import Settings
 from understudy.errors import ClusterUnreachable, InvalidConfiguration
 
@@ -95,22 +95,22 @@ def test_who_listens_and_is_no_ray_is_told_at_once(
     """Given a port where something else listens, then that is told within the time given, not after Ray's own tries; a
     server of gRPC passes, and so does anybody where Ray uses TLS."""
     kind, port = listener
-    monkeypatch.setattr(ray_edge.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray_edge, "GRPC_SECONDS", 1.0 if kind == "silent" else 20.0)
-    assert ray_edge._speaks_grpc(f"127.0.0.1:{port}") == (kind == "grpc")
+    monkeypatch.setattr(own_ray.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(own_ray, "GRPC_SECONDS", 1.0 if kind == "silent" else 20.0)
+    assert own_ray._speaks_grpc(f"127.0.0.1:{port}") == (kind == "grpc")
     if kind != "grpc":
         began = time.monotonic()
         with pytest.raises(ClusterUnreachable, match="is no Ray"):
-            ray_edge.connect_ray(f"127.0.0.1:{port}")
+            own_ray.connect_ray(f"127.0.0.1:{port}")
         assert time.monotonic() - began < 15
     monkeypatch.setenv("RAY_USE_TLS", "1")
-    assert ray_edge._speaks_grpc(f"127.0.0.1:{port}")
+    assert own_ray._speaks_grpc(f"127.0.0.1:{port}")
 
 
 def test_who_looks_where_nothing_runs_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given no Ray, a command that only looks starts none: it says what starts the services, and what reads without."""
-    monkeypatch.setattr(ray_edge.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray_edge, "running_address", lambda: None)
+    monkeypatch.setattr(own_ray.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(own_ray, "running_address", lambda: None)
     shown = CliRunner().invoke(app, ["show", "guide-1", "--store", f"sqlite:///{tmp_path}/store.db"])
     assert shown.exit_code == 1
     assert "[cluster_unreachable]" in shown.stderr

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from understudy.cluster.ray import down, ray_edge
+from understudy.cluster.ray import down, own_ray
 
 OWN, OTHER = "192.0.2.1:1111", "192.0.2.1:2222"
 
@@ -24,7 +24,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray_edge, "own_address", lambda: OWN)
+    monkeypatch.setattr(own_ray, "own_address", lambda: OWN)
     monkeypatch.setattr(down, "own_address", lambda: OWN)
     monkeypatch.setattr(down, "connect_ray", connect)
     monkeypatch.setattr(down, "supervisor_handle", lambda _settings: None)
@@ -37,9 +37,9 @@ def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 def test_our_daemon_comes_before_other_rays(ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without RAY_ADDRESS our own daemon is meant, whoever started another Ray later; with it, what it names."""
-    assert ray_edge.running_address() == OWN
+    assert own_ray.running_address() == OWN
     monkeypatch.setenv("RAY_ADDRESS", OTHER)
-    assert ray_edge.running_address() == OTHER
+    assert own_ray.running_address() == OTHER
 
 
 def test_a_daemon_that_nobody_needs_is_ended(ended: list[str]) -> None:
