@@ -244,7 +244,7 @@ class Head:
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         self.address = ""
         done = subprocess.run(
-            [sys.executable, "-c", "from understudy.cluster.ray.ray_edge import start_ray; print(start_ray())"],
+            [sys.executable, "-c", "from understudy.cluster.ray.own_ray import start_ray; print(start_ray())"],
             env={**environment, **self.environment}, capture_output=True, text=True, cwd=self._state, check=True,
         )  # fmt: skip
         self.address = done.stdout.splitlines()[-1]
