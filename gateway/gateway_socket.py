@@ -33,8 +33,7 @@ class GatewaySocket:
     async def admit(self) -> Ticket:
         """A ticket for the node service. Raises `InvalidConfiguration`: no socket can be made."""
         async with self._starting:
-            if not self._server.path:
-                await self._server.start()
+            await self._server.start()
         return self._server.admit(SERVICE)
 
     async def answer(self, call_id: str, method: str, *arguments: Any) -> Any:

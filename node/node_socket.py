@@ -62,8 +62,7 @@ class NodeSocket:
             InvalidConfiguration: no socket can be made.
         """
         async with self._starting:
-            if not self._server.path:
-                await self._server.start()
+            await self._server.start()
         return self._server.admit(f"{role}/{name}")
 
     async def close(self) -> None:

@@ -108,15 +108,23 @@ class ChannelServer:
         self.path = ""
 
     async def start(self) -> None:
-        """Begin to listen.
+        """Begin to listen, unless it does; anew where the socket's file is gone, as it is where something removes old
+        files from the directories for temporary ones. Connections stay.
 
         Raises:
             InvalidConfiguration: there is no safe place for the socket.
         """
+        if self._is_found():
+            return
+        if self._server is not None:
+            self._server.close()
         try:
             await self._listen(socket_directory() / f"{self._name}-{os.getpid()}.sock")
         except OSError as error:
             raise InvalidConfiguration(f"no socket can be made: {error}. Set TMPDIR to a directory for it") from None
+
+    def _is_found(self) -> bool:
+        return bool(self.path) and os.path.exists(self.path)
 
     async def _listen(self, path: Path) -> None:
         for old in path.parent.glob("*.sock"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, Protocol
@@ -22,8 +23,8 @@ log = logging.getLogger(__name__)
 ADMIT_SECONDS = 5.0
 """How long a ticket is waited for: what a service is asked that is killed can get lost."""
 
-
 CONNECT_TRIES = 3
+TRY_AGAIN_SECONDS = 60.0
 
 
 class Attempt(Protocol):
@@ -94,8 +95,8 @@ class RemoteNode(CalledNode):
 class SocketCalls:
     """Calls of a service of this machine, on its socket; a connection that was lost is made anew.
 
-    Where no connection can be made the call takes the other way; so do all, if that happens `CONNECT_TRIES` times in a
-    row: another container or user can be on the same machine and not reach the socket.
+    Where no connection can be made the call takes the other way; so do all for a while, if that happens `CONNECT_TRIES`
+    times in a row: another container or user can be on the same machine and not reach the socket.
 
     Args:
         admit: asks the service for a ticket, on the other way. Raises `ServiceGone`, or what keeps it from having a
@@ -112,7 +113,7 @@ class SocketCalls:
         self._service = service
         self._channel: Channel | None = None
         self._connecting = asyncio.Lock()
-        self._failed = 0
+        self._failed, self._failed_at = 0, 0.0
         self._closed = False
 
     async def __call__(self, call_id: str, method: str, *arguments: Any) -> Any:
@@ -123,7 +124,7 @@ class SocketCalls:
         return await channel.call(call_id, method, *arguments)
 
     async def _connected(self) -> Channel | None:
-        if self._failed >= CONNECT_TRIES:
+        if self._failed >= CONNECT_TRIES and time.monotonic() - self._failed_at < TRY_AGAIN_SECONDS:
             return None
         async with self._connecting:
             if self._closed:
@@ -151,7 +152,7 @@ class SocketCalls:
         return channel
 
     def _failing(self, error: UnderstudyError) -> None:
-        self._failed += 1
+        self._failed, self._failed_at = self._failed + 1, time.monotonic()
         level = logging.WARNING if self._failed == CONNECT_TRIES else logging.INFO
         log.log(level, "%s is called through Ray, more slowly: %s", self._service, error.message)
 

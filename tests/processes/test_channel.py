@@ -300,9 +300,9 @@ async def test_a_client_that_ends_leaves_its_calls() -> None:
         await again.close()
 
 
-async def test_who_does_not_reach_the_socket_takes_the_other_way() -> None:
+async def test_who_does_not_reach_the_socket_takes_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a socket that is not there, as from another container, then calls take the other way, and soon nobody looks
-    for the socket any more."""
+    for the socket any more, but now and then."""
     tickets = 0
 
     async def admit() -> Ticket:
@@ -318,6 +318,22 @@ async def test_who_does_not_reach_the_socket_takes_the_other_way() -> None:
         (str(number), "echo", (number,)) for number in range(5)
     ]
     assert tickets == CONNECT_TRIES
+    monkeypatch.setattr("understudy.transport.remote_node.TRY_AGAIN_SECONDS", 0.0)
+    assert await calls("9", "echo", 9) == ("9", "echo", (9,))
+    assert tickets == CONNECT_TRIES + 1
+
+
+async def test_a_socket_whose_file_was_removed_is_made_anew() -> None:
+    """Given something that removes old files, then who is connected stays so, and the next one finds a socket."""
+    async with connected() as (_, server, channel):
+        await asyncio.to_thread(os.unlink, server.path)
+        assert await channel.call("1", "echo", 1) == 1
+        with pytest.raises(ServiceGone):
+            await Channel.connect(server.admit("g"))
+        await server.start()
+        other = await Channel.connect(server.admit("g"))
+        assert [await each.call("2", "echo", 2) for each in (channel, other)] == [2, 2]
+        await other.close()
 
 
 @pytest.mark.parametrize("error", [InvalidConfiguration("no socket can be made"), UnderstudyError("OSError: full")])
