@@ -49,7 +49,7 @@ class Farewell:
 
     async def _leave(self) -> None:
         try:
-            handle = self._supervisor()
+            handle = await asyncio.to_thread(self._supervisor)
             if handle is None:
                 raise ServiceGone("there is no supervisor")
             wanted = ([self._node_id], GRACE_SECONDS, "SIGTERM", False, new_identifier())

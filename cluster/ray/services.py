@@ -19,6 +19,7 @@ from understudy.gateway.gateway_socket import GatewaySocket
 from understudy.node.node_calls import NodeCalls
 from understudy.node.node_socket import FRAME, NodeSocket
 from understudy.redaction import know, passwords
+from understudy.tasks import Tasks
 from understudy.telemetry import telemetry_of
 from understudy.transport.channel import Ticket
 from understudy.transport.ends import process_identity
@@ -110,7 +111,7 @@ class NodeActor(NodeCalls):
         self._node_id = node_id
         self._settings = settings
         self._socket = NodeSocket(node_id, self._node, self.repeated)
-        self._guarding: asyncio.Task[None] | None = None
+        self._tasks = Tasks(log)
         self._farewell = Farewell(node_id, self._host, lambda: supervisor_handle(settings))
 
     async def admit(self, role: str, name: str) -> Ticket:
@@ -124,10 +125,9 @@ class NodeActor(NodeCalls):
         return self._host.known_profiles()
 
     async def _node(self) -> NodeService:
-        """The service; the guard runs from its first call on."""
-        if self._guarding is None:
-            self._guarding = asyncio.get_running_loop().create_task(self._guard.run())
-            self._farewell.attend()
+        """The service; the guard runs from its first call on. One that fails begins again with the next call."""
+        self._tasks.alone("guard", self._guard.run)
+        self._farewell.attend()
         return await self._host.node()
 
     async def _kill_supervisor(self, pid: int, silent: float) -> None:
