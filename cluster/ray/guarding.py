@@ -18,12 +18,12 @@ SUPERVISOR_SILENCE = 12.0
 
 
 class SupervisorGuard:
-    """Nudges a supervisor that is not heard of for `SUPERVISOR_NUDGE` seconds, and kills one of this machine that is
+    """Nudges a supervisor that is not heard of for `SUPERVISOR_NUDGE` seconds, and kills one of this Ray node that is
     silent for `SUPERVISOR_SILENCE`: Ray does not see a stopped process for over a minute.
 
     Args:
         owner: who supervises, as the store says; None if that is not known.
-        pid_here: the pid of that process, if it is on this machine and lives; else 0.
+        pid_here: the pid of that process, if it is on this Ray node and lives; else 0.
         kill: kills a supervisor, by its pid, that has been silent for so many seconds.
         nudge: makes a supervisor work that was restarted.
     """

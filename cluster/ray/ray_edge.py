@@ -187,12 +187,20 @@ def cluster_identity() -> str:
 
 
 def supervisor_here(holder: str, instance: str) -> int:
-    """The pid of a supervisor of this cluster, by its name as the store's owner, if it is on this machine; else 0."""
+    """The pid of a supervisor of this cluster, by its name as the store's owner, if it is on this Ray node; else 0.
+
+    On this machine is not enough: of two Ray nodes on one, either may be cut off from Ray, and hear nothing. Workers of
+    one node are children of its raylet.
+    """
     if holder.split("/")[-3:-1] != [cluster_identity().split("/")[-1], instance]:
         return 0
     process = holder.split("/")[-1]
     pid = int(process.split(":")[1])
-    return pid if process_identity(pid) == process else 0
+    try:
+        ours = psutil.Process(pid).ppid() == os.getppid()
+    except psutil.NoSuchProcess:
+        return 0
+    return pid if ours and process_identity(pid) == process else 0
 
 
 async def kill_process(pid: int, timeout: float = 5.0) -> bool:
