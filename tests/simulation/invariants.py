@@ -295,7 +295,15 @@ class Invariants:
         not answer. A machine that is given up may come back; what had been on it then does not."""
         service = self._world.cluster.actors.get(f"node/{actor.machine.node_id}")
         silent = service is not None and service.process is not None and service.process.paused
-        return self._cut(actor.machine) or actor.pid in self._abandoned or bool(silent)
+        return self._cut(actor.machine) or bool(silent) or actor.pid in self._abandoned or self._is_left_over(actor)
+
+    def _is_left_over(self, actor: Actor) -> bool:
+        """Whether it is a gateway of a node service that was given up with its machine, and started it afterwards: that
+        makes the calls which the service knows of, until both are killed."""
+        if not actor.name.startswith("gateway/"):
+            return False
+        services = [one.pid for one in actor.machine.actors if one.name.startswith("node/") and one.pid < actor.pid]
+        return max(services, default=-1) in self._abandoned
 
     def _cut(self, machine: Machine) -> bool:
         """Whether somebody can't reach the machine, or it somebody."""
