@@ -120,7 +120,7 @@ def cpu(bench: Bench) -> list[Row]:
             baseline.call_seconds(actor)
         one = (sum(process.cpu_times()[:2]) - before) / calls * 1e3
         baseline.end([actor])
-    product = [sum(load.each(kind) for kind in ("supervisor", "node", "frame")) for load in loads]
+    product = [sum(load.each(kind) for kind in ("supervisor", "node", "gateway", "frame")) for load in loads]
     new = sum(load.new_frames for load in loads)
     note = f"{new} actors were started meanwhile" if new else ""
     rows = [

@@ -72,11 +72,14 @@ def check(profile: ModelProfile) -> None:
         parts = urlsplit(profile.base_url or DEFAULT_BASE_URL)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         httpx2.URL(profile.base_url or DEFAULT_BASE_URL)  # what the gateway's client makes of it
-    except (ValueError, httpx2.InvalidURL):
-        usable = False
-    if not usable or "@" in parts.netloc:
+        reason = ""
+    except (ValueError, httpx2.InvalidURL) as error:
+        usable, reason = False, f": {error}"
+    secret = "@" in (profile.base_url or "")
+    if not usable or secret:
+        shown = "" if secret else f" ({(profile.base_url or '').partition('?')[0]}){reason}"
         raise InvalidConfiguration(
-            f"the base URL of model profile {profile.name!r} can't be used. "
+            f"the base URL of model profile {profile.name!r} can't be used{shown}. "
             "Set OPENAI_BASE_URL to http(s)://HOST[:PORT]/PATH, without user and password",
             details={"setting": "OPENAI_BASE_URL"},
         )

@@ -22,8 +22,6 @@ import psutil
 from sqlalchemy import text
 
 from understudy import AgentSpec, Cluster, Session, tool
-from understudy.cluster.ray import ray_edge
-from understudy.cluster.ray.names import gateway_name
 from understudy.config import ModelProfile
 from understudy.events import Event, RunStarted
 from understudy.store.check import check
@@ -132,11 +130,8 @@ class Stage:
         return [service.pid for service in self.cluster.services() if service.role in roles]
 
     def gateways(self) -> list[int]:
-        """Processes of the gateways, as Ray knows them."""
-        instance = self.cluster._connection.settings.instance
-        nodes = [service.node_id for service in self.cluster.services() if service.role == "node"]
-        found = [ray_edge.find_actor(gateway_name(instance, node_id)) for node_id in nodes]
-        return [ray_edge.pid_of(gateway) for gateway in found if gateway is not None]
+        """Processes of the gateways."""
+        return self.pids("gateway")
 
     def frames(self) -> list[int]:
         """All frames, with a session or without."""

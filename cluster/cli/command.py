@@ -102,6 +102,9 @@ class Commands(TyperGroup):
         except USAGE_ERROR as error:
             if self.as_json:
                 print_json({"error": InvalidInput(error.format_message()).to_wire()})
+            if getattr(error, "option_name", "") == "--json":  # the one that all commands have
+                error.possibilities = []
+                error.message = "--json comes after the command: understudy COMMAND --json"
             raise
 
 

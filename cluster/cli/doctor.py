@@ -20,6 +20,7 @@ from understudy.config import (
     state_home,
 )
 from understudy.errors import UnderstudyError
+from understudy.profiles import check as check_profile
 from understudy.store import queries
 from understudy.store.engine import Database
 from understudy.telemetry import ENDPOINTS, captures_content, exports_spans, has_collector, protocol_of
@@ -91,6 +92,8 @@ def _model(settings: Settings) -> Check:
         return Check("model", True, "offline (deterministic, local; set OPENAI_API_KEY for a real one)")
     try:
         profile = model_profile_from_environment()
+        if profile is not None:
+            check_profile(profile)
     except UnderstudyError as error:
         return Check("model", False, error.message, error.hint)
     if profile is None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from understudy.events import Event, InputRequested, StreamRestarted, TextDelta
-from understudy.messages import Message
+from understudy.messages import Message, Usage
 from understudy.prices import money
 
 from ..client.results import BudgetUse, DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
@@ -34,6 +34,10 @@ STATUS_STYLE = {
     "cancelled": "yellow",
 }
 
+
+TIMES = frozenset({"started_at", "due_at"})
+DURATIONS = frozenset({"duration", "queued", "first_chunk", "down", "delay", "unseen"})
+"""Fields of events in microseconds, and what people are shown instead."""
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a terminal obeys, but for tabs and the ends of lines."""
@@ -219,10 +223,21 @@ def print_events(found: list[Event]) -> None:
     """One line each."""
     console = Console(highlight=False)
     for event in found:
-        body = " ".join(f"{name}={value}" for name, value in event.body().items() if value not in (None, "", 0, False))
+        body = " ".join(_said(name, value) for name, value in event.body().items() if value not in (None, "", 0, False))
         console.print(
             f"[dim]{event.seq:>5} {when(event.at)}[/dim] [bold]{event.type}[/bold] {escape(body)}", soft_wrap=True
         )
+
+
+def _said(name: str, value: Any) -> str:
+    """A field of an event for people: tokens by their kinds, times of day and seconds instead of microseconds."""
+    if name == "usage":
+        usage = Usage.from_wire(value)
+        tokens = {"in": usage.input_tokens, "out": usage.output_tokens, "cached": usage.cached_tokens}
+        return f"tokens={','.join(f'{kind}:{count}' for kind, count in tokens.items() if count)}"
+    if name in TIMES:
+        return f"{name}={when(value)}"
+    return f"{name}={value / 1e6:.3f}s" if name in DURATIONS else f"{name}={value}"
 
 
 def print_drains(drains: list[DrainInfo]) -> None:

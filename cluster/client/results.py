@@ -207,7 +207,7 @@ class ServiceInfo:
     """A process of the cluster.
 
     Attributes:
-        role: `supervisor`, `node`, `frame` or `standby`.
+        role: `supervisor`, `node`, `gateway`, `frame` or `standby`.
         address: of Ray; of a node service, the URL of its metrics.
     """
 

@@ -79,6 +79,7 @@ class SurveyView:
             sys.stdout.flush()
         self._console.print()
         self._console.print(render_table(outcome))
+        self._console.print("[dim]The services go on: `understudy ps` shows them, `understudy down` ends them.[/dim]")
 
 
 def _stage(info: SessionInfo) -> str:

@@ -548,6 +548,7 @@ async def test_profiles() -> None:
         with pytest.raises(InvalidConfiguration, match="OPENAI_BASE_URL") as caught:
             model.register(ModelProfile("p", KEY, url))
         assert "pa55word" not in str(caught.value)
+        assert "@" in url or url in str(caught.value)
     assert not model.knows("p")
     model.register(ModelProfile("p", "k", "http://127.0.0.1:1/v1"))
     assert model.knows("p")
