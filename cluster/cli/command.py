@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Annotated, Any
 
@@ -109,11 +109,20 @@ class Commands(TyperGroup):
 
 
 @contextmanager
+def connecting(*, start: bool) -> Iterator[None]:
+    """Somebody at a terminal sees what is waited for."""
+    what = "starting Ray and the services, unless they run: some 15 seconds" if start else "connecting"
+    with errors.status(f"[dim]{what}…[/dim]") if errors.is_terminal else nullcontext():
+        yield
+
+
+@contextmanager
 def connected(store: str | None, **options: Any) -> Iterator[Any]:
     """A cluster for one command."""
     from ..client.client import Cluster
 
-    cluster = Cluster.connect(store, **options)
+    with connecting(start=options.get("start", True)):
+        cluster = Cluster.connect(store, **options)
     # Ray has a handler of its own by now, which ends the process with the state of all its threads.
     before = signal.signal(signal.SIGTERM, _terminate)
     try:

@@ -10,7 +10,7 @@ import typer
 from understudy.config import kept_settings
 
 from . import rendering
-from .command import Json, Store, command, counted, errors, print_json
+from .command import Json, Store, command, connecting, counted, errors, print_json
 from .rendering import escape
 
 KEEP_SECONDS = 10.0
@@ -36,7 +36,8 @@ def up(
     from ..client import background
     from ..client.client import Cluster
 
-    cluster = Cluster.connect(store, timeout=timeout)
+    with connecting(start=True):
+        cluster = Cluster.connect(store, timeout=timeout)
     try:
         services = cluster.services()
         different = background.wait(cluster._connection.different_settings())

@@ -69,9 +69,11 @@ def start_ray() -> str:
     # Ray gives its workers 15: on a busy machine sessions would wait for whatever else there is, also for their driver.
     environment = {"RAY_worker_niceness": "0", **for_services()}
     try:
+        # A session of its own: with the terminal's, the end of `ssh -t HOST understudy up` would be Ray's end, too.
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=START_SECONDS, check=False
-        )
+            command, env=environment, capture_output=True, text=True, timeout=START_SECONDS, check=False,
+            start_new_session=True,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise ClusterUnreachable(f"`ray start` did not finish within {START_SECONDS:.0f} s") from None
     if done.returncode != 0:

@@ -225,7 +225,7 @@ class Ending:
 
     def _answers(self) -> None:
         for wait_key, process in self._seen.complete.items():
-            if not (process.dead or self._seen.gave_up(process)):
+            if not (process.dead or self._seen.gave_up(process) or self._seen.is_cut_short(wait_key)):
                 self._violated(f"the answer to {wait_key} was complete, and is not in the log")
 
     def _tokens(self) -> None:

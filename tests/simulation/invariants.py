@@ -346,6 +346,11 @@ class Invariants:
         """A drain's deadline is over: what a session waits for here is ended, also if it has nowhere else to go."""
         self._sent_off.add((session_id, run_id))
 
+    def is_cut_short(self, wait_key: str) -> bool:
+        """Whether a drain's deadline ended what a session waits for."""
+        session_id, run_id = wait_key.rpartition("/")[0].split("/", 1)
+        return (session_id, run_id) in self._sent_off
+
     def answered(self, request: ModelRequest, incarnation: int) -> None:
         """A model has answered, and what it said is to be paid: it must be in the log, unless that was removed since
         the call was made."""
