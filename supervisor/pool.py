@@ -61,11 +61,10 @@ def plan(
     """What to create and to retire on one node.
 
     Frames are created for ready sessions only while all frames of their placement act: where one waits, its session
-    can leave it. Beside those, `wanted` standbys per placement are kept, as far as `cap` frames in all allow: where
-    that is not enough for all, those that have most give some to those that lack them. A placement that has ready
-    sessions takes the place of another's standby; one that has no frame at all, of another's frame, even if that has to
-    be waited for: so every placement gets a frame in the end. Where there are more frames than `cap`, those leave first
-    that stand by.
+    can leave it. Beside those, `wanted` standbys per placement are kept, as far as `cap` frames in all allow. A
+    placement that has ready sessions takes the place of another's standby; one that has no frame at all, of another's
+    frame, even if that has to be waited for: so every placement gets a frame in the end. Where there are more frames
+    than `cap`, those leave first that stand by.
 
     Args:
         demand: per placement.
@@ -95,10 +94,8 @@ def plan(
 
     for placement in sorted(sorted(needs), key=turn):
         for number in range(needs[placement]):
-            if pool.total >= cap:
-                make_room = pool.make_room if number < urgent[placement] else pool.share
-                if not make_room(placement):
-                    break
+            if pool.total >= cap and not (number < urgent[placement] and pool.make_room(placement)):
+                break
             pool.create[placement] += 1
     return Plan(dict(pool.create), dict(pool.retire))
 
@@ -141,17 +138,6 @@ class _Pool:
                 self.leave(most)
                 return True
         return False
-
-    def share(self, placement: str) -> bool:
-        """Let a standby leave of a placement that has at least two more of them; False if there is none. With one more
-        it would be the other's turn next."""
-        others = [name for name in self._rows if name != placement and not self.count(name, "ready")]
-        most = max(others, key=lambda name: self.count(name, "standby"), default="")
-        mine = self.count(placement, "standby") + self._starting.get(placement, 0) + self.create[placement]
-        if self.count(most, "standby") < mine + 2:
-            return False
-        self.leave(most)
-        return True
 
     def make_room(self, placement: str) -> bool:
         """Let a frame of another placement leave; False if it does so later, or not at all."""

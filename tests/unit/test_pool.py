@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from understudy.supervisor.pool import Demand, Plan, default_cap, plan
 
@@ -57,37 +56,6 @@ def test_another_placements_standby_makes_room() -> None:
     """At the cap, a placement with ready sessions and no frame takes the place of another one's standby."""
     decided = plan({"": Demand(acting=2, standby=2), "gpu": Demand(ready=1)}, {}, {"": 2, "gpu": 1}, 4)
     assert (decided.create, decided.retire) == ({"gpu": 1}, {"": 1})
-
-
-def test_standbys_are_shared() -> None:
-    """Given a node full of standbys of one placement, when sessions of another are at work, then those get theirs."""
-    decided = plan({"": Demand(standby=5), "mine": Demand(acting=1)}, {}, {"": 2, "mine": 2}, 6)
-    assert (decided.create, decided.retire) == ({"mine": 2}, {"": 2})
-    decided = plan({"": Demand(standby=3), "mine": Demand(acting=1, standby=2)}, {}, {"": 2, "mine": 2}, 6)
-    assert (decided.create, decided.retire) == ({}, {})
-
-
-@given(
-    st.dictionaries(st.sampled_from(PLACEMENTS), st.builds(Demand, st.just(0), counts, st.just(0), counts)),
-    numbers,
-    st.integers(1, 24),
-)
-def test_sharing_comes_to_an_end(demand: dict[str, Demand], wanted: dict[str, int], cap: int) -> None:
-    """Given no ready sessions, when what is decided is done again and again, then soon nothing is left to do; and a
-    placement that lacks standbys by then is not short of them beside one that has two more."""
-    rows = {name: demand.get(name, Demand()) for name in PLACEMENTS}
-    for _ in range(30):
-        decided = plan(rows, {}, wanted, cap)
-        if not decided.create and not any(rows[name].standby for name in decided.retire):
-            break
-        for name, row in rows.items():
-            left = min(row.standby, decided.retire.get(name, 0))
-            rows[name] = replace(row, standby=row.standby - left + decided.create.get(name, 0))
-    else:
-        raise AssertionError(rows)
-    most = max(row.standby for row in rows.values())
-    short = [rows[name].standby for name, count in wanted.items() if rows[name].standby < count]
-    assert all(standby >= most - 1 for standby in short) or sum(row.alive for row in rows.values()) > cap
 
 
 def test_an_idle_standby_makes_room_for_sessions_that_are_ready_elsewhere() -> None:
