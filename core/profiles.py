@@ -68,16 +68,16 @@ def check(profile: ModelProfile) -> None:
         )
     import httpx2  # only where a profile arrives: session actors, which know prices only, do without
 
+    url, reason = profile.base_url or DEFAULT_BASE_URL, ""
     try:
-        parts = urlsplit(profile.base_url or DEFAULT_BASE_URL)
+        parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        httpx2.URL(profile.base_url or DEFAULT_BASE_URL)  # what the gateway's client makes of it
-        reason = ""
+        usable = usable and "@" not in parts.netloc
+        httpx2.URL(url)  # what the gateway's client makes of it
     except (ValueError, httpx2.InvalidURL) as error:
         usable, reason = False, f": {error}"
-    secret = "@" in (profile.base_url or "")
-    if not usable or secret:
-        shown = "" if secret else f" ({(profile.base_url or '').partition('?')[0]}){reason}"
+    if not usable:
+        shown = "" if "@" in url else f" ({url.partition('?')[0]}){reason}"  # there may be a password before it
         raise InvalidConfiguration(
             f"the base URL of model profile {profile.name!r} can't be used{shown}. "
             "Set OPENAI_BASE_URL to http(s)://HOST[:PORT]/PATH, without user and password",

@@ -552,6 +552,8 @@ async def test_profiles() -> None:
     assert not model.knows("p")
     model.register(ModelProfile("p", "k", "http://127.0.0.1:1/v1"))
     assert model.knows("p")
+    model.register(ModelProfile("q", "k", "http://127.0.0.1:1/team@work/v1"))  # no password: it is in the path
+    assert model.knows("q")
     await model.close()
 
 
