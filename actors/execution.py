@@ -309,10 +309,9 @@ def may_go_on(work: asyncio.Future[Any]) -> bool:
 async def _stop(work: asyncio.Future[tuple[str, Any]]) -> bool:
     """Cancel what runs and say whether it has ended. A thread can't be cancelled."""
     work.cancel()
-    if not isinstance(work, asyncio.Task):
-        return False
-    done, _ = await asyncio.wait({work}, timeout=CANCEL_GRACE)
-    return bool(done)
+    if isinstance(work, asyncio.Task):
+        await asyncio.wait({work}, timeout=CANCEL_GRACE)
+    return not may_go_on(work)
 
 
 async def _run_async(

@@ -313,10 +313,8 @@ class ToolCalls:
         while outcome is None:
             before = await self._fence(call, *events)
             self._patience.expect(time.monotonic() + timeout)
-            outcome, events = (
-                await reconcile(loaded, self._context(call), timeout, before, self._finding_out.append),
-                [],
-            )
+            outcome = await reconcile(loaded, self._context(call), timeout, before, self._finding_out.append)
+            events = []
         self.leave = self.leave or outcome.stuck_thread
         return outcome
 

@@ -49,8 +49,8 @@ class NodeService(NodeBasis):
     Guarantees: what it acknowledges is committed; a call may be repeated after its death without a second effect; a
     session is given to one frame at a time, under a new epoch each time.
 
-    Its parts are given what they need, and nothing else. Two of them are needed by parts that are made before: what
-    deals with a frame's death, and what commits an answer.
+    Its parts are given what they need, and nothing else. Where one needs a part that is made after it, it
+    is given a way to call that.
     """
 
     def __init__(

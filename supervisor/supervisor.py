@@ -215,7 +215,7 @@ class Supervisor:
         self.generation = await first.call("acquire", *wanted)
         log.info("generation %d", self.generation)
         self._tasks.drop_alone()
-        self._tasks.alone("reassure", self._reassuring)
+        self._tasks.alone("reassure", self._reassuring)  # which that has ended as well
         self._failure = None
         self._known.begin()
         await self._join(own)

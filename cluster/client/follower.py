@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -117,11 +118,11 @@ class Follower:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _watching(self, node_id: str) -> None:
-        compared, failing, failed = time.monotonic(), 0.0, 0.0
+        compared, failing, failed = time.monotonic(), 0.0, -math.inf
         while self._at(node_id):
             try:
                 if await self._watch(node_id):
-                    failing = 0.0
+                    failed = -math.inf
                 if time.monotonic() - compared >= WATCH_SECONDS:
                     await self._compare(node_id)
                     compared = time.monotonic()
@@ -129,8 +130,9 @@ class Follower:
                 # From the first failure of a row on: the last answer may be old, since a watch is replaced with each
                 # new follower. Without the store a service answers, and whoever follows waits for the store as it does.
                 now = time.monotonic()
-                away = isinstance(error, StoreUnreachable)
-                failing, failed = now if away or not failing or now - failed > RETRY_SECONDS else failing, now
+                if isinstance(error, StoreUnreachable) or now - failed > RETRY_SECONDS:
+                    failing = now
+                failed = now
                 if now - failing > RETRY_SECONDS:
                     self._fail(node_id, ClusterUnreachable(f"the services don't answer: {error}"))
                     return

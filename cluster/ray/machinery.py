@@ -182,10 +182,9 @@ class RayMachinery:
     async def _adopt(self, name: FrameName) -> RayFrame | None:
         """A frame as it is found. One that does not answer may have a tool that blocks its event loop: whoever watches
         and probes it tells whether it hangs, and until it has been killed for that it lives."""
-        try:
-            # In a thread, as all that asks Ray's head: without one it blocks for as long as Ray waits for it.
-            handle = await asyncio.to_thread(ray.get_actor, name.of(self._settings.instance), namespace=RAY_NAMESPACE)
-        except ValueError:  # it has gone, or Ray's head failed to look it up
+        # In a thread, as all that asks Ray's head: without one it blocks for as long as Ray waits for it.
+        handle = await asyncio.to_thread(find_actor, name.of(self._settings.instance))
+        if handle is None:  # it has gone, or Ray's head failed to look it up
             return None
         frame = RayFrame(handle, *name)
         await frame.find()

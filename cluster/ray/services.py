@@ -140,7 +140,7 @@ class NodeActor(NodeCalls):
         In a thread: without Ray's head the look-up blocks for as long as Ray waits for it.
         """
         try:
-            handle = await asyncio.to_thread(find_actor, supervisor_name(self._settings.instance))
+            handle = await asyncio.to_thread(supervisor_handle, self._settings)
             if handle is not None:
                 handle.start.remote()
         except Exception as error:
