@@ -67,7 +67,8 @@ def error_classes() -> dict[str, type[UnderstudyError]]:
     pending: list[type[UnderstudyError]] = [UnderstudyError]
     while pending:
         kind = pending.pop()
-        found[kind.code] = kind
+        if "code" in vars(kind):  # Ray makes a subclass of each error that a task raised; it stands for none of its own
+            found[kind.code] = kind
         pending.extend(kind.__subclasses__())
     return found
 

@@ -20,6 +20,7 @@ settings.register_profile("understudy", deadline=None, max_examples=100)
 settings.load_profile("understudy")
 
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call of Ray's without a cluster fails: it starts none
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would starve services beside the tests' own processes
 
 if (

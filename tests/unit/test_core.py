@@ -188,6 +188,19 @@ def test_error_codes_are_unique() -> None:
     assert {kind.code: kind for kind in ERRORS}.items() <= error_classes().items()
 
 
+def test_a_subclass_without_a_code_of_its_own_replaces_none() -> None:
+    """Given the class that Ray derives from ours for an error that a task raised, whose constructor is another, when
+    such an error is restored, then it is of our class."""
+
+    class OfATask(InvalidInput):
+        def __init__(self, cause: Exception) -> None:
+            super().__init__(str(cause))
+
+    error = UnderstudyError.from_wire(OfATask(ValueError("it broke")).to_wire())
+    assert type(error) is InvalidInput
+    assert error.message == "it broke"
+
+
 def test_unknown_error_code_becomes_the_base_class() -> None:
     """An error of a newer version arrives as a plain `UnderstudyError` with its message and details."""
     error = UnderstudyError.from_wire({"code": "from_the_future", "message": "it broke", "details": {"a": 1}})

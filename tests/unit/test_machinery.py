@@ -43,7 +43,7 @@ class Ray:
         self.killed: list[Handle] = []
         names = {f"frame/instance/{frame_id}/n1/-": handle for frame_id, handle in handles.items()}
         self.names = list(names)
-        self.get_actor = lambda name, **_options: names[name]
+        self.find_actor = names.get
         self.kill = self.killed.append
 
 
@@ -55,6 +55,7 @@ async def found(monkeypatch: pytest.MonkeyPatch, ray: Ray, *known: str) -> list[
 
     monkeypatch.setattr(machinery, "ray", ray)
     monkeypatch.setattr(machinery, "actor_names", lambda: ray.names)
+    monkeypatch.setattr(machinery, "find_actor", ray.find_actor)
     monkeypatch.setattr(machinery, "where", lambda _handle: (PID, ELSEWHERE))
     monkeypatch.setattr(machinery, "settle", settle)
     monkeypatch.setattr(machinery, "submitted", lambda call: call())
