@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from understudy.messages import Message
+from understudy.messages import CUT_OFF, Message
 from understudy.ports import Node
 from understudy.records import Batch, Finish, ModelRequest
 from understudy.wakeups import WAIT
@@ -88,7 +88,7 @@ class Activation:
             last = self._last()
             if last is None or last.role != "assistant":
                 return await self._ask()
-            if (last.extra or {}).get("finish_reason") != "length":
+            if (last.extra or {}).get("finish_reason") != CUT_OFF:
                 return await self._finish("completed", window.reply())
             if window.continuations() >= window.spec["max_continuations"]:
                 return await self._finish("completed", window.reply())

@@ -6,11 +6,14 @@ import json
 from typing import Any
 
 from understudy.identifiers import wait_key
-from understudy.messages import INTERRUPTED, Message
+from understudy.messages import CUT_OFF, INTERRUPTED, Message
 from understudy.protocol import Work
 from understudy.records import Ack, ActivationId, CallState, InboxItem, ModelRequest
 
 CONTINUE = "Your last message was cut off. Continue exactly where it stopped, without repeating anything."
+SEES_END = ("after_model", "run_end")
+"""Hooks at these points see a run's last answer before the run ends."""
+
 OUTPUT_TOKENS = 4096
 """How long a reply may be when the specification sets no limit of its own; used only where a budget is set."""
 
@@ -80,7 +83,7 @@ class Window:
         pieces: list[str] = []
         for message in reversed(self.run_messages()):
             if message.role == "assistant":
-                if pieces and (message.extra or {}).get("finish_reason") != "length":
+                if pieces and (message.extra or {}).get("finish_reason") != CUT_OFF:
                     break
                 pieces.append(message.text)
             elif message.name != "continuation":
@@ -115,6 +118,7 @@ class Window:
             parameters=dict(spec["parameters"]),
             deadline=spec["deadline"],
             stall=spec.get("stall", 300.0),
+            ends_run=not self.continuations() and all(hook["point"] not in SEES_END for hook in spec.get("hooks", ())),
         )
 
 

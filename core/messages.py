@@ -20,6 +20,9 @@ Content = str | list[dict[str, Any]] | None
 INTERRUPTED = "interrupted: the agent's process died while this tool ran; its outcome is unknown"
 """What a model reads as the result of a call in doubt."""
 
+CUT_OFF = "length"
+"""The `finish_reason` of a reply that reached its longest length: it has to be continued."""
+
 
 def storable(text: str) -> str:
     """The text as every store can keep it: NUL becomes U+FFFD, and see `encodable`."""

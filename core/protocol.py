@@ -115,6 +115,7 @@ class CallOrigin(msgspec.Struct, frozen=True):
 
     Attributes:
         model, profile: that the request names.
+        ends_run: see `ModelRequest`.
     """
 
     session_id: str
@@ -126,6 +127,7 @@ class CallOrigin(msgspec.Struct, frozen=True):
     root_id: str
     profile: str
     model: str
+    ends_run: bool = False
 
     @property
     def wait_key(self) -> str:

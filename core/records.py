@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from .events import ToolFinished, ToolInDoubt, ToolStarted
-from .messages import Message, ToolCall, Usage
+from .messages import CUT_OFF, Message, ToolCall, Usage
 
 CACHED_WINDOWS = 64
 """Windows that a frame keeps of sessions that left it; the node service counts them in the same way."""
@@ -57,6 +57,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         parameters: temperature, max_tokens, … passed through to the endpoint.
         deadline: seconds for the whole call, retries included.
         stall: seconds without a byte from the endpoint after which a try is given up.
+        ends_run: a final answer (`ModelAnswer.is_final`) is the run's: nothing in the agent's process has to see it.
     """
 
     wait_key: str
@@ -67,6 +68,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     parameters: dict[str, Any] = {}
     deadline: float = 600.0
     stall: float = 300.0
+    ends_run: bool = False
 
     def limited_to(self, tokens: int) -> ModelRequest:
         """The same with the reply that is paid for; 0 for any length."""
@@ -100,6 +102,11 @@ class ModelAnswer:
     retries: int = 0
     extra: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing follows from it: it asks for no tool, and is not cut off."""
+        return self.error is None and not self.tool_calls and self.finish_reason != CUT_OFF
 
     @classmethod
     def aborted(cls, session_id: str) -> ModelAnswer:

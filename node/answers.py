@@ -35,14 +35,16 @@ class Answers:
         slot = self._frames.paging.holder(of.session_id)
         resident = slot if slot is not None and slot.resting else None
         held, since = (resident.activation, resident.since) if resident is not None else (None, 0)
-        spare = self._frames.take_spare(of.session_id, of.placement) if slot is None else None
+        ends_run = of.ends_run and answer.is_final
+        spare = None if slot is not None or ends_run else self._frames.take_spare(of.session_id, of.placement)
         ready, at, ended, leaves = Ready(of.session_id, of.placement, of.root_id), FENCED, False, False
 
         def operation(tx: Transaction) -> tuple[operations.AnswerResult, Work | None, Work | None]:
             nonlocal at, ended, leaves
             result = operations.answer(
-                tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation
-            )
+                tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation,
+                ends_run=ends_run,
+            )  # fmt: skip
             row = tx.session(of.session_id)
             at, ended = ActivationId.of(row), row["wait"] == "idle" or (result.ended and not result.repeated)
             if ended and is_isolated(of.placement):

@@ -17,7 +17,7 @@ from understudy.errors import BatchLost, Fenced
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
 from understudy.messages import Message, ToolCall, Usage, encodable, storable
 from understudy.prices import Price
-from understudy.records import Ack, ActivationId, Batch, CallState, ModelAnswer
+from understudy.records import Ack, ActivationId, Batch, CallState, Finish, ModelAnswer
 
 from . import charging, questions, waiting
 from .beginnings import spawn
@@ -248,7 +248,7 @@ class AnswerResult:
 
 def answer(
     tx: Transaction, session_id: str, run_id: str, round_number: int, attempt: int, model: str, got: ModelAnswer, *,
-    incarnation: int,
+    incarnation: int, ends_run: bool = False,
 ) -> AnswerResult:  # fmt: skip
     """Commit a model's answer where it arrives. Key: the wait; the first answer wins, whatever its attempt.
 
@@ -257,6 +257,7 @@ def answer(
 
     Args:
         incarnation: the session's when it asked.
+        ends_run: it is the run's answer, which ends with it.
     """
     row = tx.session(session_id)
     key = f"{wait_key(session_id, run_id, round_number)}/{attempt}"
@@ -309,12 +310,16 @@ def answer(
         wanted = got.tool_calls if row["cancel_reason"] is None else ()
         message, calls = _append_answer(tx, row, run_id, round_number, got, wanted)
     tx.append(row, event)
-    row["wait_holder"] = f"answered {attempt}"
     row["wait"] = None
-    if row["cancel_reason"] is not None:
+    if row["cancel_reason"] is not None or ends_run:
         row["wait_holder"] = f"ended {key}"
-        end_without_agent(tx, row)
+        if row["cancel_reason"] is not None:
+            end_without_agent(tx, row)
+        else:
+            assert message is not None  # no failure ends a run here
+            finish_run(tx, row, Finish("completed", message.text))
         return AnswerResult(True, message, ended=True)
+    row["wait_holder"] = f"answered {attempt}"
     tx.wake(row)
     return AnswerResult(True, message, calls=calls)
 

@@ -386,7 +386,7 @@ async def test_a_follower_is_told_where_its_session_is(postgres: str, server: Of
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
         _, b = nodes.kernels
         server.hold()
-        await b.spawn("s", k.spec())
+        await b.spawn("s", k.spec(k.script([("look", {"path": str(tmp_path / "n"), "text": "x"})], "done"), [k.look]))
         await b.send("s")
         await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
         after = (await b.info("s"))["seq"]

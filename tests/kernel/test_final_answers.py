@@ -1,0 +1,73 @@
+"""Answers that end their runs: in the commit that holds them, unless a hook has to see them first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from understudy import HookContext, hook
+from understudy.actors.hooks import describe_hook
+from understudy.store.statements import SESSION
+
+from . import kernel as k
+
+pytestmark = pytest.mark.conformance
+
+
+@hook("after_model")
+def sees_answers(_context: HookContext) -> None:
+    """Nothing comes of it."""
+
+
+@hook("run_end")
+def sees_ends(_context: HookContext) -> None:
+    """Nothing comes of it."""
+
+
+@hook("before_model")
+def sees_requests(_context: HookContext) -> None:
+    """Nothing comes of it."""
+
+
+def batches(kernel: k.Kernel) -> int:
+    """How many batches the session's only activation has committed."""
+    with kernel.service.database.read() as connection:
+        return int(connection.execute(select(SESSION.c.batch_no)).scalar_one())
+
+
+@pytest.mark.parametrize(
+    ("point", "expected"), [(None, 1), (sees_requests, 1), (sees_answers, 2), (sees_ends, 2)],
+    ids=["no hook", "before_model", "after_model", "run_end"],
+)  # fmt: skip
+async def test_what_takes_a_process_to_end_a_run(store: str, tmp_path: Path, point: Any, expected: int) -> None:
+    """Given an agent with a hook, or without one, when its model gives the final answer, then its process commits the
+    end only where the hook sees the answer or the end."""
+    hooks = [describe_hook(point, pickle=None)[0]] if point is not None else []
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        run = await kernel.run("s", k.spec(k.script("done"), hooks=hooks))
+        assert (run["status"], run["text"]) == ("completed", "done")
+        assert batches(kernel) == expected
+        kernel.check("s")
+
+
+async def test_a_run_ends_without_any_process(store: str, tmp_path: Path) -> None:
+    """Given a session that waits for its model, when its process dies, there is no other, and the final answer comes,
+    then the run is completed; the next one begins when there is a process again."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        await kernel.spawn("s", k.spec(k.script("done")))
+        kernel.server.hold()
+        await kernel.send("s")
+        await kernel.until("s", "model_call_started")
+        [worker] = kernel.workers.values()
+        kernel.kill(worker, replace=False)
+        kernel.server.release()
+        run = await kernel.end("s")
+        assert (run["status"], run["text"], batches(kernel)) == ("completed", "done", 1)
+        await kernel.send("s", run_id="q")
+        kernel.add_frame()
+        assert (await kernel.end("s", "q"))["status"] == "completed"
+        assert [message["role"] for message in await kernel.messages("s")] == ["user", "assistant"] * 2
+        kernel.check("s")
