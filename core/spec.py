@@ -253,7 +253,7 @@ class AgentSpec(Strict):
     @classmethod
     def _runtime_env(cls, value: dict[str, Any]) -> dict[str, Any]:
         try:
-            json.dumps(value)
+            json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             raise ValueError("must be JSON-compatible") from None
         return value
@@ -308,7 +308,7 @@ class AgentSpec(Strict):
         if taken:
             raise ValueError(f"{', '.join(taken)} can't be set here")
         try:
-            json.dumps(value)
+            json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             raise ValueError("must be JSON-compatible") from None
         return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 import time
 from functools import lru_cache
@@ -14,6 +13,7 @@ import httpx2
 import openai
 
 from understudy.config import ModelProfile
+from understudy.json_text import from_json, to_json
 from understudy.messages import storable
 from understudy.profiles import DEFAULT_BASE_URL
 
@@ -73,7 +73,7 @@ class Endpoint:
         Raises:
             openai.APIStatusError: its status is that of an error.
         """
-        content = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        content = to_json(body).encode()
         request = self.http.build_request("POST", self._url, headers=self._headers, content=content)
         response = await self.http.send(request, stream=True)
         if not response.is_success:
@@ -121,7 +121,7 @@ def _error_of(response: httpx2.Response, text: str) -> openai.APIStatusError:
     """What the package makes of a response that is an error."""
     message, body = f"Error code: {response.status_code}", None
     try:
-        body = json.loads(text)
+        body = from_json(text)
     except (ValueError, RecursionError):
         pass
     error = body.get("error", body) if isinstance(body, dict) else body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from understudy.json_text import from_json
 from understudy.messages import Usage, storable
 
 MAX_LINE = 16 * 1024 * 1024
@@ -135,7 +136,7 @@ class Completion:
             self.done = True
             return ""
         try:
-            chunk = json.loads(data)
+            chunk = from_json(data)
         except (ValueError, RecursionError) as error:
             raise Malformed(f"not JSON: {error}") from None
         if not isinstance(chunk, dict):

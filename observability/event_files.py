@@ -7,7 +7,6 @@ drops those.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from understudy.events import Event
 from understudy.identifiers import check_identifier
+from understudy.json_text import from_json, to_json
 
 from .export import SinkRefused
 from .line_files import append_lines
@@ -40,7 +40,7 @@ class EventFiles:
 
     def take(self, events: list[Event]) -> int:
         """Append the events; they are on the disk when this returns."""
-        lines = "".join(f"{json.dumps(event.to_wire(), separators=(',', ':'))}\n" for event in events)
+        lines = "".join(f"{to_json(event.to_wire())}\n" for event in events)
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             append_lines(self._file(events[0].writer_seq), lines.encode(), sync=True)
@@ -86,7 +86,7 @@ def _events(file: Path) -> Iterator[Event]:
     with file.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                yield Event.from_wire(json.loads(line))
+                yield Event.from_wire(from_json(line))
             except (ValueError, KeyError, TypeError):
                 if line.strip():
                     log.warning("%s, line %d can't be read and is skipped", file, number)

@@ -24,10 +24,14 @@ from understudy.errors import (
     StoreReadOnly,
     StoreUnreachable,
 )
+from understudy.json_text import from_json, to_json
 
 from . import failures, schema
 from .postgresql import Address
 from .prepared import statements_of
+
+JSON: dict[str, Any] = {"json_serializer": to_json, "json_deserializer": from_json}
+"""How engines write and read JSON columns."""
 
 BUSY_SECONDS = 20
 
@@ -63,7 +67,8 @@ class Database:
                 raise InvalidConfiguration(f"UNDERSTUDY_STORE={self.dsn!r} is a directory: name a file in it")
             self._make_directory(self._path.parent)
             self._patience = float(BUSY_SECONDS)
-            options = {"connect_args": {"timeout": BUSY_SECONDS, "check_same_thread": False}, "poolclass": QueuePool}
+            arguments = {"timeout": BUSY_SECONDS, "check_same_thread": False}
+            options = {"connect_args": arguments, "poolclass": QueuePool, **JSON}
             self.writer = create_engine(self.dsn, pool_size=1, **options)
             self.reader = create_engine(self.dsn, pool_size=2, **options)
             _tune_sqlite(self.writer, "BEGIN IMMEDIATE", lambda: self._patience)
@@ -73,8 +78,8 @@ class Database:
             self.schema = address.schema
             backend = "postgresql+psycopg://"
             connect = self._dated(address.connect_journal)
-            self.writer = create_engine(backend, creator=connect, pool_size=1, max_overflow=1)
-            options = {"pool_size": 2, "max_overflow": 1, "isolation_level": "REPEATABLE READ"}
+            self.writer = create_engine(backend, creator=connect, pool_size=1, max_overflow=1, **JSON)
+            options = {"pool_size": 2, "max_overflow": 1, "isolation_level": "REPEATABLE READ", **JSON}
             self.reader = create_engine(backend, creator=self._dated(address.connect_reader), **options)
 
         for engine in (self.writer, self.reader):

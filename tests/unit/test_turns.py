@@ -133,13 +133,13 @@ async def test_an_interrupted_session_stays_first_when_the_node_service_dies(tmp
         [worker] = kernel.workers.values()
 
         def watch(_number: int, label: str, who: k.Worker | None) -> None:
-            if label == "tool begins" and who is not None:
+            if label == "tool begins" and who is not None and not working.is_set():
                 kernel.kill(who, replace=False)
                 working.set()
 
         await kernel.spawn("lost", compiled)
         for name in ("a", "b", "c"):
-            await kernel.spawn(name, k.spec("hello"))
+            await kernel.spawn(name, compiled)
         kernel.on_point = watch
         await kernel.send("lost")
         for name in ("a", "b", "c"):

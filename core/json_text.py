@@ -1,0 +1,39 @@
+"""JSON as text, by msgspec: several times as fast as the standard library, which reads and writes what msgspec can't.
+
+A session actor imports this module, which must stay light.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+def to_json(value: Any) -> str:
+    """A value as JSON text, without spaces. A number that JSON does not have becomes null.
+
+    Raises:
+        TypeError: JSON has nothing for a part of it.
+    """
+    try:
+        return _encode(value).decode()
+    except (TypeError, UnicodeEncodeError):  # half a character, say, which can be written as an escape
+        return json.dumps(value)
+
+
+def from_json(text: str | bytes) -> Any:
+    """The value of a JSON text. `NaN` and `Infinity`, which some endpoints send, are read as numbers.
+
+    Raises:
+        ValueError: it is no JSON.
+        RecursionError: it is nested too deeply.
+    """
+    try:
+        return _decode(text)
+    except (ValueError, msgspec.MsgspecError):
+        return json.loads(text)
