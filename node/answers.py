@@ -66,15 +66,10 @@ class Answers:
                     tx.woken[of.session_id] = row
             return result, None, None
 
-        with self._frames.being_placed(of.session_id, spare):
-            try:
-                with self._claims.committing(of.session_id) as claim:
-                    result, current, work = await self._node.journal.submit(operation, of.session_id)
-            except BaseException:
-                self._frames.hand_over(spare, None)
-                raise
+        with self._frames.offered(of.session_id, spare) as offer:
+            with self._claims.committing(of.session_id) as claim:
+                result, current, offer.work = await self._node.journal.submit(operation, of.session_id)
             self._calls.forget(call)
-            self._frames.hand_over(spare, work)
         woken = claim.woken
         self._draining.look()
         if leaves:
@@ -85,10 +80,10 @@ class Answers:
             return
         self._end_rest(of.session_id, at, since, ended=ended)
         # By others too, perhaps under another specification; perhaps right behind the frame's activation.
-        if woken is not None and (result.ended or not result.won or work is not None):
+        if woken is not None and (result.ended or not result.won or offer.work is not None):
             self._frames.wake(woken)
             self._frames.dispatch()
-        elif result.won and work is None and not result.ended:
+        elif result.won and offer.work is None and not result.ended:
             self._go_on(of, result, resident, current, woken)
 
     async def lost(self, call: Call) -> None:

@@ -139,16 +139,10 @@ class Deaths:
                 return verdict, None
             return verdict, self._frames.activation(spare, ready)(tx)
 
-        with self._frames.being_placed(session_id, spare):
-            try:
-                with self._claims.committing(session_id) as claim:
-                    verdict, work = await self._commit_death(parked, operation, session_id)
-            except BaseException:
-                self._frames.hand_over(spare, None)
-                raise
-            self._frames.hand_over(spare, work)
+        with self._frames.offered(session_id, spare) as offer, self._claims.committing(session_id) as claim:
+            verdict, offer.work = await self._commit_death(parked, operation, session_id)
         woken = claim.woken
-        resumes = verdict is not None and verdict.action != "quarantine" and work is None
+        resumes = verdict is not None and verdict.action != "quarantine" and offer.work is None
         paused = verdict is not None and verdict.delay and not woken
         if resumes and not paused:  # a timer ends the pause
             await self._pick_up(session_id, ready)

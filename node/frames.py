@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,6 +31,17 @@ from .specifications import Specifications
 from .supply import Supply
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Offer:
+    """A frame that is reserved for a session.
+
+    Attributes:
+        work: what it has to do; None as long as it is not given the session.
+    """
+
+    work: Work | None = None
 
 
 class Frames:
@@ -270,6 +282,17 @@ class Frames:
                     self.paging.add(found)
                     self.dispatch()
 
+    @contextmanager
+    def offered(self, session_id: str, slot: Slot | None) -> Iterator[Offer]:
+        """While a commit may give the session to a frame that is reserved for it: at the end that has its work, or is
+        free again. Without a frame this changes nothing."""
+        offer = Offer()
+        with self.being_placed(session_id, slot):
+            try:
+                yield offer
+            finally:
+                self._hand_over(slot, offer.work)
+
     def reply(self, slot: Slot, answer: Work | Exit) -> None:
         """Answer the frame's pending call."""
         if slot.reply is not None and not slot.reply.done():
@@ -367,8 +390,7 @@ class Frames:
         self.paging.reserve(slot)
         return slot
 
-    def hand_over(self, slot: Slot | None, work: Work | None) -> None:
-        """Give a reserved frame its work; without any it was not needed and is free again."""
+    def _hand_over(self, slot: Slot | None, work: Work | None) -> None:
         if slot is not None and work is not None:
             self.reply(slot, self.given(slot, work))
         elif slot is not None:

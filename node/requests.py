@@ -151,12 +151,8 @@ class Requests:
                 return accepted, None
             return accepted, work
 
-        work = None
-        with node.frames.being_placed(session_id, spare):
-            try:
-                accepted, work = await node.journal.submit(operation, session_id)
-            finally:
-                node.frames.hand_over(spare, work)
+        with node.frames.offered(session_id, spare) as offer:
+            accepted, offer.work = await node.journal.submit(operation, session_id)
         return accepted
 
     async def cancel(self, session_id: str, run_id: str | None, reason: str, request_id: str) -> bool:

@@ -107,7 +107,8 @@ async def test_a_reserved_frame_that_is_not_needed_takes_the_next_session(store:
         frames = kernel.service.frames
         calling = asyncio.create_task(kernel.service.step(_call(kernel, "f")))
         await _until(lambda: "f" in frames.paging.slots and frames.paging.slots["f"].resting)
-        frames.hand_over(frames.take_spare("t", DEFAULT), None)
+        with frames.offered("t", frames.take_spare("t", DEFAULT)):
+            assert not frames.paging.slots["f"].resting
         await kernel.spawn("s", k.spec(k.script("done")))
         await kernel.send("s")
         answer = await calling

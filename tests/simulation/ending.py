@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from understudy.events import RunFinished, TimerFired, TimerSet
+from understudy.messages import CUT_OFF
 from understudy.observability.metrics import Metrics
 from understudy.observability.spans import spans_of
 from understudy.placement import is_isolated
 from understudy.store import queries
 from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 
+from .plan import MAX_CONTINUATIONS
 from .spans import key_of, text_of
 from .tools import POLICY_OF
 
@@ -153,13 +155,7 @@ class Ending:
 
     def _results(self, connection: Any) -> None:
         """What the model was told of its calls is what happened, and each input has its own answer."""
-        statement = select(MESSAGE.c.session_id, MESSAGE.c.run_id, MESSAGE.c.body).where(MESSAGE.c.role == "user")
-        inputs = {(row.session_id, row.run_id): row.body["content"] for row in connection.execute(statement)}
-        ended = select(RUN.c.session_id, RUN.c.run_id, RUN.c.text).where(RUN.c.status == "completed")
-        for row in connection.execute(ended):
-            task = json.loads(inputs[row.session_id, row.run_id])["name"]
-            if not row.text.startswith(f"{task}: "):
-                self._violated(f"{row.session_id}/{row.run_id} was asked {task}, and answered {row.text[:60]!r}")
+        self._texts(connection)
         effects = Counter(effect.call_key for effect in self._world.effects)
         statement = select(MESSAGE.c.session_id, MESSAGE.c.body).where(MESSAGE.c.role == "tool")
         calls = {
@@ -183,6 +179,36 @@ class Ending:
             if "ToolError" in text and count == 0:
                 self._violated(f"{key} is said to have failed, and never ran")
         self._world.counts["effects"] += len(self._world.effects)
+
+    def _texts(self, connection: Any) -> None:
+        """A completed run was answered: its text is the model's last reply, with the pieces before it that were cut
+        off, and every hook was shown it that there is."""
+        statement = select(MESSAGE.c.session_id, MESSAGE.c.run_id, MESSAGE.c.role, MESSAGE.c.body).order_by(
+            MESSAGE.c.seq
+        )
+        said: dict[tuple[str, str], list[Any]] = {}
+        for row in connection.execute(statement):
+            said.setdefault((row.session_id, row.run_id), []).append(row)
+        ended = select(RUN.c.session_id, RUN.c.run_id, RUN.c.rounds, RUN.c.text).where(RUN.c.status == "completed")
+        for run in connection.execute(ended):
+            key, messages = f"{run.session_id}/{run.run_id}", said[run.session_id, run.run_id]
+            task, last = json.loads(messages[0].body["content"])["name"], messages[-1]
+            if not run.text.startswith(f"{task}: "):
+                self._violated(f"{key} was asked {task}, and answered {run.text[:60]!r}")
+            pieces, cut_off = [last.body["content"]], 0
+            for asked, reply in zip(messages[-2::-2], messages[-3::-2], strict=False):
+                if asked.body.get("name") != "continuation":
+                    break
+                pieces.append(reply.body["content"])
+                cut_off += 1
+            self._world.counts["continued"] += cut_off
+            if last.role != "assistant" or last.body.get("tool_calls") or run.text != "".join(reversed(pieces)):
+                self._violated(f"{key} ended with {last.role} {last.body}, and its text is {run.text!r}")
+            if last.body["extra"]["finish_reason"] == CUT_OFF and cut_off < MAX_CONTINUATIONS:
+                self._violated(f"{key} ended with a reply that was cut off, after {cut_off} continuations")
+            due = {("run_end", key), ("after_model", f"{key}/{run.rounds}")}
+            if run.session_id in self._seen.with_hooks and not due <= self._seen.hooked:
+                self._violated(f"{key} ended, and no hook has seen {due - self._seen.hooked}")
 
     def _waits(self, connection: Any) -> None:
         """A timer fires once, for a time that was set, and not before it; and no wait is over before its time."""

@@ -7,12 +7,15 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 
+from understudy.actors.window import CONTINUE
 from understudy.identifiers import digest
-from understudy.testing.policies import Refusal, default_policy
+from understudy.messages import CUT_OFF
+from understudy.testing.policies import Refusal, Reply, default_policy
 from understudy.testing.protocol import Completion, check_body, error_body
 
 
@@ -25,10 +28,12 @@ class Endpoint(httpx2.AsyncBaseTransport):
     """
 
     def __init__(
-        self, chosen: random.Random, odd: random.Random, note: Callable[[str], None], trouble: float, stuck: float
+        self, chosen: random.Random, odd: random.Random, lengths: random.Random, note: Callable[[str], None],
+        trouble: float, stuck: float,
     ) -> None:  # fmt: skip
         self._chosen = chosen
         self._odd = odd
+        self._lengths = lengths
         self._stuck = stuck
         self._met: set[str] = set()
         self._note = note
@@ -48,8 +53,8 @@ class Endpoint(httpx2.AsyncBaseTransport):
         fault = self._chosen.random() < self.trouble
         kind = self._chosen.choice(("500", "429", "connect", "cut", "slow")) if fault else ""
         try:
-            reply = default_policy(body)
             messages = check_body(body)
+            reply = self._reply(body, list(messages))
         except Refusal as error:
             self.refused.append(error.message)
             return httpx2.Response(error.status, content=error_body(error.status, error.message), headers=JSON)
@@ -75,9 +80,26 @@ class Endpoint(httpx2.AsyncBaseTransport):
         stream = Stream(events, self._chosen, cut=kind == "cut")
         return httpx2.Response(200, stream=stream, headers={"content-type": "text/event-stream"})
 
+    def _reply(self, body: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
+        """The model's reply, or the rest of one that was cut off; some are cut off anew."""
+        said = ""
+        while messages[-1]["content"] == CONTINUE:
+            said = messages[-2]["content"] + said
+            del messages[-2:]
+        reply = default_policy({**body, "messages": messages})
+        if reply.tool_calls or not reply.text:
+            return reply
+        text = reply.text.removeprefix(said)
+        if len(text) > 1 and self._lengths.random() < CUT_SHORT:
+            return replace(reply, text=text[: self._lengths.randrange(1, len(text))], finish_reason=CUT_OFF)
+        return replace(reply, text=text)
+
     async def aclose(self) -> None:
         pass
 
+
+CUT_SHORT = 0.1
+"""How many replies reach their longest length."""
 
 ODD = 0.05
 """How many answers have something in them that is not as it should be."""

@@ -17,6 +17,7 @@ from .hooks import HOOKS
 from .tools import BY_POLICY, TOOLS
 
 SPAWN = "spawn_agent"
+MAX_CONTINUATIONS = 2
 WINDOWS = (12.0, 20.0, 30.0, 60.0)
 """Within one of these times faults happen; after it everything is healed, and all work must end."""
 
@@ -242,8 +243,8 @@ def agent(name: str, policies: list[str], **more: Any) -> dict[str, Any]:
     fields: dict[str, Any] = dict(
         name=name, hash=f"hash-{name}", instructions="offline-policy: simulation", model="offline", profile="offline",
         tools=[*tools, TOOLS["request_user_input"], TOOLS["wait"]], agents={}, workspace=None, max_rounds=20,
-        max_continuations=2, tool_timeout=12.0, parallel_tools=4, max_depth=3, deadline=60.0, parameters={},
-        budget=None, metadata={}, repeat_limit=4,
+        max_continuations=MAX_CONTINUATIONS, tool_timeout=12.0, parallel_tools=4, max_depth=3, deadline=60.0,
+        parameters={}, budget=None, metadata={}, repeat_limit=4,
         restart={"max_restarts": 20, "period": 60, "stuck_after": 3, "backoff": 0.1, "backoff_max": 10.0},
     )  # fmt: skip
     return {**fields, **more}

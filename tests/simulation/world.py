@@ -90,8 +90,8 @@ class World:
         self.scheduler.step_limit = STEP_LIMIT
         self.cluster = Cluster(self.scheduler, random.Random(f"{plan.seed}/network"), self.note)
         self.endpoint = Endpoint(
-            random.Random(f"{plan.seed}/endpoint"), random.Random(f"{plan.seed}/odd"), self.note,
-            plan.endpoint_trouble, plan.stuck,
+            random.Random(f"{plan.seed}/endpoint"), random.Random(f"{plan.seed}/odd"),
+            random.Random(f"{plan.seed}/lengths"), self.note, plan.endpoint_trouble, plan.stuck,
         )  # fmt: skip
         self.lines: list[str] = []
         self.effects: list[Effect] = []
