@@ -80,7 +80,15 @@ def trace_of(events: Iterable[Event]) -> list[TraceSpan]:
         if isinstance(event, RunFinished):
             going_on = {key: span for key, span in going_on.items() if not _is_of(span, event)}
     spans = [*ended.values(), *(span for key, span in going_on.items() if key not in ended)]
-    return sorted(spans, key=lambda span: (span.start, span.end or span.start, span.span_id))
+    starts = {span.span_id: span.start for span in spans}
+
+    def order(span: TraceSpan) -> tuple[int, bool, int, str]:
+        # A recovery is timed from the moment of the death, which is a little before its crash is committed.
+        recovers = span.operation == names.RECOVER
+        start = max([span.start, *(starts.get(link, 0) for link in span.links if recovers)])
+        return start, recovers, span.end or span.start, span.span_id
+
+    return sorted(spans, key=order)
 
 
 def _is_of(span: TraceSpan, event: Event) -> bool:
