@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -57,14 +57,16 @@ def plan(
     *,
     keep: Mapping[str, int] | None = None,
     turns: Mapping[str, int] = {},
+    unused: Collection[str] = (),
 ) -> Plan:
     """What to create and to retire on one node.
 
     Frames are created for ready sessions only while all frames of their placement act: where one waits, its session
-    can leave it. Beside those, `wanted` standbys per placement are kept, as far as `cap` frames in all allow. A
-    placement that has ready sessions takes the place of another's standby; one that has no frame at all, of another's
-    frame, even if that has to be waited for: so every placement gets a frame in the end. Where there are more frames
-    than `cap`, those leave first that stand by.
+    can leave it. Beside those, `wanted` standbys per placement are kept, as far as `cap` frames in all allow; where
+    that is not enough, those of placements that are not used make room for those of placements that are. A placement
+    that has ready sessions takes the place of another's standby; one that has no frame at all, of another's frame, even
+    if that has to be waited for: so every placement gets a frame in the end. Where there are more frames than `cap`,
+    those leave first that stand by.
 
     Args:
         demand: per placement.
@@ -73,6 +75,8 @@ def plan(
         cap: the most frames on the node.
         keep: standbys of a placement beyond so many leave, one at a time; None keeps all.
         turns: rises with the time when a placement was last given a frame.
+        unused: placements that no session has used for long: were it not for long, two that are used in turn would take
+            each other's standbys all the time, and each costs the start of a process.
     """
     pool = _Pool(demand, starting)
     while pool.total > cap and pool.retire_any("standby", "waiting"):
@@ -94,8 +98,10 @@ def plan(
 
     for placement in sorted(sorted(needs), key=turn):
         for number in range(needs[placement]):
-            if pool.total >= cap and not (number < urgent[placement] and pool.make_room(placement)):
-                break
+            if pool.total >= cap:
+                is_urgent = number < urgent[placement]
+                if not (pool.make_room(placement) if is_urgent else pool.take_unused(placement, unused)):
+                    break
             pool.create[placement] += 1
     return Plan(dict(pool.create), dict(pool.retire))
 
@@ -138,6 +144,14 @@ class _Pool:
                 self.leave(most)
                 return True
         return False
+
+    def take_unused(self, placement: str, unused: Collection[str]) -> bool:
+        """Let a standby leave that is of no use, for one of a placement that is used; False if there is none."""
+        spare = [name for name in unused if name != placement and self.count(name, "standby")]
+        if placement in unused or not spare:
+            return False
+        self.leave(max(sorted(spare), key=lambda name: self.count(name, "standby")))
+        return True
 
     def make_room(self, placement: str) -> bool:
         """Let a frame of another placement leave; False if it does so later, or not at all."""

@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds until frames of a placement that could not be started are tried again; doubled with each failure."""
 
+UNUSED_SECONDS = 30.0
+"""Standbys of a placement that no session used for so long make room for those of others."""
+
 OUT_OF_MEMORY = "out_of_memory"
 
 
@@ -39,6 +42,7 @@ class Stock:
         self._standbys: dict[str, Standbys] = {}
         self._tried: dict[str, tuple[int, float]] = {}
         self._turns: dict[str, int] = {}
+        self._used: dict[str, float] = {}
         self._alive = 0
 
     def measured(self, memory: Memory, now: float) -> None:
@@ -96,9 +100,10 @@ class Stock:
                 rows[placement].ready = min(most, rows[placement].ready)
         keep = {name: self._standbys[name].keep(now) for name in demand}
         self.cap = cap(self._most, self._alive - len(self.starting), self._memory, self._bound, now)
-        decided = plan(rows, arriving, standbys, self.cap, keep=keep, turns=self._turns)
+        unused = [name for name in rows if now - self._used[name] > UNUSED_SECONDS]
+        decided = plan(rows, arriving, standbys, self.cap, keep=keep, turns=self._turns, unused=unused)
         used = demand.keys() | wanted.keys() | set(self.starting.values())
-        tables: list[dict[str, Any]] = [self._standbys, self._tried, self._turns, self.failures]
+        tables: list[dict[str, Any]] = [self._standbys, self._tried, self._turns, self._used, self.failures]
         for known in tables:
             for placement in known.keys() - used:
                 del known[placement]
@@ -113,5 +118,8 @@ class Stock:
             half_life = SCARCE_HALF_LIFE_SECONDS if is_scarce(placement) else HALF_LIFE_SECONDS
             level = max(level, most, row.alive)
             self._standbys[placement] = known = Standbys(most, float(level), now, half_life)
+        if row.taken or row.ready or row.acting or row.waiting:
+            self._used[placement] = now
+        self._used.setdefault(placement, now)
         if row.taken:
             self._standbys[placement] = known.after(row.taken, now)

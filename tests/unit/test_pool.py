@@ -14,13 +14,13 @@ demands = st.dictionaries(st.sampled_from(PLACEMENTS), rows)
 numbers = st.dictionaries(st.sampled_from(PLACEMENTS), counts)
 
 
-@given(demands, numbers, numbers, st.integers(1, 24))
+@given(demands, numbers, numbers, st.integers(1, 24), st.sets(st.sampled_from(PLACEMENTS)))
 def test_never_above_the_cap(
-    demand: dict[str, Demand], starting: dict[str, int], wanted: dict[str, int], cap: int
+    demand: dict[str, Demand], starting: dict[str, int], wanted: dict[str, int], cap: int, unused: set[str]
 ) -> None:
     """Frames, those being started and those to create never exceed the cap, and nobody leaves who is not there."""
     total = sum(r.alive for r in demand.values()) + sum(starting.values())
-    decided = plan(demand, starting, wanted, cap)
+    decided = plan(demand, starting, wanted, cap, unused=unused)
     created, retired = sum(decided.create.values()), sum(decided.retire.values())
     assert total + created <= max(cap, total) + retired
     assert all(count <= demand[name].alive for name, count in decided.retire.items())
@@ -62,6 +62,17 @@ def test_an_idle_standby_makes_room_for_sessions_that_are_ready_elsewhere() -> N
     """Ready sessions must not take turns on one frame while another placement's frame does nothing."""
     decided = plan({"": Demand(acting=2, standby=1), "gpu": Demand(ready=3, acting=1)}, {}, {"": 1, "gpu": 1}, 4)
     assert (decided.create, decided.retire) == ({"gpu": 1}, {"": 1})
+
+
+def test_standbys_that_nobody_uses_make_room_for_others() -> None:
+    """Given a full node, when a placement that is used lacks standbys, then those of an unused one make room for them;
+    an unused one takes nobody's place, and no session's frame is taken for a standby."""
+    demand = {"old": Demand(standby=3), "new": Demand(acting=1)}
+    wanted = {"old": 1, "new": 2}
+    assert plan(demand, {}, wanted, 4) == Plan({}, {})
+    assert plan(demand, {}, wanted, 4, unused=["old"]) == Plan({"new": 2}, {"old": 2})
+    assert plan(demand, {}, wanted, 4, unused=["old", "new"]) == Plan({}, {})
+    assert plan({"old": Demand(waiting=3), "new": Demand(acting=1)}, {}, wanted, 4, unused=["old"]) == Plan({}, {})
 
 
 def test_too_many_frames_become_fewer() -> None:

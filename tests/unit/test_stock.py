@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from understudy.placement import SCARCE
 from understudy.supervisor.capacity import BURST_SECONDS, FRAME_BYTES, HALF_LIFE_SECONDS, RISE_SECONDS, Memory
 from understudy.supervisor.pool import Demand, Plan
-from understudy.supervisor.stock import LONGEST_PAUSE, Stock
+from understudy.supervisor.stock import LONGEST_PAUSE, UNUSED_SECONDS, Stock
 
 GIB = 1 << 30
 NONE: Counter[str] = Counter()
@@ -62,6 +62,21 @@ def test_standbys_fade_and_come_back() -> None:
     assert stock.decide({"": Demand(ready=1)}, NONE, {"": 2}, late + 15).create == {"": 1}
     stock.died("", "process_died", late + 20)
     assert stock.decide({"": Demand(acting=1)}, NONE, {"": 2}, late + 20).create == {"": 1}
+
+
+def test_standbys_go_to_the_placement_that_is_used() -> None:
+    """Given a full node with the standbys of sessions that came earlier, when others come, then theirs take the place
+    once nobody has used the earlier ones for a while; two that are used in turn leave each other's alone."""
+    wanted = {"old": 2, "new": 2}
+    stock = Stock(2, 4, 0)
+    stock.decide({"old": Demand(acting=3)}, NONE, wanted, 0.0)
+    demand = {"old": Demand(standby=3), "new": Demand(acting=1)}
+    assert stock.decide(demand, NONE, wanted, 5.0) == Plan({}, {})
+    assert stock.decide(demand, NONE, wanted, UNUSED_SECONDS + 5.0) == Plan({"new": 2}, {"old": 2})
+    stock = Stock(2, 4, 0)
+    for turn in range(20):
+        old, new = Demand(standby=2, taken=turn % 2), Demand(standby=2, taken=1 - turn % 2)
+        assert stock.decide({"old": old, "new": new}, NONE, wanted, turn * UNUSED_SECONDS / 3) == Plan({}, {})
 
 
 def test_idle_frames_that_are_used_stay() -> None:
