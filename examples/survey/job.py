@@ -82,7 +82,7 @@ class SurveyOutcome:
         tool_calls_repeated: executions of tools whose result was already there. A read-only tool that was cut off
             before it had a result simply runs; that is not counted.
         messages_lost: gaps in the logs of messages and events, and tool calls without a result.
-        chaos_pids: processes killed on purpose.
+        chaos: how many processes were to be killed on purpose; `chaos_pids`: those that were, before the work ended.
         seconds: from the first input to the end.
     """
 
@@ -97,6 +97,7 @@ class SurveyOutcome:
     tool_calls: int
     tool_calls_repeated: int
     messages_lost: int
+    chaos: int
     chaos_pids: list[int]
     seconds: float
 
@@ -188,6 +189,7 @@ def run_survey(
         tool_calls=count.tool_calls,
         tool_calls_repeated=count.tool_calls_repeated,
         messages_lost=count.messages_lost,
+        chaos=chaos,
         chaos_pids=list(killer.killed),
         seconds=seconds,
     )

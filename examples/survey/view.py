@@ -131,9 +131,12 @@ def table_rows(outcome: SurveyOutcome) -> list[tuple[str, str]]:
     restored = "none: nobody was at work" if outcome.crashes else "–"  # who only waited goes on when the wait ends
     if times:
         restored = f"{statistics.median(times):.0f} ms median, {max(times):.0f} ms longest"
+    killed = f"{len(outcome.chaos_pids):,}"
+    if len(outcome.chaos_pids) < outcome.chaos:
+        killed += f" of {outcome.chaos:,}: the work ended first"
     return [
         ("sessions", f"{len(outcome.sessions):,}"),
-        ("actors killed on purpose", f"{len(outcome.chaos_pids):,}"),
+        ("actors killed on purpose", killed),
         ("crashes", f"{outcome.crashes:,}"),
         ("restore times", restored),
         ("tokens", f"{outcome.tokens:,}"),

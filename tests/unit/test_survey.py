@@ -489,7 +489,7 @@ def test_count_sees_every_kind_of_loss() -> None:
     assert count == Count(1, [12.5], 30, 20, 1, 3, messages_lost=2 + 1)
 
 
-OUTCOME = SurveyOutcome("# R\n", "completed", "survey", ["a", "b"], 2, [1.0, 9.0], 100, 0, 7, 0, 0, [10, 11], 1.5)
+OUTCOME = SurveyOutcome("# R\n", "completed", "survey", ["a", "b"], 2, [1.0, 9.0], 100, 0, 7, 0, 0, 2, [10, 11], 1.5)
 
 
 def test_view_without_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -516,6 +516,13 @@ def test_table_says_why_nothing_was_restored(crashes: int, times: list[float], t
     """Crashes of sessions that only waited are followed by no restore, and that is told."""
     outcome = dataclasses.replace(OUTCOME, crashes=crashes, restore_ms=times)
     assert dict(table_rows(outcome))["restore times"] == told
+
+
+@pytest.mark.parametrize(("wanted", "told"), [(2, "2"), (3, "2 of 3: the work ended first")])
+def test_table_says_that_fewer_were_killed(wanted: int, told: str) -> None:
+    """A survey may be over before all have been killed who were to be."""
+    outcome = dataclasses.replace(OUTCOME, chaos=wanted)
+    assert dict(table_rows(outcome))["actors killed on purpose"] == told
 
 
 def test_quiet_view_leaves_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:
