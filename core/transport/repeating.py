@@ -193,11 +193,11 @@ class Answering:
         earlier = self._latest.get(call_id)
         if earlier is not None and not earlier.done():
             earlier.set_result(None)
-        replaced = self._latest[call_id] = loop.create_future()
+        over = self._latest[call_id] = loop.create_future()  # when the work is done, or the call is repeated
         try:
-            await asyncio.wait({work, replaced}, return_when=asyncio.FIRST_COMPLETED)
+            await over
         finally:
-            if self._latest.get(call_id) is replaced:
+            if self._latest.get(call_id) is over:
                 del self._latest[call_id]
         if not work.done():
             raise ServiceGone("the call was repeated")
@@ -214,3 +214,6 @@ class Answering:
     def _ended(self, call_id: str, work: asyncio.Task[Any]) -> None:
         del self._work[call_id]
         retrieve_error(work)
+        latest = self._latest.get(call_id)
+        if latest is not None and not latest.done():
+            latest.set_result(None)
