@@ -34,6 +34,10 @@ PROFILE_SECONDS = 30.0
 KEPT_SECONDS = 12 * 3_600.0
 """So long answers are kept for a node service that does not come back."""
 
+REPLACED_SECONDS = 10.0
+"""A node service is refused whose place another one has taken, unless that one has been silent for so long: several
+times as long as services let pass between two signs of life (`understudy.node.gateway_link.PROBE_SECONDS`)."""
+
 Prepare = Callable[[str], Awaitable[None]]
 """Makes a profile known that this process provides itself, by its name; does nothing about others."""
 
@@ -105,9 +109,12 @@ class GatewayCalls:
 
     async def attach(self, service: str, profiles: list[ModelProfile]) -> Attached:
         """See `ModelGateway.attach`."""
-        if service in self._replaced:  # it was stopped, and goes on: what it does not know is not its to release
+        if service in self._replaced and time.monotonic() - self._heard < REPLACED_SECONDS:
+            # It was stopped, and goes on: what it does not know is not its to release. Unless it is the other one that
+            # should have been refused: what a process said before it died may arrive late, and then no more comes.
             raise ServiceGone("another node service has taken this one's place")
         if service != self._service:
+            self._replaced.discard(service)
             self._replaced.add(self._service)
             self._service = service
         self._heard = time.monotonic()

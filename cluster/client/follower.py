@@ -20,6 +20,7 @@ from understudy.events import Event
 from understudy.identifiers import new_identifier
 from understudy.node.feed import ENDS
 from understudy.transport.repeating import REPEAT_SECONDS, RETRY_SECONDS
+from understudy.waiting import retrieve_error
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +155,7 @@ class Follower:
         request = ("watch", self._client_id, self._wanted(node_id), WATCH_SECONDS)
         call = self._nodes.call(node_id, "request", *request, timeout=WATCH_SECONDS + REPEAT_SECONDS)
         watch = asyncio.ensure_future(call)
+        watch.add_done_callback(retrieve_error)  # it may fail at the moment in which it is replaced
         changed = asyncio.ensure_future(self._changed[node_id].wait())
         try:
             done, _ = await asyncio.wait({watch, changed}, return_when=asyncio.FIRST_COMPLETED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -82,6 +83,32 @@ async def test_a_death_after_many_new_followers_is_no_long_outage(monkeypatch: p
             kind, *_ = await subscription.queue.get()
     await follower.close()
     assert (kind, nodes.died) == ("event", True)
+
+
+async def test_a_watch_that_fails_as_it_is_replaced_is_no_error_that_nobody_saw() -> None:
+    """Given a watch that a new follower replaces, when its service dies at that moment, then asyncio has no error to
+    report, which would be in the logs of whoever follows."""
+    nodes, reported = Nodes(), list[dict[str, Any]]()
+    watched = asyncio.Event()
+
+    async def pending(*_arguments: Any, timeout: float) -> dict[str, Any]:
+        watched.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ServiceGone("killed")
+
+    nodes.call = pending  # type: ignore[method-assign]
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
+    follower = Follower(nodes)  # type: ignore[arg-type]
+    async with follower.follow("s", ends=True), asyncio.timeout(PATIENCE):
+        await watched.wait()
+        watched.clear()
+        async with follower.follow("other", ends=True):
+            await watched.wait()
+    await follower.close()
+    gc.collect()
+    assert reported == []
 
 
 async def test_where_the_store_is_not_reached_others_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,28 @@ async def test_a_service_that_was_replaced_is_refused() -> None:
     await calls.close()
 
 
+async def test_a_dead_services_late_word_shuts_nobody_out_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a service that attached, when that of one arrives late which died before, then the living one is refused
+    until nothing more has come of the dead one for a while; it has the gateway again then."""
+    monkeypatch.setattr(gateway_calls, "REPLACED_SECONDS", 0.2)
+    calls = GatewayCalls(Endpoint())
+    await calls.attach("two", [])
+    await calls.attach("one", [])
+    with pytest.raises(ServiceGone, match="taken this one's place"):
+        await calls.attach("two", [])
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                number = (await calls.attach("two", [])).number
+                break
+            except ServiceGone:
+                await asyncio.sleep(0.01)
+    await calls.heard(number)
+    with pytest.raises(ServiceGone, match="taken this one's place"):
+        await calls.attach("one", [])
+    await calls.close()
+
+
 async def test_a_released_call_ends() -> None:
     """Given a call in flight, when it is released, then its connection is closed, and who waits for it is told."""
     endpoint = Endpoint()
