@@ -23,7 +23,7 @@ def to_json(value: Any) -> str:
     try:
         return _encode(value).decode()
     except (TypeError, UnicodeEncodeError):  # half a character, say, which can be written as an escape
-        return json.dumps(value)
+        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _name: None))
 
 
 def from_json(text: str | bytes) -> Any:

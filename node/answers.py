@@ -78,12 +78,12 @@ class Answers:
             if not self._node.homes.is_drained:  # it was taken back
                 self._frames.look_at(of.session_id)
             return
-        self._end_rest(of.session_id, at, since, ended=ended)
+        self._end_rest(of.session_id, at, since, ended=ended, goes_on=woken is not None)
         # By others too, perhaps under another specification; perhaps right behind the frame's activation.
         if woken is not None and (result.ended or not result.won or offer.work is not None):
             self._frames.wake(woken)
             self._frames.dispatch()
-        elif result.won and offer.work is None and not result.ended:
+        elif result.won and offer.work is None and not ended:
             self._go_on(of, result, resident, current, woken)
 
     async def lost(self, call: Call) -> None:
@@ -95,7 +95,7 @@ class Answers:
         elif slot.resting and slot.wait == "model" and self._calls.of_session(session_id) is None:
             frames.resume(slot)
 
-    def _end_rest(self, session_id: str, at: ActivationId, since: int, *, ended: bool) -> None:
+    def _end_rest(self, session_id: str, at: ActivationId, since: int, *, ended: bool, goes_on: bool) -> None:
         """A run ended while its frame waited for a model, or came to do so: the session rests there, unless the process
         was for this run only.
 
@@ -103,14 +103,17 @@ class Answers:
             at: the activation when the answer was committed.
             since: when the frame's wait for it had begun, if one waited: one that was fenced waits for nothing else.
             ended: the run ended without a fence.
+            goes_on: the session has another run to begin: its frame does not stand by.
         """
         slot = self._frames.paging.holder(session_id)
         if slot is None or slot.activation is None or not slot.resting:
             return
         if (ended and slot.activation == at) or (slot.activation < at and slot.since == since):
-            slot.wait = "idle"
             if is_isolated(slot.placement):
                 self._frames.release(slot)
+            elif not goes_on:
+                slot.wait = "idle"
+                self._frames.supply.changed.set()
 
     def _go_on(
         self, of: CallOrigin, result: operations.AnswerResult, resident: Slot | None, current: Work | None,

@@ -179,7 +179,7 @@ class Calls:
             if not self._has_attached and call.key not in self._calls:
                 call.gateway = attached.gateway
                 self.start(call)
-            elif (known := self._calls.get(call.key)) is None or known.origin != origin:
+            elif (known := self._calls.get(call.key)) is None or known.origin.key != origin.key:
                 unwanted.append(origin.key)
         self._has_attached = True
         self._release(unwanted)

@@ -9,9 +9,11 @@ from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.json import set_json_dumps, set_json_loads
 
 from understudy.config import redact, split_schema
 from understudy.errors import InvalidConfiguration
+from understudy.json_text import from_json, to_json
 
 CONNECT_SECONDS = 5
 
@@ -114,6 +116,8 @@ class Address:
     def connect(self, statement_seconds: float, limits: dict[str, int]) -> BoundedConnection:
         """A new connection with these settings."""
         connection = BoundedConnection.connect(**self._parameters)
+        set_json_dumps(to_json, connection)  # what an engine is told of it goes to connections of its own making only
+        set_json_loads(from_json, connection)
         if self._unlimited:
             statement_seconds = 0
         else:

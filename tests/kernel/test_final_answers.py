@@ -10,6 +10,9 @@ from sqlalchemy import select
 
 from understudy import HookContext, hook
 from understudy.actors.hooks import describe_hook
+from understudy.records import ModelAnswer
+from understudy.store import operations
+from understudy.store.journal import Journal
 from understudy.store.statements import SESSION
 
 from . import kernel as k
@@ -71,3 +74,47 @@ async def test_a_run_ends_without_any_process(store: str, tmp_path: Path) -> Non
         assert (await kernel.end("s", "q"))["status"] == "completed"
         assert [message["role"] for message in await kernel.messages("s")] == ["user", "assistant"] * 2
         kernel.check("s")
+
+
+async def test_runs_that_follow_each_other_take_no_standby(store: str, tmp_path: Path) -> None:
+    """Given a session with inputs that wait, when its runs end with their answers, then its frame goes on with the next
+    one each time: it is no standby that was taken."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        await kernel.spawn("s", k.spec(k.script("done")))
+        kernel.server.hold()
+        for number in range(4):
+            await kernel.send("s", run_id=f"r{number}")
+        kernel.server.release()
+        for number in range(4):
+            assert (await kernel.end("s", f"r{number}"))["status"] == "completed"
+        assert kernel.service.frames.paging.standbys_taken == 1
+        kernel.check("s")
+
+
+async def test_an_answer_that_another_service_committed_lets_the_next_run_begin(store: str, tmp_path: Path) -> None:
+    """Given a session whose frame waits for its model, and an input behind that, when the final answer turns out to be
+    committed, by a service that died before it told anybody, then the next run begins at once, without a sweep."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        await kernel.spawn("s", k.spec(k.script("done")))
+        kernel.server.hold()
+        await kernel.send("s")
+        await kernel.until("s", "model_call_started")
+        await kernel.send("s", run_id="q")
+        service = kernel.service
+        [call] = service.calls.in_flight()
+        answer, of = ModelAnswer("done"), call.origin
+        with k.opened(kernel.dsn) as database:
+            other = Journal(database, kernel.namespace, "other", lambda _: None)
+            other.start()
+            await other.submit(
+                lambda tx: operations.answer(
+                    tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation,
+                    ends_run=True,
+                )
+            )  # fmt: skip
+            await other.close()
+        swept = service.sweep.swept
+        await service.answers.answered(call, answer)
+        kernel.server.release()
+        assert (await kernel.end("s", "q"))["status"] == "completed"
+        assert service.sweep.swept == swept

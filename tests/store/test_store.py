@@ -51,6 +51,7 @@ pytestmark = pytest.mark.conformance
 
 MINUTE = 60_000_000
 SUPERVISION = Supervision().model_dump()
+NAN = float("nan")
 FRAME = FrameRef("frame-1", 1, "node-1")
 
 
@@ -866,6 +867,16 @@ async def test_events_are_stored_as_data(db: Store) -> None:
     assert db.read(queries.writer_events, "w", 0, 1000) == committed
     assert [event.writer_seq for event in committed] == list(range(1, len(committed) + 1))
     json.dumps([event.to_wire() for event in committed])
+
+
+async def test_data_is_written_as_json_that_everybody_reads(db: Store) -> None:
+    """Given a number that JSON does not have, then null is stored, whatever the store is."""
+    await db.own()
+    options = {"spec_hash": "hash", "placement": "", "node_id": "node-1", "metadata": {"half": "\u00e9", "score": NAN}}
+    await db.do(beginnings.create_session, "s", spec(), **options)
+    with db.database.read() as connection:
+        stored = connection.execute(text("SELECT CAST(metadata_json AS TEXT) FROM session")).scalar_one()
+    assert stored == '{"half":"é","score":null}'
 
 
 async def test_a_death_right_after_the_input_was_cancelled(db: Store) -> None:

@@ -50,6 +50,7 @@ def test_what_is_no_json(text: str) -> None:
 def test_a_number_that_json_does_not_have_is_written_as_null() -> None:
     """Whoever reads it later may be strict."""
     assert to_json({"score": float("nan")}) == '{"score":null}'
+    assert from_json(to_json({"score": float("inf"), "half": "\ud83d"})) == {"score": None, "half": "\ud83d"}
 
 
 def test_what_json_has_nothing_for() -> None:
