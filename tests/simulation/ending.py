@@ -193,8 +193,6 @@ class Ending:
         for run in connection.execute(ended):
             key, messages = f"{run.session_id}/{run.run_id}", said[run.session_id, run.run_id]
             task, last = json.loads(messages[0].body["content"])["name"], messages[-1]
-            if not run.text.startswith(f"{task}: "):
-                self._violated(f"{key} was asked {task}, and answered {run.text[:60]!r}")
             pieces, cut_off = [last.body["content"]], 0
             for asked, reply in zip(messages[-2::-2], messages[-3::-2], strict=False):
                 if asked.body.get("name") != "continuation":
@@ -202,6 +200,9 @@ class Ending:
                 pieces.append(reply.body["content"])
                 cut_off += 1
             self._world.counts["continued"] += cut_off
+            begins = f"{task}: "
+            if not run.text.startswith(begins if cut_off < MAX_CONTINUATIONS else begins[: len(run.text)]):
+                self._violated(f"{key} was asked {task}, and answered {run.text[:60]!r}")
             if last.role != "assistant" or last.body.get("tool_calls") or run.text != "".join(reversed(pieces)):
                 self._violated(f"{key} ended with {last.role} {last.body}, and its text is {run.text!r}")
             if last.body["extra"]["finish_reason"] == CUT_OFF and cut_off < MAX_CONTINUATIONS:

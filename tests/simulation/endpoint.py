@@ -73,7 +73,7 @@ class Endpoint(httpx2.AsyncBaseTransport):
         characters = sum(len(json.dumps(message)) for message in messages)
         completion = Completion.of(reply, body, f"chatcmpl-{key[:12]}", characters)
         events = completion.events(include_usage=True)
-        if self._odd.random() < ODD:
+        if self._odd.random() < ODD and reply.finish_reason != CUT_OFF:  # the rest would not fit
             odd = self._odd.choice(ODDITIES)
             events[-3:-3] = [odd]  # before what ends the answer
             self._note(f"the endpoint sends {odd[:120]!r}")
@@ -82,11 +82,16 @@ class Endpoint(httpx2.AsyncBaseTransport):
 
     def _reply(self, body: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
         """The model's reply, or the rest of one that was cut off; some are cut off anew."""
-        said = ""
+        said, heard = "", list[dict[str, Any]]()
         while messages[-1]["content"] == CONTINUE:
             said = messages[-2]["content"] + said
             del messages[-2:]
-        reply = default_policy({**body, "messages": messages})
+        for message in messages:  # the same before a tool call that came with the rest of a reply
+            if message["content"] == CONTINUE:
+                heard.pop()
+            else:
+                heard.append(message)
+        reply = default_policy({**body, "messages": heard})
         if reply.tool_calls or not reply.text:
             return reply
         text = reply.text.removeprefix(said)
