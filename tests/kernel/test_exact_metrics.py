@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.samples import Sample
 from sqlalchemy import text
 
-from understudy.node import adoption
+from understudy.node import adoption, projection
 from understudy.node.node_service import NodeService
 from understudy.observability import conventions as names
 from understudy.observability.export import Export
@@ -26,7 +26,8 @@ from understudy.observability.metrics import Metrics
 from understudy.observability.span_files import read_spans
 from understudy.observability.span_sink import TRIES_TOGETHER, SpanSink
 from understudy.observability.spans import spans_of
-from understudy.store import presence, progress, queries, retention
+from understudy.store import beginnings, presence, progress, queries, retention
+from understudy.store.journal import Journal
 from understudy.store.presence import Log
 
 from ..prometheus import prometheus
@@ -428,6 +429,26 @@ async def test_a_death_in_the_middle_of_it_changes_nothing(
         assert state(postgres, "writer-b") == await expected_state(a, "writer-b")
         assert await not_exported(a, "writer-b", tmp_path) == set()
         assert logs(postgres)["writer-b"].measured == logs(postgres)["writer-b"].last
+
+
+async def test_what_a_paused_predecessor_commits_is_measured(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a service that was taken for dead and only paused, when it commits after the next one has begun, then that
+    one measures it, although it commits nothing itself."""
+    monkeypatch.setattr(projection, "CHECKPOINT_SECONDS", 0.05)
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        service = kernel.service
+        with k.opened(kernel.dsn) as database:
+            paused = Journal(database, kernel.namespace, service.config.writer, lambda _: None)
+            paused.start()
+            options = {"spec_hash": "hash", "placement": "", "node_id": kernel.node_id, "metadata": {}}
+            await paused.submit(lambda tx: beginnings.create_session(tx, "s", k.spec(), **options))
+            end = paused.writer_seq
+            await paused.close()
+        async with asyncio.timeout(PATIENCE):
+            while service.projection.metrics.writer_seq < end:  # noqa: ASYNC110 - told to nobody
+                await asyncio.sleep(0.01)
 
 
 async def test_what_is_noted_as_done_never_goes_back(store: str, tmp_path: Path) -> None:
