@@ -221,8 +221,8 @@ class Judge:
                     answers[event.round] += 1
                     costs[event.round] = Usage.from_wire(event.usage).total_tokens
                     if event.redone:
-                        made_again = requests.get((task.name, event.round), 0) > 1
-                        cause = self._cause(session_id, run_id, event.round) if made_again else NEVER_MADE
+                        again = requests.get((task.name, event.round), 0) - 1
+                        cause = self._cause(session_id, run_id, event.round, again) if again > 0 else NEVER_MADE
                         tokens[cause] += costs[event.round]
                 elif isinstance(event, ModelCallReissued):
                     attempts[event.round] += 1
@@ -268,14 +268,16 @@ class Judge:
             "tokens counted as paid again, and paid once": tokens[NEVER_MADE],
         })  # fmt: skip
 
-    def _cause(self, session_id: str, run_id: str, number: int) -> str:
-        """Why a call was issued again: a gateway died between the lost attempt's start and the next one's."""
+    def _cause(self, session_id: str, run_id: str, number: int, again: int) -> str:
+        """Why a call was made again so many times: as often a gateway died between a lost attempt's start and the next
+        one's. There may be more attempts: one that a service committed and did not hand over was never made."""
         killed = self._killed(GATEWAY)
-        for event in of(self._log.events[session_id], ModelCallReissued):
-            without = bisect_right(killed, event.at) == bisect_right(killed, event.started_at)
-            if (event.run_id, event.round) == (run_id, number) and without:
-                return "nothing"
-        return GATEWAY
+        died = sum(
+            bisect_right(killed, event.at) > bisect_right(killed, event.started_at)
+            for event in of(self._log.events[session_id], ModelCallReissued)
+            if (event.run_id, event.round) == (run_id, number)
+        )
+        return GATEWAY if again <= died else "nothing"
 
     def _logs(self) -> None:
         """The checks that every fault test makes, and the store's own if there are any."""
