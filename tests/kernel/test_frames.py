@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from understudy.errors import Fenced, ServiceGone
 from understudy.node.turns import Ready
 from understudy.placement import DEFAULT
 from understudy.protocol import FrameIdentity, StepCall, Work
 from understudy.records import ActivationId
+from understudy.store.statements import SESSION
 
 from . import kernel as k
 
@@ -50,6 +52,22 @@ async def test_a_frame_that_never_heard_of_its_session_is_given_it_again(store: 
         assert isinstance(again, Work)
         assert (first.session_id, first.epoch, again.session_id, again.epoch) == ("s", 1, "s", 2)
         assert kernel.service.sweep.swept == 0
+
+
+async def test_a_wake_before_the_frame_calls_in_places_the_session_nowhere_else(store: str, tmp_path: Path) -> None:
+    """Given a session in a frame that has not called in at a new service yet, when a notice says that the session is
+    ready, then it is not queued for another frame: its own is on its way."""
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        await kernel.service.step(_call(kernel, "f"))
+        with kernel.service.database.read() as connection:
+            row = dict(connection.execute(select(SESSION)).mappings().one())
+        frames = kernel.service.frames
+        del frames.paging.slots["f"]  # as after a restart: the store names the frame, which is expected
+        frames.known.expect(row)
+        frames.wake(row)
+        assert "s" not in frames.paging.ready
 
 
 async def test_a_session_that_is_given_to_another_frame_is_held_by_that_one_only(store: str, tmp_path: Path) -> None:

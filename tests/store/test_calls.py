@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -191,9 +192,10 @@ async def test_a_session_does_not_wait_for_an_older_call() -> None:
     await calls.close()
 
 
-async def test_an_abort_does_not_lose_an_answer_that_is_being_committed() -> None:
-    """Given an answer that has come whole and is being committed, when the call is aborted, then that commit goes on:
-    the answer was paid for."""
+@pytest.mark.parametrize("end", [lambda calls: calls.abort("s", 1, "r"), lambda calls: calls.drop("s")])
+async def test_the_end_of_a_call_does_not_lose_an_answer_that_is_being_committed(end: Callable[[Calls], None]) -> None:
+    """Given an answer that has come whole and is being committed, when the call is aborted, or its session shall be
+    answered elsewhere, then that commit goes on: the answer was paid for."""
     begun, may_end, committed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def answered(_call: Call, _answer: ModelAnswer) -> None:
@@ -208,7 +210,7 @@ async def test_an_abort_does_not_lose_an_answer_that_is_being_committed() -> Non
     await asyncio.sleep(0.01)
     await gateway.abort("", made.origin.key)
     await begun.wait()
-    calls.abort("s", 1, "r")
+    end(calls)
     await asyncio.sleep(0.01)
     may_end.set()
     await asyncio.wait_for(committed.wait(), 10)
