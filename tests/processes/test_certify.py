@@ -297,7 +297,7 @@ def test_what_was_kept_in_memory_is_missed(tmp_path: Path) -> None:
     """A tool that relies on its process's memory: after a death between two tools the transcript differs, although
     nothing ran twice."""
     agent = Agent(tmp_path, [("remember", {"text": "x"})], [("recall", {})], "done", tools=("remember", "recall"))
-    found = agent.certified("--points", "3", exit_code=1)  # the second is the model call between the two
+    found = agent.certified("--points", "4", exit_code=1)  # one is the model call between the two
     assert "differs" in kinds(found)
     finding = next(finding for finding in found["verdict"]["findings"] if finding["kind"] == "differs")
     assert "-recall (2/0): x" in finding["comparison"]["diff"]
