@@ -30,9 +30,6 @@ from . import failures, schema
 from .postgresql import Address
 from .prepared import statements_of
 
-JSON: dict[str, Any] = {"json_serializer": to_json, "json_deserializer": from_json}
-"""How engines write and read JSON columns."""
-
 BUSY_SECONDS = 20
 
 CONNECT_TRIES = 3
@@ -68,7 +65,8 @@ class Database:
             self._make_directory(self._path.parent)
             self._patience = float(BUSY_SECONDS)
             arguments = {"timeout": BUSY_SECONDS, "check_same_thread": False}
-            options = {"connect_args": arguments, "poolclass": QueuePool, **JSON}
+            options = {"connect_args": arguments, "poolclass": QueuePool}
+            options |= {"json_serializer": to_json, "json_deserializer": from_json}
             self.writer = create_engine(self.dsn, pool_size=1, **options)
             self.reader = create_engine(self.dsn, pool_size=2, **options)
             _tune_sqlite(self.writer, "BEGIN IMMEDIATE", lambda: self._patience)
@@ -78,8 +76,8 @@ class Database:
             self.schema = address.schema
             backend = "postgresql+psycopg://"
             connect = self._dated(address.connect_journal)
-            self.writer = create_engine(backend, creator=connect, pool_size=1, max_overflow=1, **JSON)
-            options = {"pool_size": 2, "max_overflow": 1, "isolation_level": "REPEATABLE READ", **JSON}
+            self.writer = create_engine(backend, creator=connect, pool_size=1, max_overflow=1)
+            options = {"pool_size": 2, "max_overflow": 1, "isolation_level": "REPEATABLE READ"}
             self.reader = create_engine(backend, creator=self._dated(address.connect_reader), **options)
 
         for engine in (self.writer, self.reader):
