@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -197,11 +196,6 @@ class ActivationId(NamedTuple):
     session_id: str
     incarnation: int
     epoch: int
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> ActivationId:
-        """The last one of the session that has this row."""
-        return cls(row["session_id"], row["incarnation"], row["epoch"])
 
 
 class Cancelled(NamedTuple):

@@ -7,7 +7,8 @@ from understudy.placement import is_isolated
 from understudy.protocol import CallOrigin, Work
 from understudy.records import ActivationId, ModelAnswer
 from understudy.store import activation, operations
-from understudy.store.transaction import Row, Transaction
+from understudy.store.session_row import ActiveSession
+from understudy.store.transaction import Transaction
 
 from .basis import NodeBasis
 from .calls import Call, Calls
@@ -46,20 +47,20 @@ class Answers:
                 ends_run=ends_run,
             )  # fmt: skip
             row = tx.session(of.session_id)
-            at, ended = ActivationId.of(row), row["wait"] == "idle" or (result.ended and not result.repeated)
+            at, ended = row.activation, row.wait == "idle" or (result.ended and not result.repeated)
             if ended and is_isolated(of.placement):
                 activation.park(tx, at)  # the process was for this activation, which ends with its run
             # A late answer moves nobody who waits for a later call here: that would be paid again elsewhere.
-            leaves = slot is resident and self._node.homes.is_drained and row["wait"] != "model"
+            leaves = slot is resident and self._node.homes.is_drained and row.wait != "model"
             if leaves:
-                if held is not None or row["frame_id"] is None:  # else it is in another node's frame by now
+                if held is not None or row.frame_id is None:  # else it is in another node's frame by now
                     self._draining.leave_frame(tx, held or at)
                 return result, None, None
             if not result.won:
                 return result, None, None
-            if resident is not None and (resident.activation, resident.frame_id) == (at, row["frame_id"]):
+            if resident is not None and (resident.activation, resident.frame_id) == (at, row.frame_id):
                 return result, activation.work_with(tx, row, 0, (), result.calls), None
-            if spare is not None and row["frame_id"] is None:  # else its crash, committed just before, placed it
+            if spare is not None and row.frame_id is None:  # else its crash, committed just before, placed it
                 try:
                     return result, None, self._frames.activation(spare, ready)(tx)
                 except UnderstudyError:
@@ -117,7 +118,7 @@ class Answers:
 
     def _go_on(
         self, of: CallOrigin, result: operations.AnswerResult, resident: Slot | None, current: Work | None,
-        woken: Row | None,
+        woken: ActiveSession | None,
     ) -> None:  # fmt: skip
         """A run goes on with its answer: in the frame that waited for it, or in another one."""
         still = resident is not None and resident.resting and resident.session_id == of.session_id
@@ -129,7 +130,7 @@ class Answers:
             self._wake_parked(of, woken)
         self._frames.dispatch()
 
-    def _wake_parked(self, of: CallOrigin, woken: Row | None) -> None:
+    def _wake_parked(self, of: CallOrigin, woken: ActiveSession | None) -> None:
         """The session lost its frame between the answer's arrival and its commit, or had none; or that frame has not
         called in since this service began, and will.
 

@@ -14,7 +14,7 @@ from understudy.ports import ModelGateway
 from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin
 from understudy.records import ModelAnswer, ModelRequest
-from understudy.store.transaction import Row
+from understudy.store.session_row import ActiveSession
 from understudy.tasks import Tasks
 
 from .gateway_link import GatewayLink, Kill, never_killed
@@ -113,9 +113,9 @@ class Calls:
         """The latest call of a session, if that is in flight: if it waits for any here, it waits for that."""
         return self._latest.get(session_id)
 
-    def is_ready(self, row: Row) -> bool:
+    def is_ready(self, row: ActiveSession) -> bool:
         """Whether an active session has something to do: it waits for nothing, or for a call that is lost."""
-        return row["wait"] is None or (row["wait"] == "model" and self.of_session(row["session_id"]) is None)
+        return row.wait is None or (row.wait == "model" and self.of_session(row.session_id) is None)
 
     def start(self, call: Call) -> None:
         """Start a call, unless it is in flight."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from understudy.records import ActivationId
-from understudy.store.transaction import Row
+from understudy.store.session_row import ActiveSession
 
 FENCED = ActivationId("", 0, 0)
 """The epoch of an activation that is over: no session has it."""
@@ -24,7 +24,7 @@ class Claim:
 
     def __init__(self) -> None:
         self.activation: ActivationId | None = None
-        self.woken: Row | None = None
+        self.woken: ActiveSession | None = None
 
 
 class Claims:
@@ -37,10 +37,10 @@ class Claims:
         cancelled: runs that were asked to end while commits of our own are under way for their sessions.
     """
 
-    def __init__(self, wake: Callable[[Row], None]) -> None:
+    def __init__(self, wake: Callable[[ActiveSession], None]) -> None:
         self._wake = wake
         self._own = Counter[str]()
-        self._missed: dict[str, Row] = {}
+        self._missed: dict[str, ActiveSession] = {}
         self.cancelled: dict[str, str] = {}
 
     def __contains__(self, session_id: object) -> bool:
@@ -52,9 +52,9 @@ class Claims:
     def __len__(self) -> int:
         return len(self._own)
 
-    def miss(self, row: Row) -> None:
+    def miss(self, row: ActiveSession) -> None:
         """A claimed session was woken: whoever commits for it looks at this before it lets the session wait."""
-        self._missed[row["session_id"]] = row
+        self._missed[row.session_id] = row
 
     @contextmanager
     def committing(self, session_id: str) -> Iterator[Claim]:
@@ -72,7 +72,7 @@ class Claims:
             raise
         claim.woken = self._end(session_id, claim.activation)
 
-    def _end(self, session_id: str, activation: ActivationId | None) -> Row | None:
+    def _end(self, session_id: str, activation: ActivationId | None) -> ActiveSession | None:
         self._own[session_id] -= 1
         if self._own[session_id] > 0:
             row = self._missed.get(session_id)
@@ -80,7 +80,7 @@ class Claims:
             del self._own[session_id]
             self.cancelled.pop(session_id, None)
             row = self._missed.pop(session_id, None)
-        if row is None or activation is None or ActivationId.of(row) == activation:
+        if row is None or activation is None or row.activation == activation:
             return row
         self._wake(row)
         return None

@@ -13,7 +13,8 @@ from understudy.protocol import Work
 from understudy.records import ActivationId
 from understudy.store import activation
 from understudy.store.engine import now
-from understudy.store.transaction import Row, Transaction
+from understudy.store.session_row import ActiveSession
+from understudy.store.transaction import Transaction
 from understudy.supervisor.restarts import decide
 
 from .basis import NodeBasis
@@ -95,20 +96,19 @@ class Deaths:
             self._frames.fail_reply(slot)
         else:  # it never called in here: the store knows what it holds
             rows = await self._node.reading.active(None, frame_id=frame_id)
-            held = [ActivationId.of(row) for row in rows]
+            held = [row.activation for row in rows]
             slot = Slot(frame_id, 0, self._node.config.node_id, "")
             for row in rows:
-                slot.pid, slot.placement, slot.root_id = row["actor_pid"] or 0, row["placement"], row["root_id"]
+                slot.pid, slot.placement, slot.root_id = row.actor_pid or 0, row.placement, row.root_id
             self._frames.known.expected.pop(frame_id, None)
         for lost in held:
             await self.crashed(slot, lost, cause, since, unseen, may_live=may_live)
 
-    async def crashed_unseen(self, row: Row) -> None:
+    async def crashed_unseen(self, row: ActiveSession) -> None:
         """A session is in a frame that nobody here knows, nor whether its process is gone."""
-        slot = Slot(
-            row["frame_id"], row["actor_pid"] or 0, row["node_id"], row["placement"], root_id=row["root_id"]
-        )  # fmt: skip
-        await self.crashed(slot, ActivationId.of(row), "process_died", now(), may_live=True)
+        assert row.frame_id is not None
+        slot = Slot(row.frame_id, row.actor_pid or 0, row.node_id, row.placement, root_id=row.root_id)
+        await self.crashed(slot, row.activation, "process_died", now(), may_live=True)
 
     async def crashed(
         self, slot: Slot, lost: ActivationId, cause: str, since: int, unseen: int = 0, *, may_live: bool = False
@@ -127,7 +127,7 @@ class Deaths:
         ready = Ready(session_id, slot.placement, slot.root_id, "resume", since)
 
         def operation(tx: Transaction) -> Decided:
-            if self._node.homes.elsewhere(tx.session(session_id)["node_id"]):
+            if self._node.homes.elsewhere(tx.session(session_id).node_id):
                 return None, None  # its new home has dealt with this death
             policy = self._specifications.within(tx, session_id)["restart"]
             verdict = activation.crash(
@@ -135,7 +135,7 @@ class Deaths:
             )
             if verdict is None or verdict.action == "quarantine" or spare is None:
                 return verdict, None
-            if tx.session(session_id)["wait"] not in (None, "model"):
+            if tx.session(session_id).wait not in (None, "model"):
                 return verdict, None
             return verdict, self._frames.activation(spare, ready)(tx)
 
@@ -178,6 +178,6 @@ class Deaths:
         rows = await self._node.reading.active([self._node.config.node_id], session_ids=[session_id])
         held = session_id in self._frames.chosen or self._paging.holder(session_id) is not None
         for row in rows:
-            if row["frame_id"] is None and not held and self._calls.is_ready(row):
+            if row.frame_id is None and not held and self._calls.is_ready(row):
                 found = ready or ready_of(row, "takeover")
-                self._frames.queue(replace(found, epoch=row["epoch"], placement=row["placement"]))
+                self._frames.queue(replace(found, epoch=row.epoch, placement=row.placement))

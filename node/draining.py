@@ -14,6 +14,7 @@ from understudy.protocol import Exit
 from understudy.records import ActivationId, Batch
 from understudy.store import activation, draining, operations
 from understudy.store.engine import now
+from understudy.store.session_row import ActiveSession
 from understudy.store.transaction import Row, Transaction
 from understudy.waiting import is_set_within
 
@@ -76,7 +77,7 @@ class Draining:
         """As a part of any operation, while this node is drained: take a session from its frame, unless it is in
         another one by now, and give it away; False if it needs no other home."""
         row = tx.find(held.session_id)
-        if row is None or ActivationId.of(row) != held:
+        if row is None or row.activation != held:
             return False
         activation.park(tx, held)
         left = self._node.homes.is_drained and draining.leave(
@@ -95,12 +96,12 @@ class Draining:
         """
         batch = replace(batch, wait=None) if batch.wait == "model" else batch
 
-        def operation(tx: Transaction) -> tuple[str | None, Row]:
+        def operation(tx: Transaction) -> tuple[str | None, ActiveSession]:
             result = operations.commit(tx, batch, slot.frame_id, holder=self._node.holder)
             for spawn in batch.spawns:
                 child = tx.find(spawn.child_id)
-                if child is not None and child["epoch"] == 0:
-                    self.leave_frame(tx, ActivationId.of(child))
+                if child is not None and child.epoch == 0:
+                    self.leave_frame(tx, child.activation)
             left = self.leave_frame(tx, batch.activation)
             return "left" if left and self._homes.available else result.wait, tx.session(batch.session_id)
 
@@ -113,7 +114,7 @@ class Draining:
             self._frames.look_at(batch.session_id)
             raise
         wait = None if claim.woken else wait
-        self._frames.requeue_unless_waiting(batch.session_id, row["placement"], row["root_id"], wait)
+        self._frames.requeue_unless_waiting(batch.session_id, row.placement, row.root_id, wait)
         return self._go(slot)
 
     async def dismiss(self, slot: Slot) -> Exit:
@@ -155,12 +156,12 @@ class Draining:
         rows = await self._node.reading.active([self._homes.here])
         if self._homes.drain is None:  # it was taken back
             return False
-        for session_id in ready.difference(row["session_id"] for row in rows):
+        for session_id in ready.difference(row.session_id for row in rows):
             self._frames.paging.remove(session_id)  # it has ended; no frame comes here to find that out
         over = now() >= self._homes.drain["deadline"]
         if not self._homes.available:  # nowhere to go: who is in no frame and waits for no call has done what it can
-            rows = [row for row in rows if row["frame_id"] is not None or self._departure(row).busy]
-        known = {row["session_id"]: row for row in rows}
+            rows = [row for row in rows if row.frame_id is not None or self._departure(row).busy]
+        known = {row.session_id: row for row in rows}
         order = leaving(map(self._departure, rows), over=over)
         for start in range(0, len(order), AT_ONCE):
             some = [known[one.session_id] for one in order[start : start + AT_ONCE]]
@@ -168,24 +169,24 @@ class Draining:
             await self._send_off([row for row in some if leaving([self._departure(row)], over=over)], over)
         return not rows
 
-    def _departure(self, row: Row) -> Departure:
+    def _departure(self, row: ActiveSession) -> Departure:
         """What leaving would mean for a session, as far as is known here."""
-        session_id, frames = row["session_id"], self._frames
+        session_id, frames = row.session_id, self._frames
         call = self._calls.of_session(session_id)
         slot = frames.holder(row)
-        busy = call is not None or (slot is not None and not slot.resting) or row["frame_id"] in frames.known.expected
-        tokens = Usage.from_wire(row["run_usage"]).total_tokens // max(1, row["round"])
+        busy = call is not None or (slot is not None and not slot.resting) or row.frame_id in frames.known.expected
+        tokens = Usage.from_wire(row.run_usage).total_tokens // max(1, row.round)
         if call is not None and call.request is not None:
             tokens = estimate_tokens(call.request.messages)
         held = session_id in self._claims or session_id in frames.placing
         return Departure(session_id, tokens, busy, held)
 
-    async def _send_off(self, rows: list[Row], over: bool) -> None:
+    async def _send_off(self, rows: list[ActiveSession], over: bool) -> None:
         """Take sessions from their frames and give them away, in one transaction."""
         frames = self._frames
         resting: list[Slot] = []
         for row in rows:
-            frames.paging.remove(row["session_id"])
+            frames.paging.remove(row.session_id)
             slot = frames.holder(row)
             if slot is not None and slot.resting:
                 slot.resting = False
@@ -193,24 +194,24 @@ class Draining:
                 resting.append(slot)
         frames_left = {slot.frame_id for slot in resting}
 
-        def operation(tx: Transaction) -> list[Row]:
-            tx.load(row["session_id"] for row in rows)
+        def operation(tx: Transaction) -> list[ActiveSession]:
+            tx.load(row.session_id for row in rows)
             left = []
             for row in rows:
-                here = tx.session(row["session_id"])["node_id"] == self._homes.here
+                here = tx.session(row.session_id).node_id == self._homes.here
                 # One that is at work leaves its frame only for another home: whoever gave it one since, or keeps it
                 # because the drain was taken back, notes the death of its frame.
-                stays = not here or not (self._node.homes.is_drained or row["frame_id"] in frames_left)
-                if not stays and self.leave_frame(tx, ActivationId.of(row), forced=over):
+                stays = not here or not (self._node.homes.is_drained or row.frame_id in frames_left)
+                if not stays and self.leave_frame(tx, row.activation, forced=over):
                     left.append(row)
             return left
 
         try:
             for row in await self._node.journal.submit(operation):  # not before: who stays keeps process and call
-                held = ActivationId.of(row)
-                self._calls.drop(row["session_id"])
-                if row["frame_id"] is not None and row["frame_id"] not in frames_left:
-                    frames.condemn(row["frame_id"], held)
+                held = row.activation
+                self._calls.drop(row.session_id)
+                if row.frame_id is not None and row.frame_id not in frames_left:
+                    frames.condemn(row.frame_id, held)
                 self._interrupts.fence(held, "the session goes on elsewhere")
         finally:
             for slot in resting:

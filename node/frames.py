@@ -20,7 +20,8 @@ from understudy.records import ActivationId
 from understudy.store import activation, operations
 from understudy.store.activation import FrameRef
 from understudy.store.engine import now
-from understudy.store.transaction import Row, Transaction
+from understudy.store.session_row import ActiveSession
+from understudy.store.transaction import Transaction
 
 from .basis import NodeBasis
 from .claims import Claims
@@ -183,14 +184,14 @@ class Frames:
 
         def operation(tx: Transaction) -> Work:
             row = tx.session(ready.session_id)
-            known = slot.known_seq(ready.session_id, row["incarnation"])
-            if self._node.homes.elsewhere(row["node_id"]) or self._node.homes.is_drained:
+            known = slot.known_seq(ready.session_id, row.incarnation)
+            if self._node.homes.elsewhere(row.node_id) or self._node.homes.is_drained:
                 raise Fenced("another node looks after the session, or will", session_id=ready.session_id)
-            if ready.epoch not in (0, row["epoch"]):
+            if ready.epoch not in (0, row.epoch):
                 raise Fenced("the session was activated since", session_id=ready.session_id)
-            if row["active"] and row["wait"] not in (None, "model"):
-                raise Fenced(f"the session waits ({row['wait']})", session_id=ready.session_id)
-            if row["placement"] != slot.placement:
+            if row.active and row.wait not in (None, "model"):
+                raise Fenced(f"the session waits ({row.wait})", session_id=ready.session_id)
+            if row.placement != slot.placement:
                 raise Fenced("the session was upgraded to another placement", session_id=ready.session_id)
             tx.woken.pop(ready.session_id, None)
             work = activation.activate(
@@ -358,24 +359,24 @@ class Frames:
             self.queue(Ready(session_id, placement, root_id))
             self.dispatch()
 
-    def wake(self, row: Row) -> None:
+    def wake(self, row: ActiveSession) -> None:
         """A session is ready: its own frame goes on, or it queues for one.
 
         Neither, if its frame has not called in yet, or ends: the session goes on with what comes of it. Of one that is
         not expected, or known to be dead, nothing comes: the session only rested there.
         """
-        slot, frame_id = self.holder(row), row["frame_id"]
-        if slot is not None and slot.resting and slot.activation == ActivationId.of(row):
+        slot, frame_id = self.holder(row), row.frame_id
+        if slot is not None and slot.resting and slot.activation == row.activation:
             self.resume(slot)
         elif slot is None and (frame_id is None or frame_id in self.paging.slots or self.known.is_gone(row)):
             self.queue(ready_of(row, "ready"))
 
-    def holder(self, row: Row) -> Slot | None:
+    def holder(self, row: ActiveSession) -> Slot | None:
         """The frame that holds the session, as the row says or since it was read; one whose activation is over, or was
         a removed session's of this id, holds nothing."""
-        slot = self.paging.holder(row["session_id"])
+        slot = self.paging.holder(row.session_id)
         held = slot.activation if slot is not None else None
-        if slot is not None and held is not None and held < ActivationId.of(row):
+        if slot is not None and held is not None and held < row.activation:
             self.release(slot)
             return None
         return slot
@@ -424,12 +425,12 @@ class Frames:
             slot.reply.cancel()
 
 
-def ready_of(row: Row, cause: str) -> Ready:
+def ready_of(row: ActiveSession, cause: str) -> Ready:
     """A session that is ready, as its row is: one that did nothing since its process died is to be resumed."""
-    died_at = (row["deaths"] or (0,))[-1]
-    if died_at and died_at in (row["updated_at"], row["wait_since"]):  # since then it has waited for a pause at most
-        return Ready(row["session_id"], row["placement"], row["root_id"], "resume", died_at, row["epoch"])
-    return Ready(row["session_id"], row["placement"], row["root_id"], cause, epoch=row["epoch"])
+    died_at = (row.deaths or (0,))[-1]
+    if died_at and died_at in (row.updated_at, row.wait_since):  # since then it has waited for a pause at most
+        return Ready(row.session_id, row.placement, row.root_id, "resume", died_at, row.epoch)
+    return Ready(row.session_id, row.placement, row.root_id, cause, epoch=row.epoch)
 
 
 def current_work(tx: Transaction, held: ActivationId, frame_id: str, after_seq: int) -> Work:

@@ -63,12 +63,12 @@ class Homes:
         have only just joined.
         """
         row = tx.session(session_id)
-        if not self.nodes or row["node_id"] in self.available:
+        if not self.nodes or row.node_id in self.available:
             return
-        rested = row["run_id"] is None and (session_id in tx.woken or not row["active"])
-        at_work = row["node_id"] in self.nodes or row["frame_id"] is not None or row["wait"] == "model"
+        rested = row.run_id is None and (session_id in tx.woken or not row.active)
+        at_work = row.node_id in self.nodes or row.frame_id is not None or row.wait == "model"
         if at_work and not rested:
             return
         tx.changed(row)
-        row["frame_id"] = row["actor_pid"] = None  # the frame that it rests in will not call in elsewhere
-        row["node_id"] = self.home_for(row["root_id"])
+        row.frame_id = row.actor_pid = None  # the frame that it rests in will not call in elsewhere
+        row.node_id = self.home_for(row.root_id)

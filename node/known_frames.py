@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from understudy.placement import is_scarce
 from understudy.records import ActivationId
-from understudy.store.transaction import Row
+from understudy.store.session_row import ActiveSession
 
 from .paging import Slot
 
@@ -61,11 +61,12 @@ class KnownFrames:
             self._readers -= 1
         self.all_read = True
 
-    def expect(self, row: Row) -> None:
+    def expect(self, row: ActiveSession) -> None:
         """The session's frame, which has not called in here yet, will do so, with this session or with another; unless
         it is dead, which the supervisor tells then."""
-        frame = self.expected.setdefault(row["frame_id"], Expected(row["actor_pid"], row["placement"]))
-        frame.held[ActivationId.of(row)] = row["root_id"]
+        assert row.frame_id is not None
+        frame = self.expected.setdefault(row.frame_id, Expected(row.actor_pid or 0, row.placement))
+        frame.held[row.activation] = row.root_id
 
     def called_in(self, frame_id: str) -> dict[ActivationId, str]:
         """A frame has called in: what it was expected to hold."""
@@ -100,10 +101,10 @@ class KnownFrames:
             del self.buried[next(iter(self.buried))]
         self.buried.setdefault(frame_id, time.monotonic())
 
-    def is_gone(self, row: Row) -> bool:
+    def is_gone(self, row: ActiveSession) -> bool:
         """Whether a session's frame, which has no slot, is dead or had nothing to do when it was last seen: once it is
         known which frames the store names, those that hold a session with work are expected."""
-        if row["frame_id"] in self.buried:
+        if row.frame_id in self.buried:
             return True
-        here = row["actor_pid"] is not None  # it was not a lost node's
-        return here and self.all_read and row["frame_id"] not in self.expected
+        here = row.actor_pid is not None  # it was not a lost node's
+        return here and self.all_read and row.frame_id not in self.expected

@@ -21,7 +21,8 @@ from understudy.store import operations
 from understudy.store.engine import now
 from understudy.store.journal import Committed
 from understudy.store.operations import require_held
-from understudy.store.transaction import Row, Transaction
+from understudy.store.session_row import ActiveSession
+from understudy.store.transaction import Transaction
 
 from .answers import Answers
 from .basis import NodeBasis, NodeConfig
@@ -168,6 +169,6 @@ class NodeService(NodeBasis):
         self.projection.apply(committed)
         self.notices.committed(committed)
 
-    def _woken_unnoticed(self, row: Row) -> None:
+    def _woken_unnoticed(self, row: ActiveSession) -> None:
         self.notices.wake(row)
         self.frames.dispatch()

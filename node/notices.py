@@ -9,7 +9,7 @@ from understudy.protocol import News
 from understudy.records import ActivationId, Cancelled
 from understudy.store import queries
 from understudy.store.journal import Committed
-from understudy.store.transaction import Row
+from understudy.store.session_row import ActiveSession
 
 from .basis import NodeBasis
 from .calls import Calls
@@ -54,7 +54,7 @@ class Notices:
 
     def committed(self, committed: Committed) -> None:
         """A transaction of this service was committed."""
-        written = {session_id: (before, row["seq"]) for session_id, (before, row) in committed.written.items()}
+        written = {session_id: (before, row.seq) for session_id, (before, row) in committed.written.items()}
         self._feed.publish(committed.events, written)
         if not self._node.homes.nodes and len(self._untold) < MOST_UNTOLD:
             self._untold.update(dict.fromkeys(committed.written))
@@ -78,11 +78,11 @@ class Notices:
         self._feed.forget(news.sessions)
         self._node.spawn_task(self._timers.look())
         rows = await self._node.reading.active([self._node.config.node_id], session_ids=news.sessions)
-        woken = {row["session_id"]: row for row in rows if self._calls.is_ready(row)}
+        woken = {row.session_id: row for row in rows if self._calls.is_ready(row)}
         self.act(cancelled(rows), woken)  # earlier news may have got lost
         self._frames.dispatch()
 
-    def act(self, to_cancel: dict[str, Cancelled], woken: dict[str, Row]) -> None:
+    def act(self, to_cancel: dict[str, Cancelled], woken: Mapping[str, ActiveSession]) -> None:
         """Interrupt what was cancelled, and let what was woken go on.
 
         What is told may be over: by the name of its run, nobody is interrupted for another.
@@ -99,9 +99,9 @@ class Notices:
             else:
                 self.wake(row)
 
-    def wake(self, row: Row) -> None:
+    def wake(self, row: ActiveSession) -> None:
         """Let a session go on, if it is at home here."""
-        if not self._node.homes.elsewhere(row["node_id"]):
+        if not self._node.homes.elsewhere(row.node_id):
             self._frames.wake(row)
 
     async def tell_homes(self) -> None:
@@ -129,9 +129,9 @@ class Notices:
         found: dict[str, News] = {}
         killed = {activation.session_id: (frame_id, activation) for frame_id, activation in committed.killed.items()}
         for session_id, (_, row) in committed.written.items():
-            if not self._node.homes.elsewhere(row["node_id"]):
+            if not self._node.homes.elsewhere(row.node_id):
                 continue
-            news = found.setdefault(row["node_id"], News())
+            news = found.setdefault(row.node_id, News())
             news.sessions.append(session_id)
             if session_id in committed.cancelled:
                 news.cancelled[session_id] = committed.cancelled[session_id]
@@ -145,8 +145,10 @@ class Notices:
             self._frames.condemn(frame_id, activation)
 
 
-def cancelled(rows: list[Row]) -> dict[str, Cancelled]:
+def cancelled(rows: list[ActiveSession]) -> dict[str, Cancelled]:
     """The current runs of the sessions that were asked to end."""
-    asked = [row for row in rows if row["cancel_reason"] is not None]
-    names = ("run_id", "incarnation", "epoch", "cancel_reason")
-    return {row["session_id"]: Cancelled(*(row[name] for name in names)) for row in asked}
+    return {
+        row.session_id: Cancelled(row.run_id, row.incarnation, row.epoch, row.cancel_reason)
+        for row in rows
+        if row.run_id is not None and row.cancel_reason is not None
+    }

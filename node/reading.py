@@ -12,6 +12,7 @@ from understudy.errors import UnderstudyError
 from understudy.events import Event
 from understudy.store import queries
 from understudy.store.engine import Database
+from understudy.store.session_row import ActiveSession
 from understudy.store.transaction import Row
 
 CLOSE_SECONDS = 10.0
@@ -69,9 +70,9 @@ class Reading:
         row: Row = await self.query(queries.session_info, session_id)
         return row
 
-    async def active(self, nodes: list[str] | None, **only: Any) -> list[Row]:
+    async def active(self, nodes: list[str] | None, **only: Any) -> list[ActiveSession]:
         """Sessions with work to do (`queries.active_sessions`)."""
-        rows: list[Row] = await self.query(queries.active_sessions, nodes, **only)
+        rows: list[ActiveSession] = await self.query(queries.active_sessions, nodes, **only)
         return rows
 
     async def timers(self, node_id: str, until: int) -> list[Row]:

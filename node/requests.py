@@ -90,7 +90,7 @@ class Requests:
             row = tx.session(session["session_id"])
             if created:
                 node.specifications.remember(row, session["spec"])
-            return {"created": created, "node_id": row["node_id"]}
+            return {"created": created, "node_id": row.node_id}
 
         found = await node.journal.submit(operation, session["session_id"])
         if found["created"]:
@@ -130,7 +130,7 @@ class Requests:
         ready = Ready(session_id, placement, root_id="")  # never queued: its tree does not matter
 
         def operation(tx: Transaction) -> tuple[dict[str, Any], Work | None]:
-            after = tx.session(session_id)["seq"]
+            after = tx.session(session_id).seq
             created = beginnings.accept(
                 tx, session_id, run["run_id"], run["content"], trace_id=run.get("trace_id", ""),
                 parent_span_id=run.get("parent_span_id", ""), request_id=request_id,
@@ -141,8 +141,8 @@ class Requests:
             if not created or spare is None or session_id not in tx.woken:
                 return accepted, None
             woken = tx.woken[session_id]
-            node.specifications.remember_placement(session_id, woken["placement"])
-            if woken["frame_id"] is not None:
+            node.specifications.remember_placement(session_id, woken.placement)
+            if woken.frame_id is not None:
                 return accepted, None
             try:
                 work = node.frames.activation(spare, ready)(tx)

@@ -14,7 +14,8 @@ from understudy.placement import is_isolated
 from understudy.protocol import CallOrigin, Exit, StepCall, Work
 from understudy.records import Ack, ActivationId, Batch, ModelRequest
 from understudy.store import activation, operations
-from understudy.store.transaction import Row, Transaction
+from understudy.store.session_row import ActiveSession
+from understudy.store.transaction import Transaction
 
 from .basis import NodeBasis
 from .calls import Call, Calls
@@ -99,7 +100,7 @@ class Rounds:
             return answer
         return await self._stay(slot, batch, result)
 
-    async def _passive(self, slot: Slot, woken: Row | None) -> Work | Exit:
+    async def _passive(self, slot: Slot, woken: ActiveSession | None) -> Work | Exit:
         """The session left the frame with its commit."""
         self._frames.release(slot)
         if woken is not None:
@@ -126,7 +127,7 @@ class Rounds:
             return True
         return self._frames.supply.must_leave(slot)
 
-    async def _over(self, slot: Slot, work: Work | None, woken: Row | None, *, leave: bool) -> Work | Exit:
+    async def _over(self, slot: Slot, work: Work | None, woken: ActiveSession | None, *, leave: bool) -> Work | Exit:
         """The frame's activation ended with its commit: its session, if there is more to do, needs a frame anew."""
         if work is None:
             self._frames.release(slot)
@@ -178,7 +179,7 @@ class Rounds:
                 result: operations.CommitResult | UnderstudyError = commit(tx)
             except OVER as error:
                 row = tx.find(batch.session_id)
-                if row is not None and row["batch_no"] < batch.batch_no:  # else it was overtaken by the frame's own
+                if row is not None and row.batch_no < batch.batch_no:  # else it was overtaken by the frame's own
                     activation.park(tx, batch.activation)  # the frame leaves the session
                 result = error
             refused = False
@@ -250,7 +251,7 @@ class Rounds:
     ) -> tuple[activation.Issued | None, bool]:
         """Make a lost call again, if it is still waited for; and whether the frame ends, since its run has."""
         issued = activation.reissue(tx, held, slot.frame_id, self._node.holder, request.model)
-        ended = issued is None and tx.session(held.session_id)["run_id"] != split_wait_key(request.wait_key)[1]
+        ended = issued is None and tx.session(held.session_id).run_id != split_wait_key(request.wait_key)[1]
         if ended and is_isolated(slot.placement):
             activation.park(tx, held)
             return None, True
@@ -298,10 +299,10 @@ def echo(batch: Batch, ack: Ack) -> list[Message]:
     return [structs.replace(entry, seq=seq) for seq, entry in entries if isinstance(entry, Message)]
 
 
-def _require_waited_for(request: ModelRequest, row: Row) -> None:
+def _require_waited_for(request: ModelRequest, row: ActiveSession) -> None:
     """Refuse a request that its session does not wait for: its batch did not say so. Raises `Fenced`."""
-    if split_wait_key(request.wait_key) != (row["session_id"], row["run_id"], row["round"]):
-        raise Fenced("the session does not wait for this request", session_id=row["session_id"])
+    if split_wait_key(request.wait_key) != (row.session_id, row.run_id, row.round):
+        raise Fenced("the session does not wait for this request", session_id=row.session_id)
 
 
 def _outlasted(slot: Slot, wait: str | None) -> bool:

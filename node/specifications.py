@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy.store.transaction import Row, Transaction
+from understudy.store.session_row import ActiveSession
+from understudy.store.transaction import Transaction
 
 from .reading import Reading
 
@@ -23,16 +24,16 @@ class Specifications:
         """A session's compiled specification, for an operation."""
         row = tx.session(session_id)
         incarnation, spec = self._specs.get(session_id, (0, None))
-        if spec is None or incarnation != row["incarnation"]:
+        if spec is None or incarnation != row.incarnation:
             spec = tx.specification(session_id)
             self.remember(row, spec)
         return spec
 
-    def remember(self, row: Row, spec: dict[str, Any]) -> None:
+    def remember(self, row: ActiveSession, spec: dict[str, Any]) -> None:
         """A session's specification as the store has it."""
         if len(self._specs) > KNOWN_SESSIONS:
             self._specs.clear()
-        self._specs[row["session_id"]] = row["incarnation"], spec
+        self._specs[row.session_id] = row.incarnation, spec
 
     async def placement(self, session_id: str) -> str:
         """The placement profile of a session. Raises `UnknownSession`."""

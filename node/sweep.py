@@ -6,10 +6,9 @@ import asyncio
 import logging
 
 from understudy.errors import StaleGeneration, UnderstudyError
-from understudy.records import ActivationId
 from understudy.store import queries
 from understudy.store.engine import now
-from understudy.store.transaction import Row
+from understudy.store.session_row import ActiveSession
 
 from .basis import NodeBasis
 from .calls import Calls
@@ -74,7 +73,7 @@ class Sweep:
             resting = {slot.frame_id: slot.since for slot in self._paging.slots.values() if slot.resting}
             gone = self._feed.gone
             rows = await self._node.reading.active([home], may_be_ready=True)
-            self._feed.at_home((row["session_id"] for row in rows), gone)
+            self._feed.at_home((row.session_id for row in rows), gone)
             self._notices.act(cancelled(rows), {})
             await self._end_what_is_over(age)
             async for row in in_chunks(rows):
@@ -107,40 +106,40 @@ class Sweep:
         rows = await self._node.reading.query(queries.activations, wanted)
         for known, run_id in watched.items():
             row = rows.get(known.session_id)
-            if row is None or (ActivationId.of(row), row["run_id"]) != (known, run_id):
+            if row is None or (row.activation, row.run_id) != (known, run_id):
                 self._interrupts.fence(known, "the run is over")
         unsure = {name for name, row in rows.items() if _is_fresh(row, age) or self._frames.is_placed(name)}
         told = {name: row for name, row in rows.items() if name not in unsure}
         for slot, known in held:
             row = told.get(known.session_id)
-            if row is not None and ActivationId.of(row) > known == slot.activation:
+            if row is not None and row.activation > known == slot.activation:
                 log.warning("frame %s is at an activation of session %s that is over", slot.frame_id, known.session_id)
                 self._frames.condemn(slot.frame_id, known)
         for call in calls:
             session_id, of = call.origin.session_id, (call.origin.incarnation, call.origin.run_id)
             row = rows.get(session_id)
-            if session_id not in unsure and (row is None or (row["incarnation"], row["run_id"]) != of):
+            if session_id not in unsure and (row is None or (row.incarnation, row.run_id) != of):
                 self._calls.abort(session_id, *of)
 
-    async def _swept(self, row: Row, age: int, cared_for: set[str], resting: dict[str, int]) -> None:
+    async def _swept(self, row: ActiveSession, age: int, cared_for: set[str], resting: dict[str, int]) -> None:
         """One session that nobody can deal with must not keep the others waiting."""
         try:
             await self._sweep(row, age, cared_for, resting)
         except UnderstudyError:  # the store's, or the supervisor's: so it is with all of them
             raise
         except Exception:
-            log.exception("session %s can't be swept", row["session_id"])
+            log.exception("session %s can't be swept", row.session_id)
 
-    async def _sweep(self, row: Row, age: int, cared_for: set[str], resting: dict[str, int]) -> None:
-        session_id = row["session_id"]
+    async def _sweep(self, row: ActiveSession, age: int, cared_for: set[str], resting: dict[str, int]) -> None:
+        session_id = row.session_id
         if not self._calls.is_ready(row) or self._frames.is_placed(session_id) or _is_fresh(row, age):
             return
-        holder, frame_id = self._frames.holder(row), row["frame_id"]
+        holder, frame_id = self._frames.holder(row), row.frame_id
         if holder is None and session_id in cared_for:
             return  # its row was asked for before it left its frame or had its answer: that commit says what follows
         if frame_id is not None and frame_id not in self._paging.slots and frame_id not in self._frames.known.expected:
             if not self._frames.known.is_being_read:  # which would deal with it
-                self.swept += row["actor_pid"] is not None  # else it was a lost node's, and nobody could know
+                self.swept += row.actor_pid is not None  # else it was a lost node's, and nobody could know
                 await self._deaths.crashed_unseen(row)  # nothing, if it has left that frame since it was read
             return
         if holder is None and frame_id not in self._frames.known.expected:
@@ -152,15 +151,15 @@ class Sweep:
         self.swept += 1
         log.warning("session %s was ready and nobody knew: picked up", session_id)
 
-    def _rests(self, holder: Slot, row: Row, resting: dict[str, int]) -> bool:
+    def _rests(self, holder: Slot, row: ActiveSession, resting: dict[str, int]) -> bool:
         """Whether the frame rests with the session as its row is; one that did not when the row was asked for, or has
         called in since, may have committed more."""
         same = holder.resting and resting.get(holder.frame_id) == holder.since
-        return same and holder.activation == ActivationId.of(row)
+        return same and holder.activation == row.activation
 
 
-def _is_fresh(row: Row, age: int) -> bool:
+def _is_fresh(row: ActiveSession, age: int) -> bool:
     """Whether the session was written less than `age` microseconds ago: what follows from that may be under way. A time
     in the future is another clock's, or of before ours was set back."""
-    written: int = row["updated_at"]
+    written: int = row.updated_at
     return 0 <= now() - written < age

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 from understudy.errors import StaleGeneration
 from understudy.store import activation, draining
+from understudy.store.session_row import ActiveSession
 from understudy.store.transaction import Row, Transaction
 from understudy.supervisor.ports import TakenUp
 
@@ -104,12 +105,12 @@ class TakeUp:
         self._draining.told(drains)
         return adopted
 
-    async def _take_up_session(self, row: Row) -> int:
-        session_id, frame_id = row["session_id"], row["frame_id"]
+    async def _take_up_session(self, row: ActiveSession) -> int:
+        session_id, frame_id = row.session_id, row.frame_id
         if self._frames.holder(row) is not None:
             return 0
         # What was adopted from a node that is no more, or from another cluster, has no pid any more.
-        if frame_id is not None and (row["actor_pid"] is None or frame_id in self._frames.known.buried):
+        if frame_id is not None and (row.actor_pid is None or frame_id in self._frames.known.buried):
             await self._deaths.crashed_unseen(row)
             return 1
         # Also if somebody is about to deal with the session: a request that is repeated does nothing with it.
@@ -122,7 +123,7 @@ class TakeUp:
         return 0
 
 
-async def in_chunks(rows: list[Row]) -> AsyncIterator[Row]:
+async def in_chunks(rows: list[ActiveSession]) -> AsyncIterator[ActiveSession]:
     """The rows; now and then everybody else has a turn in between."""
     for number, row in enumerate(rows, 1):
         yield row

@@ -22,8 +22,9 @@ from .charging import longest_reply
 from .draining import drains, end_stops
 from .endings import end_queued, end_without_agent
 from .operations import request_key, require_held
+from .session_row import SessionRow
 from .statements import OWNER, SESSION, TIMER
-from .transaction import Row, Transaction
+from .transaction import Transaction
 
 SOON = 60_000_000
 """A session without work whose timer is due within this time (microseconds) needs a home."""
@@ -109,20 +110,20 @@ def activate(
     """
     row = tx.session(session_id)
     tx.require_generation()
-    if not row["active"]:
-        raise Fenced(f"the session is {row['status']}: there is nothing to activate", session_id=session_id)
+    if not row.active:
+        raise Fenced(f"the session is {row.status}: there is nothing to activate", session_id=session_id)
     if parked is not None:
         park(tx, parked)
     tx.changed(row)
-    if row["moved"] == 1 and cause != "resume":
+    if row.moved == 1 and cause != "resume":
         cause = "moved"
-    if row["moved"] or row["frame_id"] is not None:
-        row["redone"] = 1
-    row["epoch"] += 1
-    row["batch_no"] = row["moved"] = 0
-    row.update(frame_id=frame.frame_id, actor_pid=frame.pid, node_id=frame.node_id)
-    if row["wait"] is None:
-        row["status"], row["wait_since"] = "running", 0  # a pause after a crash is over: it was resumed
+    if row.moved or row.frame_id is not None:
+        row.redone = 1
+    row.epoch += 1
+    row.batch_no = row.moved = 0
+    row.frame_id, row.actor_pid, row.node_id = frame.frame_id, frame.pid, frame.node_id
+    if row.wait is None:
+        row.status, row.wait_since = "running", 0  # a pause after a crash is over: it was resumed
     down = tx.now - down_since if down_since else 0
     event = events.SessionActivated(
         cause=cause, frame_id=frame.frame_id, pid=frame.pid, node_id=frame.node_id, down=down
@@ -134,35 +135,33 @@ def activate(
 def park(tx: Transaction, activation: ActivationId) -> None:
     """Note that a waiting session left its frame; nothing if it is active elsewhere by now."""
     row = tx.find(activation.session_id)
-    if row is not None and ActivationId.of(row) == activation and row["frame_id"] is not None:
+    if row is not None and row.activation == activation and row.frame_id is not None:
         tx.changed(row)
-        row["frame_id"] = row["actor_pid"] = None
+        row.frame_id = row.actor_pid = None
 
 
-def work(tx: Transaction, row: Row, after_seq: int) -> Work:
+def work(tx: Transaction, row: SessionRow, after_seq: int) -> Work:
     """All that an activation must know, messages after `after_seq` only: earlier ones never change."""
-    return work_with(tx, row, after_seq, tx.messages(row["session_id"], after_seq), open_calls(tx, row))
+    return work_with(tx, row, after_seq, tx.messages(row.session_id, after_seq), open_calls(tx, row))
 
 
 def work_with(
-    tx: Transaction, row: Row, after_seq: int, messages: Iterable[Message], calls: Iterable[CallState]
+    tx: Transaction, row: SessionRow, after_seq: int, messages: Iterable[Message], calls: Iterable[CallState]
 ) -> Work:
     """The same, where messages and open calls are known: they are not read."""
     return Work(
-        session_id=row["session_id"], incarnation=row["incarnation"], epoch=row["epoch"], batch_no=row["batch_no"],
-        after_seq=after_seq, seq=row["seq"], root_id=row["root_id"], depth=row["depth"], run_id=row["run_id"],
-        round=row["round"], trace_id=row["trace_id"], wait=row["wait"], model_error=row["wait_error"],
-        cancel=row["cancel_reason"], messages=tuple(messages), calls=tuple(calls), inbox=tx.inbox(row),
-        budgeted=row["accounts"] is not None, redone=bool(row["redone"]),
+        session_id=row.session_id, incarnation=row.incarnation, epoch=row.epoch, batch_no=row.batch_no,
+        after_seq=after_seq, seq=row.seq, root_id=row.root_id, depth=row.depth, run_id=row.run_id,
+        round=row.round, trace_id=row.trace_id, wait=row.wait, model_error=row.wait_error,
+        cancel=row.cancel_reason, messages=tuple(messages), calls=tuple(calls), inbox=tx.inbox(row),
+        budgeted=row.accounts is not None, redone=bool(row.redone),
     )  # fmt: skip
 
 
-def open_calls(tx: Transaction, row: Row) -> list[CallState]:
+def open_calls(tx: Transaction, row: SessionRow) -> list[CallState]:
     """Tool calls of the current round whose results are not messages yet."""
-    if row["run_id"] is None or row["calls_open"] == 0:
-        return []
+    found = tx.current_calls(row) if row.calls_open else ()
     names = CallState.__struct_fields__
-    found = tx.calls(row["session_id"], row["run_id"], row["round"])
     return [CallState(**{name: item[name] for name in names}) for item in found if item["state"] != "done"]
 
 
@@ -180,37 +179,36 @@ def crash(
     """
     row = tx.find(activation.session_id)
     tx.require_generation()
-    if row is None or ActivationId.of(row) != activation:
+    if row is None or row.activation != activation:
         return None
-    if not row["active"]:
+    if not row.active:
         park(tx, activation)
         return None
-    if row["frame_id"] is None:  # told before, by a commit whose outcome was not known; or it had parked
-        return Verdict("resume", delay=timers.left(tx, row, PAUSE_TIMER) if row["wait"] == "timer" else 0)
-    waiting = row["wait"] is not None
-    progress = row["progress"] > row["progress_at_death"]
-    deaths = tuple(row["deaths"] or ())
+    if row.frame_id is None:  # told before, by a commit whose outcome was not known; or it had parked
+        return Verdict("resume", delay=timers.left(tx, row, PAUSE_TIMER) if row.wait == "timer" else 0)
+    waiting = row.wait is not None
+    progress = row.progress > row.progress_at_death
+    deaths = tuple(row.deaths or ())
     stuck_in = [] if waiting else _executing(tx, row)
     death = Death(
-        tx.now, deaths, row["stuck"], waiting, progress, policy, open_calls=len(stuck_in), aborted=row["aborted"] > 0,
-        session_id=row["session_id"], number=row["restarts"],
+        tx.now, deaths, row.stuck, waiting, progress, policy, open_calls=len(stuck_in), aborted=row.aborted > 0,
+        session_id=row.session_id, number=row.restarts,
     )  # fmt: skip
     verdict = decide(death)
     outlasts = may_live and verdict.action in ("resume", "abort") and _may_begin(tx, row)
     if outlasts:
         verdict = replace(verdict, delay=max(verdict.delay, LEASE))
     tx.changed(row)
-    row.update(
-        frame_id=None, actor_pid=None, restarts=row["restarts"] + 1, deaths=list(verdict.deaths), stuck=verdict.stuck,
-        progress_at_death=row["progress"], redone=1,
-    )  # fmt: skip
+    row.frame_id = row.actor_pid = None
+    row.restarts, row.progress_at_death, row.redone = row.restarts + 1, row.progress, 1
+    row.deaths, row.stuck = list(verdict.deaths), verdict.stuck
     event = events.SessionCrashed(
         cause=cause, pid=pid, waiting=waiting, progress=progress, decision=verdict.action, delay=verdict.delay,
         unseen=unseen,
     )  # fmt: skip
     tx.append(row, event)
     if may_live and verdict.action != "quarantine":  # which fences by itself
-        row["epoch"] += 1  # from now on what lives there can commit nothing, and so begin nothing new
+        row.epoch += 1  # from now on what lives there can commit nothing, and so begin nothing new
     if verdict.action == "abort":
         abort(tx, row, stuck_in, verdict.reason)
     if verdict.action == "quarantine":
@@ -220,19 +218,19 @@ def crash(
     return verdict
 
 
-def outlast(tx: Transaction, row: Row) -> None:
+def outlast(tx: Transaction, row: SessionRow) -> None:
     """Let a session whose last process may live, and was fenced in this transaction, go on only when that can begin
     nothing any more: the lease of a tool call that was marked as started is over by then, whatever its process does."""
-    if row["active"] and row["wait"] is None and _may_begin(tx, row):
+    if row.active and row.wait is None and _may_begin(tx, row):
         pause(tx, row, LEASE, outlasts=True)
 
 
-def _may_begin(tx: Transaction, row: Row) -> bool:
+def _may_begin(tx: Transaction, row: SessionRow) -> bool:
     """Whether the session's process was allowed to begin a tool call, and nobody knows whether it has."""
     return any(call.state == "started" and call.child_id is None for call in open_calls(tx, row))
 
 
-def _executing(tx: Transaction, row: Row) -> list[CallState]:
+def _executing(tx: Transaction, row: SessionRow) -> list[CallState]:
     """Calls that a frame has to execute, or did when its process died; not those that are a child's or a person's, nor
     those whose results are in the inbox: a sub-agent that a budget refused has no session."""
     calls = [call for call in open_calls(tx, row) if call.state in ("requested", "started") and call.child_id is None]
@@ -240,13 +238,13 @@ def _executing(tx: Transaction, row: Row) -> list[CallState]:
     return [call for call in calls if call.call_id not in told]
 
 
-def abort(tx: Transaction, row: Row, calls: list[CallState], text: str) -> None:
+def abort(tx: Transaction, row: SessionRow, calls: list[CallState], text: str) -> None:
     """Give tool calls up: each gets its result here, since no process survives them. Once in a run."""
-    row["aborted"] = 1
+    row.aborted = 1
     for call in calls:
         result = {"outcome": "aborted", "content": text, "duration": 0, "started_at": tx.now}
         tx.update_call(
-            row["session_id"], call.call_id, state="finished", epoch=row["epoch"], executions=call.executions,
+            row.session_id, call.call_id, state="finished", epoch=row.epoch, executions=call.executions,
             result=result, child_id=None,
         )  # fmt: skip
         since = tx.now if call.state == "requested" else call.updated_at
@@ -266,25 +264,26 @@ def resume(tx: Transaction, session_id: str) -> bool:
         SessionClosed: it was a sub-agent, or was closed: it takes no more input anyway.
     """
     row = tx.session(session_id)
-    if row["status"] != "quarantined":
+    if row.status != "quarantined":
         return False
-    if row["closed"]:
+    if row.closed:
         raise SessionClosed("the session is quarantined, and closed", session_id=session_id)
     tx.changed(row)
-    row.update(status="idle", error=None, deaths=[], stuck=0, progress_at_death=row["progress"])
+    row.status, row.error, row.deaths, row.stuck = "idle", None, [], 0
+    row.progress_at_death = row.progress
     tx.append(row, events.SessionResumed())
     return True
 
 
-def quarantine(tx: Transaction, row: Row, rule: str, reason: str) -> None:
+def quarantine(tx: Transaction, row: SessionRow, rule: str, reason: str) -> None:
     """Give a session up: its run ends, its parent gets a typed result, its siblings go on."""
     tx.append(row, events.SessionQuarantined(rule=rule, reason=reason))
-    error = {"code": "quarantined", "message": reason, "session_id": row["session_id"]}
+    error = {"code": "quarantined", "message": reason, "session_id": row.session_id}
     end_without_agent(tx, row, "quarantined", error, hold=False)
     end_queued(tx, row, "quarantined", reason)
-    row["error"] = error  # also where no run had begun
-    row["epoch"] += 1  # whoever still holds it may write nothing more
-    row["status"], row["active"], row["wait"] = "quarantined", 0, "idle"
+    row.error = error  # also where no run had begun
+    row.epoch += 1  # whoever still holds it may write nothing more
+    row.status, row.active, row.wait = "quarantined", 0, "idle"
 
 
 def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
@@ -320,11 +319,11 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
     tx.load(share)
     tx.require_generation()
     for row in map(tx.session, share):
-        if row["node_id"] not in nodes:
+        if row.node_id not in nodes:
             tx.changed(row)
-            row["node_id"], row["actor_pid"] = node_id, None
-            if not row["active"]:
-                row["frame_id"] = None  # it did nothing there
+            row.node_id, row.actor_pid = node_id, None
+            if not row.active:
+                row.frame_id = None  # it did nothing there
     return share
 
 
@@ -339,18 +338,18 @@ def reissue(tx: Transaction, activation: ActivationId, frame_id: str, holder: st
     """Take over a model call whose node service is gone, as the next attempt; None if nobody waits for it any more."""
     row = tx.session(activation.session_id)
     require_held(row, activation, frame_id)
-    if row["wait"] != "model":
+    if row.wait != "model":
         return None
-    if row["cancel_reason"] is not None:  # nothing is bought for a run that shall end
+    if row.cancel_reason is not None:  # nothing is bought for a run that shall end
         end_without_agent(tx, row)
         return None
     tx.changed(row)
-    lost_key, since = request_key(row), row["wait_since"]
-    row.update(wait_attempt=row["wait_attempt"] + 1, wait_holder=holder, wait_since=tx.now)
+    lost_key, since = request_key(row), row.wait_since
+    row.wait_attempt, row.wait_holder, row.wait_since = row.wait_attempt + 1, holder, tx.now
     tx.append(
         row,
         events.ModelCallReissued(
-            request_key=request_key(row), lost_key=lost_key, model=model, attempt=row["wait_attempt"], started_at=since
+            request_key=request_key(row), lost_key=lost_key, model=model, attempt=row.wait_attempt, started_at=since
         ),
     )
-    return Issued(row["wait_attempt"], longest_reply(tx, row))
+    return Issued(row.wait_attempt, longest_reply(tx, row))

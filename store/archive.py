@@ -31,6 +31,7 @@ from . import budgets, code, ledger, progress, queries, schema, trust
 from .check import check
 from .engine import now
 from .prepared import defaults
+from .session_row import SessionRow
 from .statements import (
     ACCOUNT,
     ACCOUNT_KEY,
@@ -246,16 +247,16 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False, trust_code:
     """
     there = [tx.find(session["session"]["session_id"]) for session in archive.sessions]
     for session, row in zip(archive.sessions, there, strict=True):
-        if row is not None and row["created_at"] != session["session"]["created_at"]:
+        if row is not None and row.created_at != session["session"]["created_at"]:
             raise SessionConflict(
                 "another session of this id is in the store",
-                session_id=row["session_id"],
+                session_id=row.session_id,
                 details={"hint": "Import it into another store, or under another UNDERSTUDY_NAMESPACE."},
             )
-        if row is not None and row["seq"] < session["session"]["seq"]:
+        if row is not None and row.seq < session["session"]["seq"]:
             raise SessionConflict(
-                f"the archive is ahead of the store: {session['session']['seq']} entries, and {row['seq']} there",
-                session_id=row["session_id"],
+                f"the archive is ahead of the store: {session['session']['seq']} entries, and {row.seq} there",
+                session_id=row.session_id,
                 details=_remove_first(row),
             )
     if all(there):
@@ -264,7 +265,7 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False, trust_code:
         if row is not None and any(other is None for other in there):
             raise SessionConflict(
                 "it is in the store already, and others of the archive are not",
-                session_id=row["session_id"],
+                session_id=row.session_id,
                 details=_remove_first(row),
             )
     if archive.unfinished and not resume:
@@ -308,8 +309,8 @@ def _refuse_code(tx: Transaction, archive: Archive) -> None:
         raise UntrustedCode(f"the archive brings {'; '.join(told[:SHOWN])}{more}", details={"code": found})
 
 
-def _remove_first(row: Row) -> dict[str, str]:
-    root = row["root_id"]
+def _remove_first(row: SessionRow) -> dict[str, str]:
+    root = row.root_id
     return {"hint": f"Remove its tree first (`understudy store prune --session {root}`), or import into another store."}
 
 

@@ -10,6 +10,7 @@ from understudy import events
 from understudy.errors import CannotDrain
 from understudy.identifiers import home_of
 
+from .session_row import SessionRow
 from .statements import DRAIN
 from .transaction import Row, Transaction
 
@@ -99,7 +100,7 @@ def drains(tx: Transaction, *, lock: bool = False) -> dict[str, Row]:
     return {row["node_id"]: dict(row) for row in found}
 
 
-def leave(tx: Transaction, row: Row, here: str, homes: Collection[str], *, forced: bool = False) -> bool:
+def leave(tx: Transaction, row: SessionRow, here: str, homes: Collection[str], *, forced: bool = False) -> bool:
     """Have a session leave its frame and a node that is drained; False if it is not at home there, or has no work.
 
     Its activation is over with this: whatever still holds it is fenced. That is no death, and counts for nothing.
@@ -108,15 +109,15 @@ def leave(tx: Transaction, row: Row, here: str, homes: Collection[str], *, force
         here: the drained node.
         homes: the nodes that it can go to; without any it stays, parked, for the next start of the services.
     """
-    if not row["active"] or row["node_id"] != here:
+    if not row.active or row.node_id != here:
         return False
     tx.changed(row)
-    row["epoch"] += 1
-    row["frame_id"] = row["actor_pid"] = None
+    row.epoch += 1
+    row.frame_id = row.actor_pid = None
     if homes:
-        target = home_of(row["root_id"], homes)
+        target = home_of(row.root_id, homes)
         tx.append(row, events.SessionMoved(from_node=here, to_node=target, forced=forced))
-        row["node_id"], row["moved"] = target, 1
+        row.node_id, row.moved = target, 1
     elif forced:
-        row["redone"] = 1
+        row.redone = 1
     return True

@@ -10,14 +10,15 @@ from sqlalchemy import select, update
 from understudy import events
 from understudy.identifiers import run_link
 from understudy.messages import storable
-from understudy.records import ActivationId, Cancelled, Finish, InboxItem
+from understudy.records import Cancelled, Finish, InboxItem
 
 from . import groups, wakeups
 from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, told
 from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
+from .session_row import SessionRow
 from .statements import RUN, SESSION
-from .transaction import Row, Transaction
+from .transaction import Transaction
 from .upgrades import migrate
 
 TERMINAL = ("completed", "failed", "cancelled", "quarantined")
@@ -34,7 +35,7 @@ STOPPED_WITH_GROUP = {"status": "cancelled", "code": "cancelled"}
 ENDED, PARENT_ENDED = "its parent's run ended", "its parent ended"
 
 
-def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) -> None:
+def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool = True) -> None:
     """End the current run: its row, its event, the parent's inbox, and what the session does next.
 
     Children first: where some are still at work the run is only held, and ends with the last of them.
@@ -42,90 +43,91 @@ def finish_run(tx: Transaction, row: Row, finish: Finish, *, hold: bool = True) 
     Args:
         hold: False does not wait for children; those that shall end with their parent are told to.
     """
-    run_id = row["run_id"]
+    run_id = row.run_id
     if run_id is None:
         return
     tx.changed(row)
-    if hold and row["children_open"] > 0:
-        row.update(held=asdict(finish), wait="child", wait_since=tx.now, status="waiting_for_child", active=1)
+    if hold and row.children_open > 0:
+        row.held, row.wait, row.status = asdict(finish), "child", "waiting_for_child"
+        row.wait_since, row.active = tx.now, 1
         _drop_news(tx, row)
         return
     status, error = _ending(row, finish)
     settle(tx, row)
     tx.update_run(
-        row["session_id"], run_id, status=status, text=storable(finish.text), output=finish.output, error=error,
-        rounds=row["round"], usage=row["run_usage"], started_at=row["run_started_at"], finished_at=tx.now,
+        row.session_id, run_id, status=status, text=storable(finish.text), output=finish.output, error=error,
+        rounds=row.round, usage=row.run_usage, started_at=row.run_started_at, finished_at=tx.now,
     )  # fmt: skip
     tx.append(
         row,
         events.RunFinished(
-            status=status, rounds=row["round"], usage=row["run_usage"], started_at=row["run_started_at"],
-            parent_span_id=row["parent_span_id"], error_code=(error or {}).get("code", ""),
+            status=status, rounds=row.round, usage=row.run_usage, started_at=row.run_started_at,
+            parent_span_id=row.parent_span_id, error_code=(error or {}).get("code", ""),
             error_message=(error or {}).get("message", "")[: events.ERROR_UNCUT],
-            links=[row["last_span"]] if row["last_span"] else None,
+            links=[row.last_span] if row.last_span else None,
         ),
     )  # fmt: skip
-    row["last_span"] = run_link(row["trace_id"], row["session_id"], run_id)
-    if row["cancel_reason"] is not None:
+    row.last_span = run_link(row.trace_id, row.session_id, run_id)
+    if row.cancel_reason is not None:
         tx.drop_timer(row, SHUTDOWN_TIMER)
     if deadline(tx, row) is not None:
         tx.drop_timer(row, DEADLINE_TIMER)
-    had_children = groups.at_work(tx, row) if row["children_open"] > 0 else []
+    had_children = groups.at_work(tx, row) if row.children_open > 0 else []
     for child in map(tx.session, groups.drop_plan(tx, row)):  # nobody starts them again, or hears of their end
-        child["abandoned"] = 1
+        child.abandoned = 1
         told(tx, child)
-    row["status"] = "quarantined" if status == "quarantined" else "completed" if row["closed"] else "idle"
-    if row["task_open"] == TASK_AT_WORK and run_id == TASK:
+    row.status = "quarantined" if status == "quarantined" else "completed" if row.closed else "idle"
+    if row.task_open == TASK_AT_WORK and run_id == TASK:
         _end_task(tx, row, status)
         _task_ended(tx, row, status, finish, error, asked=groups.asked_to_end(row))
-    row.update(
-        run_id=None, cancel_reason=None, cancel_as=None, held=None, group_state=None, children_open=0, calls_open=0,
-        run_usage=None, trace_id="", parent_span_id="", round=0, wait_error=None,
-        error=error if status in ("failed", "quarantined") else None, aborted=0, redone=0,
-    )  # fmt: skip
+    row.error = error if status in ("failed", "quarantined") else None
+    row.run_id = row.run_usage = row.wait_error = None
+    row.cancel_reason = row.cancel_as = row.held = row.group_state = None
+    row.round = row.children_open = row.calls_open = row.aborted = row.redone = 0
+    row.trace_id = row.parent_span_id = ""
     _rest(row)
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
         _leave(tx, child, ENDED)
     _drop_news(tx, row)
     migrate(tx, row)
-    if row["closed"] or status == "quarantined":
+    if row.closed or status == "quarantined":
         end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
-    elif run_id == TASK and row["task_open"] == TASK_LINKED and tx.session(row["parent_id"])["closed"]:
-        close(tx, row["session_id"], PARENT_ENDED)
-    elif row["inbox_count"] > 0:
+    elif run_id == TASK and row.task_open == TASK_LINKED and _parent(tx, row).closed:
+        close(tx, row.session_id, PARENT_ENDED)
+    elif row.inbox_count > 0:
         tx.wake(row)
 
 
-def _drop_news(tx: Transaction, row: Row) -> None:
+def _drop_news(tx: Transaction, row: SessionRow) -> None:
     """What a run was told and has not taken in nobody waits for any more."""
     tx.take_inbox(row, [item.id for item in tx.inbox(row) if item.kind != "input"])
 
 
-def _ending(row: Row, finish: Finish) -> tuple[str, dict[str, Any] | None]:
+def _ending(row: SessionRow, finish: Finish) -> tuple[str, dict[str, Any] | None]:
     """Status and error of a run that ends: whoever asked it to may have said as what."""
-    if row["cancel_reason"] is None or finish.status == "quarantined":
+    if row.cancel_reason is None or finish.status == "quarantined":
         return finish.status, finish.error
-    said = row["cancel_as"] or {"status": "cancelled", "code": "cancelled"}
-    message = row["cancel_reason"] or said["code"]
+    said = row.cancel_as or {"status": "cancelled", "code": "cancelled"}
+    message = row.cancel_reason or said["code"]
     details = {"details": said["details"]} if "details" in said else {}
-    return said["status"], {"code": said["code"], "message": message, "session_id": row["session_id"], **details}
+    return said["status"], {"code": said["code"], "message": message, "session_id": row.session_id, **details}
 
 
-def _end_task(tx: Transaction, child: Row, status: str) -> None:
+def _end_task(tx: Transaction, child: SessionRow, status: str) -> None:
     """A child's task is over; what becomes of the session says its lifecycle."""
     tx.changed(child)
-    child["task_open"] = TASK_UNTOLD
-    alone = child["lifecycle"] == "linked" and tx.session(child["parent_id"])["closed"]
-    if child["lifecycle"] == "ephemeral" or alone or status == "quarantined":
-        child["closed"] = 1
-        if child["lifecycle"] != "ephemeral":  # it could schedule nothing
+    child.task_open = TASK_UNTOLD
+    alone = child.lifecycle == "linked" and _parent(tx, child).closed
+    if child.lifecycle == "ephemeral" or alone or status == "quarantined":
+        child.closed = 1
+        if child.lifecycle != "ephemeral":  # it could schedule nothing
             wakeups.drop_all(tx, child)
-        child["status"] = status if status in TERMINAL else "completed"
-        _close_linked(tx, child["session_id"], PARENT_ENDED)
+        child.status = status if status in TERMINAL else "completed"
+        _close_linked(tx, child.session_id, PARENT_ENDED)
 
 
 def _task_ended(
-    tx: Transaction, child: Row, status: str, finish: Finish, error: dict[str, Any] | None, *, asked: bool
+    tx: Transaction, child: SessionRow, status: str, finish: Finish, error: dict[str, Any] | None, *, asked: bool
 ) -> None:  # fmt: skip
     """Do what the parent's rules say about the end of a child's task: deliver the result, or start it again."""
     parent = _waits_for(tx, child)
@@ -134,11 +136,11 @@ def _task_ended(
         return
     decision = groups.decide(tx, parent, child, status, asked=asked)
     for child_id in decision.deliver:
-        if child_id == child["session_id"]:
-            _deliver(tx, parent, child, status, finish, error, child["run_usage"], child["round"])
+        if child_id == child.session_id:
+            _deliver(tx, parent, child, status, finish, error, child.run_usage, child.round)
         else:
             _deliver_late(tx, parent, tx.session(child_id))
-    if parent["run_id"] != child["parent_run_id"]:  # it waited for just these results in order to end
+    if parent.run_id != child.parent_run_id:  # it waited for just these results in order to end
         return
     for child_id in decision.start:
         if not start_again(tx, parent, tx.session(child_id), decision.delay):
@@ -164,48 +166,54 @@ def _stop(tx: Transaction, child_id: str) -> None:
         tx.stopping.clear()
 
 
-def _waits_for(tx: Transaction, child: Row) -> Row | None:
+def _parent(tx: Transaction, child: SessionRow) -> SessionRow:
+    assert child.parent_id is not None
+    return tx.session(child.parent_id)
+
+
+def _waits_for(tx: Transaction, child: SessionRow) -> SessionRow | None:
     """The parent, if its current run still wants the child's result."""
-    parent = tx.session(child["parent_id"])
-    wanted = not child["abandoned"] and parent["run_id"] is not None and parent["run_id"] == child["parent_run_id"]
+    parent = _parent(tx, child)
+    wanted = not child.abandoned and parent.run_id is not None and parent.run_id == child.parent_run_id
     return parent if wanted else None
 
 
 def _deliver(
-    tx: Transaction, parent: Row, child: Row, status: str, finish: Finish, error: dict[str, Any] | None,
+    tx: Transaction, parent: SessionRow, child: SessionRow, status: str, finish: Finish, error: dict[str, Any] | None,
     usage: list[Any] | None, rounds: int,
 ) -> None:  # fmt: skip
     """Put a child's result into its parent's inbox; the parent goes on when it has them all."""
+    assert child.call_id is not None
     told(tx, child)
-    tx.append(parent, events.ChildFinished(call_id=child["call_id"], child_id=child["session_id"], status=status))
-    parent["children_open"] -= 1
-    if parent["held"] is None:
+    tx.append(parent, events.ChildFinished(call_id=child.call_id, child_id=child.session_id, status=status))
+    parent.children_open -= 1
+    if parent.held is None:
         payload = {
-            "child_id": child["session_id"], "status": status, "text": finish.text, "output": finish.output,
+            "child_id": child.session_id, "status": status, "text": finish.text, "output": finish.output,
             "error": error, "usage": usage, "rounds": rounds,
             "tools": [] if status == "completed" else tools_used(tx, child, TASK, rounds),
         }  # fmt: skip
-        tx.put_inbox(parent, "child_result", child["call_id"], payload)
-    if parent["wait"] not in ("child", "input") or parent["children_open"] > 0:
+        tx.put_inbox(parent, "child_result", child.call_id, payload)
+    if parent.wait not in ("child", "input") or parent.children_open > 0:
         return
-    if parent["held"] is not None:
-        finish_run(tx, parent, Finish(**parent["held"]))
-    elif parent["cancel_reason"] is not None:
+    if parent.held is not None:
+        finish_run(tx, parent, Finish(**parent.held))
+    elif parent.cancel_reason is not None:
         end_without_agent(tx, parent)
     else:
         tx.wake(parent)
 
 
-def _deliver_late(tx: Transaction, parent: Row, child: Row) -> None:
+def _deliver_late(tx: Transaction, parent: SessionRow, child: SessionRow) -> None:
     """The same for a child that ended before, and was to be started again."""
-    where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == child["session_id"], RUN.c.run_id == TASK)
-    run = tx.read(select(RUN).where(*where), child["session_id"]).mappings().one()
+    where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == child.session_id, RUN.c.run_id == TASK)
+    run = tx.read(select(RUN).where(*where), child.session_id).mappings().one()
     finish = Finish(run["status"], run["text"] or "", run["output"])
     _deliver(tx, parent, child, run["status"], finish, run["error"], run["usage"], run["rounds"])
 
 
 def request_cancel(
-    tx: Transaction, row: Row, reason: str, run_id: str | None = None, *, ending: dict[str, Any] | None = None
+    tx: Transaction, row: SessionRow, reason: str, run_id: str | None = None, *, ending: dict[str, Any] | None = None
 ) -> bool:
     """Ask the current run (or the queued one named) to end, and all that it spawned; True if there was one.
 
@@ -216,70 +224,75 @@ def request_cancel(
         ending: `{"status", "code"}` of the run, and its error's `details`, if it shall not end as cancelled.
     """
     queued = next((i for i in tx.inbox(row) if i.kind == "input" and i.key == (run_id or i.key)), None)
-    if row["run_id"] is None or (run_id is not None and run_id != row["run_id"]):
+    if row.run_id is None or (run_id is not None and run_id != row.run_id):
         if queued is None:
             return run_id in (None, TASK) and _give_restart_up(tx, row)
         _end_queued_run(tx, row, queued, "cancelled", reason, asked=ending is None)
-        if row["closed"]:  # it was a child's task: whatever else was sent to the child would wait for ever
+        if row.closed:  # it was a child's task: whatever else was sent to the child would wait for ever
             end_queued(tx, row, "cancelled", reason)
         return True
-    if row["cancel_reason"] is not None:
+    if row.cancel_reason is not None:
         if ending is None and not groups.asked_to_end(row):
             tx.changed(row)
-            row["cancel_as"] = {**row["cancel_as"], groups.ASKED: True}
+            row.cancel_as = {**(row.cancel_as or {}), groups.ASKED: True}
         return True
     tx.changed(row)
-    row["cancel_reason"] = reason = storable(reason)
-    row["cancel_as"] = ending
+    row.cancel_reason = reason = storable(reason)
+    row.cancel_as = ending
     tx.append(row, events.CancelRequested(reason=reason))
-    where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row["session_id"], RUN.c.run_id == row["run_id"])
+    where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row.session_id, RUN.c.run_id == row.run_id)
     # Nobody's answer is waited for any more.
-    tx.read(update(RUN).where(*where).values(cancel_requested=reason, status="running"), row["session_id"])
-    tx.cancelled[row["session_id"]] = Cancelled(row["run_id"], row["incarnation"], row["epoch"], reason)
-    run_id = row["run_id"]
+    tx.read(update(RUN).where(*where).values(cancel_requested=reason, status="running"), row.session_id)
+    tx.cancelled[row.session_id] = Cancelled(row.run_id, row.incarnation, row.epoch, reason)
+    run_id = row.run_id
     for child_id in groups.drop_plan(tx, row):
         _deliver_late(tx, row, tx.session(child_id))
     for child in reversed(groups.at_work(tx, row)):
         _leave(tx, child, reason)
-    if row["run_id"] != run_id:  # the last of its children has ended, and it with them
+    if row.run_id != run_id:  # the last of its children has ended, and it with them
         return True
-    if row["wait"] == "timer" and (left := outlasting(tx, row)):
+    if row.wait == "timer" and (left := outlasting(tx, row)):
         pause(tx, row, min(left, LEASE), outlasts=True)  # then it is activated, and ends
-    elif row["wait"] in ("timer", "input") or (row["wait"] is None and row["frame_id"] is None):
+    elif row.wait in ("timer", "input") or (row.wait is None and row.frame_id is None):
         end_without_agent(tx, row)
-    elif row["shutdown"] == 0:
+    elif row.shutdown == 0:
         end_by_force(tx, row)
-    elif row["shutdown"] is not None:
-        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + row["shutdown"], {"run_id": run_id})
+    elif row.shutdown is not None:
+        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + row.shutdown, {"run_id": run_id})
     return True
 
 
-def _give_restart_up(tx: Transaction, child: Row) -> bool:
+def _give_restart_up(tx: Transaction, child: SessionRow) -> bool:
     """Somebody wants a sub-agent to end that has, and that its group was to start again: its end is its result."""
-    parent = _waits_for(tx, child) if child["task_open"] == TASK_UNTOLD else None
-    if parent is None or not groups.leave_plan(tx, parent, child["session_id"]):
+    parent = _waits_for(tx, child) if child.task_open == TASK_UNTOLD else None
+    if parent is None or not groups.leave_plan(tx, parent, child.session_id):
         return False
     _deliver_late(tx, parent, child)
     return True
 
 
-def _leave(tx: Transaction, child: Row, reason: str) -> None:
+def _leave(tx: Transaction, child: SessionRow, reason: str) -> None:
     """A parent's run ends, or shall: what that means for one of its children says the child's specification."""
     parent = _waits_for(tx, child)
-    if child["on_parent_end"] == "cancel":
+    if child.on_parent_end == "cancel":
         request_cancel(tx, child, reason)
-    elif child["on_parent_end"] == "abandon" or parent is None:
+    elif child.on_parent_end == "abandon" or parent is None:
         tx.changed(child)
-        child["abandoned"] = 1
+        child.abandoned = 1
         if parent is not None:
             tx.changed(parent)
-            parent["children_open"] -= 1
-            if parent["wait"] in ("child", "input") and parent["children_open"] == 0:
+            parent.children_open -= 1
+            if parent.wait in ("child", "input") and parent.children_open == 0:
                 end_without_agent(tx, parent)
 
 
 def end_without_agent(
-    tx: Transaction, row: Row, status: str = "cancelled", error: dict[str, Any] | None = None, *, hold: bool = True
+    tx: Transaction,
+    row: SessionRow,
+    status: str = "cancelled",
+    error: dict[str, Any] | None = None,
+    *,
+    hold: bool = True,
 ) -> None:
     """End the current run without its agent: its open calls get results, and its last words are its text.
 
@@ -290,46 +303,46 @@ def end_without_agent(
     finish_run(tx, row, Finish(status, last_text(tx, row), error=error), hold=hold)
 
 
-def shut_down(tx: Transaction, row: Row, run_id: str) -> None:
+def shut_down(tx: Transaction, row: SessionRow, run_id: str) -> None:
     """The time is over that a run had to end. While it only waits for its children, which have times of their own, it
     is given as much again."""
-    if row["run_id"] != run_id or row["cancel_reason"] is None or row["shutdown"] is None:
+    if row.run_id != run_id or row.cancel_reason is None or row.shutdown is None:
         return
-    if row["wait"] == "timer" and (left := outlasting(tx, row)):  # what its last process may begin is over only then
+    if row.wait == "timer" and (left := outlasting(tx, row)):  # what its last process may begin is over only then
         # The pause may be over, and its timer not have been noticed yet where the session has just gone to.
         tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(left, 1_000_000), {"run_id": run_id})
-    elif row["wait"] == "child" and row["children_open"] > 0:
-        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(row["shutdown"], 1_000_000), {"run_id": run_id})
+    elif row.wait == "child" and row.children_open > 0:
+        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(row.shutdown, 1_000_000), {"run_id": run_id})
     else:
         end_by_force(tx, row)
 
 
-def out_of_time(tx: Transaction, row: Row, run_id: str, due_at: int) -> None:
+def out_of_time(tx: Transaction, row: SessionRow, run_id: str, due_at: int) -> None:
     """A budget of seconds is used up: the run is told to end. Where it was raised since, the timer is set again."""
-    found = deadline(tx, row) if row["run_id"] == run_id else None
+    found = deadline(tx, row) if row.run_id == run_id else None
     if found is None:
         return
     if found.due_at > due_at:
         tx.set_timer(row, DEADLINE_TIMER, found.due_at, {"run_id": run_id})
         return
-    error = found.refusal.error(row["session_id"])
+    error = found.refusal.error(row.session_id)
     ending = {"status": "budget_exceeded", "code": error["code"], "details": error["details"]}
     request_cancel(tx, row, error["message"], ending=ending)
 
 
-def end_by_force(tx: Transaction, row: Row) -> None:
+def end_by_force(tx: Transaction, row: SessionRow) -> None:
     """End the current run without its agent, whose process must be killed: it may write nothing more."""
-    frame_id = row["frame_id"] if row["wait"] is None else None
-    tx.append(row, events.ShutdownForced(waited=row["shutdown"] or 0, frame_id=frame_id or ""))
+    frame_id = row.frame_id if row.wait is None else None
+    tx.append(row, events.ShutdownForced(waited=row.shutdown or 0, frame_id=frame_id or ""))
     if frame_id is not None:
-        tx.killed[frame_id] = ActivationId.of(row)
-    row["epoch"] += 1
-    row["batch_no"] = 0
-    row["frame_id"] = row["actor_pid"] = None
+        tx.killed[frame_id] = row.activation
+    row.epoch += 1
+    row.batch_no = 0
+    row.frame_id = row.actor_pid = None
     end_without_agent(tx, row, hold=False)
 
 
-def end_queued(tx: Transaction, row: Row, status: str, reason: str) -> None:
+def end_queued(tx: Transaction, row: SessionRow, status: str, reason: str) -> None:
     """End every run that has not begun."""
     for item in tx.inbox(row):
         if item.kind == "input":
@@ -337,13 +350,13 @@ def end_queued(tx: Transaction, row: Row, status: str, reason: str) -> None:
 
 
 def _end_queued_run(
-    tx: Transaction, row: Row, item: InboxItem, status: str, reason: str, *, asked: bool
+    tx: Transaction, row: SessionRow, item: InboxItem, status: str, reason: str, *, asked: bool
 ) -> None:  # fmt: skip
-    error = {"code": status, "message": reason, "session_id": row["session_id"]}
+    error = {"code": status, "message": reason, "session_id": row.session_id}
     tx.changed(row)
     tx.take_inbox(row, [item.id])
     tx.update_run(
-        row["session_id"], item.key, status=status, text="", output=None, error=error, rounds=0, usage=None,
+        row.session_id, item.key, status=status, text="", output=None, error=error, rounds=0, usage=None,
         started_at=0, finished_at=tx.now,
     )  # fmt: skip
     tx.append(
@@ -354,46 +367,46 @@ def _end_queued_run(
         ),
     )  # fmt: skip
     # One that is in a frame has begun with what is cancelled here, and rests when it finds that out (`commit`).
-    at_rest = row["frame_id"] is None and row["status"] in ("running", "waiting_for_timer")
-    if row["run_id"] is None and row["inbox_count"] == 0 and at_rest:
-        row["status"] = "idle"
+    at_rest = row.frame_id is None and row.status in ("running", "waiting_for_timer")
+    if row.run_id is None and row.inbox_count == 0 and at_rest:
+        row.status = "idle"
         _rest(row)
-    if row["task_open"] == TASK_AT_WORK and item.key == TASK:
+    if row.task_open == TASK_AT_WORK and item.key == TASK:
         _end_task(tx, row, status)
-        if row["closed"]:
+        if row.closed:
             _rest_for_good(row)
         _task_ended(tx, row, status, Finish(status), error, asked=asked)
 
 
-def _rest(row: Row) -> None:
+def _rest(row: SessionRow) -> None:
     """The session has nothing to do; wherever a drained node gave it to, it is not expected there."""
-    row["active"] = row["moved"] = 0
-    row["wait"] = "idle"
+    row.active = row.moved = 0
+    row.wait = "idle"
 
 
-def _rest_for_good(row: Row) -> None:
+def _rest_for_good(row: SessionRow) -> None:
     """A session that takes no input any more has nothing to do. Where it was in a frame and had not begun, its frame is
     fenced: it may never hear of it (the answer that gave it the session was lost with its node service, say), and then
     nobody would take the session from it."""
-    if row["wait"] is None:
-        row["frame_id"] = row["actor_pid"] = None
+    if row.wait is None:
+        row.frame_id = row.actor_pid = None
     _rest(row)
 
 
 def close(tx: Transaction, session_id: str, reason: str) -> bool:
     """Take no more input; cancel what runs, children included; close those linked to it. True if it was open."""
     row = tx.session(session_id)
-    if row["closed"]:
+    if row.closed:
         return _give_restart_up(tx, row)
     tx.changed(row)
-    row["closed"] = 1
-    row["task_open"] = 0 if row["task_open"] == TASK_LINKED else row["task_open"]
+    row.closed = 1
+    row.task_open = 0 if row.task_open == TASK_LINKED else row.task_open
     wakeups.drop_all(tx, row)
     tx.append(row, events.SessionClosed(reason=reason))
     end_queued(tx, row, "cancelled", reason)
     request_cancel(tx, row, reason)
-    if row["run_id"] is None:
-        row["status"] = "completed"
+    if row.run_id is None:
+        row.status = "completed"
         _rest_for_good(row)
     _close_linked(tx, session_id, reason)
     return True
@@ -405,5 +418,5 @@ def _close_linked(tx: Transaction, session_id: str, reason: str) -> None:
         SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == session_id, SESSION.c.task_open == TASK_LINKED
     )  # fmt: skip
     for child_id in list(tx.read(linked).scalars()):
-        if tx.session(child_id)["run_id"] != TASK:  # else its task is ending, which has ended its parent (`finish_run`)
+        if tx.session(child_id).run_id != TASK:  # else its task is ending, which has ended its parent (`finish_run`)
             close(tx, child_id, reason)

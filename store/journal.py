@@ -29,8 +29,9 @@ from understudy.records import ActivationId, Cancelled
 from .engine import Database, now
 from .failures import StoreRace
 from .groups import deliver_each
+from .session_row import SessionRow
 from .statements import SELECT_END_OF_LOG
-from .transaction import Row, Transaction
+from .transaction import Transaction
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +73,9 @@ class Committed:
     """
 
     events: list[Event]
-    woken: dict[str, Row]
+    woken: dict[str, SessionRow]
     cancelled: dict[str, Cancelled]
-    written: dict[str, tuple[int, Row]]
+    written: dict[str, tuple[int, SessionRow]]
     timers: dict[tuple[str, str], int]
     killed: dict[str, ActivationId]
     operations: int

@@ -12,6 +12,7 @@ from understudy.messages import INTERRUPTED, Message, storable
 from understudy.records import child_text
 
 from . import questions
+from .session_row import SessionRow
 from .statements import MESSAGE
 from .transaction import Row, Transaction
 from .waiting import CALL_TIMER
@@ -22,42 +23,42 @@ ROUNDS_TOLD = 8
 """Of so many last rounds a parent is told the tools: a long history is not read for it."""
 
 
-def last_text(tx: Transaction, row: Row) -> str:
+def last_text(tx: Transaction, row: SessionRow) -> str:
     """The last thing the agent said in its current run, for a result that has no better one."""
     # Without the run: one in which the agent has said nothing yet would be looked for through the whole history.
     statement = (
         select(MESSAGE.c.run_id, MESSAGE.c.body)
         .where(
             MESSAGE.c.namespace == tx.namespace,
-            MESSAGE.c.session_id == row["session_id"],
+            MESSAGE.c.session_id == row.session_id,
             MESSAGE.c.role == "assistant",
         )
         .order_by(MESSAGE.c.seq.desc())
         .limit(1)
     )
-    last = tx.read(statement, row["session_id"]).first()
-    return Message.from_wire(last.body).text if last is not None and last.run_id == row["run_id"] else ""
+    last = tx.read(statement, row.session_id).first()
+    return Message.from_wire(last.body).text if last is not None and last.run_id == row.run_id else ""
 
 
-def tools_used(tx: Transaction, row: Row, run_id: str, rounds: int) -> list[list[Any]]:
+def tools_used(tx: Transaction, row: SessionRow, run_id: str, rounds: int) -> list[list[Any]]:
     """The tools that were executed in the last rounds of a run: `[name, count]`, by name."""
     found: Counter[str] = Counter()
     for number in range(max(1, rounds - ROUNDS_TOLD + 1), rounds + 1):
-        calls = tx.calls(row["session_id"], run_id, number)
+        calls = tx.calls(row.session_id, run_id, number)
         found.update(call["tool"] for call in calls if call["executions"] > 0 and call["state"] == "done")
     return [list(item) for item in sorted(found.items())]
 
 
-def settle_calls(tx: Transaction, row: Row) -> None:
+def settle_calls(tx: Transaction, row: SessionRow) -> None:
     """Give each open call of the current round its one result, as the agent would have: what it has, or that it ended.
 
     A call in doubt is not said to be cancelled: nobody knows what became of it.
     """
-    if row["run_id"] is None or row["calls_open"] <= 0:
+    if row.run_id is None or row.calls_open <= 0:
         return
     tx.changed(row)
     results = {item.key: item.payload for item in tx.inbox(row) if item.kind != "input"}
-    for call in tx.calls(row["session_id"], row["run_id"], row["round"]):
+    for call in tx.current_calls(row):
         if call["state"] == "done":
             continue
         if call["state"] == "waiting":
@@ -66,17 +67,17 @@ def settle_calls(tx: Transaction, row: Row) -> None:
         if content is None:
             content = _settle(tx, row, call, results.get(call["call_id"]))
         message = Message(
-            "tool", content, tool_call_id=call["call_id"], name=call["tool"], run_id=row["run_id"], round=row["round"]
+            "tool", content, tool_call_id=call["call_id"], name=call["tool"], run_id=row.run_id, round=row.round
         )
         tx.append(row, message)
-        row["calls_open"] -= 1
+        row.calls_open -= 1
         tx.update_call(
-            row["session_id"], call["call_id"], state="done", epoch=row["epoch"], executions=call["executions"],
+            row.session_id, call["call_id"], state="done", epoch=row.epoch, executions=call["executions"],
             result=None, child_id=call["child_id"],
         )  # fmt: skip
 
 
-def _settle(tx: Transaction, row: Row, call: Row, result: dict[str, Any] | None) -> str:
+def _settle(tx: Transaction, row: SessionRow, call: Row, result: dict[str, Any] | None) -> str:
     """The text of a call's result; `result` is a child's, or the answer to the call."""
     outcome, content = CANCELLED, CANCELLED
     if result is not None and "status" in result:

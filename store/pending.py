@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
+from msgspec import structs
+
 from .prepared import Row, Statements
+from .session_row import SessionRow
 from .statements import (
     DELETE_INBOX,
     DELETE_TIMER,
@@ -18,6 +23,11 @@ from .statements import (
     UPDATE_SESSION_OFTEN,
 )
 
+PARAMETERS = [f"b_{name}" for name in MUTABLE]
+
+_mutable: Callable[[SessionRow], tuple[Any, ...]] = attrgetter(*MUTABLE)
+seldom_of: Callable[[SessionRow], tuple[Any, ...]] = attrgetter(*SELDOM)
+
 
 class Pending:
     """Rows and changes that wait for being written, in bulk.
@@ -25,7 +35,8 @@ class Pending:
     Attributes:
         dirty: sessions that were changed, as they are now; they stay until the transaction ends.
         unwritten: sessions that something here concerns.
-        created, inserts: new sessions, and new rows of other tables.
+        created: new sessions, each with its specification and metadata.
+        inserts: new rows of other tables.
         call_updates, run_updates, inbox_deletes: parameters of those statements.
         timer_changes: by session and name; None where a timer is dropped.
         seldom: what each session has in the columns that change seldom, as far as that is known.
@@ -37,9 +48,9 @@ class Pending:
         self._namespace = namespace
         self._written: dict[str, tuple[Any, ...]] = {}
         self.seldom: dict[str, tuple[Any, ...]] = {}
-        self.dirty: dict[str, Row] = {}
+        self.dirty: dict[str, SessionRow] = {}
         self.unwritten: set[str] = set()
-        self.created: list[Row] = []
+        self.created: list[tuple[SessionRow, dict[str, Any], dict[str, Any]]] = []
         self.inserts: dict[Any, list[Row]] = {}
         self.call_updates: list[Row] = []
         self.inbox_deletes: list[Row] = []
@@ -53,8 +64,8 @@ class Pending:
     def write(self) -> None:
         """Write everything, a statement per table."""
         if self.created:
-            self._statements.insert(self._cursor, SESSION, self.created)
-            self._written.update((row["session_id"], _mutable(row)) for row in self.created)
+            self._statements.insert(self._cursor, SESSION, [self._new(*session) for session in self.created])
+            self._written.update((row.session_id, _mutable(row)) for row, _, _ in self.created)
         # A row stays in hand after it was written: operations go on changing it without saying so again.
         often: list[Row] = []
         all_columns: list[Row] = []
@@ -63,8 +74,8 @@ class Pending:
             if self._written.get(session_id) == values:
                 continue
             self._written[session_id] = values
-            seldom = tuple([row[name] for name in SELDOM])
-            (often if self.seldom.get(session_id) == seldom else all_columns).append(self._parameters(row))
+            seldom = seldom_of(row)
+            (often if self.seldom.get(session_id) == seldom else all_columns).append(self._parameters(row, values))
             self.seldom[session_id] = seldom
         self._write(UPDATE_SESSION_OFTEN, often)
         self._write(UPDATE_SESSION, all_columns)
@@ -89,10 +100,9 @@ class Pending:
         if rows:
             self._statements.of(statement).write(self._cursor, rows)
 
-    def _parameters(self, row: Row) -> Row:
-        values = {f"b_{name}": row[name] for name in MUTABLE}
-        return {"b_namespace": self._namespace, "b_session_id": row["session_id"], **values}
+    def _new(self, row: SessionRow, spec: dict[str, Any], metadata: dict[str, Any]) -> Row:
+        return {"namespace": self._namespace, "spec": spec, "metadata_json": metadata, **structs.asdict(row)}
 
-
-def _mutable(row: Row) -> tuple[Any, ...]:
-    return tuple([row[name] for name in MUTABLE])
+    def _parameters(self, row: SessionRow, values: tuple[Any, ...]) -> Row:
+        key = {"b_namespace": self._namespace, "b_session_id": row.session_id}
+        return dict(zip(PARAMETERS, values, strict=True)) | key

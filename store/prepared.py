@@ -8,13 +8,14 @@ for a moment: each engine has one of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Dialect, Select, insert
 
 Row = dict[str, Any]
 Convert = Callable[[Any], Any]
+Object = TypeVar("Object")
 
 READ_AT_ONCE = 1000
 """Rows of a streamed query that are held at the same time."""
@@ -52,6 +53,13 @@ class Prepared:
                 row[name] = decode(row[name])
         return found
 
+    def objects(self, cursor: Any, values: Mapping[str, Any], kind: Callable[..., Object]) -> list[Object]:
+        """Execute a SELECT whose columns are the fields of a class, in order."""
+        cursor.execute(self._sql, self._parameters(values))
+        found = [kind(*row) for row in cursor.fetchall()]
+        _decode(found, self._decode)
+        return found
+
     def scalar(self, cursor: Any, values: Mapping[str, Any]) -> Any:
         """The first column of a SELECT's first row; None if there is none."""
         found = self.rows(cursor, values)
@@ -81,11 +89,23 @@ class Query:
         Args:
             values: by the names of the parameters; it may have more than there are.
         """
+        with self._executed(connection, values) as cursor:
+            return list(map(self._row, cursor.fetchall()))
+
+    def objects(self, connection: Connection, values: Mapping[str, Any], kind: Callable[..., Object]) -> list[Object]:
+        """The same as objects of a class whose fields are the columns, in order."""
+        with self._executed(connection, values) as cursor:
+            found = [kind(*row) for row in cursor.fetchall()]
+        _decode(found, self._decode)
+        return found
+
+    @contextmanager
+    def _executed(self, connection: Connection, values: Mapping[str, Any]) -> Iterator[Any]:
         if not connection.in_transaction():
             connection.begin()  # as SQLAlchemy does before its own statements
         with closing(cursor_of(connection)) as cursor:
             cursor.execute(*self._expanded(values))
-            return list(map(self._row, cursor.fetchall()))
+            yield cursor
 
     def stream(self, connection: Connection, values: Mapping[str, Any]) -> Iterator[Row]:
         """The same, some at a time, which costs PostgreSQL a few more messages."""
@@ -109,6 +129,12 @@ class Query:
         for name, decode in self._decode:
             row[name] = decode(row[name])
         return row
+
+
+def _decode(found: Sequence[Any], decoders: Sequence[tuple[str, Convert]]) -> None:
+    for name, decode in decoders:
+        for each in found:
+            setattr(each, name, decode(getattr(each, name)))
 
 
 def _encoders(compiled: Any, dialect: Dialect) -> list[tuple[str, Convert]]:
@@ -168,6 +194,11 @@ def statements_of(dialect: Dialect) -> Statements:
 def read(connection: Connection, statement: Any, **values: Any) -> list[Row]:
     """The rows of a SELECT that is a constant."""
     return statements_of(connection.dialect).query(statement).all(connection, values)
+
+
+def objects(connection: Connection, statement: Any, kind: Callable[..., Object], **values: Any) -> list[Object]:
+    """The same as objects of a class whose fields are the columns, in order."""
+    return statements_of(connection.dialect).query(statement).objects(connection, values, kind)
 
 
 def first(connection: Connection, statement: Any, **values: Any) -> Row | None:

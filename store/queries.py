@@ -13,7 +13,8 @@ from understudy.events import ENVELOPE, Event
 from understudy.records import PAGE
 
 from . import tables
-from .prepared import first, read
+from .prepared import first, objects, read
+from .session_row import ActiveSession
 from .statements import (
     CODE_BLOB,
     DRAIN,
@@ -42,12 +43,7 @@ INFO = (
 )  # fmt: skip
 INFO_COLUMNS = [SESSION.c[name] for name in INFO]
 ASKED = ("call_id", "asked", "run_id", "kind", "prompt", "options", "asked_at")
-ACTIVATION = ("session_id", "incarnation", "epoch", "run_id", "updated_at")
-ACTIVE = (
-    "session_id", "root_id", "placement", "epoch", "frame_id", "actor_pid", "wait", "wait_since", "wait_holder",
-    "node_id", "cancel_reason", "updated_at", "incarnation", "deaths", "round", "run_usage", "run_id",
-)  # fmt: skip
-"""What a node service must know of a session that it takes up, or gives away."""
+ACTIVE_COLUMNS = [SESSION.c[name] for name in ActiveSession.__struct_fields__]
 
 
 def _of_session(table: Any) -> tuple[Any, Any]:
@@ -109,7 +105,7 @@ SELECT_RUNS = select(RUN).where(*_of_session(RUN)).order_by(RUN.c.accepted_at)
 SELECT_HOMES = select(SESSION.c.session_id, SESSION.c.node_id, SESSION.c.seq).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(bindparam("sessions", expanding=True))
 )
-SELECT_ACTIVATIONS = select(*(SESSION.c[name] for name in ACTIVATION)).where(
+SELECT_ACTIVATIONS = select(*ACTIVE_COLUMNS).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(bindparam("sessions", expanding=True))
 )
 SELECT_TIMERS = (
@@ -278,7 +274,7 @@ def active_sessions(
     session_ids: Iterable[str] | None = None,
     frame_id: str | None = None,
     may_be_ready: bool = False,
-) -> list[Row]:
+) -> list[ActiveSession]:
     """Sessions with work to do, for a node service that takes them up, the one that was written longest ago first.
 
     Args:
@@ -289,7 +285,8 @@ def active_sessions(
     given: dict[str, Any] = {name: list(values) for name, values in lists.items() if values is not None}
     if frame_id is not None:
         given["frame"] = frame_id
-    return read(connection, select_active(frozenset(given), may_be_ready), ns=namespace, **given)
+    statement = select_active(frozenset(given), may_be_ready)
+    return objects(connection, statement, ActiveSession, ns=namespace, **given)
 
 
 @cache
@@ -304,17 +301,17 @@ def select_active(given: frozenset[str], may_be_ready: bool) -> Select[Any]:
         where.append(SESSION.c.frame_id == bindparam("frame"))
     if may_be_ready:
         where.append(or_(SESSION.c.wait.is_(None), SESSION.c.wait == "model", SESSION.c.cancel_reason.is_not(None)))
-    return select(*(SESSION.c[name] for name in ACTIVE)).where(*where).order_by(SESSION.c.updated_at)
+    return select(*ACTIVE_COLUMNS).where(*where).order_by(SESSION.c.updated_at)
 
 
-def activations(connection: Connection, namespace: str, session_ids: Iterable[str]) -> dict[str, Row]:
-    """Which activation and which run sessions have, by id; also of those without work."""
-    found: dict[str, Row] = {}
+def activations(connection: Connection, namespace: str, session_ids: Iterable[str]) -> dict[str, ActiveSession]:
+    """The same of sessions by their ids, also of those without work."""
+    found: dict[str, ActiveSession] = {}
     wanted = list(session_ids)
     for start in range(0, len(wanted), LOADED_AT_ONCE):  # an IN has as many parameters as a statement may have
         some = wanted[start : start + LOADED_AT_ONCE]
-        rows = read(connection, SELECT_ACTIVATIONS, ns=namespace, sessions=some)
-        found |= {row["session_id"]: row for row in rows}
+        rows = objects(connection, SELECT_ACTIVATIONS, ActiveSession, ns=namespace, sessions=some)
+        found |= {row.session_id: row for row in rows}
     return found
 
 

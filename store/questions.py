@@ -11,6 +11,7 @@ from understudy.errors import AnswerConflict, InvalidInput, NotAsked
 from understudy.messages import storable
 from understudy.records import Ask
 
+from .session_row import SessionRow
 from .statements import QUESTION, RUN
 from .transaction import Row, Transaction
 from .waiting import hand_in
@@ -21,19 +22,19 @@ DECISIONS = ("ok", "error", "rerun")
 ABORTED = {"decision": "aborted", "text": "given up: nobody will answer this call"}
 
 
-def ask(tx: Transaction, row: Row, asked: Ask) -> None:
+def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
     """Let a tool call of the current run wait for a person; the run is paused until every question is answered."""
     where = (*_of_session(tx, row), QUESTION.c.call_id == asked.call_id)
-    number = (tx.read(select(func.max(QUESTION.c.asked)).where(*where), row["session_id"]).scalar() or 0) + 1
+    number = (tx.read(select(func.max(QUESTION.c.asked)).where(*where), row.session_id).scalar() or 0) + 1
     prompt, options = storable(asked.prompt), [storable(option) for option in asked.options]
     tx.insert(
         QUESTION,
-        {"session_id": row["session_id"], "call_id": asked.call_id, "asked": number, "run_id": row["run_id"],
+        {"session_id": row.session_id, "call_id": asked.call_id, "asked": number, "run_id": row.run_id,
          "kind": asked.kind, "prompt": prompt, "options": options, "answer": None, "asked_at": tx.now,
          "answered_at": 0},
     )  # fmt: skip
     tx.update_call(
-        row["session_id"], asked.call_id, state="asked", epoch=row["epoch"], executions=asked.executions, result=None,
+        row.session_id, asked.call_id, state="asked", epoch=row.epoch, executions=asked.executions, result=None,
         child_id=None,
     )  # fmt: skip
     event = events.InputRequested(
@@ -68,7 +69,7 @@ def answer(tx: Transaction, session_id: str, call_id: str, decision: str, text: 
         if question["answer"] != said:
             raise AnswerConflict(f"call {call_id!r} was answered otherwise", session_id=session_id)
         return False
-    if row["run_id"] != question["run_id"] or row["cancel_reason"] is not None:
+    if row.run_id != question["run_id"] or row.cancel_reason is not None:
         raise NotAsked(f"the run of call {call_id!r} has ended, or is about to", session_id=session_id)
     _accept(tx, row, dict(question), said)
     return True
@@ -81,7 +82,7 @@ def abort(tx: Transaction, session_id: str, call_id: str | None = None) -> list[
         UnknownSession: there is no such session.
     """
     row = tx.session(session_id)
-    if row["run_id"] is None or row["cancel_reason"] is not None:
+    if row.run_id is None or row.cancel_reason is not None:
         return []
     found = [item for item in unanswered(tx, row) if call_id in (None, item["call_id"])]
     for question in found:
@@ -89,22 +90,22 @@ def abort(tx: Transaction, session_id: str, call_id: str | None = None) -> list[
     return [question["call_id"] for question in found]
 
 
-def unanswered(tx: Transaction, row: Row) -> list[Row]:
+def unanswered(tx: Transaction, row: SessionRow) -> list[Row]:
     """What the session's current run asks, oldest first."""
     statement = select(QUESTION).where(
-        *_of_session(tx, row), QUESTION.c.run_id == row["run_id"], QUESTION.c.answered_at == 0
+        *_of_session(tx, row), QUESTION.c.run_id == row.run_id, QUESTION.c.answered_at == 0
     )
-    found = tx.read(statement.order_by(QUESTION.c.asked_at, QUESTION.c.call_id), row["session_id"]).mappings()
+    found = tx.read(statement.order_by(QUESTION.c.asked_at, QUESTION.c.call_id), row.session_id).mappings()
     return [dict(item) for item in found]
 
 
-def _accept(tx: Transaction, row: Row, question: Row, said: dict[str, str]) -> None:
+def _accept(tx: Transaction, row: SessionRow, question: Row, said: dict[str, str]) -> None:
     """Put an answer into the inbox; who waits for it goes on."""
     call_id, number = question["call_id"], question["asked"]
     tx.changed(row)
-    row["progress"] += 1  # a person may let a call run, and die, as often as they want
+    row.progress += 1  # a person may let a call run, and die, as often as they want
     where = (*_of_session(tx, row), QUESTION.c.call_id == call_id, QUESTION.c.asked == number)
-    tx.read(update(QUESTION).where(*where).values(answer=said, answered_at=tx.now), row["session_id"])
+    tx.read(update(QUESTION).where(*where).values(answer=said, answered_at=tx.now), row.session_id)
     event = events.InputReceived(
         call_id=call_id, kind=question["kind"], asked=number, decision=said["decision"],
         waited=tx.now - question["asked_at"],
@@ -115,16 +116,16 @@ def _accept(tx: Transaction, row: Row, question: Row, said: dict[str, str]) -> N
     hand_in(tx, row, call_id, {**said, "kind": question["kind"], "asked": number})
 
 
-def _set_run_status(tx: Transaction, row: Row, status: str) -> None:
-    where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row["session_id"], RUN.c.run_id == row["run_id"])
-    tx.read(update(RUN).where(*where).values(status=status), row["session_id"])
+def _set_run_status(tx: Transaction, row: SessionRow, status: str) -> None:
+    where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row.session_id, RUN.c.run_id == row.run_id)
+    tx.read(update(RUN).where(*where).values(status=status), row.session_id)
 
 
-def is_in_doubt(tx: Transaction, row: Row, call_id: str) -> bool:
+def is_in_doubt(tx: Transaction, row: SessionRow, call_id: str) -> bool:
     """Whether a person is asked what became of a call, not what its answer is."""
     kinds = select(QUESTION.c.kind).where(*_of_session(tx, row), QUESTION.c.call_id == call_id)
-    return "in_doubt" in tx.read(kinds, row["session_id"]).scalars()
+    return "in_doubt" in tx.read(kinds, row.session_id).scalars()
 
 
-def _of_session(tx: Transaction, row: Row) -> tuple[Any, ...]:
-    return QUESTION.c.namespace == tx.namespace, QUESTION.c.session_id == row["session_id"]
+def _of_session(tx: Transaction, row: SessionRow) -> tuple[Any, ...]:
+    return QUESTION.c.namespace == tx.namespace, QUESTION.c.session_id == row.session_id

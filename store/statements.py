@@ -11,7 +11,8 @@ from sqlalchemy import Text, bindparam, delete, func, select, union_all, update
 from understudy.identifiers import call_identifier
 
 from . import tables
-from .prepared import Row, defaults
+from .prepared import Row
+from .session_row import SessionRow
 
 
 def table_of(model: type) -> Any:
@@ -55,9 +56,7 @@ FIXED = {
 }  # fmt: skip
 MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED]
 # The specification is large and fixed: it is read once, not in every round.
-SESSION_COLUMNS = [column for column in SESSION.columns if column.name not in ("spec", "metadata_json")]
-
-NEW_SESSION = defaults(SESSION)
+SESSION_COLUMNS = [SESSION.c[name] for name in SessionRow.__struct_fields__]
 
 NAMESPACE: Any = bindparam("ns", type_=Text)
 SESSION_IDS: Any = bindparam("ids", type_=Text, expanding=True)

@@ -121,6 +121,9 @@ class Session(Table, table=True):
             told and the child goes on until its parent is closed; else 0.
         replaced_by: the session in which its task was started again.
         abandoned: its parent's run ended without it, and wants no result.
+        wait_holder: who made the model call that it waits for, or waited for last.
+        answer_key: of the model call whose answer ended the last wait for a model; empty while it waits for another.
+        answer_ended: 1 if the run ended with that answer.
         cancel_as: `{"status", "code"}`, perhaps `details`: how the run ends that was asked to, if not as cancelled, or
             if its group stops it. Has `asked` if somebody else asked it to end after that.
         held: how the current run ends as soon as its children have (`Finish`).
@@ -188,6 +191,8 @@ class Session(Table, table=True):
     wait_attempt: int = number_column()
     wait_since: int = number_column()
     wait_holder: str = text_column("")
+    answer_key: str = text_column("")
+    answer_ended: int = number_column()
     wait_error: dict[str, Any] | None = json_column()
     cancel_reason: str | None = text_column()
     cancel_as: dict[str, Any] | None = json_column()

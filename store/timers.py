@@ -14,7 +14,8 @@ from __future__ import annotations
 from . import waiting, wakeups
 from .beginnings import PAUSE_TIMER, timer
 from .endings import DEADLINE_TIMER, SHUTDOWN_TIMER, out_of_time, shut_down
-from .transaction import Row, Transaction
+from .session_row import SessionRow
+from .transaction import Transaction
 
 
 def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
@@ -24,7 +25,7 @@ def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
     if found is None or row is None or found["due_at"] != due_at:
         return
     tx.drop_timer(row, name)
-    if name == PAUSE_TIMER and row["wait"] == "timer":
+    if name == PAUSE_TIMER and row.wait == "timer":
         tx.wake(row)
     elif name == SHUTDOWN_TIMER:
         shut_down(tx, row, found["payload"]["run_id"])
@@ -36,7 +37,7 @@ def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
         wakeups.fire(tx, row, name.removeprefix(wakeups.WAKEUP_TIMER), found["payload"])
 
 
-def left(tx: Transaction, row: Row, name: str) -> int:
+def left(tx: Transaction, row: SessionRow, name: str) -> int:
     """Microseconds until a timer of the session is due, at least 1; 0 if there is none."""
-    found = timer(tx, row["session_id"], name)
+    found = timer(tx, row.session_id, name)
     return max(1, found["due_at"] - tx.now) if found is not None else 0

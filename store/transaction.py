@@ -17,9 +17,10 @@ from understudy.redaction import redacted
 
 from .accounts import Accounts
 from .budgets import Charge, owners
-from .pending import Pending
+from .pending import Pending, seldom_of
 from .prepared import Row as Row
 from .prepared import Statements, cursor_of, pipelined
+from .session_row import SessionRow
 from .statements import (
     ACCOUNT,
     CALL_STATE,
@@ -27,13 +28,11 @@ from .statements import (
     INBOX,
     LOADED_AT_ONCE,
     MESSAGE,
-    NEW_SESSION,
     QUESTION,
     REMOVAL,
     RESERVATION,
     RUN,
     RUN_END,
-    SELDOM,
     SELECT_CALLS,
     SELECT_END_OF_LOG,
     SELECT_INBOX,
@@ -97,16 +96,16 @@ class Transaction:
         self.generation = generation
         self.decide_end = decide_end
         self.committed_events: list[Event] = []
-        self.woken: dict[str, Row] = {}
+        self.woken: dict[str, SessionRow] = {}
         self.cancelled: dict[str, Cancelled] = {}
         self.timers: dict[tuple[str, str], int] = {}
         self.killed: dict[str, ActivationId] = {}
         self.stopping: list[str] = []
-        self.written: dict[str, tuple[int, Row]] = {}
+        self.written: dict[str, tuple[int, SessionRow]] = {}
         self.accounts = Accounts(statements, self._cursor, namespace, lock=connection.dialect.name != "sqlite")
         self.writes = 0
         self.loads: set[str] = set()
-        self._sessions: dict[str, Row | None] = {}
+        self._sessions: dict[str, SessionRow | None] = {}
         self._pending = Pending(statements, self._cursor, namespace)
         self._owner: int | None = None
 
@@ -132,22 +131,23 @@ class Transaction:
         count = 1 << (len(wanted) - 1).bit_length()
         ids = {f"id{number}": wanted[min(number, len(wanted) - 1)] for number in range(count)}
         statement = select_sessions(count, self.connection.dialect.name != "sqlite", wait)
-        for row in self._select(statement, ns=self.namespace, **ids):
-            self._sessions[row["session_id"]] = row
-            self._pending.seldom[row["session_id"]] = tuple([row[name] for name in SELDOM])
+        values = {"ns": self.namespace, **ids}
+        for row in self._statements.of(statement).objects(self._cursor, values, SessionRow):
+            self._sessions[row.session_id] = row
+            self._pending.seldom[row.session_id] = seldom_of(row)
         self._owner = None  # see `require_generation`
 
     def locking(self, statement: Any) -> Any:
         """A SELECT whose rows nobody else may write until the commit; SQLite's transactions keep others out anyway."""
         return statement if self.connection.dialect.name == "sqlite" else statement.with_for_update()
 
-    def find(self, session_id: str) -> Row | None:
+    def find(self, session_id: str) -> SessionRow | None:
         """The session's row, or None."""
         if session_id not in self._sessions:
             self.load([session_id])
         return self._sessions.get(session_id)
 
-    def session(self, session_id: str) -> Row:
+    def session(self, session_id: str) -> SessionRow:
         """The session's row.
 
         Raises:
@@ -163,53 +163,53 @@ class Transaction:
         found: dict[str, Any] = self.read_one(SELECT_SPECIFICATION, session_id, session=session_id)
         return found
 
-    def charges(self, row: Row) -> list[Charge]:
+    def charges(self, row: SessionRow) -> list[Charge]:
         """The accounts that a session is charged to, nearest first: its own, and its ancestors' of their trees.
 
         They may be changed; whoever does has changed the session as well.
         """
-        if row["accounts"] is None:
+        if row.accounts is None:
             return []
         # Those of all sessions that were read so far, in one order: two journals can't deadlock on them.
-        known = (other["accounts"] for other in self._sessions.values() if other is not None)
+        known = (other.accounts for other in self._sessions.values() if other is not None)
         self.accounts.load(owner for accounts in known for owner, _ in owners(accounts))
         return [
             Charge(level, account)
-            for owner, level in owners(row["accounts"])
+            for owner, level in owners(row.accounts)
             for account in self.accounts.of(owner)
             if level == 0 or account["scope"] == "tree"
         ]
 
-    def changed(self, row: Row) -> None:
+    def changed(self, row: SessionRow) -> None:
         """Note that `row` must be written back."""
         self.writes += 1
-        self._pending.unwritten.add(row["session_id"])
-        if row["session_id"] not in self._pending.dirty:
-            self._pending.dirty[row["session_id"]] = row
-            self.written[row["session_id"]] = (row["seq"], row)
-            row["version"] += 1
-            row["updated_at"] = self.now
+        self._pending.unwritten.add(row.session_id)
+        if row.session_id not in self._pending.dirty:
+            self._pending.dirty[row.session_id] = row
+            self.written[row.session_id] = (row.seq, row)
+            row.version += 1
+            row.updated_at = self.now
 
-    def rewrite(self, row: Row, **values: Any) -> None:
+    def rewrite(self, row: SessionRow, **values: Any) -> None:
         """Change columns of a session that otherwise stay as they are, and so are not written back with the others."""
         self.changed(row)
         self.flush()
-        where = (SESSION.c.namespace == self.namespace, SESSION.c.session_id == row["session_id"])
+        where = (SESSION.c.namespace == self.namespace, SESSION.c.session_id == row.session_id)
         self.connection.execute(update(SESSION).where(*where).values(**values))
-        row.update(values)
+        for name, value in values.items():
+            if name in SessionRow.__struct_fields__:
+                setattr(row, name, value)
 
-    def create(self, row: Row) -> Row:
+    def create(self, row: SessionRow, spec: dict[str, Any], metadata: dict[str, Any]) -> None:
         """Add a new session."""
         self.writes += 1
-        times = dict.fromkeys(("created_at", "updated_at"), self.now)
-        incarnations = dict.fromkeys(("incarnation", "first_incarnation"), self.next_incarnation())
-        full = {**NEW_SESSION, **row, "namespace": self.namespace, **times, **incarnations}
-        self._sessions[row["session_id"]] = full
-        self._pending.created.append(full)
-        self._pending.dirty[row["session_id"]] = full
-        self.written[row["session_id"]] = (0, full)
-        self._pending.unwritten.add(row["session_id"])
-        return full
+        row.created_at = row.updated_at = self.now
+        row.incarnation = row.first_incarnation = self.next_incarnation()
+        self._sessions[row.session_id] = row
+        self._pending.created.append((row, spec, metadata))
+        self._pending.dirty[row.session_id] = row
+        self.written[row.session_id] = (0, row)
+        self._pending.unwritten.add(row.session_id)
 
     def next_incarnation(self) -> int:
         """For a session whose id is not in use: later than any removed one's, though their clocks may have been ahead.
@@ -221,7 +221,7 @@ class Transaction:
     def drop(self, session_ids: Sequence[str]) -> None:
         """Remove sessions with all that belongs to them; nobody else may be changing them in this transaction."""
         self.load(session_ids)
-        self._note_removal(max(self.session(session_id)["incarnation"] for session_id in session_ids))
+        self._note_removal(max(self.session(session_id).incarnation for session_id in session_ids))
         self.flush()
         for start in range(0, len(session_ids), LOADED_AT_ONCE):
             some = session_ids[start : start + LOADED_AT_ONCE]
@@ -251,17 +251,17 @@ class Transaction:
         self._pending.unwritten.add(row["session_id"])
         self._pending.inserts.setdefault(table, []).append(row)
 
-    def append(self, row: Row, entry: Message | Event) -> int:
+    def append(self, row: SessionRow, entry: Message | Event) -> int:
         """Append a message or an event to the session's log and return its `seq`."""
         self.changed(row)
-        row["seq"] += 1
-        seq: int = row["seq"]
+        row.seq += 1
+        seq: int = row.seq
         if isinstance(entry, Message):
             stored = entry.to_wire()
             stored["created_at"] = self.now
             self.insert(
                 MESSAGE,
-                {"session_id": row["session_id"], "seq": seq, "v": WIRE_VERSION, "run_id": entry.run_id,
+                {"session_id": row.session_id, "seq": seq, "v": WIRE_VERSION, "run_id": entry.run_id,
                  "round": entry.round, "role": entry.role, "body": stored, "created_at": self.now},
             )  # fmt: skip
             return seq
@@ -270,16 +270,16 @@ class Transaction:
         if message:
             entry = replace(entry, error_message=redacted(message)[:ERROR_CHARACTERS])
         stamped = replace(
-            entry, seq=seq, at=self.now, session_id=row["session_id"], run_id=entry.run_id or row["run_id"],
-            round=entry.round or row["round"], epoch=row["epoch"], trace_id=entry.trace_id or row["trace_id"],
-            agent=row["agent"], parent_id=row["parent_id"], root_id=row["root_id"], writer_seq=self.writer_seq,
+            entry, seq=seq, at=self.now, session_id=row.session_id, run_id=entry.run_id or row.run_id,
+            round=entry.round or row.round, epoch=row.epoch, trace_id=entry.trace_id or row.trace_id,
+            agent=row.agent, parent_id=row.parent_id, root_id=row.root_id, writer_seq=self.writer_seq,
         )  # fmt: skip
         self.committed_events.append(stamped)
         body = stamped.body()
         body["_"] = [getattr(stamped, name) for name in ENVELOPE[4:]]
         self.insert(
             EVENT,
-            {"session_id": row["session_id"], "seq": seq, "v": WIRE_VERSION, "writer": self.writer,
+            {"session_id": row.session_id, "seq": seq, "v": WIRE_VERSION, "writer": self.writer,
              "writer_seq": self.writer_seq, "type": stamped.type, "at": self.now, "run_id": stamped.run_id,
              "body": body},
         )  # fmt: skip
@@ -333,15 +333,15 @@ class Transaction:
     def _select(self, statement: Any, **values: Any) -> list[Row]:
         return self._statements.of(statement).rows(self._cursor, values)
 
-    def inbox(self, row: Row) -> tuple[InboxItem, ...]:
+    def inbox(self, row: SessionRow) -> tuple[InboxItem, ...]:
         """What is in the session's inbox now, oldest first."""
-        if row["inbox_count"] <= 0:
+        if row.inbox_count <= 0:
             return ()
-        stored = self._select(SELECT_INBOX, ns=self.namespace, session=row["session_id"])
-        taken = {item["b_item"] for item in self._pending.inbox_deletes if item["b_session_id"] == row["session_id"]}
+        stored = self._select(SELECT_INBOX, ns=self.namespace, session=row.session_id)
+        taken = {item["b_item"] for item in self._pending.inbox_deletes if item["b_session_id"] == row.session_id}
         return tuple(
             InboxItem(item["item"], item["kind"], item["key"], item["payload"])
-            for item in [*stored, *self._pending.of(INBOX, row["session_id"])]
+            for item in [*stored, *self._pending.of(INBOX, row.session_id)]
             if item["item"] not in taken
         )
 
@@ -369,49 +369,53 @@ class Transaction:
                 call["child_id"] = call["child_id"] or kept
         return sorted(found.values(), key=lambda item: int(item["index"]))
 
-    def put_inbox(self, row: Row, kind: str, key: str, payload: dict[str, Any]) -> None:
+    def current_calls(self, row: SessionRow) -> list[Row]:
+        """The tool calls of the round that the session is at; none outside of a run."""
+        return self.calls(row.session_id, row.run_id, row.round) if row.run_id is not None else []
+
+    def put_inbox(self, row: SessionRow, kind: str, key: str, payload: dict[str, Any]) -> None:
         """Put something into a session's inbox."""
         self.changed(row)
-        row["inbox_seq"] = item = row["inbox_seq"] + 1
-        row["inbox_count"] += 1
+        row.inbox_seq = item = row.inbox_seq + 1
+        row.inbox_count += 1
         self.insert(
             INBOX,
-            {"session_id": row["session_id"], "item": item, "kind": kind, "key": key, "payload": payload,
+            {"session_id": row.session_id, "item": item, "kind": kind, "key": key, "payload": payload,
              "created_at": self.now},
         )  # fmt: skip
 
-    def take_inbox(self, row: Row, items: Iterable[int]) -> None:
+    def take_inbox(self, row: SessionRow, items: Iterable[int]) -> None:
         """Remove inbox rows that the batch takes care of."""
         for item in items:
-            row["inbox_count"] -= 1
-            self._pending.unwritten.add(row["session_id"])
+            row.inbox_count -= 1
+            self._pending.unwritten.add(row.session_id)
             self._pending.inbox_deletes.append(
-                {"b_namespace": self.namespace, "b_session_id": row["session_id"], "b_item": item}
+                {"b_namespace": self.namespace, "b_session_id": row.session_id, "b_item": item}
             )
 
-    def set_timer(self, row: Row, name: str, due_at: int, payload: dict[str, Any] | None = None) -> None:
+    def set_timer(self, row: SessionRow, name: str, due_at: int, payload: dict[str, Any] | None = None) -> None:
         """Have something happen at a time; a timer of this name that the session has is replaced."""
         self.writes += 1
-        key = (row["session_id"], name)
-        self._pending.unwritten.add(row["session_id"])
-        self._pending.timer_changes[key] = {"namespace": self.namespace, "session_id": row["session_id"], "name": name,
+        key = (row.session_id, name)
+        self._pending.unwritten.add(row.session_id)
+        self._pending.timer_changes[key] = {"namespace": self.namespace, "session_id": row.session_id, "name": name,
                                     "due_at": due_at, "payload": payload}  # fmt: skip
         self.timers[key] = due_at
 
-    def drop_timer(self, row: Row, name: str) -> None:
+    def drop_timer(self, row: SessionRow, name: str) -> None:
         """Have it not happen; nothing if there is no such timer."""
         self.writes += 1
-        self._pending.unwritten.add(row["session_id"])
-        self._pending.timer_changes[row["session_id"], name] = None
-        self.timers.pop((row["session_id"], name), None)
+        self._pending.unwritten.add(row.session_id)
+        self._pending.timer_changes[row.session_id, name] = None
+        self.timers.pop((row.session_id, name), None)
 
-    def wake(self, row: Row) -> None:
+    def wake(self, row: SessionRow) -> None:
         """End the session's wait: it is ready for a frame."""
         self.changed(row)
-        row["wait"] = None
-        row["status"] = "running"
-        row["active"] = 1
-        self.woken[row["session_id"]] = row
+        row.wait = None
+        row.status = "running"
+        row.active = 1
+        self.woken[row.session_id] = row
 
     def require_generation(self) -> None:
         """Check that the supervisor this journal acts for still owns the store. To be called after `load`.

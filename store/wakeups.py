@@ -13,6 +13,7 @@ from understudy.messages import storable
 from understudy.wakeups import MOST_WAKEUPS, microseconds, next_due, run_identifier, spoken
 
 from .beginnings import accept, linked_to_closed, require_open
+from .session_row import SessionRow
 from .statements import TIMER
 from .transaction import Row, Transaction
 
@@ -39,7 +40,7 @@ def schedule(
     """
     row = tx.session(session_id)
     require_open(tx, row)
-    if row["parent_id"] is not None and row["lifecycle"] == "ephemeral":
+    if row.parent_id is not None and row.lifecycle == "ephemeral":
         message = (
             "an ephemeral sub-agent can't be woken: its session ends with its task. Say in your answer what is due"
         )
@@ -66,7 +67,7 @@ def cancel(tx: Transaction, session_id: str, name: str) -> bool:
     return True
 
 
-def described(tx: Transaction, row: Row) -> str:
+def described(tx: Transaction, row: SessionRow) -> str:
     """The session's wakeups as a model reads them, a line for each."""
     lines = []
     for item in _timers(tx, row):
@@ -77,11 +78,11 @@ def described(tx: Transaction, row: Row) -> str:
     return "\n".join(lines) or "There are no wakeups."
 
 
-def fire(tx: Transaction, row: Row, name: str, wakeup: Row) -> None:
+def fire(tx: Transaction, row: SessionRow, name: str, wakeup: Row) -> None:
     """A wakeup is due: its prompt is accepted as an input, unless the last one that it brought has not even begun."""
-    if row["closed"] or linked_to_closed(tx, row):
+    if row.closed or linked_to_closed(tx, row):
         return
-    if row["status"] == "quarantined":  # it takes no input until a person says so
+    if row.status == "quarantined":  # it takes no input until a person says so
         tx.set_timer(row, WAKEUP_TIMER + name, tx.now + PUT_OFF, wakeup)
         return
     run_id = wakeup["run_id"]
@@ -89,7 +90,7 @@ def fire(tx: Transaction, row: Row, name: str, wakeup: Row) -> None:
     if not waits:
         run_id = run_identifier(name, wakeup["due_at"])
         with suppress(RunConflict):  # somebody has used just this id for an input of their own
-            accept(tx, row["session_id"], run_id, wakeup["prompt"], source="timer")
+            accept(tx, row.session_id, run_id, wakeup["prompt"], source="timer")
     event = events.TimerFired(kind="wakeup", name=name, late=tx.now - wakeup["due_at"], run_id=run_id)
     tx.append(row, event)
     if wakeup["every"]:
@@ -97,20 +98,20 @@ def fire(tx: Transaction, row: Row, name: str, wakeup: Row) -> None:
         _set(tx, row, name, due_at, {**wakeup, "due_at": due_at, "run_id": run_id})
 
 
-def drop_all(tx: Transaction, row: Row) -> None:
+def drop_all(tx: Transaction, row: SessionRow) -> None:
     """The session takes no more input."""
     for item in _timers(tx, row):
         tx.drop_timer(row, WAKEUP_TIMER + item["name"])
 
 
-def _set(tx: Transaction, row: Row, name: str, due_at: int, wakeup: Row) -> None:
+def _set(tx: Transaction, row: SessionRow, name: str, due_at: int, wakeup: Row) -> None:
     tx.set_timer(row, WAKEUP_TIMER + name, due_at, wakeup)
     tx.append(row, events.TimerSet(kind="wakeup", name=name, due_at=due_at))
 
 
-def _timers(tx: Transaction, row: Row) -> list[Row]:
+def _timers(tx: Transaction, row: SessionRow) -> list[Row]:
     """`name` and `payload` of each, the first that is due first."""
-    where = (TIMER.c.namespace == tx.namespace, TIMER.c.session_id == row["session_id"])
+    where = (TIMER.c.namespace == tx.namespace, TIMER.c.session_id == row.session_id)
     statement = select(TIMER.c.name, TIMER.c.payload).where(*where, TIMER.c.name.startswith(WAKEUP_TIMER))
-    found = tx.read(statement.order_by(TIMER.c.due_at, TIMER.c.name), row["session_id"]).mappings()
+    found = tx.read(statement.order_by(TIMER.c.due_at, TIMER.c.name), row.session_id).mappings()
     return [{"name": item["name"].removeprefix(WAKEUP_TIMER), "payload": item["payload"]} for item in found]

@@ -11,8 +11,8 @@ from understudy.store.engine import Database, now
 from understudy.store.statements import INBOX, QUESTION, SESSION, TIMER
 
 SESSION_FACTS = (
-    "status", "wait", "wait_holder", "wait_attempt", "epoch", "batch_no", "frame_id", "node_id", "run_id", "round",
-    "calls_open", "children_open", "cancel_reason", "held", "group_state", "task_open",
+    "status", "wait", "wait_holder", "wait_attempt", "answer_key", "epoch", "batch_no", "frame_id", "node_id", "run_id",
+    "round", "calls_open", "children_open", "cancel_reason", "held", "group_state", "task_open",
 )  # fmt: skip
 
 

@@ -355,7 +355,7 @@ class Kernel:
         with closing(Database(self.dsn)) as database, database.read() as connection:
             rows = queries.active_sessions(connection, self.namespace, None)
         if rows:
-            self.check(*(row["session_id"] for row in rows))
+            self.check(*(row.session_id for row in rows))
 
     async def stop_frames(self) -> None:
         """From now on nobody takes up what is accepted."""

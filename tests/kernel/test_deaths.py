@@ -417,7 +417,7 @@ async def test_a_session_that_was_activated_since_it_was_found_ready_is_looked_a
         def fence(tx: Transaction) -> None:  # as `activation.crash` does where a process may live
             row = tx.session("s")
             tx.changed(row)
-            row["epoch"] += 1
+            row.epoch += 1
 
         await kernel.service.journal.submit(fence, "s")
         kernel.service.frames.paging.remove("s")
@@ -479,7 +479,7 @@ async def test_who_makes_room_for_nobody_has_left_its_frame(store: str, tmp_path
             frames.paging.add(Ready("s", "", "s"))
             frames.dispatch()
         else:
-            incarnation = await kernel.service.journal.submit(lambda tx: tx.session("s")["incarnation"])
+            incarnation = await kernel.service.journal.submit(lambda tx: tx.session("s").incarnation)
             lost = ActivationId("s", incarnation, 7)
             await deaths.crashed(Slot("gone", 1, "node1", ""), lost, "process_died", now())
         async with asyncio.timeout(k.STUCK_SECONDS):

@@ -22,6 +22,7 @@ from understudy.node.turns import Ready
 from understudy.protocol import News
 from understudy.store import beginnings, queries
 from understudy.store.engine import now
+from understudy.store.session_row import ActiveSession
 from understudy.store.transaction import Transaction
 from understudy.supervisor.capacity import Memory
 
@@ -31,13 +32,11 @@ MANY = 10_000
 HOUR = 3_600_000_000
 
 
-def row(number: int) -> dict[str, Any]:
+def row(number: int) -> ActiveSession:
     """A session that is ready, as the store tells it."""
-    return {
-        "session_id": f"s{number}", "root_id": f"s{number}", "placement": "", "epoch": 1, "frame_id": None,
-        "actor_pid": None, "wait": None, "wait_since": 0, "wait_holder": "", "node_id": "node1", "cancel_reason": None,
-        "updated_at": 1, "incarnation": 1, "deaths": None,
-    }  # fmt: skip
+    return ActiveSession(
+        f"s{number}", f"s{number}", incarnation=1, epoch=1, node_id="node1", updated_at=1
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("what", ["take_up", "sweep"])
@@ -129,7 +128,7 @@ async def test_only_those_are_swept_that_may_be_ready(store: str, tmp_path: Path
         reading = kernel.service.reading
 
         async def found(**only: Any) -> set[str]:
-            return {row["session_id"] for row in await reading.query(queries.active_sessions, ["node1"], **only)}
+            return {row.session_id for row in await reading.query(queries.active_sessions, ["node1"], **only)}
 
         assert await found() == {"ready", "waits", "ends"}
         assert await found(may_be_ready=True) == {"ready"}

@@ -541,7 +541,7 @@ async def test_the_store_is_counted_as_it_is(store: str, tmp_path: Path) -> None
 def _rehome(tx: Any, session_id: str, node_id: str) -> None:
     row = tx.session(session_id)
     tx.changed(row)
-    row["node_id"] = node_id
+    row.node_id = node_id
 
 
 async def test_where_the_store_fails_the_last_numbers_stay(store: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from understudy.errors import EventsPruned, UnknownRun, UnknownSession
 from understudy.events import Event
 from understudy.messages import Usage
 from understudy.observability.traces import TraceSpan, trace_of
-from understudy.records import ActivationId, ModelAnswer
+from understudy.records import ModelAnswer
 from understudy.store import activation, operations, progress, retention, traces
 from understudy.store.transaction import Transaction
 
@@ -315,9 +315,9 @@ async def test_a_late_answer_is_in_its_runs_trace(tmp_path: Path) -> None:
         await kernel.ask("send", "s", run)
         await kernel.until("s", "model_call_started")
         [row] = await kernel.service.reading.active(None, session_ids=["s"])
-        held = ActivationId.of(row)
+        held = row.activation
         await kernel.service.journal.submit(
-            lambda tx: activation.reissue(tx, held, row["frame_id"], "elsewhere", "offline")
+            lambda tx: activation.reissue(tx, held, row.frame_id, "elsewhere", "offline")
         )
         await kernel.end("s")
         late = ModelAnswer(content="late", usage=Usage(1, 1))

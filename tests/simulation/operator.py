@@ -33,7 +33,7 @@ async def prune(world: World, root_id: str, exported: dict[str, int] | None = No
 
     def drop(tx: Transaction) -> retention.Removed:
         tx.load(exported or ())
-        if any((row := tx.find(name)) is not None and row["seq"] != seq for name, seq in (exported or {}).items()):
+        if any((row := tx.find(name)) is not None and row.seq != seq for name, seq in (exported or {}).items()):
             raise Conflict("something has happened since it was exported", session_id=root_id)
         return retention.drop_tree(tx, root_id)
 

@@ -32,6 +32,7 @@ from understudy.store import (
 from understudy.store.activation import FrameRef
 from understudy.store.check import check
 from understudy.store.failures import StoreRace
+from understudy.store.session_row import SessionRow
 from understudy.store.tables import metadata
 from understudy.store.transaction import Transaction
 from understudy.supervisor.groups import decide_end
@@ -202,37 +203,37 @@ class Node:
             return
         before, chance = tx.writes, self._random.random()
         try:
-            if chance < 0.2 or (chance < 0.5 and row["run_id"] is None):
+            if chance < 0.2 or (chance < 0.5 and row.run_id is None):
                 beginnings.accept(tx, session_id, f"r{self._random.randrange(1000)}", "go")
-            elif chance < 0.25 and row["run_id"] is not None:
+            elif chance < 0.25 and row.run_id is not None:
                 endings.request_cancel(tx, row, "enough")
-            elif row["wait"] == "model":
+            elif row.wait == "model":
                 got = ModelAnswer("hi", usage=Usage(10, 5))
-                key = (session_id, row["run_id"], row["round"], row["wait_attempt"], "m", got)
-                operations.answer(tx, *key, incarnation=row["incarnation"])
-            elif row["active"]:
+                key = (session_id, row.run_id, row.round, row.wait_attempt, "m", got)
+                operations.answer(tx, *key, incarnation=row.incarnation)
+            elif row.active:
                 self._activate_or_commit(tx, row)
         except UnderstudyError:
             assert tx.writes == before
 
-    def _activate_or_commit(self, tx: Transaction, row: dict[str, Any]) -> None:
-        session_id, run_id = row["session_id"], row["run_id"]
-        if not row["epoch"] or self._random.random() < 0.3:
+    def _activate_or_commit(self, tx: Transaction, row: SessionRow) -> None:
+        session_id, run_id = row.session_id, row.run_id
+        if not row.epoch or self._random.random() < 0.3:
             activation.activate(tx, session_id, FrameRef(f"f-{self._name}", 1, "n"))
             return
-        fields: dict[str, Any] = {"wait": "model", "request_round": row["round"] + 1, "request_model": "m"}
+        fields: dict[str, Any] = {"wait": "model", "request_round": row.round + 1, "request_model": "m"}
         inbox = tx.inbox(row)
         if run_id is None and inbox:
             run_id = fields["start_run"] = inbox[0].key
             fields["request_round"] = 1
         if run_id is None:
             fields = {"wait": "idle"}
-        elif row["round"] > self._random.randrange(3):
+        elif row.round > self._random.randrange(3):
             fields = {"finish": Finish("completed", "done"), "wait": "idle"}
         else:
             fields.update(entries=(Message("user", "go", run_id=run_id),), request_tokens=20)
-        held = ActivationId(session_id, row["incarnation"], row["epoch"])
-        operations.commit(tx, Batch(*held, row["batch_no"] + 1, **fields), row["frame_id"], holder=self._name)
+        held = ActivationId(session_id, row.incarnation, row.epoch)
+        operations.commit(tx, Batch(*held, row.batch_no + 1, **fields), row.frame_id, holder=self._name)
 
 
 @pytest.mark.thorough

@@ -233,7 +233,7 @@ async def test_an_upgrade_gives_back_nothing_that_an_import_took_off(tree: str, 
 
     def upgrade(tx: Transaction) -> None:
         row, spec = tx.session("lead"), tx.specification("lead")
-        row["next_spec"] = {"spec": {**spec, "instructions": "other", "hash": "other"}, "placement": row["placement"]}
+        row.next_spec = {"spec": {**spec, "instructions": "other", "hash": "other"}, "placement": row.placement}
         upgrades.migrate(tx, row)
 
     with opened(other) as database:

@@ -94,11 +94,11 @@ async def test_what_was_resumed_has_not_been_down_since(db: Store) -> None:
     await db.do(activation.crash, db.held("s", 1), paused, cause="process_died", pid=1, policy={})
     [due_at] = [row["due_at"] for row in db.read(queries.timers, "node-1", 1 << 62)]
     await db.do(timers.fire, "s", "pause", due_at)
-    row = await db.journal.submit(lambda tx: dict(tx.session("s")))
+    row = await db.journal.submit(lambda tx: tx.session("s"))
     assert ready_of(row, "ready").cause == "resume"
     await db.activate("s")
     await db.journal.submit(lambda tx: draining.leave(tx, tx.session("s"), "node-1", ["node-2"], forced=True))
-    found = ready_of(await db.journal.submit(lambda tx: dict(tx.session("s"))), "ready")
+    found = ready_of(await db.journal.submit(lambda tx: tx.session("s")), "ready")
     assert (found.cause, found.down_since) == ("ready", 0)
 
 

@@ -59,6 +59,10 @@ def specification(row: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _activation(row: dict[str, Any]) -> ActivationId:
+    return ActivationId(*(row[name] for name in ActivationId._fields))
+
+
 class Play:
     """All that may happen to a store next, as clients, frames, models and deaths do it."""
 
@@ -121,7 +125,7 @@ class Play:
         return found + ([lambda: db.do(endings.close, session_id, "enough")] if row["seq"] > 25 else [])
 
     def _deaths(self, row: dict[str, Any]) -> list[Move]:
-        db, session_id, held = self.db, row["session_id"], ActivationId.of(row)
+        db, session_id, held = self.db, row["session_id"], _activation(row)
         if not row["active"]:
             return []
 
@@ -235,7 +239,7 @@ class Play:
         return self._commit(row, entries=tuple(entries), calls=done, **fields)
 
     def _commit(self, row: dict[str, Any], **fields: Any) -> Move:
-        key = (*ActivationId.of(row), row["batch_no"] + 1)
+        key = (*_activation(row), row["batch_no"] + 1)
         if fields.get("wait") == "model":
             fields.update(request_round=row["round"] + 1, request_model="m", request_tokens=40)
         batch = Batch(*key, **fields)

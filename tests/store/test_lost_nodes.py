@@ -98,7 +98,7 @@ async def test_a_shutdown_waits_for_what_may_begin(store: str) -> None:
     begin is, then the run is ended by force only then: the next one does not begin beside it."""
     async with opened(store) as db:
         held = await acting(db, started=True)
-        await db.do(lambda tx: tx.session("s").update(shutdown=1_000_000))
+        await db.do(lambda tx: setattr(tx.session("s"), "shutdown", 1_000_000))
         await db.do(lambda tx: endings.request_cancel(tx, tx.session("s"), "enough"))
         await db.do(activation.crash, held, lambda _: Verdict("resume"), **CRASH, may_live=True)
         with db.database.read() as connection:

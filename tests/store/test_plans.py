@@ -21,7 +21,6 @@ from sqlalchemy import Connection, event, select, text
 
 from understudy.node.paging import Slot
 from understudy.node.requests import READS
-from understudy.records import ActivationId
 from understudy.store import gauges, queries, schema
 from understudy.store.engine import Database
 from understudy.store.statements import SESSION
@@ -110,7 +109,7 @@ async def deaths(kernel: k.Kernel, directory: Path) -> None:
     await kernel.quiet()
     [row] = await kernel.service.reading.active(None, session_ids=["s-paused"])
     slot = Slot("gone", 1, "node1", "")
-    await kernel.service.deaths.crashed(slot, ActivationId.of(row), "process_died", 0)  # told again
+    await kernel.service.deaths.crashed(slot, row.activation, "process_died", 0)  # told again
     await kernel.spawn("s-slow", k.spec(k.script({"text": "late", "delay": 0.5})))
     await kernel.send("s-slow")
     await kernel.until("s-slow", "model_call_started")

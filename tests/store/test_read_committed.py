@@ -12,7 +12,6 @@ import pytest
 
 from understudy.errors import CannotDrain, StaleGeneration, StoreOwned
 from understudy.ports import Verdict
-from understudy.records import ActivationId
 from understudy.store import activation, code, draining, queries, retention, timers, wakeups
 from understudy.store.transaction import Transaction
 
@@ -72,7 +71,7 @@ async def test_of_two_first_owners_one_waits(db: Store) -> None:
 STALE: dict[str, Callable[[Transaction], Any]] = {
     "activate": lambda tx: activation.activate(tx, "s", FRAME),
     "crash": lambda tx: activation.crash(
-        tx, ActivationId.of(tx.session("s")), lambda _: Verdict("resume"), cause="process_died", pid=1, policy={}
+        tx, tx.session("s").activation, lambda _: Verdict("resume"), cause="process_died", pid=1, policy={}
     ),
     "adopt": lambda tx: activation.adopt(tx, "node-2", ["node-2"]),
 }  # fmt: skip
@@ -101,7 +100,7 @@ async def test_who_has_locked_a_session_waits_for_no_other(db: Store) -> None:
     await db.create("b")
 
     def both(tx: Transaction) -> list[str]:
-        return [tx.session(session_id)["session_id"] for session_id in ("s", "b")]
+        return [tx.session(session_id).session_id for session_id in ("s", "b")]
 
     lock = "SELECT 1 FROM session WHERE session_id = %s FOR UPDATE"
     waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"

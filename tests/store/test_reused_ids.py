@@ -110,7 +110,7 @@ async def test_each_specification_of_a_session_is_an_incarnation(store: str) -> 
         seen: list[int] = []
 
         def look(tx: Any) -> None:
-            seen.append(tx.session("s")["incarnation"])
+            seen.append(tx.session("s").incarnation)
 
         await db.journal.submit_all([create("one"), look, create("two"), look])
         assert seen[0] < seen[1] == db.session()["incarnation"]
@@ -124,7 +124,7 @@ async def test_what_frames_ask_names_the_incarnation(tmp_path: Path) -> None:
         await kernel.send("s")
         await service.journal.submit(lambda tx: activation.activate(tx, "s", FRAME))
         [row] = await service.reading.active(None, session_ids=["s"])
-        held = ActivationId.of(row)
+        held = row.activation
         assert (await service.reload(FRAME.frame_id, held)).epoch == 1
         old = held._replace(incarnation=held.incarnation - 1)
         with pytest.raises(Fenced, match="another incarnation"):

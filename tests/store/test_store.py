@@ -595,7 +595,7 @@ async def test_an_activation_in_the_answers_transaction_has_its_tool_calls(db: S
     got = ModelAnswer(tool_calls=(("p", "t", "{}"),), usage=Usage(1, 1))
     _, work = await db.journal.submit_all(
         [
-            lambda tx: operations.answer(tx, "s", "r", 1, 1, "m", got, incarnation=tx.session("s")["incarnation"]),
+            lambda tx: operations.answer(tx, "s", "r", 1, 1, "m", got, incarnation=tx.session("s").incarnation),
             lambda tx: activation.activate(tx, "s", FRAME),
         ]
     )
