@@ -109,13 +109,13 @@ class Counting:
     def outage(self) -> float:
         """Seconds since the store works no more, for writing or for reading; 0 while it does."""
         since = self.failing_since
-        return max(self._node.journal.outage(), time.monotonic() - since if since is not None else 0.0)
+        return max(self._node.journal.outage.seconds(), time.monotonic() - since if since is not None else 0.0)
 
     def obstacle(self) -> str:
         """Why the service is not ready; empty if it is."""
         if self._node.supervisor_heard is None:
             return "no supervisor has called yet"
-        seconds = self._node.journal.failing()
+        seconds = self._node.journal.outage.failing()
         if seconds:
             return f"the store answers, but operations on it have failed for {seconds:.0f} s: see this service's log"
         seconds = self.outage()

@@ -85,8 +85,10 @@ class NodeHost:
             return {"silent": 0.0, "journal": 0.0, "failing": 0.0}
         journal = self._service.journal
         return {
-            "silent": time.monotonic() - self._last_beat, "journal": journal.silence(), "failing": journal.failing(),
-        }  # fmt: skip
+            "silent": time.monotonic() - self._last_beat,
+            "journal": journal.silence(),
+            "failing": journal.outage.failing(),
+        }
 
     async def close(self) -> None:
         """Stop the service."""

@@ -22,8 +22,8 @@ from .check_log import LOG_RULES, Entry
 from .check_rows import ROW_RULES
 from .check_scope import Books, Found, Scope, same_run, same_session
 from .check_tree import TREE_RULES
+from .columns import Json
 from .statements import EVENT, MESSAGE, RUN, SESSION, TOOL_CALL
-from .tables import Json
 from .transaction import Row
 
 TOLD_OF_ONE_RULE = 100

@@ -303,33 +303,6 @@ def end_without_agent(
     finish_run(tx, row, Finish(status, last_text(tx, row), error=error), hold=hold)
 
 
-def shut_down(tx: Transaction, row: SessionRow, run_id: str) -> None:
-    """The time is over that a run had to end. While it only waits for its children, which have times of their own, it
-    is given as much again."""
-    if row.run_id != run_id or row.cancel_reason is None or row.shutdown is None:
-        return
-    if row.wait == "timer" and (left := outlasting(tx, row)):  # what its last process may begin is over only then
-        # The pause may be over, and its timer not have been noticed yet where the session has just gone to.
-        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(left, 1_000_000), {"run_id": run_id})
-    elif row.wait == "child" and row.children_open > 0:
-        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(row.shutdown, 1_000_000), {"run_id": run_id})
-    else:
-        end_by_force(tx, row)
-
-
-def out_of_time(tx: Transaction, row: SessionRow, run_id: str, due_at: int) -> None:
-    """A budget of seconds is used up: the run is told to end. Where it was raised since, the timer is set again."""
-    found = deadline(tx, row) if row.run_id == run_id else None
-    if found is None:
-        return
-    if found.due_at > due_at:
-        tx.set_timer(row, DEADLINE_TIMER, found.due_at, {"run_id": run_id})
-        return
-    error = found.refusal.error(row.session_id)
-    ending = {"status": "budget_exceeded", "code": error["code"], "details": error["details"]}
-    request_cancel(tx, row, error["message"], ending=ending)
-
-
 def end_by_force(tx: Transaction, row: SessionRow) -> None:
     """End the current run without its agent, whose process must be killed: it may write nothing more."""
     frame_id = row.frame_id if row.wait is None else None

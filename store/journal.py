@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
-import random
 import threading
 import time
 from collections import deque
@@ -29,6 +28,7 @@ from understudy.records import ActivationId, Cancelled
 from .engine import Database, now
 from .failures import StoreRace
 from .groups import deliver_each
+from .outage import Outage
 from .session_row import SessionRow
 from .statements import SELECT_END_OF_LOG
 from .transaction import Transaction
@@ -37,14 +37,6 @@ log = logging.getLogger(__name__)
 
 GROUP_LIMIT = 128
 RACE_TRIES = 3
-RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-
-BUSY_SECONDS = (0.01, 0.02, 0.05, 0.1)
-"""Pauses after somebody else was in the way; less by chance, or two journals in a deadlock would meet again."""
-
-BUSY_WARNING_SECONDS = 30.0
-"""Others that are in the way for longer than this are worth a warning: a transaction of ours that was left open is
-ended by PostgreSQL within 5 s, and a node that vanished is noticed within 11 s."""
 
 CLOSING_SECONDS = 5.0
 """So long an operation whose turn comes while the journal is closed waits for others."""
@@ -101,9 +93,7 @@ class Journal:
     store is unreachable operations wait and are retried (they are idempotent by their keys), none is acknowledged.
 
     Attributes:
-        unreachable_since: when the outage began (monotonic); None while the store works.
-        busy_since: when others were first in the way of the next group (monotonic); None while nobody is.
-        failing_since: when operations first failed though the store answers (monotonic); None since a commit succeeded.
+        outage: what keeps it from committing.
         writer_seq: where this journal's log ends, as far as is known here.
 
     Args:
@@ -127,9 +117,7 @@ class Journal:
         self.writer = writer
         self.generation = 0
         self.writer_seq = 0
-        self.unreachable_since: float | None = None
-        self.busy_since: float | None = None
-        self.failing_since: float | None = None
+        self.outage = Outage()
         self._on_commit = on_commit
         self._decide_end = decide_end
         self._patience = patience
@@ -137,11 +125,8 @@ class Journal:
         self._groups: deque[list[_Submitted]] = deque()
         self._end_known = False  # else a commit of this log may have happened, or may yet, that nobody has told here
         self._doubted = False
-        self._tries = 0
         self._races = 0
-        self._busy = 0
         self._met: set[str] = set()  # the sessions that the first group's last try came to: the next locks them first
-        self._told: set[str] = set()  # the kinds of failures, in this outage
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: asyncio.TimerHandle | None = None
@@ -202,19 +187,6 @@ class Journal:
         """Seconds since the journal's thread was last seen at work; 0 on the event loop, whose own silence tells."""
         return time.monotonic() - self._last_beat if self._thread is not None else 0.0
 
-    def failing(self) -> float:
-        """Seconds since operations fail although the store answers; 0 while they don't."""
-        since = self.failing_since
-        return time.monotonic() - since if since is not None else 0.0
-
-    def outage(self) -> float:
-        """Seconds since nothing is committed, for whatever reason; others in the way are one only after a while."""
-        now, busy, away = time.monotonic(), self.busy_since, self.unreachable_since
-        waited = now - busy if busy is not None else 0.0
-        return max(
-            self.failing(), now - away if away is not None else 0.0, waited if waited > BUSY_WARNING_SECONDS else 0.0
-        )  # fmt: skip
-
     def _take_turn(self) -> None:
         """Commit what there is, on the event loop."""
         assert self._loop is not None
@@ -262,14 +234,15 @@ class Journal:
             try:
                 committed = self._transaction(group)
             except StoreBusy as error:
-                if not self._closing.is_set() or not self._waited_enough(CLOSING_SECONDS):
-                    return self._pause_for_others(error)
+                if not self._closing.is_set() or not self.outage.busy_for(CLOSING_SECONDS):
+                    return self.outage.busy(error)
                 self._answer(None, error)
             except StoreUnreachable as error:
                 # Whether the transaction was committed is unknown: every operation's key makes a repetition harmless.
                 self._doubt(group)
-                if not self._closing.is_set() and not self._out_of_patience():
-                    return self._pause_for(error)
+                impatient = self._patience is not None and self.outage.unreachable_for(self._patience)
+                if not self._closing.is_set() and not impatient:
+                    return self.outage.unreachable(error)
                 self._answer(None, error)
             except StoreRace as error:
                 self._doubt(group)
@@ -304,44 +277,10 @@ class Journal:
 
     def _answer(self, committed: Committed | None, error: Exception | None) -> None:
         """The first group is done with."""
-        if not isinstance(error, StoreUnreachable):
-            if self.unreachable_since is not None:
-                log.warning("store reachable again after %.1f s", time.monotonic() - self.unreachable_since)
-            self.unreachable_since = self.busy_since = None
-            self._told.clear()
-        if committed is not None:
-            self.failing_since = None
-        elif isinstance(error, StoreError) or not isinstance(error, UnderstudyError):
-            self.failing_since = self.failing_since or time.monotonic()
-        self._tries = self._races = self._busy = 0
+        self.outage.answered(error)
+        self._races = 0
         self._met = set()
         self._tell(self._groups.popleft(), committed, error)
-
-    def _out_of_patience(self) -> bool:
-        since, patience = self.unreachable_since, self._patience
-        return patience is not None and since is not None and time.monotonic() - since > patience
-
-    def _pause_for(self, error: StoreUnreachable) -> float:
-        if self.unreachable_since is None:
-            self.unreachable_since = time.monotonic()
-        if error.code not in self._told:
-            self._told.add(error.code)
-            log.warning("store unreachable, retrying: %s", error)
-        self._tries += 1
-        return RETRY_SECONDS[min(self._tries, len(RETRY_SECONDS)) - 1]
-
-    def _pause_for_others(self, error: StoreBusy) -> float:
-        """Another process is in the way: this is no outage, and nothing was committed."""
-        if self.busy_since is None:
-            self.busy_since = time.monotonic()
-        elif error.code not in self._told and self._waited_enough(BUSY_WARNING_SECONDS):
-            self._told.add(error.code)
-            log.warning("others are in the way for %.0f s, retrying: %s", BUSY_WARNING_SECONDS, error)
-        self._busy += 1
-        return BUSY_SECONDS[min(self._busy, len(BUSY_SECONDS)) - 1] * random.uniform(0.5, 1.0)
-
-    def _waited_enough(self, seconds: float) -> bool:
-        return self.busy_since is not None and time.monotonic() - self.busy_since > seconds
 
     def _transaction(self, group: list[_Submitted]) -> Committed:
         with self.database.write() as connection:

@@ -29,8 +29,9 @@ from understudy.messages import Usage
 
 from .budgets import owners
 from .engine import now
+from .entries import event_from_row
 from .presence import log_ends
-from .queries import INFO_COLUMNS, event_from_row, session_info
+from .queries import INFO_COLUMNS, session_info
 from .statements import ACCOUNT, EVENT, RUN, SESSION
 from .transaction import Row
 

@@ -11,12 +11,15 @@ from msgspec import structs
 from .prepared import Row, Statements
 from .session_row import SessionRow
 from .statements import (
+    CALL_STATE,
     DELETE_INBOX,
     DELETE_TIMER,
     MUTABLE,
+    RUN_END,
     SELDOM,
     SESSION,
     TIMER,
+    TOOL_CALL,
     UPDATE_CALL,
     UPDATE_RUN,
     UPDATE_SESSION,
@@ -60,6 +63,32 @@ class Pending:
     def of(self, table: Any, session_id: str) -> list[Row]:
         """Rows that are not written yet, where writing them first would cost every activation a round trip."""
         return [row for row in self.inserts.get(table, ()) if row["session_id"] == session_id]
+
+    def update_call(self, session_id: str, call_id: str, state: Row) -> None:
+        """Set a tool call's state: all of `CALL_STATE`."""
+        self.unwritten.add(session_id)
+        key = {"b_namespace": self._namespace, "b_session_id": session_id, "b_call_id": call_id}
+        self.call_updates.append({f"b_{name}": state[name] for name in CALL_STATE} | key)
+
+    def update_run(self, session_id: str, run_id: str, end: Row) -> None:
+        """Set how a run stands: all of `RUN_END`."""
+        self.unwritten.add(session_id)
+        key = {"b_namespace": self._namespace, "b_session_id": session_id, "b_run_id": run_id}
+        self.run_updates.append({f"b_{name}": end[name] for name in RUN_END} | key)
+
+    def calls(self, stored: list[Row], session_id: str, run_id: str, round_number: int) -> list[Row]:
+        """The tool calls of a round as they are now, in order, from those that are stored."""
+        found = {item["call_id"]: item for item in stored}
+        for item in self.of(TOOL_CALL, session_id):
+            if (item["run_id"], item["round"]) == (run_id, round_number):
+                found[item["call_id"]] = {"result": None, "child_id": None, **item}
+        for change in self.call_updates:
+            if change["b_session_id"] == session_id and change["b_call_id"] in found:
+                call = found[change["b_call_id"]]
+                child_id = call["child_id"]
+                call.update({name: change[f"b_{name}"] for name in CALL_STATE})
+                call["child_id"] = call["child_id"] or child_id
+        return sorted(found.values(), key=lambda item: int(item["index"]))
 
     def write(self) -> None:
         """Write everything, a statement per table."""

@@ -9,10 +9,11 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select
 
 from understudy.errors import UnknownRun, UnknownSession
-from understudy.events import ENVELOPE, Event
+from understudy.events import Event
 from understudy.records import PAGE
 
 from . import tables
+from .entries import event_from_row
 from .prepared import first, objects, read
 from .session_row import ActiveSession
 from .statements import (
@@ -125,16 +126,6 @@ SELECT_EXPORT_CURSOR = select(EXPORT_CURSOR.c.writer_seq).where(
     *_of_writer(EXPORT_CURSOR), EXPORT_CURSOR.c.sink == bindparam("sink")
 )
 SELECT_OWNER = select(OWNER).where(OWNER.c.namespace == bindparam("ns"))
-
-
-def event_from_row(row: Any) -> Event:
-    """Restore an event from its row."""
-    body = dict(row["body"])
-    envelope = dict(zip(ENVELOPE[4:], body.pop("_"), strict=True))
-    return Event.from_wire(
-        {"type": row["type"], "seq": row["seq"], "at": row["at"], "session_id": row["session_id"],
-         "run_id": row["run_id"], "writer_seq": row["writer_seq"], **envelope, "data": body}
-    )  # fmt: skip
 
 
 def session_info(connection: Connection, namespace: str, session_id: str) -> Row:

@@ -8,36 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON as SqlJson
-from sqlalchemy import BigInteger, Index, Integer, LargeBinary, MetaData, Text
-from sqlmodel import Field, SQLModel
+from sqlalchemy import BigInteger, Index, Integer, LargeBinary, Text
+from sqlmodel import Field
 
-# Not JSONB: `json` keeps key order and bytes as given, and takes \u0000 escapes that JSONB refuses.
-Json = SqlJson(none_as_null=True)
-
-metadata = MetaData()
-
-
-class Table(SQLModel):
-    """Base of our tables: own metadata, so that a user's SQLModel tables stay apart."""
-
-    metadata = metadata
-
-
-def key_column(**options: Any) -> Any:
-    return Field(primary_key=True, sa_type=Text, **options)
-
-
-def text_column(default: Any = None) -> Any:
-    return Field(default=default, sa_type=Text, nullable=default is None)
-
-
-def number_column(default: Any = 0) -> Any:
-    return Field(default=default, sa_type=BigInteger, nullable=default is None)
-
-
-def json_column(default: Any = None) -> Any:
-    return Field(default=default, sa_type=Json, nullable=True)
+from .columns import NamespaceTable, Table, json_column, key_column, number_column, text_column
+from .columns import metadata as metadata
 
 
 class SchemaMigration(Table, table=True):
@@ -48,17 +23,16 @@ class SchemaMigration(Table, table=True):
     applied_at: int = number_column()
 
 
-class Owner(Table, table=True):
+class Owner(NamespaceTable, table=True):
     """Which supervisor may act on a namespace. Every supervisor write is conditional on `generation`."""
 
     __tablename__ = "owner"
-    namespace: str = key_column()
     generation: int = number_column()
     holder: str = text_column("")
     lease_until: int = number_column()
 
 
-class Removal(Table, table=True):
+class Removal(NamespaceTable, table=True):
     """What is known of sessions that were removed.
 
     Attributes:
@@ -66,11 +40,10 @@ class Removal(Table, table=True):
     """
 
     __tablename__ = "removal"
-    namespace: str = key_column()
     incarnation: int = number_column()
 
 
-class Drain(Table, table=True):
+class Drain(NamespaceTable, table=True):
     """A node whose sessions move away, and that gets no new ones; the row goes when that is taken back.
 
     Attributes:
@@ -80,7 +53,6 @@ class Drain(Table, table=True):
     """
 
     __tablename__ = "drain"
-    namespace: str = key_column()
     node_id: str = key_column()
     reason: str = text_column("")
     stop: int = number_column()
@@ -89,7 +61,7 @@ class Drain(Table, table=True):
     finished_at: int = number_column()
 
 
-class Service(Table, table=True):
+class Service(NamespaceTable, table=True):
     """A node service that was started, also one that is gone: the writer of its events, and where Prometheus finds it.
 
     Attributes:
@@ -97,14 +69,13 @@ class Service(Table, table=True):
     """
 
     __tablename__ = "service"
-    namespace: str = key_column()
     node_id: str = key_column()
     writer: str = text_column("")
     address: str = text_column("")
     started_at: int = number_column()
 
 
-class Session(Table, table=True):
+class Session(NamespaceTable, table=True):
     """One session. The columns from `run_id` to `run_started_at` describe the current run, so that a round needs no
     other row.
 
@@ -147,7 +118,6 @@ class Session(Table, table=True):
         Index("session_created", "namespace", "created_at"),
         Index("session_task", "namespace", "parent_id", "task_open"),
     )
-    namespace: str = key_column()
     session_id: str = key_column()
     parent_id: str | None = text_column()
     root_id: str = text_column("")
@@ -225,7 +195,7 @@ class Session(Table, table=True):
     last_span: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})
 
 
-class Run(Table, table=True):
+class Run(NamespaceTable, table=True):
     """One input to a session and what became of it.
 
     Attributes:
@@ -234,7 +204,6 @@ class Run(Table, table=True):
     """
 
     __tablename__ = "run"
-    namespace: str = key_column()
     session_id: str = key_column()
     run_id: str = key_column()
     digest: str = text_column("")
@@ -255,11 +224,10 @@ class Run(Table, table=True):
     request_id: str = text_column("")
 
 
-class Message(Table, table=True):
+class Message(NamespaceTable, table=True):
     """One message; `seq` is shared with the session's events and has no gaps."""
 
     __tablename__ = "message"
-    namespace: str = key_column()
     session_id: str = key_column()
     seq: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
     v: int = number_column(1)
@@ -270,12 +238,11 @@ class Message(Table, table=True):
     created_at: int = number_column()
 
 
-class Event(Table, table=True):
+class Event(NamespaceTable, table=True):
     """One event. `(writer, writer_seq)` is its place in the committing journal's own log."""
 
     __tablename__ = "event"
     __table_args__ = (Index("event_writer", "namespace", "writer", "writer_seq", unique=True),)
-    namespace: str = key_column()
     session_id: str = key_column()
     seq: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
     v: int = number_column(1)
@@ -287,13 +254,12 @@ class Event(Table, table=True):
     body: dict[str, Any] | None = json_column()
 
 
-class ToolCall(Table, table=True):
+class ToolCall(NamespaceTable, table=True):
     """One tool call: requested → started → finished → done (its result is a message); `asked` while it waits for a
     person.
     """
 
     __tablename__ = "tool_call"
-    namespace: str = key_column()
     session_id: str = key_column()
     call_id: str = key_column()
     run_id: str = text_column("")
@@ -310,7 +276,7 @@ class ToolCall(Table, table=True):
     updated_at: int = number_column()
 
 
-class Question(Table, table=True):
+class Question(NamespaceTable, table=True):
     """What a tool call asked a person, and the answer; a call that asks again has another row. Rows stay.
 
     Attributes:
@@ -319,7 +285,6 @@ class Question(Table, table=True):
     """
 
     __tablename__ = "question"
-    namespace: str = key_column()
     session_id: str = key_column()
     call_id: str = key_column()
     asked: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
@@ -332,7 +297,7 @@ class Question(Table, table=True):
     answered_at: int = number_column()
 
 
-class Request(Table, table=True):
+class Request(NamespaceTable, table=True):
     """A request that was done lately, and its result: whoever repeats it is told that again (`requests.py`).
 
     Attributes:
@@ -340,18 +305,16 @@ class Request(Table, table=True):
     """
 
     __tablename__ = "request"
-    namespace: str = key_column()
     session_id: str = key_column()
     request_id: str = key_column()
     result: Any = json_column()
     created_at: int = number_column()
 
 
-class Inbox(Table, table=True):
+class Inbox(NamespaceTable, table=True):
     """What reaches a session, in order of arrival; the row goes when a batch has taken care of it."""
 
     __tablename__ = "inbox"
-    namespace: str = key_column()
     session_id: str = key_column()
     item: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
     kind: str = text_column("input")
@@ -360,7 +323,7 @@ class Inbox(Table, table=True):
     created_at: int = number_column()
 
 
-class Account(Table, table=True):
+class Account(NamespaceTable, table=True):
     """One limit of a session's budget, and how far it is used up.
 
     Attributes:
@@ -373,7 +336,6 @@ class Account(Table, table=True):
     """
 
     __tablename__ = "account"
-    namespace: str = key_column()
     session_id: str = key_column()
     scope: str = key_column()
     resource: str = key_column()
@@ -384,7 +346,7 @@ class Account(Table, table=True):
     since: int = number_column()
 
 
-class Reservation(Table, table=True):
+class Reservation(NamespaceTable, table=True):
     """What is set aside for a model call in flight, in every account that its session is charged to; and one round.
 
     Attributes:
@@ -392,7 +354,6 @@ class Reservation(Table, table=True):
     """
 
     __tablename__ = "reservation"
-    namespace: str = key_column()
     session_id: str = key_column()
     wait_key: str = text_column("")
     tokens: int = number_column()
@@ -400,43 +361,39 @@ class Reservation(Table, table=True):
     output: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
 
 
-class Timer(Table, table=True):
+class Timer(NamespaceTable, table=True):
     """Something that is due at a time, whatever dies until then; `timers.py` has the names and what each does."""
 
     __tablename__ = "timer"
     __table_args__ = (Index("timer_due", "namespace", "due_at"),)
-    namespace: str = key_column()
     session_id: str = key_column()
     name: str = key_column()
     due_at: int = number_column()
     payload: dict[str, Any] | None = json_column()
 
 
-class CodeBlob(Table, table=True):
+class CodeBlob(NamespaceTable, table=True):
     """Code that travels by value (functions of a driver's `__main__`, working_dir packages), by its hash."""
 
     __tablename__ = "code_blob"
-    namespace: str = key_column()
     digest: str = key_column()
     data: bytes = Field(sa_type=LargeBinary)
     created_at: int = number_column()
 
 
-class MetricState(Table, table=True):
+class MetricState(NamespaceTable, table=True):
     """Metric totals of a writer up to `writer_seq`; with the events after it they are exact."""
 
     __tablename__ = "metric_state"
-    namespace: str = key_column()
     writer: str = key_column()
     writer_seq: int = number_column()
     state: dict[str, Any] | None = json_column()
 
 
-class ExportCursor(Table, table=True):
+class ExportCursor(NamespaceTable, table=True):
     """How far a sink has taken a writer's events; moves on success only."""
 
     __tablename__ = "export_cursor"
-    namespace: str = key_column()
     writer: str = key_column()
     sink: str = key_column()
     writer_seq: int = number_column()

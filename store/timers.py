@@ -12,8 +12,9 @@
 from __future__ import annotations
 
 from . import waiting, wakeups
-from .beginnings import PAUSE_TIMER, timer
-from .endings import DEADLINE_TIMER, SHUTDOWN_TIMER, out_of_time, shut_down
+from .beginnings import PAUSE_TIMER, outlasting, timer
+from .charging import deadline
+from .endings import DEADLINE_TIMER, SHUTDOWN_TIMER, end_by_force, request_cancel
 from .session_row import SessionRow
 from .transaction import Transaction
 
@@ -35,6 +36,33 @@ def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
         waiting.over(tx, row, **found["payload"])
     elif name.startswith(wakeups.WAKEUP_TIMER):
         wakeups.fire(tx, row, name.removeprefix(wakeups.WAKEUP_TIMER), found["payload"])
+
+
+def shut_down(tx: Transaction, row: SessionRow, run_id: str) -> None:
+    """The time is over that a run had to end. While it only waits for its children, which have times of their own, it
+    is given as much again."""
+    if row.run_id != run_id or row.cancel_reason is None or row.shutdown is None:
+        return
+    if row.wait == "timer" and (left := outlasting(tx, row)):  # what its last process may begin is over only then
+        # The pause may be over, and its timer not have been noticed yet where the session has just gone to.
+        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(left, 1_000_000), {"run_id": run_id})
+    elif row.wait == "child" and row.children_open > 0:
+        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(row.shutdown, 1_000_000), {"run_id": run_id})
+    else:
+        end_by_force(tx, row)
+
+
+def out_of_time(tx: Transaction, row: SessionRow, run_id: str, due_at: int) -> None:
+    """A budget of seconds is used up: the run is told to end. Where it was raised since, the timer is set again."""
+    found = deadline(tx, row) if row.run_id == run_id else None
+    if found is None:
+        return
+    if found.due_at > due_at:
+        tx.set_timer(row, DEADLINE_TIMER, found.due_at, {"run_id": run_id})
+        return
+    error = found.refusal.error(row.session_id)
+    ending = {"status": "budget_exceeded", "code": error["code"], "details": error["details"]}
+    request_cancel(tx, row, error["message"], ending=ending)
 
 
 def left(tx: Transaction, row: SessionRow, name: str) -> int:

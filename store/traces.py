@@ -6,7 +6,8 @@ from sqlalchemy import Connection, and_, select
 
 from understudy.errors import EventsPruned, UnknownRun
 
-from .queries import event_from_row, run_info, session_info
+from .entries import event_from_row
+from .queries import run_info, session_info
 from .statements import EVENT, RUN, SESSION
 from .transaction import Row
 

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec.structs import replace
 from sqlalchemy import Connection, delete, insert, select, update
 
 from understudy.errors import StaleGeneration, UnknownSession
-from understudy.events import ENVELOPE, ERROR_CHARACTERS, Event
-from understudy.messages import WIRE_VERSION, Message
+from understudy.events import Event
+from understudy.messages import Message
 from understudy.ports import DecideEnd
 from understudy.records import ActivationId, Cancelled, InboxItem
-from understudy.redaction import redacted
 
 from .accounts import Accounts
 from .budgets import Charge, owners
+from .entries import event_row, message_row, stamped
 from .pending import Pending, seldom_of
 from .prepared import Row as Row
 from .prepared import Statements, cursor_of, pipelined
 from .session_row import SessionRow
 from .statements import (
     ACCOUNT,
-    CALL_STATE,
     EVENT,
     INBOX,
     LOADED_AT_ONCE,
@@ -32,7 +30,6 @@ from .statements import (
     REMOVAL,
     RESERVATION,
     RUN,
-    RUN_END,
     SELECT_CALLS,
     SELECT_END_OF_LOG,
     SELECT_INBOX,
@@ -255,35 +252,14 @@ class Transaction:
         """Append a message or an event to the session's log and return its `seq`."""
         self.changed(row)
         row.seq += 1
-        seq: int = row.seq
         if isinstance(entry, Message):
-            stored = entry.to_wire()
-            stored["created_at"] = self.now
-            self.insert(
-                MESSAGE,
-                {"session_id": row.session_id, "seq": seq, "v": WIRE_VERSION, "run_id": entry.run_id,
-                 "round": entry.round, "role": entry.role, "body": stored, "created_at": self.now},
-            )  # fmt: skip
-            return seq
-        self.writer_seq = self._end_of_log() + 1
-        message: str = getattr(entry, "error_message", "")
-        if message:
-            entry = replace(entry, error_message=redacted(message)[:ERROR_CHARACTERS])
-        stamped = replace(
-            entry, seq=seq, at=self.now, session_id=row.session_id, run_id=entry.run_id or row.run_id,
-            round=entry.round or row.round, epoch=row.epoch, trace_id=entry.trace_id or row.trace_id,
-            agent=row.agent, parent_id=row.parent_id, root_id=row.root_id, writer_seq=self.writer_seq,
-        )  # fmt: skip
-        self.committed_events.append(stamped)
-        body = stamped.body()
-        body["_"] = [getattr(stamped, name) for name in ENVELOPE[4:]]
-        self.insert(
-            EVENT,
-            {"session_id": row.session_id, "seq": seq, "v": WIRE_VERSION, "writer": self.writer,
-             "writer_seq": self.writer_seq, "type": stamped.type, "at": self.now, "run_id": stamped.run_id,
-             "body": body},
-        )  # fmt: skip
-        return seq
+            self.insert(MESSAGE, message_row(row.session_id, row.seq, entry, self.now))
+        else:
+            self.writer_seq = self._end_of_log() + 1
+            event = stamped(entry, row, self.now, self.writer_seq)
+            self.committed_events.append(event)
+            self.insert(EVENT, event_row(event, self.writer))
+        return row.seq
 
     def _end_of_log(self) -> int:
         """The place of this journal's last event. Where it is not known it is read now, under the locks of what this
@@ -298,18 +274,11 @@ class Transaction:
 
         A call keeps its child: a later state need not name it.
         """
-        state["updated_at"] = self.now
-        self._pending.unwritten.add(session_id)
-        row = {f"b_{name}": state[name] for name in CALL_STATE}
-        row.update(b_namespace=self.namespace, b_session_id=session_id, b_call_id=call_id)
-        self._pending.call_updates.append(row)
+        self._pending.update_call(session_id, call_id, {**state, "updated_at": self.now})
 
     def update_run(self, session_id: str, run_id: str, **end: Any) -> None:
         """Set how a run stands; every field of `RUN_END` must be given."""
-        self._pending.unwritten.add(session_id)
-        row = {f"b_{name}": end[name] for name in RUN_END}
-        row.update(b_namespace=self.namespace, b_session_id=session_id, b_run_id=run_id)
-        self._pending.run_updates.append(row)
+        self._pending.update_run(session_id, run_id, end)
 
     def read(self, statement: Any, session_id: str | None = None) -> Any:
         """Execute a SELECT that must see what this transaction has changed so far.
@@ -357,17 +326,7 @@ class Transaction:
         def stored(keys: Row) -> list[Row]:
             return self._select(SELECT_CALLS, ns=self.namespace, session=session_id, **keys)
 
-        found = {item["call_id"]: item for item in calls_of_round(stored, run_id, round_number)}
-        for item in self._pending.of(TOOL_CALL, session_id):
-            if (item["run_id"], item["round"]) == (run_id, round_number):
-                found[item["call_id"]] = {"result": None, "child_id": None, **item}
-        for change in self._pending.call_updates:
-            if change["b_session_id"] == session_id and change["b_call_id"] in found:
-                call = found[change["b_call_id"]]
-                kept = call["child_id"]
-                call.update({name: change[f"b_{name}"] for name in CALL_STATE})
-                call["child_id"] = call["child_id"] or kept
-        return sorted(found.values(), key=lambda item: int(item["index"]))
+        return self._pending.calls(calls_of_round(stored, run_id, round_number), session_id, run_id, round_number)
 
     def current_calls(self, row: SessionRow) -> list[Row]:
         """The tool calls of the round that the session is at; none outside of a run."""

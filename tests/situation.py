@@ -54,7 +54,7 @@ def _in_memory(service: NodeService) -> list[str]:
         "generation": service.generation, "take-up": known.all_read, "ready": list(frames.paging.ready),
         "placing": frames.placing, "own": service.claims, "expected": known.expected, "condemned": known.condemned,
         "calls": list(service.calls._calls), "timers": len(service.timers._order), "swept": service.sweep.swept,
-        "journal away": journal.unreachable_since or journal.busy_since,
+        "journal away": journal.outage.unreachable_since or journal.outage.busy_since,
         "operations": journal._submitted.qsize() + len(journal._groups),
     }  # fmt: skip
     lines = [f"{name}: {value}" for name, value in facts.items() if value]

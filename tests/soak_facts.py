@@ -22,7 +22,7 @@ from understudy.events import (
 )
 from understudy.messages import Message, Usage
 from understudy.store.engine import Database
-from understudy.store.queries import event_from_row
+from understudy.store.entries import event_from_row
 from understudy.store.statements import EVENT, MESSAGE, RUN, SESSION
 
 from .faults import Stage, of

@@ -58,7 +58,7 @@ class LocalNode(NodeCalls):
     def health(self) -> dict[str, float]:
         """See `understudy.supervisor.ports.NodeHandle.probe`."""
         journal = self.service.journal
-        return {"silent": 0.0, "journal": journal.silence(), "failing": journal.failing()}
+        return {"silent": 0.0, "journal": journal.silence(), "failing": journal.outage.failing()}
 
 
 class LocalNodeHandle:

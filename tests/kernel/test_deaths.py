@@ -22,6 +22,7 @@ from understudy.node.rounds import Rounds
 from understudy.protocol import Exit, FrameIdentity, News, StepCall, Work
 from understudy.records import ActivationId
 from understudy.store.engine import now
+from understudy.store.session_row import ActiveSession
 from understudy.store.transaction import Transaction
 from understudy.testing.offline import OfflineServer
 
@@ -211,10 +212,10 @@ async def test_a_session_that_can_not_be_swept(
         sweep, seen = kernel.service.sweep, []
 
         async def fails(row: Any, *_arguments: Any) -> None:
-            seen.append(row["session_id"])
+            seen.append(row.session_id)
             raise ZeroDivisionError
 
-        rows = [{"session_id": "a"}, {"session_id": "b"}]
+        rows = [ActiveSession("a"), ActiveSession("b")]
         with (
             patch.object(sweep, "_sweep", fails),
             patch.object(kernel.service.reading, "active", AsyncMock(return_value=rows)),
@@ -282,10 +283,10 @@ async def test_a_frame_dies_during_the_take_up_that_names_it(store: str, tmp_pat
         kernel.on_point = die
         active, told = Reading.active, asyncio.Event()
 
-        async def meanwhile(reading: Reading, nodes: list[str] | None, **wanted: bool) -> list[dict[str, object]]:
+        async def meanwhile(reading: Reading, nodes: list[str] | None, **wanted: bool) -> list[ActiveSession]:
             rows = await active(reading, nodes, **wanted)
             if nodes is not None and not told.is_set():  # the take-up's
-                assert [(row["session_id"], row["frame_id"]) for row in rows] == [("s", worker.frame_id)]
+                assert [(row.session_id, row.frame_id) for row in rows] == [("s", worker.frame_id)]
                 assert kernel.service.frames.paging.slots[worker.frame_id].session_id is None
                 kernel.kill(worker)
                 while worker.frame_id in kernel.service.frames.paging.slots:  # noqa: ASYNC110
@@ -315,7 +316,7 @@ async def test_an_input_is_repeated_during_a_take_up(store: str, tmp_path: Path)
                 await taken_up.wait()
             await point(label, who)
 
-        async def meanwhile(nodes: list[str] | None, **wanted: Any) -> list[dict[str, object]]:
+        async def meanwhile(nodes: list[str] | None, **wanted: Any) -> list[ActiveSession]:
             rows = await active(nodes, **wanted)
             while nodes is not None and not kernel.service.frames.paging.slots:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -375,10 +376,10 @@ async def test_what_was_read_before_a_session_was_given_away_gives_it_to_nobody(
         active = Reading.active
         begun, may_end = k.held_at_effect(kernel)
 
-        async def late(reading: Reading, nodes: list[str] | None, **only: Any) -> list[dict[str, object]]:
+        async def late(reading: Reading, nodes: list[str] | None, **only: Any) -> list[ActiveSession]:
             rows = await active(reading, nodes, **only)
             if only.get("session_ids") == ["s"] and not read.is_set():
-                assert [row["frame_id"] for row in rows] == [None]
+                assert [row.frame_id for row in rows] == [None]
                 read.set()
                 await heard.wait()
             return rows

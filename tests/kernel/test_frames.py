@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
 from understudy.errors import Fenced, ServiceGone
 from understudy.node.turns import Ready
 from understudy.placement import DEFAULT
 from understudy.protocol import FrameIdentity, StepCall, Work
 from understudy.records import ActivationId
-from understudy.store.statements import SESSION
+from understudy.store.session_row import ActiveSession
 
 from . import kernel as k
 
@@ -61,8 +60,7 @@ async def test_a_wake_before_the_frame_calls_in_places_the_session_nowhere_else(
         await kernel.spawn("s", k.spec(k.script("done")))
         await kernel.send("s")
         await kernel.service.step(_call(kernel, "f"))
-        with kernel.service.database.read() as connection:
-            row = dict(connection.execute(select(SESSION)).mappings().one())
+        [row] = await kernel.service.reading.active(None)
         frames = kernel.service.frames
         del frames.paging.slots["f"]  # as after a restart: the store names the frame, which is expected
         frames.known.expect(row)
@@ -98,8 +96,9 @@ async def test_a_frame_that_shall_be_killed_is_named_until_it_is_gone(store: str
     async with k.running(store, tmp_path, frames=0) as kernel:
         await kernel.spawn("s", k.spec(k.script("done")))
         frames, activation = kernel.service.frames, ActivationId("s", 1, 1)
-        row = {"frame_id": "old", "actor_pid": 1, "placement": DEFAULT, "root_id": "s"}
-        frames.known.expect({**row, "session_id": "s", "incarnation": 1, "epoch": 1})
+        frames.known.expect(
+            ActiveSession("s", "s", DEFAULT, incarnation=1, epoch=1, frame_id="old", actor_pid=1)
+        )  # fmt: skip
         frames.condemn("old", activation)
         assert (frames.named(), frames.known.condemned) == ({"old": 0}, {"old"})
         await kernel.service.deaths.frame_died("old", "process_died")

@@ -179,7 +179,7 @@ async def test_the_next_run_is_not_ended_for_the_one_before(kernel: k.Kernel, at
     await asyncio.wait_for(Gate.begun.wait(), k.STUCK_SECONDS)
     await kernel.ask("cancel", "s", None, "enough")
     rows = await kernel.service.reading.active(None, session_ids=["s"])
-    assert rows[0]["cancel_reason"] == "enough"
+    assert rows[0].cancel_reason == "enough"
     Gate.opened.set()
     assert (await kernel.end("s"))["status"] == "cancelled"
     Gate.begun, Gate.opened = asyncio.Event(), asyncio.Event()

@@ -384,7 +384,7 @@ async def test_a_drain_parks_nobody_who_has_another_home(postgres: str, server: 
         with patch.object(b.service.homes, "drain", {"deadline": 0, "finished_at": 0}):
             await b.service.draining._send_off(rows, True)
         [row] = await a.service.reading.active(["a"])
-        assert (row["frame_id"], row["actor_pid"]) == (rows[0]["frame_id"], None)
+        assert (row.frame_id, row.actor_pid) == (rows[0].frame_id, None)
         await a.take_up(a.service.generation, ["a"])
         assert (await a.info("s"))["status"] == "waiting_for_timer"
         may_end.set()

@@ -97,14 +97,14 @@ class Work:
 
     async def held_up(self) -> None:
         """Wait until the journal has noticed an outage."""
-        await eventually(lambda: self.journal.unreachable_since is not None, self._tasks)
+        await eventually(lambda: self.journal.outage.unreachable_since is not None, self._tasks)
 
     async def check(self) -> None:
         """Everything that was submitted is in the store once, and nothing is missing in between."""
         self._stopped = True
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*self._tasks)
-        assert self.journal.unreachable_since is self.journal.busy_since is None
+        assert self.journal.outage.unreachable_since is self.journal.outage.busy_since is None
         numbers: list[int] = []
         for session_id in (f"s{number}" for number in range(SESSIONS)):
             wanted = sorted(run for session, run in self.acknowledged if session == session_id)
@@ -226,13 +226,13 @@ async def test_a_server_without_free_connections(
             with pytest.raises(psycopg.OperationalError, match="too many clients"):
                 others.extend(psycopg.connect(server.dsn) for _ in range(1000))
             accepted = asyncio.create_task(db.accept("s"))
-            await eventually(lambda: db.journal.unreachable_since is not None)
+            await eventually(lambda: db.journal.outage.unreachable_since is not None)
             assert not accepted.done()
         finally:
             for other in others:
                 other.close()
         assert await accepted is True
-        assert db.journal.unreachable_since is None
+        assert db.journal.outage.unreachable_since is None
     assert "too many clients" in warnings(caplog)
 
 
@@ -387,10 +387,10 @@ async def test_a_deadlock_is_retried(server: PostgresServer, dsn: str, caplog: p
             await waits_for_a_lock(server)
             await asyncio.to_thread(peer.execute, LOCK, ["a"])
             assert not submitted.done()
-            assert db.journal.unreachable_since is None
+            assert db.journal.outage.unreachable_since is None
         await submitted
         assert db.session("b")["inbox_count"] == 1
-        assert db.journal.busy_since is None
+        assert db.journal.outage.busy_since is None
     assert "deadlock detected" in server.log()
     assert warnings(caplog) == ""
 
@@ -594,10 +594,10 @@ async def test_sqlite_that_may_not_be_written(tmp_path: Path, what: str, caplog:
                 Database(dsn).prepare()
             assert f"{directory / what} may not be written" in str(refused.value)
             accepted = asyncio.create_task(db.accept("s"))
-            await eventually(lambda: db.journal.unreachable_since is not None)
+            await eventually(lambda: db.journal.outage.unreachable_since is not None)
             assert not accepted.done()
         assert await accepted is True
-        assert db.journal.unreachable_since is None
+        assert db.journal.outage.unreachable_since is None
         assert db.session()["inbox_count"] == 1
     assert f"{directory / what} may not be written" in warnings(caplog)
 

@@ -29,7 +29,7 @@ from understudy.events import (
     ToolStarted,
 )
 from understudy.records import LEASE_SECONDS
-from understudy.store import queries
+from understudy.store.entries import event_from_row
 from understudy.store.statements import EVENT, MESSAGE, SESSION
 
 from .tools import POLICY_OF
@@ -48,7 +48,7 @@ def judge(world: World, death: SessionCrashed) -> Iterator[str]:
         said = select(MESSAGE.c.seq, MESSAGE.c.role).where(MESSAGE.c.session_id == death.session_id)
         messages = {row.seq: row.role for row in connection.execute(said) if row.seq < death.seq}
         spec = connection.execute(select(SESSION.c.spec).where(SESSION.c.session_id == death.session_id)).scalar()
-    log = [queries.event_from_row(row) for row in rows]
+    log = [event_from_row(row) for row in rows]
     if spec is None or not log or (log[-1].seq, log[-1].at) != (death.seq, death.at):
         return
     before = log[:-1]

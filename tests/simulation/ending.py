@@ -14,7 +14,7 @@ from understudy.messages import CUT_OFF
 from understudy.observability.metrics import Metrics
 from understudy.observability.spans import spans_of
 from understudy.placement import is_isolated
-from understudy.store import queries
+from understudy.store.entries import event_from_row
 from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 
 from .plan import MAX_CONTINUATIONS
@@ -139,7 +139,7 @@ class Ending:
         statement = select(EVENT).where(EVENT.c.type.in_(kinds)).order_by(EVENT.c.session_id, EVENT.c.seq)
         asked: set[tuple[str, str | None]] = set()
         for row in connection.execute(statement).mappings():
-            event, run = queries.event_from_row(row), (row["session_id"], row["run_id"])
+            event, run = event_from_row(row), (row["session_id"], row["run_id"])
             if row["type"] in ("cancel_requested", "shutdown_forced", "session_quarantined"):
                 asked.add(run)
             elif row["type"] == "child_spawned":
@@ -217,7 +217,7 @@ class Ending:
         due, fired = set[tuple[str, str, str, int]](), Counter[tuple[str, str, str, int]]()
         timers = select(EVENT).where(EVENT.c.type.in_(("timer_set", "timer_fired")))
         for row in connection.execute(timers.order_by(EVENT.c.session_id, EVENT.c.seq)).mappings():
-            event = queries.event_from_row(row)
+            event = event_from_row(row)
             if isinstance(event, TimerSet):
                 due.add((event.session_id, event.kind, event.name, event.due_at))
             elif isinstance(event, TimerFired):
@@ -350,7 +350,7 @@ class Ending:
         """What the log says that there must be."""
         with self._world.store.committed() as connection:
             rows = connection.execute(select(EVENT)).mappings()
-            spans = [span for row in rows for span in spans_of(queries.event_from_row(row))]
+            spans = [span for row in rows for span in spans_of(event_from_row(row))]
         return {key_of(span): text_of(span) for span in spans}
 
     def _spans(self) -> None:

@@ -28,8 +28,8 @@ from understudy.events import (
     ToolStarted,
 )
 from understudy.records import LEASE_SECONDS, ModelRequest
-from understudy.store import queries
 from understudy.store.check import check
+from understudy.store.entries import event_from_row
 from understudy.store.journal import Committed
 from understudy.store.statements import EVENT, MESSAGE, QUESTION, SESSION, TOOL_CALL
 from understudy.store.transaction import Row
@@ -440,7 +440,7 @@ class Invariants:
         statement = select(EVENT).where(EVENT.c.session_id == session_id, EVENT.c.type == "session_activated")
         with self._world.store.committed() as connection:
             rows = connection.execute(statement.order_by(EVENT.c.seq)).mappings()
-            return max((queries.event_from_row(row).epoch for row in rows), default=0)
+            return max((event_from_row(row).epoch for row in rows), default=0)
 
 
 def _run_of(call_id: str) -> str:

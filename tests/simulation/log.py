@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import select
 
 from understudy.events import Event
-from understudy.store.queries import event_from_row
+from understudy.store.entries import event_from_row
 from understudy.store.statements import EVENT
 
 if TYPE_CHECKING:

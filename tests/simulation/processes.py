@@ -189,7 +189,7 @@ class NodeProcess(NodeCalls):
             return {"silent": 0.0, "journal": 0.0, "failing": 0.0}
         self.service.supervisor_heard = now
         journal = self.service.journal
-        return {"silent": now - self._beat, "journal": journal.silence(), "failing": journal.failing()}
+        return {"silent": now - self._beat, "journal": journal.silence(), "failing": journal.outage.failing()}
 
 
 async def _nudged() -> None:

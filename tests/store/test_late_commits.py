@@ -78,7 +78,7 @@ async def test_a_commit_takes_effect_while_its_repetition_waits_for_it(
         name_standby(server, "absent")
         accepted = asyncio.create_task(db.accept("s", "first"))
         await waits(server, "SyncRep")
-        await eventually(lambda: db.journal.unreachable_since is not None)
+        await eventually(lambda: db.journal.outage.unreachable_since is not None)
         await waits(server, "transactionid")
         name_standby(server, "")
         assert await accepted is False, "it had happened"
@@ -148,7 +148,7 @@ async def test_each_part_of_a_group_that_is_split_may_be_a_repetition(
         name_standby(server, "absent")
         parts = [asyncio.create_task(task) for task in (db.accept("a"), db.accept("b"), db.do(operation))]
         await waits(server, "SyncRep")
-        await eventually(lambda: db.journal.unreachable_since is not None)
+        await eventually(lambda: db.journal.outage.unreachable_since is not None)
         broken = True
         await waits(server, "transactionid")
         told = len(db.commits)

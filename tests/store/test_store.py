@@ -738,12 +738,12 @@ async def test_while_the_store_is_unreachable_nothing_is_acknowledged(db: Store)
     await db.create("s")
     with outage(db.database):
         accepted = asyncio.create_task(db.accept("s"))
-        while db.journal.unreachable_since is None and db.journal.busy_since is None:  # noqa: ASYNC110
+        while db.journal.outage.unreachable_since is None and db.journal.outage.busy_since is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert (db.journal.unreachable_since is None) == db.database.is_sqlite
+        assert (db.journal.outage.unreachable_since is None) == db.database.is_sqlite
         assert not accepted.done()
     assert await accepted is True
-    assert db.journal.unreachable_since is db.journal.busy_since is None
+    assert db.journal.outage.unreachable_since is db.journal.outage.busy_since is None
     assert db.session()["inbox_count"] == 1
 
 
