@@ -1,4 +1,4 @@
-"""The messages between session actors, node services and gateways, as they are on the way.
+"""The messages between clients, session actors, node services and gateways, as they are on the way.
 
 Neither a socket nor Ray carries our classes: a process of another version has others. `packed` makes what they carry of
 a message, and `unpacked` makes the message again, or refuses what is none.
@@ -177,6 +177,110 @@ class Growth(msgspec.Struct, frozen=True):
     restarts: int
     text: str
     ended: bool = False
+
+
+class NewSession(msgspec.Struct, frozen=True):
+    """A session that a client wants, or finds if it is there.
+
+    Attributes:
+        spec: its compiled specification.
+        placement: what its process must have.
+    """
+
+    session_id: str
+    spec: dict[str, Any]
+    placement: str = ""
+    metadata: dict[str, str] = {}
+
+
+class Spawned(msgspec.Struct, frozen=True):
+    """What became of it.
+
+    Attributes:
+        created: False if it was there.
+        node_id: the node that looks after it.
+    """
+
+    created: bool
+    node_id: str
+
+
+class Input(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An input to a session, of which a run is made.
+
+    Attributes:
+        content: a text, or content parts as the model's protocol has them.
+        trace_id, parent_span_id: of the caller's span; empty for a trace of the run's own.
+    """
+
+    run_id: str
+    content: Any
+    trace_id: str = ""
+    parent_span_id: str = ""
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """An input is durable.
+
+    Attributes:
+        created: False if it had been accepted before.
+        after: the session's `seq` before it.
+    """
+
+    created: bool
+    after: int
+
+
+class NewWakeup(msgspec.Struct, frozen=True):
+    """An input that a session shall get so many seconds from now, and `every` so many seconds again."""
+
+    name: str
+    prompt: str
+    seconds: float
+    every: float | None = None
+
+
+class Scheduled(msgspec.Struct, frozen=True):
+    """What became of a wakeup.
+
+    Attributes:
+        outcome: `scheduled`, `unchanged` (there is one of the same content: it stays due when it was), or `replaced`
+            (there was another of the name).
+        due_at: microseconds since 1970 UTC.
+    """
+
+    outcome: str
+    due_at: int
+
+
+class Following(msgspec.Struct, omit_defaults=True):
+    """What a client wants to hear of a session.
+
+    Attributes:
+        after: it has the session's events up to this `seq`.
+        ends: it wants only the ends and pauses of runs.
+        stream: `(key, offset)` of the streamed text that it has; None if it wants none.
+    """
+
+    after: int
+    ends: bool = False
+    stream: tuple[str, int] | None = None
+
+
+class Watched(msgspec.Struct):
+    """What is new for a client.
+
+    Attributes:
+        events: in wire form. Of a long log the first page, also for whom only ends are told: its last event then.
+        streams: `(key, offset, text)` by session.
+        runs: rows of runs that have ended or paused, by `session/run`, of sessions of which only the ends are told.
+        gone: sessions that are at home elsewhere.
+    """
+
+    events: list[dict[str, Any]] = []
+    streams: dict[str, tuple[str, int, str]] = {}
+    runs: dict[str, dict[str, Any]] = {}
+    gone: list[str] = []
 
 
 def packed(value: Any) -> Any:

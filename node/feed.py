@@ -15,6 +15,7 @@ from typing import Any
 
 from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import Event, InputRequested, RunFinished
+from understudy.protocol import Following, Watched
 from understudy.records import PAGE
 from understudy.waiting import is_set_within
 
@@ -47,14 +48,15 @@ class _Recent:
 class _Watcher:
     """A pending call: what it follows, and where there may be news since it last looked."""
 
-    follow: dict[str, dict[str, Any]]
+    follow: dict[str, Following]
     news: set[str] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     superseded: bool = False
 
     def streams(self, session_id: str) -> bool:
         """Whether it follows a session's answers as they grow."""
-        return self.follow.get(session_id, {}).get("stream") is not None
+        wanted = self.follow.get(session_id)
+        return wanted is not None and wanted.stream is not None
 
     def tell(self, session_id: str) -> None:
         self.news.add(session_id)
@@ -99,7 +101,7 @@ class Feed:
         for watcher in self._watchers:
             for event in events:
                 wanted = watcher.follow.get(event.session_id)
-                if wanted is not None and (not wanted.get("ends") or event.type in ENDS):
+                if wanted is not None and (not wanted.ends or event.type in ENDS):
                     watcher.tell(event.session_id)
 
     def forget(self, session_ids: Iterable[str]) -> None:
@@ -149,19 +151,13 @@ class Feed:
             if watcher.streams(session_id):
                 watcher.tell(session_id)
 
-    async def watch(self, client_id: str, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
+    async def watch(self, client_id: str, follow: dict[str, Following], timeout: float) -> Watched:
         """What is new for a client, at once if there is any, else when it comes or after `timeout` seconds.
 
         A newer call of the same client ends this one with nothing.
 
         Args:
-            follow: per session `{"after": seq, "ends": only ends and pauses of runs, "stream": (key, offset) or None}`;
-                without `stream` no deltas are told.
-
-        Returns:
-            `{"events": [...], "streams": {session: (key, offset, text)}, "runs": {session/run: row}, "gone": [...]}`;
-            rows of runs that have ended or paused, for sessions of which only the ends are told; sessions at home
-            elsewhere. Of a long log the first page is told, also to whom only ends are told: its last event then.
+            follow: by session.
         """
         watcher = _Watcher(follow)
         earlier = self._clients.get(client_id)
@@ -175,16 +171,16 @@ class Feed:
             wanted = follow
             while True:
                 if watcher.superseded:
-                    return {"events": [], "streams": {}, "runs": {}, "gone": []}
+                    return Watched()
                 found = await self._collect(wanted)
                 left = deadline - asyncio.get_running_loop().time()
-                if found["events"] or found["streams"] or found["gone"] or left <= 0:
+                if found.events or found.streams or found.gone or left <= 0:
                     return found
                 if not await is_set_within(watcher.changed, left):
                     wanted = follow
                     continue
                 # What comes within the next moments goes along: a client of a fast stream gets few, larger pieces.
-                streams = any(follow[session_id].get("stream") for session_id in watcher.news)
+                streams = any(follow[session_id].stream is not None for session_id in watcher.news)
                 await asyncio.sleep(COALESCE_SECONDS if streams else GATHER_SHARE * len(follow))
                 wanted = {session_id: follow[session_id] for session_id in watcher.news}
                 watcher.news.clear()
@@ -194,32 +190,30 @@ class Feed:
             if self._clients.get(client_id) is watcher:
                 del self._clients[client_id]
 
-    async def _collect(self, follow: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        events: list[dict[str, Any]] = []
-        streams: dict[str, tuple[str, int, str]] = {}
-        runs: dict[str, dict[str, Any]] = {}
+    async def _collect(self, follow: dict[str, Following]) -> Watched:
+        found = Watched()
         for session_id, wanted in follow.items():
-            following = await self._after(session_id, wanted["after"])
+            following = await self._after(session_id, wanted.after)
             for event in following:
-                if not wanted.get("ends"):
-                    events.append(event.to_wire())
+                if not wanted.ends:
+                    found.events.append(event.to_wire())
                 elif event.type in ENDS:
-                    events.append(event.to_wire())
+                    found.events.append(event.to_wire())
                     assert event.run_id is not None
                     # One that was removed has no row: who waits for it looks himself, others are not concerned.
                     with contextlib.suppress(UnknownSession, UnknownRun):
-                        runs[f"{session_id}/{event.run_id}"] = await self._read_run(session_id, event.run_id)
+                        found.runs[f"{session_id}/{event.run_id}"] = await self._read_run(session_id, event.run_id)
                 elif event is following[-1] and len(following) == PAGE:
-                    events.append(event.to_wire())  # how far this went: the client goes on from there
-            if wanted.get("stream") is not None:
-                key, offset = wanted["stream"]
+                    found.events.append(event.to_wire())  # how far this went: the client goes on from there
+            if wanted.stream is not None:
+                key, offset = wanted.stream
                 current = self._read_stream(session_id)
                 if current is not None and (current[0] != key or len(current[1]) > offset):
                     start = offset if current[0] == key else 0
                     if current[1][start:] or current[0] != key:
-                        streams[session_id] = (current[0], start, current[1][start:])
-        gone = [session_id for session_id in follow if session_id in self._gone]
-        return {"events": events, "streams": streams, "runs": runs, "gone": gone}
+                        found.streams[session_id] = (current[0], start, current[1][start:])
+        found.gone = [session_id for session_id in follow if session_id in self._gone]
+        return found
 
     async def _after(self, session_id: str, after: int) -> list[Event]:
         recent = self._recent.get(session_id)

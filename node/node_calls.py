@@ -74,7 +74,8 @@ class NodeCalls(ABC):
     async def request(self, method: str, *arguments: Any) -> Any:
         """A client's request (`Requests`)."""
         function = getattr(await self._requests(), method)
-        return await function(*signature_of(function.__func__).arguments(arguments))
+        signature = signature_of(function.__func__)
+        return signature.sent(await function(*signature.arguments(arguments)))
 
     async def _requests(self) -> Requests:
         from .requests import Requests  # which loads the store: here it is there already

@@ -1,4 +1,4 @@
-"""What clients ask of a node service: one method each, plain data in and out.
+"""What clients ask of a node service: one method each.
 
 Any of it may be repeated, and arrive late. Where that would do more than the first time, the request has an id, made
 once by whoever asks; docs/guarantees.md says of each request why its repetition is harmless.
@@ -7,10 +7,22 @@ once by whoever asks; docs/guarantees.md says of each request why its repetition
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from understudy.errors import InvalidSpec, UnderstudyError
-from understudy.protocol import Work
+from understudy.protocol import (
+    Accepted,
+    Following,
+    Input,
+    NewSession,
+    NewWakeup,
+    Scheduled,
+    Spawned,
+    Watched,
+    Work,
+    packed,
+    unpacked,
+)  # fmt: skip
 from understudy.store import (
     activation,
     beginnings,
@@ -29,6 +41,8 @@ from understudy.store.transaction import Transaction
 
 from .node_service import NodeService
 from .paging import Ready
+
+Result = TypeVar("Result")
 
 READS: dict[str, Callable[..., Any]] = {
     "info": queries.session_info,
@@ -61,15 +75,21 @@ class Requests:
     def __init__(self, node: NodeService) -> None:
         self._node = node
 
-    async def _once(self, session_id: str, request_id: str, operation: Callable[[Transaction], Any]) -> Any:
-        """See `requests.once`."""
+    async def _once(
+        self, kind: type[Result], session_id: str, request_id: str, operation: Callable[[Transaction], Result]
+    ) -> Result:
+        """See `requests.once`; the result is remembered as it is sent."""
         touches = [session_id] if session_id else []
-        return await self._node.journal.submit(
-            lambda tx: requests.once(tx, session_id, request_id, operation), *touches, alone=not session_id
+        done = await self._node.journal.submit(
+            lambda tx: requests.once(tx, session_id, request_id, lambda tx: packed(operation(tx))),
+            *touches,
+            alone=not session_id,
         )
+        found: Result = unpacked(done, kind, "what a request has done")
+        return found
 
-    async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
-        """Get or create a session: `{"created", "node_id"}`, the node that looks after it.
+    async def spawn(self, session: NewSession, blobs: dict[str, bytes]) -> Spawned:
+        """Get or create a session.
 
         Raises:
             SessionConflict: it exists with another specification.
@@ -77,24 +97,23 @@ class Requests:
         """
         node = self._node
 
-        def operation(tx: Transaction) -> dict[str, Any]:
-            if tx.find(session["session_id"]) is None:
-                self._require_prices(session["spec"])
+        def operation(tx: Transaction) -> Spawned:
+            if tx.find(session.session_id) is None:
+                self._require_prices(session.spec)
             for digest, data in blobs.items():
                 code.put(tx, digest, data)
             created = beginnings.create_session(
-                tx, session["session_id"], session["spec"], spec_hash=session["spec"]["hash"],
-                placement=session["placement"], node_id=node.homes.home_for(session["session_id"]),
-                metadata=session["metadata"],
+                tx, session.session_id, session.spec, spec_hash=session.spec["hash"], placement=session.placement,
+                node_id=node.homes.home_for(session.session_id), metadata=session.metadata,
             )  # fmt: skip
-            row = tx.session(session["session_id"])
+            row = tx.session(session.session_id)
             if created:
-                node.specifications.remember(row, session["spec"])
-            return {"created": created, "node_id": row.node_id}
+                node.specifications.remember(row, session.spec)
+            return Spawned(created, row.node_id)
 
-        found = await node.journal.submit(operation, session["session_id"])
-        if found["created"]:
-            node.specifications.remember_placement(session["session_id"], session["placement"])
+        found = await node.journal.submit(operation, session.session_id)
+        if found.created:
+            node.specifications.remember_placement(session.session_id, session.placement)
         return found
 
     async def lacking(self, digests: list[str]) -> list[str]:
@@ -112,14 +131,11 @@ class Requests:
         for agent in spec.get("agents", {}).values():
             self._require_prices(agent, limited)
 
-    async def send(self, session_id: str, run: dict[str, Any], request_id: str) -> dict[str, Any]:
+    async def send(self, session_id: str, run: Input, request_id: str) -> Accepted:
         """Accept an input; it is durable when this returns. Where a frame is free the session is activated with it.
 
         Not by `once`, which takes three statements more: the run remembers the request, and `requests.outlive` its
         session's end.
-
-        Returns:
-            `{"created", "after"}`: whether it is new, and the session's `seq` before it.
 
         Raises:
             UnknownSession, RunConflict, SessionClosed: see `beginnings.accept`.
@@ -129,13 +145,13 @@ class Requests:
         spare = node.frames.take_spare(session_id, placement) if node.frames.paging.holder(session_id) is None else None
         ready = Ready(session_id, placement, root_id="")  # never queued: its tree does not matter
 
-        def operation(tx: Transaction) -> tuple[dict[str, Any], Work | None]:
+        def operation(tx: Transaction) -> tuple[Accepted, Work | None]:
             after = tx.session(session_id).seq
             created = beginnings.accept(
-                tx, session_id, run["run_id"], run["content"], trace_id=run.get("trace_id", ""),
-                parent_span_id=run.get("parent_span_id", ""), request_id=request_id,
+                tx, session_id, run.run_id, run.content, trace_id=run.trace_id, parent_span_id=run.parent_span_id,
+                request_id=request_id,
             )  # fmt: skip
-            accepted = {"created": created, "after": after}
+            accepted = Accepted(created, after)
             if created:
                 node.homes.take_in(tx, session_id)
             if not created or spare is None or session_id not in tx.woken:
@@ -161,11 +177,11 @@ class Requests:
         def operation(tx: Transaction) -> bool:
             return endings.request_cancel(tx, tx.session(session_id), reason, run_id)
 
-        return bool(await self._once(session_id, request_id, operation))
+        return await self._once(bool, session_id, request_id, operation)
 
     async def close(self, session_id: str, reason: str, request_id: str) -> bool:
         """Take no more input; True if the session was open."""
-        return bool(await self._once(session_id, request_id, lambda tx: endings.close(tx, session_id, reason)))
+        return await self._once(bool, session_id, request_id, lambda tx: endings.close(tx, session_id, reason))
 
     async def answer(
         self, session_id: str, call_id: str, decision: str, text: str, asked: int, request_id: str
@@ -178,31 +194,29 @@ class Requests:
                 self._node.homes.take_in(tx, session_id)
             return accepted
 
-        return bool(await self._once(session_id, request_id, operation))
+        return await self._once(bool, session_id, request_id, operation)
 
     async def abort_pending(self, session_id: str, call_id: str | None, request_id: str) -> list[str]:
         """Give up calls that wait for a person; returns their ids. See `questions.abort`."""
-        found: list[str] = await self._once(session_id, request_id, lambda tx: questions.abort(tx, session_id, call_id))
-        return found
+        return await self._once(list[str], session_id, request_id, lambda tx: questions.abort(tx, session_id, call_id))
 
-    async def schedule(self, session_id: str, wakeup: dict[str, Any], request_id: str) -> dict[str, Any]:
-        """Set a wakeup (`name`, `prompt`, `seconds`, `every`); what became of it. See `wakeups.schedule`."""
+    async def schedule(self, session_id: str, wakeup: NewWakeup, request_id: str) -> Scheduled:
+        """Set a wakeup. See `wakeups.schedule`."""
 
-        def operation(tx: Transaction) -> dict[str, Any]:
-            done = wakeups.schedule(tx, session_id, **wakeup)
+        def operation(tx: Transaction) -> Scheduled:
+            done = wakeups.schedule(tx, session_id, wakeup.name, wakeup.prompt, wakeup.seconds, wakeup.every)
             self._node.homes.take_in(tx, session_id)
             return done
 
-        done: dict[str, Any] = await self._once(session_id, request_id, operation)
-        return done
+        return await self._once(Scheduled, session_id, request_id, operation)
 
     async def cancel_wakeup(self, session_id: str, name: str, request_id: str) -> bool:
         """Give a wakeup up; True if there was one."""
-        return bool(await self._once(session_id, request_id, lambda tx: wakeups.cancel(tx, session_id, name)))
+        return await self._once(bool, session_id, request_id, lambda tx: wakeups.cancel(tx, session_id, name))
 
     async def resume(self, session_id: str, request_id: str) -> bool:
         """Let a quarantined session take input again. See `activation.resume`."""
-        return bool(await self._once(session_id, request_id, lambda tx: activation.resume(tx, session_id)))
+        return await self._once(bool, session_id, request_id, lambda tx: activation.resume(tx, session_id))
 
     async def read(self, what: str, arguments: list[Any], options: dict[str, Any]) -> Any:
         """One of `READS`. Who waits for a frame that can't be started is told so."""
@@ -222,7 +236,7 @@ class Requests:
         await self._node.reading.session(session_id)
         return [event.to_wire() for event in await self._node.reading.events(session_id, after)]
 
-    async def watch(self, client_id: str, follow: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
+    async def watch(self, client_id: str, follow: dict[str, Following], timeout: float) -> Watched:
         """See `Feed.watch`."""
         return await self._node.feed.watch(client_id, follow, timeout)
 
@@ -235,11 +249,11 @@ class Requests:
             for node_id in node_ids:
                 draining.begin(tx, node_id, deadline, reason=reason, stop=stop, nodes=nodes)
 
-        await self._once("", request_id, operation)
+        await self._once(type(None), "", request_id, operation)
 
     async def end_drains(self, node_ids: list[str], request_id: str) -> int:
         """See `draining.end`."""
-        return int(await self._once("", request_id, lambda tx: draining.end(tx, node_ids)))
+        return await self._once(int, "", request_id, lambda tx: draining.end(tx, node_ids))
 
     async def acquire(self, holder: str, lease: int, dead_holder: str, request_id: str) -> int:
         """See `activation.acquire`; an owner known to be dead need not be waited for."""
@@ -247,7 +261,7 @@ class Requests:
         def operation(tx: Transaction) -> int:
             return activation.acquire(tx, holder, lease, may_take=lambda current: current == dead_holder)
 
-        return int(await self._once("", request_id, operation))
+        return await self._once(int, "", request_id, operation)
 
     async def renew(self, generation: int, holder: str, lease: int) -> None:
         """See `activation.renew`."""

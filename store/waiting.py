@@ -66,7 +66,7 @@ def _about_wakeups(tx: Transaction, row: SessionRow, asked: Ask, arguments: dict
         return "error", error.message
     what = {"scheduled": "is scheduled", "replaced": "is scheduled anew", "unchanged": "was scheduled before"}
     again = f", then every {spoken(microseconds(every))}" if every else ""
-    return "ok", f"wakeup {name} {what[found['outcome']]}: it is due in {spoken(found['due_at'] - tx.now)}{again}"
+    return "ok", f"wakeup {name} {what[found.outcome]}: it is due in {spoken(found.due_at - tx.now)}{again}"
 
 
 def over(tx: Transaction, row: SessionRow, call_id: str, run_id: str, since: int, wanted: int) -> None:

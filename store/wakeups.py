@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 from sqlalchemy import select
 
 from understudy import events
 from understudy.errors import InvalidInput, RunConflict
 from understudy.messages import storable
+from understudy.protocol import Scheduled
 from understudy.wakeups import MOST_WAKEUPS, microseconds, next_due, run_identifier, spoken
 
 from .beginnings import accept, linked_to_closed, require_open
@@ -26,12 +26,8 @@ PUT_OFF = 60_000_000
 
 def schedule(
     tx: Transaction, session_id: str, name: str, prompt: str, seconds: float, every: float | None
-) -> dict[str, Any]:
+) -> Scheduled:
     """Have the session get an input later, once or again and again. Key: the name, while a wakeup of it is waited for.
-
-    Returns:
-        `{"outcome", "due_at"}`; `outcome` is `scheduled`, `unchanged` (there is one of the same content: it stays due
-        when it was), or `replaced` (there was another).
 
     Raises:
         UnknownSession: there is no such session.
@@ -49,13 +45,13 @@ def schedule(
     content = {"prompt": storable(prompt), "seconds": seconds, "every": every}
     before = known.get(name)
     if before is not None and {part: before[part] for part in content} == content:
-        return {"outcome": "unchanged", "due_at": before["due_at"]}
+        return Scheduled("unchanged", before["due_at"])
     if before is None and len(known) >= MOST_WAKEUPS:
         message = f"the session has {MOST_WAKEUPS} wakeups, and may have no more: cancel one first"
         raise InvalidInput(message, session_id=session_id)
     due_at = tx.now + microseconds(seconds)
     _set(tx, row, name, due_at, {**content, "due_at": due_at, "run_id": None})
-    return {"outcome": "replaced" if before is not None else "scheduled", "due_at": due_at}
+    return Scheduled("replaced" if before is not None else "scheduled", due_at)
 
 
 def cancel(tx: Transaction, session_id: str, name: str) -> bool:

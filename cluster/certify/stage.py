@@ -21,6 +21,7 @@ from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
 from understudy.ports import Node
+from understudy.protocol import Following, Input, NewSession
 from understudy.records import Batch
 from understudy.transport.signatures import signature_of
 
@@ -161,8 +162,7 @@ class Stage:
         """Work on an input to its end, or until `timeout` seconds have passed, and record what became of it."""
         record = self._record
         self._names[session_id] = spec["name"]
-        session = {"session_id": session_id, "spec": spec, "placement": "", "metadata": {}}
-        await self._requests.spawn(session, {})
+        await self._requests.spawn(NewSession(session_id, spec), {})
         try:
             async with asyncio.timeout(timeout):
                 row = await self._ended(session_id, content)
@@ -175,7 +175,7 @@ class Stage:
         record.asked = dict(self._gateway.asked)
 
     async def _ended(self, session_id: str, content: str) -> dict[str, Any]:
-        await self._requests.send(session_id, {"run_id": RUN, "content": content}, new_identifier())
+        await self._requests.send(session_id, Input(RUN, content), new_identifier())
         after = 0
         while True:
             row: dict[str, Any] = await self._requests.read("run", [session_id, RUN], {})
@@ -184,8 +184,8 @@ class Stage:
             failed = next((task for task in self._tasks if task.done() and not task.cancelled()), None)
             if failed is not None:
                 failed.result()
-            found = await self._requests.watch(RUN, {session_id: {"after": after}}, WATCH_SECONDS)
-            after = found["events"][-1]["seq"] if found["events"] else after
+            found = await self._requests.watch(RUN, {session_id: Following(after)}, WATCH_SECONDS)
+            after = found.events[-1]["seq"] if found.events else after
 
     async def _read(self, session_id: str) -> None:
         name = self._names.get(session_id, session_id)

@@ -15,6 +15,7 @@ from understudy.config import ModelProfile, Settings, model_profile_from_environ
 from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.identifiers import check_identifier, new_identifier
 from understudy.prices import price_table
+from understudy.protocol import NewSession
 from understudy.spec import AgentSpec
 
 from . import background
@@ -114,12 +115,7 @@ class Cluster:
         compiled = compile_spec(spec, model=self._settings.model, profile=self._profile, pickle=self._pickle)
         driver = self._connection.code_placement() if compiled.uses_own_code else {}
         placements = place(compiled.spec, driver)
-        session = {
-            "session_id": identifier,
-            "spec": compiled.spec,
-            "placement": compiled.spec["placement"],
-            "metadata": dict(spec.metadata),
-        }
+        session = NewSession(identifier, compiled.spec, compiled.spec["placement"], dict(spec.metadata))
         blobs = {**compiled.blobs, **placements}
         # All that is done in the caller's thread: it may be importing the module that a tool is pickled with.
         wanted = session, blobs, [*placements], driver.get("runtime_env")

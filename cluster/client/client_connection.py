@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from understudy.config import Settings
 from understudy.identifiers import new_identifier
+from understudy.protocol import NewSession, Spawned, packed, unpacked
 
 from .follower import Follower, Homes
 from .results import DrainInfo, ServiceInfo
+
+Result = TypeVar("Result")
 
 
 class ClientConnection(ABC):
@@ -26,13 +29,22 @@ class ClientConnection(ABC):
         self.follower = Follower(homes)
         self._homes = homes
 
-    async def request(self, method: str, session_id: str, *arguments: Any) -> Any:
-        """A request of a session's node service."""
-        return await self._homes.request(session_id, method, session_id, *arguments)
+    async def events(self, session_id: str, after: int) -> list[dict[str, Any]]:
+        """Events of a session after a `seq`, in wire form."""
+        found: list[dict[str, Any]] = await self._homes.request(session_id, "events", session_id, after)
+        return found
 
-    async def change(self, method: str, session_id: str, *arguments: Any) -> Any:
-        """The same for one that could do more when it is repeated: its id is made here, once for all its attempts."""
-        return await self.request(method, session_id, *arguments, new_identifier())
+    async def change(self, kind: type[Result], method: str, session_id: str, *arguments: Any) -> Result:
+        """A request of a session's node service that could do more when it is repeated: its id is made here, once for
+        all its attempts.
+
+        Args:
+            kind: of its result.
+        """
+        given = [packed(argument) for argument in arguments]
+        done = await self._homes.request(session_id, method, session_id, *given, new_identifier())
+        found: Result = unpacked(done, kind, f"the result of {method}")
+        return found
 
     async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
         """One of `READS`, at the node service of the session that the first argument names, if there is one."""
@@ -42,12 +54,12 @@ class ClientConnection(ABC):
     @abstractmethod
     async def spawn(
         self,
-        session: dict[str, Any],
+        session: NewSession,
         blobs: dict[str, bytes],
         placements: Iterable[str] = (),
         runtime_env: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Get or create a session: `{"created", "node_id"}`.
+    ) -> Spawned:
+        """Get or create a session.
 
         Args:
             placements: those of its tree, which get standbys.

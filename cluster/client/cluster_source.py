@@ -37,4 +37,5 @@ class ClusterSource:
                 yield news[0].to_wire()
 
     async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
-        return await self._connection.change(method, session_id, *arguments)
+        anything: Any = Any
+        return await self._connection.change(anything, method, session_id, *arguments)

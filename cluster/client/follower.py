@@ -19,6 +19,7 @@ from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable,
 from understudy.events import Event
 from understudy.identifiers import new_identifier
 from understudy.node.feed import ENDS
+from understudy.protocol import Following, Watched, packed, unpacked
 from understudy.transport.repeating import REPEAT_SECONDS, RETRY_SECONDS
 from understudy.waiting import retrieve_error
 
@@ -152,7 +153,7 @@ class Follower:
         """One call, until there is news or somebody wants to follow something else; True if it was answered."""
         await asyncio.sleep(GATHER_SECONDS + GATHER_SHARE * len(self._subscriptions))
         self._changed[node_id].clear()
-        request = ("watch", self._client_id, self._wanted(node_id), WATCH_SECONDS)
+        request = ("watch", self._client_id, packed(self._wanted(node_id)), WATCH_SECONDS)
         call = self._nodes.call(node_id, "request", *request, timeout=WATCH_SECONDS + REPEAT_SECONDS)
         watch = asyncio.ensure_future(call)
         watch.add_done_callback(retrieve_error)  # it may fail at the moment in which it is replaced
@@ -161,8 +162,9 @@ class Follower:
             done, _ = await asyncio.wait({watch, changed}, return_when=asyncio.FIRST_COMPLETED)
             if watch not in done:
                 return False
-            self._deliver(watch.result())
-            if watch.result().get("gone"):
+            found = unpacked(watch.result(), Watched, "the result of watch")
+            self._deliver(found)
+            if found.gone:
                 await asyncio.sleep(PAUSE_SECONDS)  # if the store knows better, this comes again at once
                 await self._compare(node_id)
             return True
@@ -201,31 +203,28 @@ class Follower:
             except UnknownSession as error:  # it was removed
                 subscription.queue.put_nowait(("error", error))
                 return
-            self._deliver({"events": events, "streams": {}, "runs": {}})
+            self._deliver(Watched(events))
             told = told if events else seq  # there may be another page
         subscription.seen = (told, after)
 
-    def _wanted(self, node_id: str) -> dict[str, dict[str, Any]]:
-        wanted: dict[str, dict[str, Any]] = {}
+    def _wanted(self, node_id: str) -> dict[str, Following]:
+        wanted: dict[str, Following] = {}
         for subscription in self._at(node_id):
-            row = wanted.setdefault(
-                subscription.session_id, {"after": subscription.after, "ends": subscription.ends, "stream": None}
-            )
-            row["after"] = min(row["after"], subscription.after)
-            row["ends"] = row["ends"] and subscription.ends
+            all_of = wanted.setdefault(subscription.session_id, Following(subscription.after, subscription.ends))
+            all_of.after = min(all_of.after, subscription.after)
+            all_of.ends = all_of.ends and subscription.ends
             if subscription.stream is not None:
-                other = row["stream"] or subscription.stream
+                other = all_of.stream or subscription.stream
                 same = other[0] == subscription.stream[0]
                 # Followers that are not at the same place get the text from where the slowest is.
-                row["stream"] = (other[0], min(other[1], subscription.stream[1])) if same else ("", 0)
+                all_of.stream = (other[0], min(other[1], subscription.stream[1])) if same else ("", 0)
         return wanted
 
-    def _deliver(self, found: dict[str, Any]) -> None:
+    def _deliver(self, found: Watched) -> None:
         """Give every subscription what is new for it."""
-        streams, runs = found["streams"], found["runs"]
-        events = [Event.from_wire(wire) for wire in found["events"]]
+        events = [Event.from_wire(wire) for wire in found.events]
         for subscription in self._subscriptions:
-            news = streams.get(subscription.session_id)
+            news = found.streams.get(subscription.session_id)
             if news is not None and subscription.stream is not None:
                 key, offset, text = news
                 have = subscription.stream[1] if subscription.stream[0] == key else 0
@@ -237,5 +236,5 @@ class Follower:
                 if event.session_id == subscription.session_id and event.seq > subscription.after:
                     subscription.after = event.seq
                     if not subscription.ends or event.type in ENDS:
-                        row = runs.get(f"{event.session_id}/{event.run_id}")
+                        row = found.runs.get(f"{event.session_id}/{event.run_id}")
                         subscription.queue.put_nowait(("event", event, row))

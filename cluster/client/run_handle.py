@@ -51,7 +51,7 @@ class Run:
     @client_method
     async def cancel(self, reason: str = "cancelled by the client") -> bool:
         """Ask it to end; True if it had not ended."""
-        return bool(await self._connection.change("cancel", self.session_id, self.run_id, reason))
+        return await self._connection.change(bool, "cancel", self.session_id, self.run_id, reason)
 
     def __await__(self) -> Generator[Any, None, RunResult]:
         return asyncio.wrap_future(background.submit(self._result(None, False))).__await__()

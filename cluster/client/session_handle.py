@@ -12,6 +12,7 @@ from understudy.errors import InvalidInput
 from understudy.events import Event
 from understudy.identifiers import check_identifier, new_identifier, read_traceparent
 from understudy.messages import Message
+from understudy.protocol import Accepted, Input, NewWakeup, Scheduled
 from understudy.records import PAGE
 from understudy.wakeups import name_problem, wakeup_problem
 
@@ -50,12 +51,10 @@ class Session:
         if not content or not isinstance(content, (str, list)):
             raise InvalidInput("send takes a text or a list of content parts, and it must not be empty")
         run_id = check_identifier(run_id, "run_id") if run_id is not None else new_identifier()
-        run: dict[str, Any] = {"run_id": run_id, "content": content}
         caller = current_span() if traceparent is None else read_traceparent(traceparent) if traceparent else None
-        if caller is not None:
-            run["trace_id"], run["parent_span_id"] = caller
-        accepted = await self._connection.change("send", self.id, run)
-        return Run(self._connection, self.id, run_id, accepted["after"] if accepted["created"] else None)
+        run = Input(run_id, content, *(caller or ()))
+        accepted = await self._connection.change(Accepted, "send", self.id, run)
+        return Run(self._connection, self.id, run_id, accepted.after if accepted.created else None)
 
     def run(self, run_id: str) -> Run:
         """A run by its id, from any process."""
@@ -64,7 +63,7 @@ class Session:
     @client_method
     async def cancel(self, reason: str = "cancelled by the client") -> bool:
         """Ask the current run to end, and all it spawned; True if there was one."""
-        return bool(await self._connection.change("cancel", self.id, None, reason))
+        return await self._connection.change(bool, "cancel", self.id, None, reason)
 
     @client_method
     async def pending(self) -> list[PendingInput]:
@@ -92,13 +91,12 @@ class Session:
         decision = "rerun" if rerun else "error" if failed else "ok"
         # Which time the call asked last, answered or not: the request must not answer a question that comes after it.
         asked = await self._connection.read("asked", self.id, call_id)
-        return bool(await self._connection.change("answer", self.id, call_id, decision, text, asked))
+        return await self._connection.change(bool, "answer", self.id, call_id, decision, text, asked)
 
     @client_method
     async def abort_pending(self, call_id: str | None = None) -> list[str]:
         """Give up the calls that wait for a person, or one of them, and let the run go on; returns their ids."""
-        found: list[str] = await self._connection.change("abort_pending", self.id, call_id)
-        return found
+        return await self._connection.change(list[str], "abort_pending", self.id, call_id)
 
     @client_method
     async def schedule(
@@ -122,9 +120,9 @@ class Session:
         problem = wakeup_problem(prompt, seconds, every, name)
         if problem is not None:
             raise InvalidInput(problem, session_id=self.id)
-        wakeup = {"name": name, "prompt": prompt, "seconds": seconds, "every": every}
-        done = await self._connection.change("schedule", self.id, wakeup)
-        return Wakeup(name, prompt, done["due_at"], every)
+        wakeup = NewWakeup(name, prompt, seconds, every)
+        done = await self._connection.change(Scheduled, "schedule", self.id, wakeup)
+        return Wakeup(name, prompt, done.due_at, every)
 
     @client_method
     async def wakeups(self) -> list[Wakeup]:
@@ -137,7 +135,7 @@ class Session:
         problem = name_problem(name)
         if problem is not None:
             raise InvalidInput(problem, session_id=self.id)
-        return bool(await self._connection.change("cancel_wakeup", self.id, name))
+        return await self._connection.change(bool, "cancel_wakeup", self.id, name)
 
     @client_method
     async def resume(self) -> bool:
@@ -146,12 +144,12 @@ class Session:
         Raises:
             SessionClosed: it was a sub-agent, or was closed.
         """
-        return bool(await self._connection.change("resume", self.id))
+        return await self._connection.change(bool, "resume", self.id)
 
     @client_method
     async def close(self, reason: str = "closed by the client") -> bool:
         """Take no more input and cancel what runs; True if the session was open."""
-        return bool(await self._connection.change("close", self.id, reason))
+        return await self._connection.change(bool, "close", self.id, reason)
 
     @client_method
     async def info(self) -> SessionInfo:
@@ -178,7 +176,7 @@ class Session:
     @client_method
     async def events(self, after: int = 0) -> list[Event]:
         """Its events in order."""
-        read = partial(self._connection.request, "events", self.id)
+        read = partial(self._connection.events, self.id)
         return [Event.from_wire(wire) async for wire in _pages(read, after)]
 
     @client_method

@@ -19,6 +19,7 @@ from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.identifiers import new_identifier
 from understudy.node.basis import NodeConfig
 from understudy.prices import price_table
+from understudy.protocol import NewSession, Spawned, packed, unpacked
 from understudy.supervisor.supervisor import Supervisor
 from understudy.testing.offline import OfflineServer, Policy
 from understudy.transport.repeating import REPEAT_SECONDS
@@ -136,13 +137,14 @@ class LocalConnection(ClientConnection):
 
     async def spawn(
         self,
-        session: dict[str, Any],
+        session: NewSession,
         blobs: dict[str, bytes],
         placements: Iterable[str] = (),
         runtime_env: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    ) -> Spawned:
         """See `ClientConnection.spawn`."""
-        found: dict[str, Any] = await self._nodes.request(None, "spawn", session, blobs)
+        done = await self._nodes.request(None, "spawn", packed(session), blobs)
+        found: Spawned = unpacked(done, Spawned, "the result of spawn")
         return found
 
     def code_placement(self) -> dict[str, Any]:

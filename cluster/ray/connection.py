@@ -18,6 +18,7 @@ from understudy.environment import for_services
 from understudy.errors import CannotDrain, ClusterUnreachable, ServiceGone, StoreError, UnderstudyError
 from understudy.identifiers import new_identifier
 from understudy.placement import is_scarce
+from understudy.protocol import NewSession, Spawned
 from understudy.transport.repeating import RETRY_SECONDS, Patience, Repeating
 
 from ..client.client_connection import ClientConnection
@@ -150,11 +151,11 @@ class Connection(ClientConnection):
 
     async def spawn(
         self,
-        session: dict[str, Any],
+        session: NewSession,
         blobs: dict[str, bytes],
         placements: Iterable[str] = (),
         runtime_env: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    ) -> Spawned:
         """See `ClientConnection.spawn`. New ones go to the nodes in turn; for scarce placements nothing stands by: it
         would hold what others need."""
         now = time.monotonic()
@@ -162,7 +163,7 @@ class Connection(ClientConnection):
         unsure = {key: names[key] for key in names if now - self._kept.get(key, -KEPT_SECONDS) >= KEPT_SECONDS}
         found = await self.nodes.spawn(session, {**blobs, **await self._lacking(unsure)})
         self._kept.update(dict.fromkeys(unsure, now))
-        for placement in {session["placement"], *placements}:
+        for placement in {session.placement, *placements}:
             if placement not in self._placements and not is_scarce(placement):
                 # Not awaited: its frames come with its sessions, or a little earlier.
                 self._placements[placement] = asyncio.ensure_future(self._want(placement))

@@ -12,6 +12,7 @@ from understudy.config import Settings
 from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError
 from understudy.identifiers import new_identifier
 from understudy.node.node_socket import CLIENT
+from understudy.protocol import NewSession, Spawned, packed, unpacked
 from understudy.transport.channel import Ticket
 from understudy.transport.remote_node import SocketCalls
 from understudy.transport.repeating import CLIENT_PATIENCE, REPEAT_SECONDS, Repeating
@@ -74,13 +75,14 @@ class NodeDirectory:
             self._homes.clear()
         self._homes[session_id] = node_id
 
-    async def spawn(self, session: dict[str, Any], blobs: dict[str, bytes]) -> dict[str, Any]:
-        """Create a session on the next node, or find it: `{"created", "node_id"}`. Raises `SessionConflict`."""
+    async def spawn(self, session: NewSession, blobs: dict[str, bytes]) -> Spawned:
+        """Create a session on the next node, or find it. Raises `SessionConflict`."""
         if not self._single and time.monotonic() - self._learned > REFRESH_SECONDS:
             await self.learn()  # nodes may have joined
         self._turn += 1
-        found: dict[str, Any] = await self.request(None, "spawn", session, blobs, turn=self._turn)
-        self.settle(session["session_id"], found["node_id"])
+        done = await self.request(None, "spawn", packed(session), blobs, turn=self._turn)
+        found: Spawned = unpacked(done, Spawned, "the result of spawn")
+        self.settle(session.session_id, found.node_id)
         return found
 
     async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:

@@ -440,7 +440,9 @@ class Kernel:
         wanted = inspect.signature(getattr(Requests, method)).parameters
         if "request_id" in wanted and len(arguments) == len(wanted) - 2:
             arguments = (*arguments, new_identifier())
-        return await self.remote(lambda life: getattr(life.requests, method)(*arguments))
+        signature = signature_of(getattr(Requests, method))
+        given = signature.arguments(packed(arguments))
+        return signature.sent(await self.remote(lambda life: getattr(life.requests, method)(*given)))
 
     async def spawn(self, session_id: str, compiled: dict[str, Any]) -> bool:
         placement = compiled.get("placement", "")

@@ -225,7 +225,7 @@ class Connection:
     async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
         return await self._there(self._kernel.ask("read", what, list(arguments), options))
 
-    async def change(self, method: str, *arguments: Any) -> Any:
+    async def change(self, _kind: Any, method: str, *arguments: Any) -> Any:
         await self._there(self._on_the_way())
         return await self._there(self._kernel.ask(method, *arguments))
 

@@ -18,6 +18,7 @@ from understudy.errors import ServiceGone, StoreUnreachable
 from understudy.events import CancelRequested, RunFinished
 from understudy.node.feed import Feed
 from understudy.node.reading import Reading
+from understudy.protocol import Following, packed, unpacked
 from understudy.records import PAGE
 from understudy.store import queries
 
@@ -165,7 +166,8 @@ class Service:
         return [event.to_wire() for event in await self.reading.events(session_id, after)]
 
     async def call(self, _node_id: str, _request: str, _watch: str, *arguments: Any, timeout: float) -> dict[str, Any]:
-        return await self.feed.watch(*arguments)
+        client_id, follow, seconds = arguments
+        return packed(await self.feed.watch(client_id, unpacked(follow, dict[str, Following], "watch"), seconds))
 
 
 @asynccontextmanager

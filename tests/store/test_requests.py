@@ -192,7 +192,7 @@ async def test_each_call_of_a_client_is_one_request(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(connection.nodes, "call", call)
     monkeypatch.setattr(connection.nodes, "learn", learn)
     for _ in range(2):
-        assert await connection.change("cancel", "s", None, "enough")
+        assert await connection.change(bool, "cancel", "s", None, "enough")
     first, again, other = sent
     assert first == again
     assert first[:-1] == other[:-1] == ("node1", "request", "cancel", "s", None, "enough")

@@ -10,6 +10,7 @@ import pytest
 from understudy.cluster.ray.directory import NodeDirectory
 from understudy.config import Settings
 from understudy.errors import ServiceGone, StoreUnreachable
+from understudy.protocol import NewSession
 
 
 class Nodes(NodeDirectory):
@@ -50,8 +51,8 @@ class Nodes(NodeDirectory):
 
 
 async def spawn(nodes: Nodes, session_id: str) -> str:
-    found = await nodes.spawn({"session_id": session_id}, {})
-    return str(found["node_id"])
+    found = await nodes.spawn(NewSession(session_id, {}), {})
+    return found.node_id
 
 
 async def test_new_sessions_go_to_the_nodes_in_turn() -> None:

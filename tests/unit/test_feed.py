@@ -14,6 +14,7 @@ from understudy.errors import UnknownSession
 from understudy.events import Event, RunFinished, RunStarted
 from understudy.node import feed
 from understudy.node.feed import RING, Feed
+from understudy.protocol import Following, Watched
 
 
 class Log:
@@ -90,12 +91,12 @@ async def follow_through(steps: list[tuple[Any, ...]]) -> None:  # noqa: C901 - 
     pending: asyncio.Task[dict[str, Any]] | None = None
 
     def take(found: dict[str, Any]) -> None:
-        for event in found["events"]:
+        for event in found.events:
             got[event["session_id"]].append(event["seq"])
             after[event["session_id"]] = event["seq"]
 
     def watch(timeout: float) -> Any:
-        return log.feed.watch("client", {name: {"after": seq} for name, seq in after.items()}, timeout)
+        return log.feed.watch("client", {name: Following(seq) for name, seq in after.items()}, timeout)
 
     for kind, *arguments in steps:
         if kind == "commit":
@@ -124,7 +125,7 @@ async def follow_through(steps: list[tuple[Any, ...]]) -> None:  # noqa: C901 - 
     log.feed.forget("ab")  # the notice of what others committed
     while {name: events[-1].seq for name, events in log.events.items()}.items() - after.items():
         found = await (pending or watch(0))
-        assert found["events"]
+        assert found.events
         take(found)
         pending = None
     if pending is not None:
@@ -135,7 +136,7 @@ async def follow_through(steps: list[tuple[Any, ...]]) -> None:  # noqa: C901 - 
 async def test_a_pending_call_ends_with_the_next_event() -> None:
     """A call without news waits, and a commit of another session does not end it."""
     log = Log()
-    watching = asyncio.create_task(log.feed.watch("client", {"a": {"after": 0}}, 60))
+    watching = asyncio.create_task(log.feed.watch("client", {"a": Following(0)}, 60))
     await asyncio.sleep(0.01)
     log.commit("b")
     log.publish()
@@ -143,21 +144,21 @@ async def test_a_pending_call_ends_with_the_next_event() -> None:
     assert not watching.done()
     log.commit("a")
     log.publish()
-    assert [event["seq"] for event in (await watching)["events"]] == [1]
+    assert [event["seq"] for event in (await watching).events] == [1]
 
 
 async def test_ends_tells_only_the_ends_of_runs() -> None:
     """A client that only waits for results is not woken by everything else, and gets their rows."""
     log = Log()
-    watching = asyncio.create_task(log.feed.watch("client", {"a": {"after": 0, "ends": True}}, 60))
+    watching = asyncio.create_task(log.feed.watch("client", {"a": Following(0, ends=True)}, 60))
     await asyncio.sleep(0)
     for ends in (False, False, True):
         log.commit("a", ends=ends)
         log.publish()
         await asyncio.sleep(0)
     found = await watching
-    assert [event["type"] for event in found["events"]] == ["run_finished"]
-    assert found["runs"]["a/r3"]["status"] == "completed"
+    assert [event["type"] for event in found.events] == ["run_finished"]
+    assert found.runs["a/r3"]["status"] == "completed"
 
 
 async def test_a_long_log_is_told_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +168,7 @@ async def test_a_long_log_is_told_page_by_page(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(25):
         log.commit("a")
     log.restarted()
-    while found := (await log.feed.watch("client", {"a": {"after": len(told)}}, 0))["events"]:
+    while found := (await log.feed.watch("client", {"a": Following(len(told))}, 0)).events:
         told += [event["seq"] for event in found]
     assert told == [*range(1, 26)]
 
@@ -180,7 +181,7 @@ async def test_who_waits_for_an_end_gets_over_a_long_log(monkeypatch: pytest.Mon
     for number in range(25):
         log.commit("a", ends=number == 24)
     log.restarted()
-    while found := (await log.feed.watch("client", {"a": {"after": told[-1], "ends": True}}, 0))["events"]:
+    while found := (await log.feed.watch("client", {"a": Following(told[-1], ends=True)}, 0)).events:
         told += [event["seq"] for event in found]
     assert told == [0, 10, 20, 25]
 
@@ -193,32 +194,27 @@ async def test_a_removed_session_is_nothing_to_the_others_of_a_call() -> None:
         log.commit(session_id, ends=True)
     log.publish()
     log.removed.add("a")
-    follow = {session_id: {"after": 0, "ends": True} for session_id in "ab"}
+    follow = {session_id: Following(0, ends=True) for session_id in "ab"}
     found = await log.feed.watch("client", follow, 60)
-    assert [event["session_id"] for event in found["events"]] == ["a", "b"]
-    assert [*found["runs"]] == ["b/r1"]
+    assert [event["session_id"] for event in found.events] == ["a", "b"]
+    assert [*found.runs] == ["b/r1"]
 
 
 async def test_a_newer_call_of_the_same_client_ends_the_older_one() -> None:
     """One pending call per client; another client's call is left alone."""
     log = Log()
     old, other, new = [
-        asyncio.create_task(log.feed.watch(client, {"a": {"after": 0}}, 60)) for client in ("one", "two", "one")
+        asyncio.create_task(log.feed.watch(client, {"a": Following(0)}, 60)) for client in ("one", "two", "one")
     ]
-    assert await old == {"events": [], "streams": {}, "runs": {}, "gone": []}
+    assert await old == Watched()
     log.commit("a")
     log.publish()
-    assert (await other)["events"] == (await new)["events"] != []
+    assert (await other).events == (await new).events != []
 
 
 async def test_after_its_timeout_a_call_returns_nothing() -> None:
     """No news is an answer too."""
-    assert await Log().feed.watch("client", {"a": {"after": 0}}, 0.01) == {
-        "events": [],
-        "streams": {},
-        "runs": {},
-        "gone": [],
-    }
+    assert await Log().feed.watch("client", {"a": Following(0)}, 0.01) == Watched()
 
 
 @pytest.mark.parametrize("heard", [False, True])
@@ -228,14 +224,14 @@ async def test_a_session_that_came_back_is_followed_here_again(heard: bool) -> N
     log = Log()
     log.commit("a", foreign=True)
     log.feed.leave(["a"])
-    assert (await log.feed.watch("c", {"a": {"after": 0}}, 1))["gone"] == ["a"]
+    assert (await log.feed.watch("c", {"a": Following(0)}, 1)).gone == ["a"]
     if heard:
         log.commit("a")
         log.publish()
     else:
         log.feed.at_home(["a", "b"], log.feed.gone)
-    found = await log.feed.watch("c", {"a": {"after": 0}}, 1)
-    assert (found["gone"], len(found["events"])) == ([], 1 + heard)
+    found = await log.feed.watch("c", {"a": Following(0)}, 1)
+    assert (found.gone, len(found.events)) == ([], 1 + heard)
 
 
 async def test_recent_events_need_no_store() -> None:
@@ -244,11 +240,11 @@ async def test_recent_events_need_no_store() -> None:
     for _ in range(RING + 10):
         log.commit("a")
         log.publish()
-    assert [e["seq"] for e in (await log.feed.watch("c", {"a": {"after": RING}}, 1))["events"]] == [
+    assert [e["seq"] for e in (await log.feed.watch("c", {"a": Following(RING)}, 1)).events] == [
         *range(RING + 1, RING + 11)
     ]
     assert log.reads == 0
-    assert len((await log.feed.watch("c", {"a": {"after": 3}}, 1))["events"]) == RING + 7
+    assert len((await log.feed.watch("c", {"a": Following(3)}, 1)).events) == RING + 7
     assert log.reads == 1
 
 
@@ -264,12 +260,12 @@ async def test_what_is_written_elsewhere_during_a_read_is_not_lost() -> None:
         return found
 
     slowly = Feed(slow, log.streams.get, log.read_run)
-    watching = asyncio.create_task(slowly.watch("c", {"a": {"after": 1}}, 60))
+    watching = asyncio.create_task(slowly.watch("c", {"a": Following(1)}, 60))
     await asyncio.sleep(0.01)
     log.commit("a", foreign=True)
     slowly.forget(["a"])
     gate.set()
-    assert [event["seq"] for event in (await watching)["events"]] == [2]
+    assert [event["seq"] for event in (await watching).events] == [2]
 
 
 async def test_stream_pieces_join_to_the_text() -> None:
@@ -279,8 +275,8 @@ async def test_stream_pieces_join_to_the_text() -> None:
     for key, full in (("k/1", "he"), ("k/1", "hello"), ("k/2", "bye"), ("k/2", "bye now")):
         log.streams["a"] = (key, full)
         log.feed.delta("a")
-        found = await log.feed.watch("c", {"a": {"after": 0, "stream": have}}, 5)
-        [(new_key, offset, piece)] = found["streams"].values()
+        found = await log.feed.watch("c", {"a": Following(0, stream=have)}, 5)
+        [(new_key, offset, piece)] = found.streams.values()
         text = text[:offset] + piece if new_key == have[0] else piece
         assert text == full
         have = (new_key, len(text))
