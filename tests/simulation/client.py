@@ -24,6 +24,7 @@ from understudy.errors import (
 )
 from understudy.identifiers import new_identifier
 from understudy.placement import DEFAULT
+from understudy.protocol import NewSession
 from understudy.store.beginnings import TASK_UNTOLD
 from understudy.transport.repeating import REPEAT_SECONDS
 
@@ -168,7 +169,7 @@ class Client:
 
     async def _found(self, spec: dict[str, Any]) -> None:
         placement = spec.get("placement", DEFAULT)
-        session = {"session_id": self.session_id, "spec": spec, "placement": placement, "metadata": {}}
+        session = NewSession(self.session_id, spec, placement)
         await self._patiently(lambda: self.directory.spawn(session, BLOBS))
 
     async def _upgrade(self, action: Action) -> None:

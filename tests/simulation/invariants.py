@@ -31,8 +31,8 @@ from understudy.records import LEASE_SECONDS, ModelRequest
 from understudy.store.check import check
 from understudy.store.entries import event_from_row
 from understudy.store.journal import Committed
+from understudy.store.session_row import SessionRow
 from understudy.store.statements import EVENT, MESSAGE, QUESTION, SESSION, TOOL_CALL
-from understudy.store.transaction import Row
 from understudy.testing.policies import content_text
 
 from . import deaths
@@ -145,8 +145,8 @@ class Invariants:
             self._event(event, now)
         for _, row in committed.written.values():
             self._held(row)
-            if row["cancel_reason"] is not None and row["wait"] == "input":
-                self.violated(f"run {row['run_id']} of {row['session_id']} was cancelled, and waits for a person")
+            if row.cancel_reason is not None and row.wait == "input":
+                self.violated(f"run {row.run_id} of {row.session_id} was cancelled, and waits for a person")
         for event in committed.events:
             if isinstance(event, SessionActivated) and generation < self._generation and began > self._generation_since:
                 self.violated(f"{process} activated {event.session_id} for generation {generation}, which is over")
@@ -224,10 +224,10 @@ class Invariants:
             if not event.late:
                 self._answered.add(wait_key)
 
-    def _held(self, row: Row) -> None:
+    def _held(self, row: SessionRow) -> None:
         """A session stays in its process while its tools are at work there, unless that was ended or is not reached."""
-        last = self._activated_in.get(row["session_id"])
-        if row["frame_id"] is not None or last is None or last.epoch != row["epoch"]:
+        last = self._activated_in.get(row.session_id)
+        if row.frame_id is not None or last is None or last.epoch != row.epoch:
             return
         actor = self._world.cluster.frames.get(last.frame_id)
         if actor is None or not actor.alive or actor.target is None or actor.pid in self._world.killed:

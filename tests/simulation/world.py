@@ -305,7 +305,7 @@ class World:
 
         async def send_off(draining: Draining, rows: list[Any], over: bool) -> None:
             for row in rows if over else ():
-                self.invariants.sent_off(row["session_id"], row["run_id"])
+                self.invariants.sent_off(row.session_id, row.run_id)
             await original(draining, rows, over)
 
         return send_off
