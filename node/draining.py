@@ -14,8 +14,9 @@ from understudy.protocol import Exit
 from understudy.records import ActivationId, Batch
 from understudy.store import activation, draining, operations
 from understudy.store.engine import now
+from understudy.store.prepared import Row
 from understudy.store.session_row import ActiveSession
-from understudy.store.transaction import Row, Transaction
+from understudy.store.transaction import Transaction
 from understudy.waiting import is_set_within
 
 from .basis import NodeBasis

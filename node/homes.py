@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from understudy.identifiers import home_of
-from understudy.store.transaction import Row, Transaction
+from understudy.store.prepared import Row
+from understudy.store.transaction import Transaction
 
 
 class Homes:

@@ -12,8 +12,8 @@ from understudy.errors import UnderstudyError
 from understudy.events import Event
 from understudy.store import queries
 from understudy.store.engine import Database
+from understudy.store.prepared import Row
 from understudy.store.session_row import ActiveSession
-from understudy.store.transaction import Row
 
 CLOSE_SECONDS = 10.0
 

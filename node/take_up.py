@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 from understudy.errors import StaleGeneration
 from understudy.store import activation, draining
+from understudy.store.prepared import Row
 from understudy.store.session_row import ActiveSession
-from understudy.store.transaction import Row, Transaction
+from understudy.store.transaction import Transaction
 from understudy.supervisor.ports import TakenUp
 
 from .basis import NodeBasis

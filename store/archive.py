@@ -30,7 +30,7 @@ from understudy.identifiers import check_identifier
 from . import budgets, code, ledger, progress, queries, schema, trust
 from .check import check
 from .engine import now
-from .prepared import defaults
+from .prepared import Row, defaults
 from .session_row import SessionRow
 from .statements import (
     ACCOUNT,
@@ -45,7 +45,7 @@ from .statements import (
     TIMER,
     TOOL_CALL,
 )
-from .transaction import Row, Transaction
+from .transaction import Transaction
 
 FORMAT = "understudy-archive"
 VERSION = 1

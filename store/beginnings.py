@@ -13,9 +13,10 @@ from understudy.messages import encodable
 from understudy.records import LEASE_SECONDS, Spawn
 
 from . import charging, upgrades
+from .prepared import Row
 from .session_row import SessionRow
 from .statements import REQUEST, RUN, SESSION, TIMER
-from .transaction import Row, Transaction
+from .transaction import Transaction
 
 TASK = "task"
 """Run id of a child's one task, given by its parent."""

@@ -23,8 +23,8 @@ from .check_rows import ROW_RULES
 from .check_scope import Books, Found, Scope, same_run, same_session
 from .check_tree import TREE_RULES
 from .columns import Json
+from .prepared import Row
 from .statements import EVENT, MESSAGE, RUN, SESSION, TOOL_CALL
-from .transaction import Row
 
 TOLD_OF_ONE_RULE = 100
 """Violations of one rule that are told: where something is broken everywhere, these will do."""

@@ -16,8 +16,8 @@ from understudy.identifiers import wait_key
 from understudy.messages import Usage
 
 from .check_scope import Books
+from .prepared import Row
 from .statements import NAMESPACE, TOOL_CALL
-from .transaction import Row
 
 LOOKED_UP_AT_ONCE = 200
 """Tool calls that are compared with their rows in one SELECT."""

@@ -10,9 +10,10 @@ from understudy import events
 from understudy.errors import CannotDrain
 from understudy.identifiers import home_of
 
+from .prepared import Row
 from .session_row import SessionRow
 from .statements import DRAIN
-from .transaction import Row, Transaction
+from .transaction import Transaction
 
 
 def check_drain(node_id: str, nodes: Collection[str], drained: Collection[str], *, stop: bool) -> None:

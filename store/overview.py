@@ -30,10 +30,10 @@ from understudy.messages import Usage
 from .budgets import owners
 from .engine import now
 from .entries import event_from_row
+from .prepared import Row
 from .presence import log_ends
 from .queries import INFO_COLUMNS, session_info
 from .statements import ACCOUNT, EVENT, RUN, SESSION
-from .transaction import Row
 
 LATEST = 1_000
 """Sessions, newest first, among which those are counted that have ended."""

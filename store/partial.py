@@ -12,9 +12,10 @@ from understudy.messages import INTERRUPTED, Message, storable
 from understudy.records import child_text
 
 from . import questions
+from .prepared import Row
 from .session_row import SessionRow
 from .statements import MESSAGE
-from .transaction import Row, Transaction
+from .transaction import Transaction
 from .waiting import CALL_TIMER
 
 CANCELLED = "cancelled"

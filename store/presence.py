@@ -8,9 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select
 
+from .prepared import Row
 from .progress import SPANS
 from .statements import EVENT, EXPORT_CURSOR, METRIC_STATE, SERVICE
-from .transaction import Row, Transaction
+from .transaction import Transaction
 
 FORGOTTEN_AFTER = 86_400_000_000
 """Microseconds since its start after which the row of a service that is gone may go; no start takes that long."""

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import delete, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from .prepared import write
+from .prepared import Row, write
 from .statements import EXPORT_CURSOR, METRIC_STATE
-from .transaction import Row, Transaction
+from .transaction import Transaction
 
 SPANS, EVENTS = "spans", "events"
 """The sinks: spans, and the event log as JSON lines."""

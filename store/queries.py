@@ -14,7 +14,7 @@ from understudy.records import PAGE
 
 from . import tables
 from .entries import event_from_row
-from .prepared import first, objects, read
+from .prepared import Row, first, objects, read
 from .session_row import ActiveSession
 from .statements import (
     CODE_BLOB,
@@ -32,7 +32,6 @@ from .statements import (
     calls_of_round,
     table_of,
 )
-from .transaction import Row
 from .wakeups import WAKEUP_TIMER
 
 OWNER = table_of(tables.Owner)

@@ -11,9 +11,10 @@ from understudy.errors import AnswerConflict, InvalidInput, NotAsked
 from understudy.messages import storable
 from understudy.records import Ask
 
+from .prepared import Row
 from .session_row import SessionRow
 from .statements import QUESTION, RUN
-from .transaction import Row, Transaction
+from .transaction import Transaction
 from .waiting import hand_in
 
 DECISIONS = ("ok", "error", "rerun")

@@ -7,9 +7,9 @@ from sqlalchemy import Connection, and_, select
 from understudy.errors import EventsPruned, UnknownRun
 
 from .entries import event_from_row
+from .prepared import Row
 from .queries import run_info, session_info
 from .statements import EVENT, RUN, SESSION
-from .transaction import Row
 
 TRACE_PAGE = 5_000
 """Events that are read at once."""

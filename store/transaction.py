@@ -17,8 +17,7 @@ from .accounts import Accounts
 from .budgets import Charge, owners
 from .entries import event_row, message_row, stamped
 from .pending import Pending, seldom_of
-from .prepared import Row as Row
-from .prepared import Statements, cursor_of, pipelined
+from .prepared import Row, Statements, cursor_of, pipelined
 from .session_row import SessionRow
 from .statements import (
     ACCOUNT,

@@ -13,9 +13,10 @@ from understudy.protocol import Scheduled
 from understudy.wakeups import MOST_WAKEUPS, microseconds, next_due, run_identifier, spoken
 
 from .beginnings import accept, linked_to_closed, require_open
+from .prepared import Row
 from .session_row import SessionRow
 from .statements import TIMER
-from .transaction import Row, Transaction
+from .transaction import Transaction
 
 WAKEUP_TIMER = "wakeup:"
 """The timer of a wakeup, with its name behind it."""
