@@ -45,8 +45,8 @@ CLOCK_CORRECTION = 1_000_000
 """A clock that goes back by less (microseconds) is waited for; by more, it is followed."""
 
 LONGEST_PAUSE = 0.01
-"""On the event loop, commits take turns with everything else: the next one begins as long after the last as that took,
-so that under load more operations share it; but no later than this (seconds)."""
+"""On the event loop, commits take turns with everything else: after one that several operations shared, the next begins
+as long after it as it took, so that under load more share it; but no later than this (seconds)."""
 
 Result = TypeVar("Result")
 Operation = Callable[[Transaction], Any]
@@ -192,10 +192,10 @@ class Journal:
         assert self._loop is not None
         if not self._groups:
             self._gather()
-        began = self._loop.time()
+        began, shared = self._loop.time(), bool(self._groups) and len(self._groups[0]) > 1
         pause = self._work_off(at_most=1)  # the loop stands still for one transaction at a time
         ended = self._loop.time()
-        self._next_turn = ended + (pause or min(ended - began, LONGEST_PAUSE))
+        self._next_turn = ended + (pause or (min(ended - began, LONGEST_PAUSE) if shared else 0.0))
         pending = self._groups or not self._submitted.empty()
         self._turn = self._loop.call_at(self._next_turn, self._take_turn) if pending else None
 
