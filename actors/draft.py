@@ -80,6 +80,6 @@ class Draft:
             request_round=round_number,
             request_model=window.spec["model"] if wait == "model" else "",
             request_profile=window.spec["profile"] if wait == "model" else "",
-            request_tokens=estimate_tokens([*charged.messages, *charged.tools]) if charged else 0,
+            request_tokens=estimate_tokens(charged) if charged else 0,
             request_output=wanted_reply(charged) if charged else 0,
         )

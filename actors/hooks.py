@@ -6,7 +6,6 @@ holds what it is about. A death in between calls it again: at least once, never 
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 import logging
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from understudy.errors import InvalidSpec, Refused, ToolError
+from understudy.json_text import from_json
 from understudy.messages import INTERRUPTED
 from understudy.records import CallState, ModelRequest
 
@@ -202,7 +202,7 @@ class Hooks:
     async def before_model(self, request: ModelRequest, round_number: int) -> dict[str, Any] | None:
         """Call the hooks before a model call; the error with which the run ends if one refuses it, or fails."""
         for spec in self._at.get("before_model", ()):
-            context = self._context("before_model", round_number=round_number, messages=copy.deepcopy(request.messages))
+            context = self._context("before_model", round_number=round_number, messages=from_json(request.messages))
             try:
                 wanted = await self._call(spec, context, Refuse)
             except HookFailed as failed:

@@ -128,11 +128,7 @@ class Activation:
         window = self.window
         if window.round >= window.spec["max_rounds"]:
             return await self._finish("round_limit", window.reply())
-        drafted = self._commits.draft.messages
-        window.messages.extend(drafted)
-        request = window.request(window.round + 1)
-        if drafted:
-            del window.messages[-len(drafted) :]
+        request = window.request(window.round + 1, self._commits.draft.messages)
         refused = await self._hooks.before_model(request, window.round + 1)
         if refused is not None:
             return await self._finish("failed", window.reply(), error=refused)

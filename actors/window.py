@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from understudy.identifiers import wait_key
-from understudy.messages import CUT_OFF, INTERRUPTED, Message
+from understudy.messages import CUT_OFF, Message
 from understudy.protocol import Work
 from understudy.records import Ack, ActivationId, CallState, InboxItem, ModelRequest
+
+from .conversation import Conversation
 
 CONTINUE = "Your last message was cut off. Continue exactly where it stopped, without repeating anything."
 SEES_END = ("after_model", "run_end")
@@ -31,6 +34,8 @@ class Window:
         self.session_id = session_id
         self.spec = spec
         self.messages: list[Message] = []
+        self._conversation = Conversation(spec["instructions"])
+        self._told = 0  # so many of the messages are in the conversation
         self.known_seq = 0
         self.incarnation = 0
         self.epoch = 0
@@ -69,19 +74,17 @@ class Window:
         """Take in what a commit returned."""
         self.cancel, self.inbox = ack.cancel, list(ack.inbox)
 
-    def run_messages(self) -> list[Message]:
-        """The messages of the current run, oldest first."""
-        found = []
-        for message in reversed(self.messages):
+    def backwards(self, drafted: Sequence[Message] = ()) -> Iterator[Message]:
+        """The messages of the current run, the newest first."""
+        for message in chain(reversed(drafted), reversed(self.messages)):
             if message.run_id != self.run_id:
                 break
-            found.append(message)
-        return found[::-1]
+            yield message
 
     def reply(self) -> str:
         """The final answer: the last assistant message, with the pieces before it that were cut off by length."""
         pieces: list[str] = []
-        for message in reversed(self.run_messages()):
+        for message in self.backwards():
             if message.role == "assistant":
                 if pieces and (message.extra or {}).get("finish_reason") != CUT_OFF:
                     break
@@ -90,35 +93,41 @@ class Window:
                 break
         return "".join(reversed(pieces))
 
-    def continuations(self) -> int:
+    def continuations(self, drafted: Sequence[Message] = ()) -> int:
         """How often in a row the reply was continued."""
         count = 0
-        for message in reversed(self.run_messages()):
+        for message in self.backwards(drafted):
             if message.name == "continuation":
                 count += 1
             elif message.role != "assistant":
                 break
         return count
 
-    def request(self, round_number: int) -> ModelRequest:
-        """The model call of a round. A pure function of the window: the same after any crash."""
+    def request(self, round_number: int, drafted: Sequence[Message] = ()) -> ModelRequest:
+        """The model call of a round. A pure function of the window: the same after any crash.
+
+        Args:
+            drafted: messages that are committed with the call.
+        """
         spec = self.spec
-        messages = to_protocol(spec["instructions"], self.messages)
+        self._conversation.extend(self.messages[self._told :])
+        self._told = len(self.messages)
         tools = [
             {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
             for tool in spec["tools"]
         ]
+        hooks = spec.get("hooks", ())
         assert self.run_id is not None
         return ModelRequest(
             wait_key=wait_key(self.session_id, self.run_id, round_number),
             profile=spec["profile"],
             model=spec["model"],
-            messages=messages,
+            messages=self._conversation.text(drafted),
             tools=tools,
             parameters=dict(spec["parameters"]),
             deadline=spec["deadline"],
             stall=spec.get("stall", 300.0),
-            ends_run=not self.continuations() and all(hook["point"] not in SEES_END for hook in spec.get("hooks", ())),
+            ends_run=not self.continuations(drafted) and not any(hook["point"] in SEES_END for hook in hooks),
         )
 
 
@@ -126,59 +135,3 @@ def wanted_reply(request: ModelRequest) -> int:
     """The longest reply that a request wants, in tokens."""
     parameters = request.parameters
     return int(parameters.get("max_completion_tokens") or parameters.get("max_tokens") or OUTPUT_TOKENS)
-
-
-def to_protocol(instructions: str, messages: list[Message]) -> list[dict[str, Any]]:
-    """The conversation in the OpenAI chat completions form.
-
-    Endpoints repeat their tool call ids and refuse a call without a result: a repeated id is made unique, and a call
-    that never got a result gets one that says so. History therefore never makes a session unusable.
-    """
-    found: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
-    seen: set[str] = set()
-    open_calls: dict[str, str] = {}
-
-    def settle() -> None:
-        for provider_id in open_calls.values():
-            found.append({"role": "tool", "tool_call_id": provider_id, "content": INTERRUPTED})
-        open_calls.clear()
-
-    for message in messages:
-        if message.role == "tool":
-            provider_id = open_calls.pop(message.tool_call_id or "", None)
-            if provider_id is not None:
-                found.append({"role": "tool", "tool_call_id": provider_id, "content": message.content or ""})
-            continue
-        settle()
-        if message.role != "assistant":
-            found.append({"role": message.role, "content": message.content})
-            continue
-        wire: dict[str, Any] = {"role": "assistant", "content": message.content}
-        provider = dict((message.extra or {}).get("provider") or {})
-        call_extras = provider.pop("tool_calls", None) or [{}] * len(message.tool_calls)
-        wire.update(provider)
-        calls: list[dict[str, Any]] = []
-        for call, call_extra in zip(message.tool_calls, call_extras, strict=False):
-            provider_id = call.provider_id or call.call_id
-            if provider_id in seen:
-                provider_id = f"{provider_id}_{message.seq}_{len(calls)}"
-            seen.add(provider_id)
-            open_calls[call.call_id] = provider_id
-            function = {"name": call.name, "arguments": readable(call.arguments)}
-            calls.append({**call_extra, "id": provider_id, "type": "function", "function": function})
-        if calls:
-            wire["tool_calls"] = calls
-        elif not wire["content"]:
-            wire["content"] = ""
-        found.append(wire)
-    settle()
-    return found
-
-
-def readable(arguments: str) -> str:
-    """The arguments if they are JSON, else a JSON object that quotes them: endpoints refuse unreadable history."""
-    try:
-        json.loads(arguments)
-    except (ValueError, RecursionError):
-        return json.dumps({"unreadable": arguments})
-    return arguments

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from typing import Any
 
+from .json_text import to_json
 from .messages import Usage
 from .records import ModelRequest
 
@@ -13,9 +12,10 @@ BYTES_PER_TOKEN = 3
 """Careful: English has about four bytes a token, code and other languages fewer."""
 
 
-def estimate_tokens(messages: list[dict[str, Any]]) -> int:
+def estimate_tokens(request: ModelRequest) -> int:
     """A careful guess of a request's input tokens."""
-    return len(json.dumps(messages, ensure_ascii=False).encode(errors="replace")) // BYTES_PER_TOKEN + 1
+    tools = to_json(request.tools).encode() if request.tools else b""
+    return (len(request.messages) + len(tools)) // BYTES_PER_TOKEN + 1
 
 
 def estimate_usage(request: ModelRequest, text: str, calls: Iterable[tuple[str, str, str]] = ()) -> Usage:
@@ -26,4 +26,4 @@ def estimate_usage(request: ModelRequest, text: str, calls: Iterable[tuple[str, 
     cap = request.parameters.get("max_completion_tokens") or request.parameters.get("max_tokens")
     if isinstance(cap, int):
         output = min(output, cap)
-    return Usage(estimate_tokens([*request.messages, *request.tools]), output, estimated=True)
+    return Usage(estimate_tokens(request), output, estimated=True)

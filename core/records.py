@@ -52,7 +52,9 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         wait_key: `session/run/round`; with `/attempt` it is the request key.
         profile: name of the model profile (endpoint and credentials) at the gateway.
-        messages, tools: in the OpenAI chat completions form.
+        messages: a JSON array in the OpenAI chat completions form: as text, since nobody but the endpoint needs more of
+            it than its length, and to read and write a long one would take longer than all else about a call.
+        tools: in the same form.
         parameters: temperature, max_tokens, … passed through to the endpoint.
         deadline: seconds for the whole call, retries included.
         stall: seconds without a byte from the endpoint after which a try is given up.
@@ -62,7 +64,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     wait_key: str
     profile: str
     model: str
-    messages: list[dict[str, Any]]
+    messages: bytes
     tools: list[dict[str, Any]] = []
     parameters: dict[str, Any] = {}
     deadline: float = 600.0

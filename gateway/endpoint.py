@@ -67,13 +67,17 @@ class Endpoint:
         self._headers = httpx2.Headers({name: value for name, value in given if isinstance(value, str)})
         self._headers.update(client.auth_headers)  # whatever the environment has for this one (OPENAI_CUSTOM_HEADERS)
 
-    async def post(self, body: dict[str, Any]) -> httpx2.Response:
+    async def post(self, body: dict[str, Any], messages: bytes) -> httpx2.Response:
         """The response to a request, not read yet.
+
+        Args:
+            body: all of it but the messages.
+            messages: a JSON array.
 
         Raises:
             openai.APIStatusError: its status is that of an error.
         """
-        content = to_json(body).encode()
+        content = b'%b,"messages":%b}' % (to_json(body).encode()[:-1], messages)
         request = self.http.build_request("POST", self._url, headers=self._headers, content=content)
         response = await self.http.send(request, stream=True)
         if not response.is_success:

@@ -80,7 +80,6 @@ class Tries:
         self._body: dict[str, Any] = {
             **request.parameters,
             "model": request.model,
-            "messages": request.messages,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -140,7 +139,7 @@ class Tries:
 
     async def _exchange(self) -> Completion:
         try:
-            response = await self._endpoint.post(self._body)
+            response = await self._endpoint.post(self._body, self._request.messages)
             try:
                 return await self._read(response)
             finally:

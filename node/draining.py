@@ -178,7 +178,7 @@ class Draining:
         busy = call is not None or (slot is not None and not slot.resting) or row.frame_id in frames.known.expected
         tokens = Usage.from_wire(row.run_usage).total_tokens // max(1, row.round)
         if call is not None and call.request is not None:
-            tokens = estimate_tokens(call.request.messages)
+            tokens = estimate_tokens(call.request)
         held = session_id in self._claims or session_id in frames.placing
         return Departure(session_id, tokens, busy, held)
 

@@ -10,6 +10,7 @@ from typing import Any
 from understudy.errors import ModelError
 from understudy.gateway.gateway import Gateway
 from understudy.identifiers import digest
+from understudy.json_text import from_json
 from understudy.node.rounds import split_wait_key
 from understudy.records import ModelAnswer, ModelRequest
 
@@ -70,7 +71,7 @@ def read_request(request: ModelRequest, names: dict[str, str]) -> Asked:
     Its limit of output tokens is left out: a tree's budget lets it depend on the order in which sub-agents finish.
     """
     entries, places, round_number = list[Entry](), dict[str, tuple[str, str]](), 0
-    for message in request.messages:
+    for message in from_json(request.messages):
         text = named(text_of(message.get("content")), names)
         calls: list[tuple[str, str, str]] = []
         if message["role"] == "assistant":

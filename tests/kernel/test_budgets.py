@@ -22,9 +22,11 @@ from understudy.cluster.ray import bootstrap
 from understudy.config import ModelProfile, Settings
 from understudy.errors import InvalidConfiguration, InvalidSpec
 from understudy.estimates import estimate_tokens
+from understudy.json_text import to_json
 from understudy.messages import Usage
 from understudy.prices import MILLION, Price, money, price_table
 from understudy.profiles import Profiles
+from understudy.records import ModelRequest
 from understudy.spec import AgentSpec, Budget
 from understudy.store import budgets
 from understudy.store.budgets import Ask, Charge, Grant, Refusal
@@ -44,6 +46,11 @@ CHEAP = {"offline": Price(1 * MILLION, MILLION // 10, 10 * MILLION)}
 
 
 # What can be written down.
+
+
+def estimated(body: dict[str, Any]) -> int:
+    """The tokens of a request, by its body."""
+    return estimate_tokens(ModelRequest("", "", "", to_json(body["messages"]).encode(), body.get("tools", [])))
 
 
 def test_a_budget_says_what_it_limits() -> None:
@@ -331,7 +338,7 @@ async def test_the_reply_is_no_longer_than_what_is_reserved(kernel: k.Kernel) ->
     kernel.server.policy = at_length
     run = await kernel.run("s", k.spec(max_continuations=0, budget=[{"tokens": 300}]))
     body = kernel.server.requests[0].body
-    asked = estimate_tokens(body["messages"] + body.get("tools", []))
+    asked = estimated(body)
     assert body["max_completion_tokens"] == 300 - asked
     assert sum(run["usage"][:2]) == accounts(kernel)["tree tokens"][2] <= 300
 
@@ -367,7 +374,7 @@ async def test_usage_that_is_missing_is_estimated(store: str, tmp_path: Path) ->
             body = kernel.server.requests[0].body
             used = RunResult.from_row(run).usage
             assert used.estimated
-            assert (used.input_tokens, used.output_tokens) == (estimate_tokens(body["messages"]), 100)
+            assert (used.input_tokens, used.output_tokens) == (estimated(body), 100)
             assert used.cost == used.input_tokens + 10 * used.output_tokens
             assert accounts(kernel)["tree tokens"] == (1_000, 0, used.total_tokens, 0)
             [answer] = [event for event in await kernel.events("s") if event["type"] == "model_call_completed"]

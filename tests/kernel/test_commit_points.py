@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import or_, select
 
-from understudy.actors.window import INTERRUPTED
+from understudy.messages import INTERRUPTED
 from understudy.prices import Price
 from understudy.store.statements import ACCOUNT
 

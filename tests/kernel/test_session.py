@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from understudy.actors.conversation import Conversation
 from understudy.actors.tool_calls import GOES_ON
 from understudy.actors.tools import ToolContext, tool
-from understudy.actors.window import INTERRUPTED, to_protocol
 from understudy.errors import ToolError
-from understudy.messages import Message, ToolCall
+from understudy.messages import INTERRUPTED, Message, ToolCall
 from understudy.testing.offline import Faults, Reply
 from understudy.testing.protocol import check_body
 
@@ -448,6 +448,13 @@ entries = st.lists(
 )
 
 
+def told(instructions: str, messages: list[Message]) -> list[dict[str, Any]]:
+    """What a model is sent of a history."""
+    conversation = Conversation(instructions)
+    conversation.extend(messages)
+    return json.loads(conversation.text())  # type: ignore[no-any-return]
+
+
 @given(entries)
 def test_any_history_can_be_sent(history: list[tuple[str, Any]]) -> None:
     """Lost results, repeated ids and unreadable arguments are repaired: an endpoint accepts every history."""
@@ -462,8 +469,15 @@ def test_any_history_can_be_sent(history: list[tuple[str, Any]]) -> None:
             messages.append(Message("tool", "x", tool_call_id=known[-1 - extra % len(known)], seq=seq))
         else:
             messages.append(Message("user", "and", seq=seq))
-    sent = to_protocol("be kind", messages)
+    sent = told("be kind", messages)
     check_body({"model": "m", "messages": sent})
+    # Whatever was sent in between, and was not committed: the text is that of the messages.
+    grown = Conversation("be kind")
+    for number, message in enumerate(messages):
+        grown.text([Message("user", "not committed")])
+        grown.text([later for later in messages[number : number + 3] if later.role != "assistant"])
+        grown.extend([message])
+    assert json.loads(grown.text()) == sent
     ids = [call["id"] for message in sent for call in message.get("tool_calls", ())]
     assert len(set(ids)) == len(ids)
     for message in sent:
@@ -473,7 +487,7 @@ def test_any_history_can_be_sent(history: list[tuple[str, Any]]) -> None:
 
 def test_a_call_without_a_result_says_so() -> None:
     """The model learns that the outcome is unknown."""
-    sent = to_protocol("", [Message("assistant", None, (ToolCall("r/1/0", "t", "{}", "p"),)), Message("user", "go on")])
+    sent = told("", [Message("assistant", None, (ToolCall("r/1/0", "t", "{}", "p"),)), Message("user", "go on")])
     assert sent[1] == {"role": "tool", "tool_call_id": "p", "content": INTERRUPTED}
 
 

@@ -28,6 +28,7 @@ from understudy.cluster.certify.verdict import (
 from understudy.cluster.certify.watched_frame import TOOL_BEGINS, TOOL_DONE
 from understudy.cluster.certify.workspaces import File, Workspaces, changes
 from understudy.errors import InvalidInput
+from understudy.json_text import to_json
 from understudy.records import ModelRequest
 
 from ..unit.test_imports import loaded_by
@@ -67,7 +68,7 @@ def request(calls: list[list[str]], ids: list[str], session_id: str) -> ModelReq
         messages += [
             {"role": "tool", "tool_call_id": item, "content": text} for item, text in zip(given, results, strict=True)
         ]
-    return ModelRequest("s/r/1", "offline", "offline", messages)
+    return ModelRequest("s/r/1", "offline", "offline", to_json(messages).encode())
 
 
 CALLS = st.lists(st.lists(TEXTS, min_size=1, max_size=3), max_size=3)

@@ -229,7 +229,7 @@ async def test_a_frame_learns_of_its_own_session_only(stage: Stage) -> None:
     held = [work["session_id"], work["incarnation"], work["epoch"]]
     before = await stage.kernel.info("s")
     batch = dict(zip(("session_id", "incarnation", "epoch"), held, strict=True), batch_no=1)
-    request = {"wait_key": f"s/{work['inbox'][0]['key']}/1", "profile": "offline", "model": "m", "messages": []}
+    request = {"wait_key": f"s/{work['inbox'][0]['key']}/1", "profile": "offline", "model": "m", "messages": b"[]"}
     step = {"frame": identity("thief"), "activation": held, "root_id": "s"}
     calls: list[tuple[Any, ...]] = [
         ("reload", "thief", held), ("interrupted", "thief", held, "r"), ("specification", "thief", held),
@@ -258,7 +258,7 @@ async def test_a_parked_session_is_nobodys(stage: Stage) -> None:
     kernel.server.hold()
     held = ActivationId(work["session_id"], work["incarnation"], work["epoch"])
     run_id = work["inbox"][0]["key"]
-    request = ModelRequest(f"s/{run_id}/1", "offline", "offline", [{"role": "user", "content": "hi"}])
+    request = ModelRequest(f"s/{run_id}/1", "offline", "offline", b'[{"role":"user","content":"hi"}]')
     batch = Batch(*held, 1, start_run=run_id, wait="model", request_round=1, request_profile="offline")
     owner = FrameIdentity("owner", 1, kernel.service.config.node_id, "")
     step = StepCall(owner, 2, activation=held, batch=batch, request=request, leave=True)

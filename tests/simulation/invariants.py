@@ -27,6 +27,7 @@ from understudy.events import (
     ToolFinished,
     ToolStarted,
 )
+from understudy.json_text import from_json
 from understudy.records import LEASE_SECONDS, ModelRequest
 from understudy.store.check import check
 from understudy.store.entries import event_from_row
@@ -334,7 +335,7 @@ class Invariants:
         """A node service has a model call made: the model is sent what is committed. The gateway may get it late."""
         wait_key = request.wait_key
         session_id = wait_key.partition("/")[0]
-        sent = [_said(message) for message in request.messages if message["role"] != "system"]
+        sent = [_said(message) for message in from_json(request.messages) if message["role"] != "system"]
         with self._world.store.committed() as connection:
             where = MESSAGE.c.session_id == session_id
             rows = connection.execute(select(MESSAGE.c.role, MESSAGE.c.body).where(where).order_by(MESSAGE.c.seq))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from understudy.actors.asking import read_arguments
+from understudy.actors.conversation import readable
 from understudy.actors.repeats import repeats
 from understudy.actors.spawning import read_spawn
-from understudy.actors.window import readable
 from understudy.config import ModelProfile
 from understudy.errors import ServiceGone
 from understudy.messages import Message, ToolCall, Usage, encodable, storable
@@ -92,7 +92,7 @@ class Aborting(Answering):
 
 
 def call(run_id: str = "r", incarnation: int = 1, attempt: int = 1) -> Call:
-    request = ModelRequest(wait_key=f"s/{run_id}/1", profile="p", model="m", messages=[])
+    request = ModelRequest(wait_key=f"s/{run_id}/1", profile="p", model="m", messages=b"[]")
     return Call(CallOrigin("s", incarnation, run_id, 1, attempt, "", "s", "p", "m"), request)
 
 

@@ -118,7 +118,7 @@ requests = st.builds(
     wait_key=words,
     profile=texts,
     model=words,
-    messages=st.lists(json_objects, max_size=3),
+    messages=st.binary(max_size=20),
     tools=st.lists(json_objects, max_size=2),
     parameters=json_objects,
     deadline=st.floats(min_value=0.1, max_value=1e5),

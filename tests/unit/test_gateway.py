@@ -29,6 +29,7 @@ from understudy.errors import (
 from understudy.gateway.gateway import Gateway
 from understudy.gateway.sse import Completion, EventStream, Malformed, ServerSentEvent
 from understudy.gateway.tries import retry_after_seconds
+from understudy.json_text import to_json
 from understudy.messages import Usage
 from understudy.records import ModelRequest
 from understudy.testing.offline import Faults, OfflineServer, Refusal, Reply, policy_from_script
@@ -37,8 +38,8 @@ KEY = "sk-secret-0123456789"
 
 
 def request(text: str = "hi", **more: Any) -> ModelRequest:
-    fields = {"wait_key": "s/r/1", "profile": "p", "model": "offline", "messages": [{"role": "user", "content": text}]}
-    return ModelRequest(**{**fields, **more})
+    messages = to_json(more.pop("messages", [{"role": "user", "content": text}])).encode()
+    return ModelRequest(**{"wait_key": "s/r/1", "profile": "p", "model": "offline", "messages": messages, **more})
 
 
 @asynccontextmanager

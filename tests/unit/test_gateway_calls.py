@@ -24,7 +24,7 @@ from understudy.transport.remote_gateway import RemoteGateway
 from understudy.transport.remote_node import SocketCalls
 
 ORIGIN = CallOrigin("s", 1, "r", 1, 1, "", "s", "p", "m")
-REQUEST = ModelRequest(wait_key="s/r/1", profile="p", model="m", messages=[{"role": "user", "content": "hi"}])
+REQUEST = ModelRequest(wait_key="s/r/1", profile="p", model="m", messages=b'[{"role":"user","content":"hi"}]')
 PROFILE = ModelProfile("p", "sk-secret-0123456789", "http://127.0.0.1:1/v1", prices={"m": Price(1, 2, 3)})
 ANSWER = ModelAnswer(
     content="half \ud83d", tool_calls=(("1", "t", "{}"),), usage=Usage(3, 4), started_at=5, extra={"n": 1 << 80}
@@ -211,7 +211,7 @@ async def test_credentials_may_come_after_the_call(monkeypatch: pytest.MonkeyPat
     assert await call == ANSWER
     assert "sk-secret" not in redacted(f"key {PROFILE.api_key}")
     monkeypatch.setattr(gateway_calls, "PROFILE_SECONDS", 0.01)
-    other = ModelRequest(wait_key="t/r/1", profile="q", model="m", messages=[])
+    other = ModelRequest(wait_key="t/r/1", profile="q", model="m", messages=b"[]")
     answer = await calls.call(number, CallOrigin("t", 1, "r", 1, 1, "", "t", "q", "m"), other)
     assert answer is not None
     assert answer.error is not None
