@@ -111,12 +111,14 @@ class Bench:
         quick: few repetitions, to see that everything works; numbers of such a run mean little.
         full: the long scenarios too.
         directory: of this run; removed at its end.
+        store, namespace: of the cluster that was started last.
     """
 
     def __init__(self, *, quick: bool = False, full: bool = False) -> None:
         self.quick = quick
         self.full = full
         self.directory = Path()
+        self.store = self.namespace = ""
         self._stack = ExitStack()
         self._numbers = itertools.count(1)
         self._endpoint: Endpoint | None = None
@@ -166,9 +168,10 @@ class Bench:
         """Services of their own with an empty SQLite store; the defaults are those of `Cluster.connect`."""
         self.start_ray()
         number = next(self._numbers)
+        self.store, self.namespace = f"sqlite:///{self.directory}/store-{number}.db", f"bench-{number}"
         cluster = Cluster.connect(
-            f"sqlite:///{self.directory}/store-{number}.db",
-            namespace=f"bench-{number}",
+            self.store,
+            namespace=self.namespace,
             model="offline-over-http",
             standby=standby,
             max_actors=max_actors,

@@ -31,7 +31,7 @@ def round_cost(bench: Bench) -> list[Row]:
             session.send("go").result(120, check=True)
             calls += [baseline.call_seconds(actor) for _ in range(2 * ROUNDS)]
             if repetition:  # the first one starts the actors
-                found = _rounds(session.events())
+                found = rounds_taken(session.events())
                 walls += [wall for wall, _ in found]
                 costs += [wall - outside for wall, outside in found]
         baseline.end([actor])
@@ -44,7 +44,7 @@ def round_cost(bench: Bench) -> list[Row]:
     ]
 
 
-def _rounds(events: list[Event]) -> list[tuple[float, float]]:
+def rounds_taken(events: list[Event]) -> list[tuple[float, float]]:
     """Per round: from one model call's commit to the next one's, and what of it the model and the tool took (ms)."""
     found = []
     started, outside = 0, 0

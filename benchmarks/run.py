@@ -27,6 +27,7 @@ from comparison import peers
 from creation import cold, memory, standby
 from density import density
 from harness import Bench, Row
+from history import history
 from recovery import kill, kill_many
 from rich.console import Console
 from rich.table import Table
@@ -41,6 +42,7 @@ SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "cold": cold,
     "standby": standby,
     "round": round_cost,
+    "history": history,
     "kill": kill,
     "kill16": kill_many,
     "cpu": cpu,

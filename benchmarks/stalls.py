@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,8 +24,12 @@ from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
+from understudy.ports import Node
+from understudy.protocol import Exit, Following, Input, NewSession, Work
 from understudy.store import beginnings
 from understudy.store.activation import acquire
+from understudy.transport.remote_node import CalledNode
+from understudy.transport.signatures import signature_of
 
 FRAMES = 4
 FAR = 3_600_000_000
@@ -98,8 +101,8 @@ class _Node:
         self._arrivals: dict[str, asyncio.Future[float]] = {}
 
     def frame(self, frame_id: str) -> Frame:
-        """A frame whose calls travel as JSON, as they would between processes."""
-        return Frame(_Link(self), frame_id, self.service.config.node_id, "")  # type: ignore[arg-type]
+        """A frame whose calls travel as data, as they would between processes."""
+        return Frame(_Link(self), frame_id, self.service.config.node_id, "")
 
     async def create(self, names: list[str], *, waits: bool) -> None:
         """Sessions of that name; those that wait have an input, and go on when their timer is due."""
@@ -108,8 +111,7 @@ class _Node:
             await asyncio.gather(*(self._create(name, waits) for name in some))
 
     async def _create(self, name: str, waits: bool) -> None:
-        session = {"session_id": name, "spec": dict(self._spec), "placement": "", "metadata": {}}
-        await self.requests.spawn(session, {})
+        await self.requests.spawn(NewSession(name, dict(self._spec)), {})
 
         def wait(tx: Any) -> None:
             beginnings.pause(tx, tx.session(name), FAR)
@@ -123,37 +125,35 @@ class _Node:
         began = time.perf_counter()
         arrival = self._arrivals[name] = asyncio.get_running_loop().create_future()
         if kind == "idle":
-            await self.requests.send(name, {"run_id": "r", "content": "go"}, name)
+            await self.requests.send(name, Input("r", "go"), name)
         else:
             await self.service.journal.submit(
                 lambda tx: tx.set_timer(tx.session(name), beginnings.PAUSE_TIMER, tx.now), name
             )
         taken = await arrival - began
-        while not (await self.requests.watch("wake", {name: {"after": 0, "ends": True}}, 10.0))["runs"]:
+        while not (await self.requests.watch("wake", {name: Following(0, ends=True)}, 10.0)).runs:
             pass
         return taken
 
-    def arrived(self, work: dict[str, Any]) -> None:
+    def arrived(self, work: Work | Exit) -> None:
         """A frame was given work."""
-        arrival = self._arrivals.pop(work.get("session_id", ""), None)
+        arrival = self._arrivals.pop(work.session_id, None) if isinstance(work, Work) else None
         if arrival is not None:
             arrival.set_result(time.perf_counter())
 
 
-class _Link:
+class _Link(CalledNode):
     """The node service as a frame reaches it."""
 
     def __init__(self, node: _Node) -> None:
         self._node = node
 
-    def __getattr__(self, method: str) -> Any:
-        async def call(*arguments: Any) -> Any:
-            found = await getattr(self._node.service, method)(*json.loads(json.dumps(arguments)))
-            if method == "step":
-                self._node.arrived(found)
-            return found if isinstance(found, bytes) else json.loads(json.dumps(found))
-
-        return call
+    async def _send(self, method: str, arguments: Sequence[Any]) -> Any:
+        signature = signature_of(getattr(Node, method))
+        found = await getattr(self._node.service, method)(*signature.arguments(arguments))
+        if method == "step":
+            self._node.arrived(found)
+        return signature.sent(found)
 
 
 @asynccontextmanager
