@@ -19,14 +19,13 @@ from understudy.ports import Node
 from understudy.records import LEASE_SECONDS, CallState, InboxItem, LogEntry, Spawn, child_text
 from understudy.waiting import retrieve_error
 
-from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began, read_question
+from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began
 from .commits import Commits, Patience
+from .delegation import is_delegated, wait_for, wanted_by
 from .execution import Outcome, bind, execute, may_go_on, presentable, reconcile, reconcile_failed
 from .hooks import Hooks
 from .repeats import REPEATED
-from .spawning import spawn_of
-from .tools import SPAWN_AGENT, LoadedTool, ToolContext
-from .waking import STORE_TOOLS, read_for_store
+from .tools import LoadedTool, ToolContext
 from .window import Window
 
 COALESCE_SECONDS = 0.05
@@ -37,9 +36,6 @@ WATCH_AFTER_SECONDS = 0.25
 
 GOES_ON = "interrupted: the run was ended while this tool ran, and it could not be stopped; its outcome is unknown"
 """What a model reads as the result of such a call."""
-
-READERS = {REQUEST_USER_INPUT: read_question, **dict.fromkeys(STORE_TOOLS, read_for_store)}
-"""What the calls of built-in tools ask that others answer: a person, or the store."""
 
 Loader = Callable[[dict[str, Any]], Awaitable[LoadedTool]]
 
@@ -115,7 +111,7 @@ class ToolCalls:
             due = [
                 self._due(call, specs, limit, repeated)
                 for call in calls
-                if window.cancel is None and _for_others(call, specs.get(call.tool)) is handed_over
+                if window.cancel is None and is_delegated(call, specs.get(call.tool)) is handed_over
             ]
             await self._all([work for work in due if work is not None])
         if window.cancel is not None:
@@ -123,7 +119,7 @@ class ToolCalls:
         await self.take_children()
         missing = [call for call in window.calls if call.call_id not in self._results]
         if missing:
-            return _wait_for(missing, specs)
+            return wait_for(missing, specs)
         for call in window.calls:
             self._commits.draft.settle(window, call, self._results[call.call_id])
         window.calls = []
@@ -155,7 +151,7 @@ class ToolCalls:
             known = ", ".join(sorted(specs)) or "none"
             text = f"there is no tool named {call.tool!r}. Tools you have: {known}."
             return self._conclude(call, Outcome("unknown_tool", text, 0, _now()), executions=0)
-        if _for_others(call, spec):
+        if is_delegated(call, spec):
             return self._hand_over(call, spec) if call.state == "requested" else None
         if call.state in ("asked", "waiting") and answer_to(call, self._window.inbox) is None:
             return None
@@ -323,7 +319,7 @@ class ToolCalls:
         permitted = await self._hooks.before_tool(call, spec)
         if isinstance(permitted, Outcome):
             return await self._conclude(call, permitted, executions=0)
-        wanted = spawn_of(self._window, permitted) if call.tool == SPAWN_AGENT else READERS[call.tool](permitted)
+        wanted = wanted_by(permitted, self._window)
         if isinstance(wanted, str):
             return await self._conclude(call, Outcome("invalid", wanted, 0, _now()), executions=0)
         if isinstance(wanted, Spawn):
@@ -382,27 +378,6 @@ def _answered(call: CallState, answer: dict[str, Any]) -> Outcome | None:
 def given_up(call: CallState) -> bool:
     """Whether a call ended without an agent: its processes died again and again, or a person said so."""
     return call.result is not None and call.result["outcome"] == "aborted"
-
-
-def _wait_for(missing: list[CallState], specs: dict[str, dict[str, Any]]) -> str:
-    """What a session waits for whose round lacks these calls: a person first, then a time, then its sub-agents."""
-    if any(call.tool != SPAWN_AGENT and builtin(specs[call.tool]) not in STORE_TOOLS for call in missing):
-        return "input"
-    return "child" if all(call.tool == SPAWN_AGENT for call in missing) else "timer"
-
-
-def _for_others(call: CallState, spec: dict[str, Any] | None) -> bool:
-    """Whether the session executes a call by handing it over: to a sub-agent, or (unless it has) to a person or the
-    store."""
-    if spec is None:
-        return False
-    return call.tool == SPAWN_AGENT or (call.state == "requested" and builtin(spec) in READERS)
-
-
-def builtin(spec: dict[str, Any]) -> str | None:
-    """The built-in tool that this is: tools of other people may have its name."""
-    name: str | None = spec["source"].get("builtin")
-    return name
 
 
 def _now() -> int:
