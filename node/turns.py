@@ -6,7 +6,9 @@ Every operation takes the same time, however many sessions are ready. Plain data
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 INTERRUPTED_IN_A_ROW = 3
 """So many interrupted sessions go first; then it is the turn of one that never was, if one is ready."""
@@ -28,6 +30,17 @@ class Ready:
     cause: str = "ready"
     down_since: int = 0
     epoch: int = 0
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], cause: str) -> Ready:
+        """A session that is ready, as its row is: one that did nothing since its process died is to be resumed."""
+        died_at = (row["deaths"] or (0,))[-1]
+        resumes = died_at and died_at in (
+            row["updated_at"],
+            row["wait_since"],
+        )  # since then it has waited for a pause at most
+        cause, down_since = ("resume", died_at) if resumes else (cause, 0)
+        return cls(row["session_id"], row["placement"], row["root_id"], cause, down_since, row["epoch"])
 
     @property
     def interrupted(self) -> bool:
