@@ -212,18 +212,16 @@ class LoadedTool:
     """A tool in a frame, ready to be executed.
 
     Attributes:
-        on_crash: `report`, `rerun`, `ask` or `reconcile`, as the session was created with.
         parameters: JSON schema that arguments must satisfy.
         context_parameter: name of the parameter that takes the `ToolContext`.
-        reconcile: finds out what became of a call; set exactly when `on_crash` is `reconcile`.
+        reconcile: finds out what became of a call; None where the specification does not say so, or the function that
+            did is gone: nobody knows then, and that is what the model is told.
         converted: parameters whose values pydantic builds, with their types.
     """
 
     name: str
     function: Callable[..., Any]
     is_async: bool
-    on_crash: str
-    timeout: float | None
     parameters: dict[str, Any]
     context_parameter: str | None = None
     reconcile: Callable[..., Any] | None = None
@@ -268,15 +266,11 @@ def load(
     definition = getattr(function, "__understudy_tool__", None)
     if not isinstance(definition, ToolDefinition):
         raise ToolError(f"tool {name!r} can't be loaded here: the function is no longer decorated with @tool.")
-    on_crash = spec["on_crash"]
-    reconcile = definition.on_crash if on_crash == "reconcile" and callable(definition.on_crash) else None
+    reconcile = definition.on_crash if spec["on_crash"] == "reconcile" and callable(definition.on_crash) else None
     return LoadedTool(
         name=name,
         function=function,
         is_async=inspect.iscoroutinefunction(function),
-        # The function that would find out is gone: nobody knows, and that is what the model is told.
-        on_crash="report" if on_crash == "reconcile" and reconcile is None else on_crash,
-        timeout=spec["timeout"],
         parameters=spec["parameters"],
         context_parameter=context_parameter(function),
         reconcile=reconcile,
