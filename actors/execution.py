@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -43,6 +43,11 @@ TOO_LATE = "too_late"
 """No outcome of a call: the time until which its function might begin was over before its first instruction."""
 
 
+def now() -> int:
+    """Microseconds since 1970 UTC."""
+    return time.time_ns() // 1000
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a tool call ended.
@@ -50,15 +55,15 @@ class Outcome:
     Attributes:
         outcome: one of those that `ToolFinished` names.
         content: what the model is shown.
-        duration: microseconds.
+        duration: microseconds; 0 for one that was not executed.
         started_at: microseconds since 1970 UTC.
         stuck_thread: code of the tool still runs in this process, which must be replaced before the session goes on.
     """
 
     outcome: str
     content: str
-    duration: int
-    started_at: int
+    duration: int = 0
+    started_at: int = field(default_factory=now)
     stuck_thread: bool = False
 
 
@@ -91,7 +96,7 @@ def bind(tool: LoadedTool, arguments: str, context: ToolContext) -> dict[str, An
         outcome, content = _failure(tool, error)
     else:
         return keywords if tool.context_parameter is None else {**keywords, tool.context_parameter: context}
-    return Outcome(outcome, presentable(content), 0, time.time_ns() // 1000)
+    return Outcome(outcome, presentable(content))
 
 
 def _ignore(_work: asyncio.Future[Any]) -> None:
@@ -113,7 +118,7 @@ async def execute(
         before: monotonic time; nothing that can wait stands between the comparison with it and the function.
         begun: is given what runs the function; an async one that ignores its cancellation is not done afterwards.
     """
-    started_at, begin = time.time_ns() // 1000, time.monotonic_ns()
+    started_at, begin = now(), time.monotonic_ns()
     try:
         outcome, content, stuck = await run(tool, keywords, timeout, before=before, begun=begun)
     except Exception as error:
@@ -198,7 +203,7 @@ async def reconcile(
 
     It is run as a tool is (`execute`): None if it was too late to begin.
     """
-    started_at, begin = time.time_ns() // 1000, time.monotonic_ns()
+    started_at, begin = now(), time.monotonic_ns()
     outcome, text, stuck = "interrupted", INTERRUPTED, False
     if tool.reconcile is not None:
         wanted = _Wanted()

@@ -234,8 +234,8 @@ class Hooks:
             except HookFailed as failed:
                 reason = str(failed)
             if call.state == "requested":
-                return Outcome("refused", presentable(f"not executed: {reason}"), 0, _now())
-            return Outcome("interrupted", presentable(f"{INTERRUPTED}; not executed again: {reason}"), 0, _now())
+                return Outcome("refused", presentable(f"not executed: {reason}"))
+            return Outcome("interrupted", presentable(f"{INTERRUPTED}; not executed again: {reason}"))
         return call
 
     async def after_tool(self, call: CallState, outcome: Outcome) -> Outcome:
@@ -335,7 +335,3 @@ def _means_something(point: str, found: Any) -> bool:
 
 def _same(result: Any) -> Any:
     return result
-
-
-def _now() -> int:
-    return time.time_ns() // 1000

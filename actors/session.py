@@ -18,7 +18,8 @@ from understudy.wakeups import WAIT
 from .commits import Commits, Patience
 from .hooks import Hooks, LoadedHook
 from .repeats import NO_PROGRESS, judge
-from .tool_calls import Loader, ToolCalls, builtin, given_up
+from .tool_calls import Loader, ToolCalls, given_up
+from .tools import builtin
 from .window import CONTINUE, Window
 
 HookLoader = Callable[[dict[str, Any]], Awaitable[LoadedHook]]

@@ -19,14 +19,13 @@ from understudy.ports import Node
 from understudy.records import LEASE_SECONDS, CallState, InboxItem, LogEntry, Spawn, child_text
 from understudy.waiting import retrieve_error
 
-from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began, read_question
+from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began
 from .commits import Commits, Patience
-from .execution import Outcome, bind, execute, may_go_on, presentable, reconcile, reconcile_failed
+from .delegation import is_delegated, wait_for, wanted_by
+from .execution import Outcome, bind, execute, may_go_on, now, presentable, reconcile, reconcile_failed
 from .hooks import Hooks
 from .repeats import REPEATED
-from .spawning import spawn_of
-from .tools import SPAWN_AGENT, LoadedTool, ToolContext
-from .waking import STORE_TOOLS, read_for_store
+from .tools import LoadedTool, ToolContext
 from .window import Window
 
 COALESCE_SECONDS = 0.05
@@ -37,9 +36,6 @@ WATCH_AFTER_SECONDS = 0.25
 
 GOES_ON = "interrupted: the run was ended while this tool ran, and it could not be stopped; its outcome is unknown"
 """What a model reads as the result of such a call."""
-
-READERS = {REQUEST_USER_INPUT: read_question, **dict.fromkeys(STORE_TOOLS, read_for_store)}
-"""What the calls of built-in tools ask that others answer: a person, or the store."""
 
 Loader = Callable[[dict[str, Any]], Awaitable[LoadedTool]]
 
@@ -97,7 +93,7 @@ class ToolCalls:
             return answered, call.executions, item
         begun = self._begun.get(call.call_id)
         if begun is not None and may_go_on(begun):
-            return Outcome("interrupted", GOES_ON, 0, _now()), call.executions + 1, None
+            return Outcome("interrupted", GOES_ON), call.executions + 1, None
         return _without_result(call), call.executions, None
 
     async def bring(self, repeated: set[str]) -> str | None:
@@ -115,7 +111,7 @@ class ToolCalls:
             due = [
                 self._due(call, specs, limit, repeated)
                 for call in calls
-                if window.cancel is None and _for_others(call, specs.get(call.tool)) is handed_over
+                if window.cancel is None and is_delegated(call, specs.get(call.tool)) is handed_over
             ]
             await self._all([work for work in due if work is not None])
         if window.cancel is not None:
@@ -123,7 +119,7 @@ class ToolCalls:
         await self.take_children()
         missing = [call for call in window.calls if call.call_id not in self._results]
         if missing:
-            return _wait_for(missing, specs)
+            return wait_for(missing, specs)
         for call in window.calls:
             self._commits.draft.settle(window, call, self._results[call.call_id])
         window.calls = []
@@ -150,12 +146,12 @@ class ToolCalls:
         if call.state == "finished":
             return self._known(call)
         if call.state == "requested" and call.call_id in repeated:
-            return self._conclude(call, Outcome("repeated", REPEATED, 0, _now()), executions=0)
+            return self._conclude(call, Outcome("repeated", REPEATED), executions=0)
         if spec is None:
             known = ", ".join(sorted(specs)) or "none"
             text = f"there is no tool named {call.tool!r}. Tools you have: {known}."
-            return self._conclude(call, Outcome("unknown_tool", text, 0, _now()), executions=0)
-        if _for_others(call, spec):
+            return self._conclude(call, Outcome("unknown_tool", text), executions=0)
+        if is_delegated(call, spec):
             return self._hand_over(call, spec) if call.state == "requested" else None
         if call.state in ("asked", "waiting") and answer_to(call, self._window.inbox) is None:
             return None
@@ -238,29 +234,25 @@ class ToolCalls:
         try:
             loaded = await self._load(spec)
         except Exception as error:
-            failed = Outcome("error", str(error), 0, _now())
+            failed = Outcome("error", str(error))
             return await self._conclude(call, failed, executions=call.executions, item=item)
         keywords = bind(loaded, arguments, self._context(call))
         if isinstance(keywords, Outcome):
             return await self._conclude(call, keywords, executions=call.executions, item=item)
         if item is not None:
             self._commits.draft.inbox_done.append(item.id)  # it runs again: one commit has this and its start
-        outcome, before = None, math.inf
+        outcome, before, begun = None, math.inf, partial(self._begun.__setitem__, call.call_id)
         while outcome is None:
             if spec["on_crash"] != "rerun":
                 before = await self._fence(call, ToolStarted(call_id=call.call_id, tool=call.tool))
                 if self._window.cancel is not None:
-                    return Outcome("cancelled", "cancelled", 0, _now())
+                    return Outcome("cancelled", "cancelled")
             self._patience.expect(time.monotonic() + timeout)
             ids = {"run_id": self._window.run_id or "", "trace_id": self._window.trace_id}
             with about(**ids, span_id=tool_span_identifier(self._window.session_id, call.call_id)):
-                outcome = await execute(loaded, keywords, timeout, before, partial(self._begins, call))
+                outcome = await execute(loaded, keywords, timeout, before, begun)
         self.leave = self.leave or outcome.stuck_thread
         return await self._conclude(call, outcome, executions=call.executions + 1)
-
-    def _begins(self, call: CallState, work: asyncio.Future[Any]) -> None:
-        """Note what executes a call."""
-        self._begun[call.call_id] = work
 
     def _context(self, call: CallState) -> ToolContext:
         window = self._window
@@ -308,7 +300,7 @@ class ToolCalls:
             loaded = await self._load(spec)
         except Exception as error:
             self._commits.draft.entries.append(told)
-            return Outcome("interrupted", presentable(reconcile_failed(f"{type(error).__name__}: {error}")), 0, _now())
+            return Outcome("interrupted", presentable(reconcile_failed(f"{type(error).__name__}: {error}")))
         outcome, events = None, [told]
         while outcome is None:
             before = await self._fence(call, *events)
@@ -323,9 +315,9 @@ class ToolCalls:
         permitted = await self._hooks.before_tool(call, spec)
         if isinstance(permitted, Outcome):
             return await self._conclude(call, permitted, executions=0)
-        wanted = spawn_of(self._window, permitted) if call.tool == SPAWN_AGENT else READERS[call.tool](permitted)
+        wanted = wanted_by(permitted, self._window)
         if isinstance(wanted, str):
-            return await self._conclude(call, Outcome("invalid", wanted, 0, _now()), executions=0)
+            return await self._conclude(call, Outcome("invalid", wanted), executions=0)
         if isinstance(wanted, Spawn):
             self._commits.draft.spawns.append(wanted)
             started = CallState(call.call_id, "started", child_id=wanted.child_id, executions=1)
@@ -354,9 +346,9 @@ class ToolCalls:
             if item.kind != "child_result" or item.key not in calls:
                 continue
             call, payload = calls.pop(item.key), item.payload
-            started = call.updated_at or _now()
+            started = call.updated_at or now()
             status = "ok" if payload["status"] == "completed" else "error"
-            outcome = Outcome(status, child_text(payload), max(0, _now() - started), started)
+            outcome = Outcome(status, child_text(payload), max(0, now() - started), started)
             found.append(self._conclude(call, outcome, executions=1, item=item))
         await asyncio.gather(*found)
 
@@ -366,9 +358,9 @@ def _without_result(call: CallState) -> Outcome:
     nobody knows what became of it."""
     asked_in_doubt = call.state == "asked" and call.tool != REQUEST_USER_INPUT
     if (call.state == "started" and call.child_id is None) or asked_in_doubt:
-        since = call.updated_at or _now()
-        return Outcome("interrupted", INTERRUPTED, max(0, _now() - since), since)
-    return Outcome("cancelled", "cancelled", 0, _now())
+        since = call.updated_at or now()
+        return Outcome("interrupted", INTERRUPTED, max(0, now() - since), since)
+    return Outcome("cancelled", "cancelled")
 
 
 def _answered(call: CallState, answer: dict[str, Any]) -> Outcome | None:
@@ -376,34 +368,9 @@ def _answered(call: CallState, answer: dict[str, Any]) -> Outcome | None:
     if answer["decision"] == "rerun":
         return None
     since = began(call, answer)
-    return Outcome(answer["decision"], answer["text"], _now() - since, since)
+    return Outcome(answer["decision"], answer["text"], now() - since, since)
 
 
 def given_up(call: CallState) -> bool:
     """Whether a call ended without an agent: its processes died again and again, or a person said so."""
     return call.result is not None and call.result["outcome"] == "aborted"
-
-
-def _wait_for(missing: list[CallState], specs: dict[str, dict[str, Any]]) -> str:
-    """What a session waits for whose round lacks these calls: a person first, then a time, then its sub-agents."""
-    if any(call.tool != SPAWN_AGENT and builtin(specs[call.tool]) not in STORE_TOOLS for call in missing):
-        return "input"
-    return "child" if all(call.tool == SPAWN_AGENT for call in missing) else "timer"
-
-
-def _for_others(call: CallState, spec: dict[str, Any] | None) -> bool:
-    """Whether the session executes a call by handing it over: to a sub-agent, or (unless it has) to a person or the
-    store."""
-    if spec is None:
-        return False
-    return call.tool == SPAWN_AGENT or (call.state == "requested" and builtin(spec) in READERS)
-
-
-def builtin(spec: dict[str, Any]) -> str | None:
-    """The built-in tool that this is: tools of other people may have its name."""
-    name: str | None = spec["source"].get("builtin")
-    return name
-
-
-def _now() -> int:
-    return time.time_ns() // 1000

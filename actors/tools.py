@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import inspect
 import re
-import types
-import typing
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
 
@@ -20,6 +18,8 @@ from understudy.errors import InvalidSpec, ToolError
 
 from .asking import REQUEST_USER_INPUT, REQUEST_USER_INPUT_SPEC
 from .code import fingerprint, import_reference, packed, resolve, unloadable, unpacked
+from .parameters import ToolContext as ToolContext
+from .parameters import context_parameter, convertible_types, has_local_dataclass, parameters_schema, parse_docstring
 from .waking import STORE_TOOLS
 
 BUILTIN_TOOLS: dict[str, str] = {
@@ -44,34 +44,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 OnCrash = str | Callable[..., Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolContext:
-    """What a tool may know about its call; injected into the parameter annotated with this class.
-
-    Attributes:
-        call_id: unique within the session.
-        call_key: `session_id/call_id`, the same in every activation: use it as an idempotency key.
-        epoch: number of the activation that runs the call.
-        workspace: directory of the agent's files; None without one.
-        traceparent: of the call's span, as W3C Trace Context writes it, for requests that the tool makes; empty without
-            a trace.
-    """
-
-    session_id: str
-    run_id: str
-    round: int
-    call_id: str
-    call_key: str = ""
-    epoch: int
-    agent: str
-    workspace: str | None = None
-    traceparent: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.call_key:
-            object.__setattr__(self, "call_key", f"{self.session_id}/{self.call_id}")
-
-
 @dataclass(frozen=True)
 class ToolDefinition:
     """What `@tool` knows about a function.
@@ -91,12 +63,8 @@ class ToolDefinition:
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """JSON schema of the parameters, from the signature and the docstring's `Args:` section. Imports pydantic.
-
-        Raises:
-            InvalidSpec: a parameter can't be filled by name, or its annotation can't be resolved or described.
-        """
-        return _parameters_schema(self.name, self.function)
+        """JSON schema of the parameters; see `parameters_schema`. Imports pydantic."""
+        return parameters_schema(self.name, self.function)
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the cached schema: the same function must serialize to the same blob before and after it was read.
@@ -146,7 +114,7 @@ def tool(
             raise InvalidSpec(f"tool {chosen!r}: on_crash={on_crash!r} must be 'report', 'rerun', 'ask' or a function.")
         if timeout is not None and not 0 < timeout < float("inf"):
             raise InvalidSpec(f"tool {chosen!r}: timeout={timeout!r} must be a positive number of seconds.")
-        text = description if description is not None else _parse_docstring(target)[0]
+        text = description if description is not None else parse_docstring(target)[0]
         try:
             target.__understudy_tool__ = ToolDefinition(chosen, text, on_crash, timeout, target)  # type: ignore[attr-defined]
         except AttributeError:
@@ -180,8 +148,8 @@ def describe(
     reference = import_reference(item)
     if reference is not None:
         return [_spec(definition, {"import": reference}) | fingerprint(item)], {}
-    types_by_name = _convertible_types(definition.name, item)
-    if any(_has_local_dataclass(kind) for kind in types_by_name.values()):
+    types_by_name = convertible_types(definition.name, item)
+    if any(has_local_dataclass(kind) for kind in types_by_name.values()):
         raise InvalidSpec(
             f"tool {definition.name!r} takes a dataclass that other processes can't import, and dataclasses can't be "
             "sent by value: define it in a module, or make it a pydantic model."
@@ -222,6 +190,12 @@ _LOOP_TOOLS = {SPAWN_AGENT: _SPAWN_AGENT_SPEC, REQUEST_USER_INPUT: REQUEST_USER_
 """Tools that the session loop executes itself."""
 
 
+def builtin(spec: dict[str, Any]) -> str | None:
+    """The built-in tool that this specification is of: tools of other people may have its name."""
+    name: str | None = spec["source"].get("builtin")
+    return name
+
+
 def _spec(definition: ToolDefinition, source: dict[str, str]) -> dict[str, Any]:
     return {
         "name": definition.name,
@@ -238,18 +212,16 @@ class LoadedTool:
     """A tool in a frame, ready to be executed.
 
     Attributes:
-        on_crash: `report`, `rerun`, `ask` or `reconcile`, as the session was created with.
         parameters: JSON schema that arguments must satisfy.
         context_parameter: name of the parameter that takes the `ToolContext`.
-        reconcile: finds out what became of a call; set exactly when `on_crash` is `reconcile`.
+        reconcile: finds out what became of a call; None where the specification does not say so, or the function that
+            did is gone: nobody knows then, and that is what the model is told.
         converted: parameters whose values pydantic builds, with their types.
     """
 
     name: str
     function: Callable[..., Any]
     is_async: bool
-    on_crash: str
-    timeout: float | None
     parameters: dict[str, Any]
     context_parameter: str | None = None
     reconcile: Callable[..., Any] | None = None
@@ -288,143 +260,19 @@ def load(
             function, converted = unpacked(source["blob"], read_blob, unpickle)
         else:
             function = resolve(source["import"] if "import" in source else BUILTIN_TOOLS[source["builtin"]])
-            converted = _convertible_types(name, function)
+            converted = convertible_types(name, function)
     except Exception as error:
         raise unloadable(f"tool {name!r}", source, error) from error
     definition = getattr(function, "__understudy_tool__", None)
     if not isinstance(definition, ToolDefinition):
         raise ToolError(f"tool {name!r} can't be loaded here: the function is no longer decorated with @tool.")
-    on_crash = spec["on_crash"]
-    reconcile = definition.on_crash if on_crash == "reconcile" and callable(definition.on_crash) else None
+    reconcile = definition.on_crash if spec["on_crash"] == "reconcile" and callable(definition.on_crash) else None
     return LoadedTool(
         name=name,
         function=function,
         is_async=inspect.iscoroutinefunction(function),
-        # The function that would find out is gone: nobody knows, and that is what the model is told.
-        on_crash="report" if on_crash == "reconcile" and reconcile is None else on_crash,
-        timeout=spec["timeout"],
         parameters=spec["parameters"],
-        context_parameter=_context_parameter(function),
+        context_parameter=context_parameter(function),
         reconcile=reconcile,
         converted=converted,
     )
-
-
-def _is_context(annotation: Any) -> bool:
-    if isinstance(annotation, str):
-        return re.fullmatch(r"(\w+\.)*ToolContext( *\| *None)?", annotation) is not None
-    return annotation is ToolContext or annotation == ToolContext | None
-
-
-def _context_parameter(function: Callable[..., Any]) -> str | None:
-    for parameter in inspect.signature(function).parameters.values():
-        if _is_context(parameter.annotation):
-            return parameter.name
-    return None
-
-
-def _parameters(tool_name: str, function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, Any]]:
-    """The parameters a model fills, each with its resolved type."""
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidSpec(f"tool {tool_name!r} is a generator: a tool returns its result at once.")
-    scope = getattr(inspect.unwrap(function), "__globals__", {})
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise InvalidSpec(f"tool {tool_name!r}: parameter {parameter} can't be filled by name.")
-        if _is_context(parameter.annotation):
-            continue
-        if parameter.annotation is parameter.empty:
-            yield parameter, Any
-            continue
-        # One at a time: a name that exists only for type checkers (a return type, say) must not spoil the others.
-        holder = types.SimpleNamespace(__annotations__={"type": parameter.annotation})
-        try:
-            yield parameter, typing.get_type_hints(holder, globalns=scope, include_extras=True)["type"]
-        except Exception as error:
-            raise InvalidSpec(
-                f"tool {tool_name!r}: the annotation {parameter.annotation!r} of {parameter.name!r} can't be resolved "
-                f"({error}): define the type at the top level of the module."
-            ) from error
-
-
-def _parameters_schema(tool_name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    from pydantic import TypeAdapter
-    from pydantic_core import to_jsonable_python
-
-    parameters = list(_parameters(tool_name, function))
-    try:
-        schemas, shared = TypeAdapter.json_schemas(
-            [(parameter.name, "validation", TypeAdapter(kind)) for parameter, kind in parameters]
-        )
-    except Exception as error:
-        raise InvalidSpec(f"tool {tool_name!r}: its parameters have no JSON schema: {error}") from error
-    texts = _parse_docstring(function)[1]
-    properties: dict[str, Any] = {}
-    for parameter, _ in parameters:
-        schema = dict(schemas[parameter.name, "validation"])
-        if parameter.name in texts:
-            schema.setdefault("description", texts[parameter.name])
-        if parameter.default is not parameter.empty:
-            try:
-                schema["default"] = to_jsonable_python(parameter.default)
-            except Exception:
-                pass  # a default that JSON can't show still applies
-        properties[parameter.name] = schema
-    required = [parameter.name for parameter, _ in parameters if parameter.default is parameter.empty]
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-        **shared,
-    }
-
-
-def _convertible_types(tool_name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters whose values JSON can't give as they are, with their types."""
-    return {parameter.name: kind for parameter, kind in _parameters(tool_name, function) if not _is_plain(kind)}
-
-
-def _has_local_dataclass(kind: Any) -> bool:
-    """Whether a dataclass that can't be imported elsewhere is part of the type; a copy by value loses its defaults."""
-    if isinstance(kind, type) and is_dataclass(kind):
-        return import_reference(kind) is None
-    return any(_has_local_dataclass(argument) for argument in typing.get_args(kind))
-
-
-def _is_plain(kind: Any) -> bool:
-    """Whether parsed JSON that fits the schema already is a value of this type."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Literal:
-        return all(type(value) in (str, int, bool, type(None)) for value in arguments)
-    if origin in (typing.Union, types.UnionType, list):
-        return all(_is_plain(argument) for argument in arguments)
-    if origin is dict:
-        return arguments[0] is str and _is_plain(arguments[1])
-    return any(kind is known for known in (str, int, float, bool, None, type(None), Any, object, list, dict))
-
-
-_SECTION = re.compile(
-    r"(Args|Arguments|Parameters|Returns?|Raises|Yields?|Examples?|Notes?|Attributes|Warnings?|See Also|Todo):\s*"
-)
-
-
-def _parse_docstring(function: Any) -> tuple[str, dict[str, str]]:
-    """A Google style docstring's text before its first section, and the descriptions in its `Args:` section."""
-    summary: list[str] = []
-    texts: dict[str, list[str]] = {}
-    section, current, indent = "", "", 0
-    for line in (inspect.getdoc(function) or "").splitlines():
-        if found := _SECTION.fullmatch(line):
-            section = found[1]
-        elif not section:
-            summary.append(line)
-        elif section in ("Args", "Arguments", "Parameters") and line.strip():
-            depth = len(line) - len(line.lstrip())
-            entry = re.match(r"\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)", line)
-            if entry and (not texts or depth <= indent):
-                current, indent = entry[1], depth
-                texts[current] = [entry[2]]
-            elif current:
-                texts[current].append(line.strip())
-    return "\n".join(summary).strip(), {name: " ".join(part for part in text if part) for name, text in texts.items()}

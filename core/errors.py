@@ -6,6 +6,7 @@ helps than that of the class, `details["hint"]` says it, and so goes wherever th
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 
@@ -35,7 +36,7 @@ class UnderstudyError(Exception):
         return f"[{self.code}] {self.message}{where}{hint}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.session_id, self.details)
+        return partial(type(self), session_id=self.session_id, details=self.details), (self.message,)
 
     def to_wire(self) -> dict[str, Any]:
         """The error as JSON-compatible data; `from_wire` restores the same class."""
@@ -55,21 +56,12 @@ class UnderstudyError(Exception):
         return kind(data.get("message", ""), session_id=data.get("session_id"), details=data.get("details"))
 
 
-def _rebuild(
-    kind: type[UnderstudyError], message: str, session_id: str | None, details: dict[str, Any]
-) -> UnderstudyError:
-    return kind(message, session_id=session_id, details=details)
-
-
-def error_classes() -> dict[str, type[UnderstudyError]]:
+def error_classes(root: type[UnderstudyError] = UnderstudyError) -> dict[str, type[UnderstudyError]]:
     """Every class of the tree by its code."""
-    found: dict[str, type[UnderstudyError]] = {}
-    pending: list[type[UnderstudyError]] = [UnderstudyError]
-    while pending:
-        kind = pending.pop()
-        if "code" in vars(kind):  # Ray makes a subclass of each error that a task raised; it stands for none of its own
-            found[kind.code] = kind
-        pending.extend(kind.__subclasses__())
+    # Ray makes a subclass of each error that a task raised; it stands for none of its own.
+    found = {root.code: root} if "code" in vars(root) else {}
+    for kind in root.__subclasses__():
+        found |= error_classes(kind)
     return found
 
 
@@ -195,10 +187,8 @@ class Fenced(Conflict):
 
 
 class BatchLost(Conflict):
-    """A batch that an activation sent is missing in the store: what came behind it is refused, and nothing was changed.
-
-    The activation's process ends, and the session goes on in another one from what the store has.
-    """
+    """A batch that an activation sent is missing in the store. What came behind it is refused, and the session goes on
+    in another process from what the store has."""
 
     code = "batch_lost"
     hint = "The session goes on by itself; the store may have lost what it had acknowledged."
@@ -251,9 +241,7 @@ class StoreFull(StoreUnreachable):
     """The store's disk takes no more."""
 
     code = "store_full"
-    hint = (
-        "Free space on its disk, or raise the quota or the limit of file sizes: what waits is then committed unasked."
-    )
+    hint = "Free space on its disk, or raise the quota or the file size limit: what waits is then committed unasked."
 
 
 class StoreBusy(StoreUnreachable):

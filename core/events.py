@@ -72,8 +72,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_ty
         body = data.get("data") or {}
         if kind is None:
             return UnknownEvent(**envelope, original_type=data["type"], data=body)
-        known = _BODY[kind]
-        return kind(**envelope, **{name: value for name, value in body.items() if name in known})
+        return kind(**envelope, **{name: value for name, value in body.items() if name in _BODY[kind]})
 
 
 class UnknownEvent(Event, frozen=True, kw_only=True):
@@ -395,17 +394,7 @@ class StreamRestarted(Event, frozen=True, kw_only=True):
     request_key: str = ""
 
 
-def _subclasses(kind: type[Event]) -> list[type[Event]]:
-    found = []
-    for child in kind.__subclasses__():
-        found += [child, *_subclasses(child)]
-    return found
-
-
-EVENT_TYPES: dict[str, type[Event]] = {kind.type: kind for kind in _subclasses(Event)}
+EVENT_TYPES: dict[str, type[Event]] = {kind.type: kind for kind in Event.__subclasses__()}
 """Every event class by its `type`."""
 
-_BODY: dict[type[Event], tuple[str, ...]] = {
-    kind: tuple(name for name in kind.__struct_fields__ if name not in Event.__struct_fields__)
-    for kind in EVENT_TYPES.values()
-}
+_BODY = {kind: kind.__struct_fields__[len(Event.__struct_fields__) :] for kind in EVENT_TYPES.values()}

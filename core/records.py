@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from .errors import UnderstudyError
 from .events import ToolFinished, ToolInDoubt, ToolStarted
-from .messages import CUT_OFF, Message, ToolCall, Usage
+from .messages import CUT_OFF, Message, Usage
 
 CACHED_WINDOWS = 64
 """Windows that a frame keeps of sessions that left it; the node service counts them in the same way."""
@@ -114,6 +115,11 @@ class ModelAnswer:
         """That of a call that was aborted before anything came of it."""
         return cls(error={"code": "aborted", "message": "the call was aborted", "session_id": session_id})
 
+    @classmethod
+    def failed(cls, error: Exception, session_id: str, content: str | None = None) -> ModelAnswer:
+        """That of a call that failed for good, with the text that had come."""
+        return cls(content, error=UnderstudyError.of(error, session_id=session_id).to_wire())
+
 
 class CallState(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool call's state: requested → started → finished → done. `result` is kept until it becomes a message.
@@ -133,10 +139,6 @@ class CallState(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: int = 0
     executions: int = 0
     updated_at: int = 0
-
-    def call(self) -> ToolCall:
-        """The call as the model asked for it."""
-        return ToolCall(self.call_id, self.tool, self.arguments, self.provider_id)
 
 
 class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from understudy.config import ModelProfile
 from understudy.errors import ModelProfileMissing
-from understudy.profiles import Profiles
+from understudy.profiles import check
 from understudy.records import ModelAnswer, ModelRequest
 
 from .endpoint import Endpoint
@@ -33,7 +33,6 @@ class Gateway:
         backoff: float = 0.5,
         backoff_max: float = 8.0,
     ) -> None:
-        self._profiles = Profiles()
         self._backoff = Backoff(retries, backoff, backoff_max)
         self._endpoints: dict[str, Endpoint] = {}
         self._retired: set[Endpoint] = set()
@@ -42,9 +41,9 @@ class Gateway:
         """Make a profile known, in place of one of the same name; calls under way keep the old one.
 
         Raises:
-            InvalidConfiguration: see `Profiles.learn`.
+            InvalidConfiguration: see `check`.
         """
-        profile = self._profiles.learn(profile)
+        check(profile)
         known = self._endpoints.get(profile.name)
         if known is not None and known.profile == profile:
             return

@@ -214,28 +214,20 @@ class GatewayCalls:
         """Make the call. It has an answer in the end, whatever happens: its session would wait for ever."""
         call.begun, started = True, time.time_ns() // 1_000
         try:
-            answer = await self._outcome(call)
+            answer = call.partial() if call.aborted else await self._ask(call)
         except asyncio.CancelledError:
             if self._calls.get(call.origin.key) is not call:  # it was released
                 raise
             answer = call.partial()
+        except Exception as error:
+            if not isinstance(error, UnderstudyError):
+                log.exception("the model call of session %s failed", call.origin.session_id)
+            answer = ModelAnswer.failed(error, call.origin.session_id, "".join(call.text) or None)
         if not answer.started_at:
             answer = replace(answer, started_at=started, duration=time.time_ns() // 1_000 - started)
         if not call.answer.done():
             call.answer.set_result(answer)
             call.grown.set()
-
-    async def _outcome(self, call: _HeldCall) -> ModelAnswer:
-        if call.aborted:
-            return call.partial()
-        try:
-            return await self._ask(call)
-        except UnderstudyError as error:
-            return ModelAnswer(content="".join(call.text) or None, error=error.to_wire())
-        except Exception as error:
-            session_id = call.origin.session_id
-            log.exception("the model call of session %s failed", session_id)
-            return ModelAnswer(error=UnderstudyError.of(error, session_id=session_id).to_wire())
 
     async def _ask(self, call: _HeldCall) -> ModelAnswer:
         profile, loop = call.request.profile, asyncio.get_running_loop()

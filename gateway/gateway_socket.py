@@ -10,7 +10,7 @@ from understudy.ports import ModelGateway
 from understudy.transport.channel import ChannelServer, Ticket
 from understudy.transport.serving import Serving
 
-METHODS = frozenset({"attach", "register", "call", "growth", "abort", "release", "heard"})
+METHODS = frozenset(name for name in vars(ModelGateway) if not name.startswith("_"))
 
 SERVICE = "node"
 """The one peer: a node service that comes ends the connection of the one before it."""

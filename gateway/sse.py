@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 from understudy.json_text import from_json
 from understudy.messages import Usage, storable
@@ -17,28 +17,21 @@ MOST_TOKENS = 10**12
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class ServerSentEvent(NamedTuple):
-    """One event; `event` is `message` unless the server named it."""
-
-    event: str
-    data: str
-
-
 class EventStream:
     """Incremental parser of a `text/event-stream`, as the HTML standard defines it.
 
-    The events do not depend on how the bytes are cut. `id` and `retry` are ignored: a completion can't be resumed.
+    What it gives does not depend on how the bytes are cut. `event`, `id` and `retry` are ignored: what an event of a
+    completion is, its data say, and a completion can't be resumed.
     """
 
     def __init__(self) -> None:
         self._rest = b""
         self._first = True
         self._after_return = False
-        self._event = ""
         self._data: list[str] = []
 
-    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """The events that `chunk` completes. What the stream ends without completing is dropped.
+    def feed(self, chunk: bytes) -> list[str]:
+        """The data of the events that `chunk` completes. What the stream ends without completing is dropped.
 
         Raises:
             Malformed: a line is longer than `MAX_LINE`.
@@ -56,23 +49,18 @@ class EventStream:
             raise Malformed(f"a line of more than {MAX_LINE} bytes")
         return self._take(lines)
 
-    def _take(self, lines: list[bytes]) -> list[ServerSentEvent]:
+    def _take(self, lines: list[bytes]) -> list[str]:
         events = []
         for line in lines:
             if self._first:
                 self._first = False
                 line = line.removeprefix(_BYTE_ORDER_MARK)
-            if not line:
-                if self._data:
-                    events.append(ServerSentEvent(self._event or "message", "\n".join(self._data)))
-                    self._data = []
-                self._event = ""
-                continue
             name, _, value = line.partition(b":")
             if name == b"data":
                 self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
-            elif name == b"event":
-                self._event = value.removeprefix(b" ").decode("utf-8", "replace")
+            elif not line and self._data:
+                events.append("\n".join(self._data))
+                self._data = []
         return events
 
 

@@ -183,8 +183,8 @@ class Tries:
             received += len(chunk)
             if received > MAX_ANSWER:  # it would take the gateway's memory, and with it all calls of this node
                 raise Malformed(f"an answer of more than {MAX_ANSWER} bytes")
-            for event in stream.feed(chunk):
-                self._deliver(completion.add(event.data))
+            for data in stream.feed(chunk):
+                self._deliver(completion.add(data))
             if completion.done:
                 break
         else:

@@ -202,12 +202,9 @@ class Calls:
                 log.info("the answer to %s is dropped: its session was removed", call.origin.request_key)
             except Exception as error:
                 log.exception("the answer to %s can't be stored", call.origin.request_key)
-                problem = UnderstudyError.of(error, session_id=call.origin.session_id)
-                unstored = ModelAnswer(
-                    usage=answer.usage, error=problem.to_wire(), started_at=answer.started_at,
-                    duration=answer.duration,
-                )  # fmt: skip
-                await self._answered(call, unstored)
+                failed = ModelAnswer.failed(error, call.origin.session_id)
+                failed = replace(failed, usage=answer.usage, started_at=answer.started_at, duration=answer.duration)
+                await self._answered(call, failed)
         finally:
             self.forget(call)
 
@@ -220,16 +217,13 @@ class Calls:
                 return ModelAnswer.aborted(call.origin.session_id) if call.aborted.is_set() else None
             call.gateway = attached.gateway
             try:
-                answer = await self._gateway.call(attached.number, call.origin, call.request)
+                return await self._gateway.call(attached.number, call.origin, call.request)
             except ServiceGone:
                 self.link.lost(attached)
-                continue
-            except UnderstudyError as error:  # it can't be sent
-                return ModelAnswer(error=error.to_wire())
             except Exception as error:
-                log.exception("the model call of session %s failed", call.origin.session_id)
-                return ModelAnswer(error=UnderstudyError.of(error, session_id=call.origin.session_id).to_wire())
-            return answer
+                if not isinstance(error, UnderstudyError):  # such a one says that it can't be sent
+                    log.exception("the model call of session %s failed", call.origin.session_id)
+                return ModelAnswer.failed(error, call.origin.session_id)
 
     async def _attached(self, call: Call) -> Attached | None:
         """The gateway; None if the call was aborted before any had it."""

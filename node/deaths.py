@@ -20,7 +20,7 @@ from understudy.supervisor.restarts import decide
 from .basis import NodeBasis
 from .calls import Calls
 from .claims import Claims
-from .frames import Frames, ready_of
+from .frames import Frames
 from .interrupts import Interrupts
 from .paging import Ready, Slot
 from .specifications import Specifications
@@ -93,7 +93,8 @@ class Deaths:
             signs = [slot.silent_since, slot.seen]
         unseen = max(1, since - max(signs)) if signs else 0
         if slot is not None:
-            self._frames.fail_reply(slot)
+            if slot.pending is not None:  # with the process whoever awaits it is gone
+                slot.pending.cancel()
         else:  # it never called in here: the store knows what it holds
             rows = await self._node.reading.active(None, frame_id=frame_id)
             held = [row.activation for row in rows]
@@ -176,8 +177,8 @@ class Deaths:
         nobody, and after one that counts no activation finds the epoch that was read here.
         """
         rows = await self._node.reading.active([self._node.config.node_id], session_ids=[session_id])
-        held = session_id in self._frames.chosen or self._paging.holder(session_id) is not None
+        held = session_id in self._frames.assignments.chosen or self._paging.holder(session_id) is not None
         for row in rows:
             if row.frame_id is None and not held and self._calls.is_ready(row):
-                found = ready or ready_of(row, "takeover")
-                self._frames.queue(replace(found, epoch=row.epoch, placement=row.placement))
+                found = ready or Ready.of(row, "takeover")
+                self._frames.assignments.queue(replace(found, epoch=row.epoch, placement=row.placement))

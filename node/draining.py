@@ -179,7 +179,7 @@ class Draining:
         tokens = Usage.from_wire(row.run_usage).total_tokens // max(1, row.round)
         if call is not None and call.request is not None:
             tokens = estimate_tokens(call.request)
-        held = session_id in self._claims or session_id in frames.placing
+        held = session_id in self._claims or session_id in frames.assignments.under_way
         return Departure(session_id, tokens, busy, held)
 
     async def _send_off(self, rows: list[ActiveSession], over: bool) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from understudy.store.engine import now
 from understudy.store.session_row import ActiveSession
 from understudy.store.transaction import Transaction
 
+from .assignments import Assignments
 from .basis import NodeBasis
 from .claims import Claims
 from .interrupts import Interrupts
@@ -51,10 +52,6 @@ class Frames:
     Args:
         look: finds out whether a session is ready, in no frame, and queues it then.
         died: deals with the death of a frame while it was given this activation.
-
-    Attributes:
-        chosen: sessions that were taken from the queue, each for a frame, and whose activation has not begun yet.
-        placing: sessions whose activation is being committed, by how many at once.
     """
 
     def __init__(
@@ -69,15 +66,12 @@ class Frames:
     ) -> None:
         self._node = node
         self._specifications = specifications
-        self._claims = claims
         self._interrupts = interrupts
         self._look = look
         self._died = died
         self.paging = Paging()
         self.known = KnownFrames()
-        self.chosen = Counter[str]()
-        self.placing = Counter[str]()
-        self._found_meanwhile: dict[str, Ready] = {}
+        self.assignments = Assignments(self.paging, claims, self.dispatch)
         self.supply = Supply(self.paging, self.let_go)
 
     def calling(self, call: StepCall) -> Slot:
@@ -97,17 +91,17 @@ class Frames:
         if slot is None:
             slot = Slot(frame.frame_id, frame.pid, frame.node_id, frame.placement)
             self.paging.slots[slot.frame_id] = slot
-        if slot.reply is not None and not slot.reply.done():
-            slot.reply.cancel()
+        if slot.pending is not None:
+            slot.pending.cancel()
         session_id, incarnation, epoch = call.activation or (None, 0, 0)
         held, tree, slot.session_id = slot.activation, slot.root_id, None
         unheard = held is not None and held != call.activation
         if held is not None and unheard and self.paging.holder(held.session_id) is None:
             # It was given a session and never heard of it: its last call was cut off.
-            self.queue(Ready(held.session_id, slot.placement, tree, "takeover", epoch=held.epoch))
+            self.assignments.queue(Ready(held.session_id, slot.placement, tree, "takeover", epoch=held.epoch))
         for other, root_id in self.known.called_in(slot.frame_id).items():
             if other.session_id != session_id:
-                self.queue(Ready(other.session_id, slot.placement, root_id, "takeover", epoch=other.epoch))
+                self.assignments.queue(Ready(other.session_id, slot.placement, root_id, "takeover", epoch=other.epoch))
         slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
         slot.seen, slot.called = now(), number
         slot.incarnation, slot.root_id = incarnation, call.root_id or session_id or ""
@@ -169,7 +163,7 @@ class Frames:
             for slot, ready in self.paging.pairs():
                 parked = slot.activation
                 self.release(slot)
-                self.chosen[ready.session_id] += 1
+                self.assignments.chosen[ready.session_id] += 1
                 self._node.spawn_task(self._activate(slot, ready, parked))
         if self.paging.ready:
             self.supply.changed.set()
@@ -214,11 +208,11 @@ class Frames:
 
     async def _activate(self, slot: Slot, ready: Ready, parked: ActivationId | None) -> None:
         session_id = ready.session_id
-        self.chosen -= Counter([session_id])
+        self.assignments.chosen -= Counter([session_id])
         holder = self.paging.holder(session_id)
-        if holder is not None or session_id in self.placing:  # it was placed in the meantime, or is about to be
+        if holder is not None or session_id in self.assignments.under_way:  # it was placed meanwhile, or is about to be
             if holder is None:
-                self.queue(ready)
+                self.assignments.queue(ready)
             elif holder.resting:
                 self.resume(holder)
             if parked is not None:
@@ -242,46 +236,13 @@ class Frames:
             else:
                 self.reply(slot, self.given(slot, work))
 
-    def is_placed(self, session_id: str) -> bool:
-        """Whether somebody is about to deal with the session."""
-        return any(session_id in place for place in self.places)
-
-    @property
-    def places(self) -> tuple[Collection[str], ...]:
-        """Where sessions are that somebody is about to deal with."""
-        return self.paging.ready, self._claims, self.chosen, self.placing
-
     def look_at(self, session_id: str) -> None:
         """It is not known here what becomes of a session: find out from the store."""
         self._node.spawn_task(self._look(session_id))
 
-    def queue(self, ready: Ready) -> None:
-        """A session was found ready, in no frame. One that is being placed queues only if no frame gets it; of its
-        epochs the latest is known."""
-        if ready.session_id in self.placing:
-            found = self._found_meanwhile.get(ready.session_id, ready)
-            self._found_meanwhile[ready.session_id] = ready if ready.epoch >= found.epoch else found
-        else:
-            self.paging.add(ready)
-
-    @contextmanager
-    def being_placed(self, session_id: str, slot: Slot | None) -> Iterator[None]:
-        """While an activation is being committed: who finds the session ready says so (`queue`), and it queues if no
-        frame gets it. Without a frame for it this changes nothing."""
-        if slot is None:
-            yield
-            return
-        self.placing[session_id] += 1
-        try:
-            yield
-        finally:
-            self.placing[session_id] -= 1
-            if not self.placing[session_id]:
-                del self.placing[session_id]
-                found = self._found_meanwhile.pop(session_id, None)
-                if found is not None:
-                    self.paging.add(found)
-                    self.dispatch()
+    def being_placed(self, session_id: str, slot: Slot | None) -> AbstractContextManager[None]:
+        """See `Assignments.being_placed`."""
+        return self.assignments.being_placed(session_id, slot)
 
     @contextmanager
     def offered(self, session_id: str, slot: Slot | None) -> Iterator[Offer]:
@@ -292,12 +253,16 @@ class Frames:
             try:
                 yield offer
             finally:
-                self._hand_over(slot, offer.work)
+                if slot is not None and offer.work is not None:
+                    self.reply(slot, self.given(slot, offer.work))
+                elif slot is not None:
+                    self.paging.rest(slot, None)
+                    self.dispatch()
 
     def reply(self, slot: Slot, answer: Work | Exit) -> None:
         """Answer the frame's pending call."""
-        if slot.reply is not None and not slot.reply.done():
-            slot.reply.set_result(answer)
+        if slot.pending is not None:
+            slot.pending.set_result(answer)
 
     async def work(self, slot: Slot) -> Work:
         """What a frame must know to go on with the session it holds."""
@@ -319,8 +284,8 @@ class Frames:
         try:
             self.reply(slot, await self.work(slot))
         except UnderstudyError as error:
-            if slot.reply is not None and not slot.reply.done():
-                slot.reply.set_exception(error)
+            if slot.pending is not None:
+                slot.pending.set_exception(error)
 
     def resume(self, slot: Slot) -> None:
         """Let a resting frame go on with the session it holds."""
@@ -332,7 +297,7 @@ class Frames:
         for other in list(self.paging.slots.values()):
             if other is not slot and other.session_id == work.session_id:
                 self.release(other)  # fenced by this activation; its next call will tell it
-        found = self._found_ready(work.session_id)
+        found = self.assignments.found_ready(work.session_id)
         self.known.condemned.discard(slot.frame_id)  # for what it was at before; it has called in since
         slot.session_id, slot.epoch, slot.wait, slot.resting = work.session_id, work.epoch, None, False
         slot.incarnation, slot.root_id = work.incarnation, work.root_id
@@ -346,17 +311,10 @@ class Frames:
             self._node.spawn_task(self._died(slot, work.activation))
         return work
 
-    def _found_ready(self, session_id: str) -> Ready | None:
-        """What is known of a session that somebody found ready meanwhile; from here on nobody has."""
-        found = self._found_meanwhile.pop(session_id, None)
-        if found is not None:
-            self.paging.add(found)
-        return self.paging.remove(session_id)
-
     def requeue_unless_waiting(self, session_id: str, placement: str, root_id: str, wait: str | None) -> None:
         """A session left its frame: it queues for another one if it can go on."""
         if wait is None:
-            self.queue(Ready(session_id, placement, root_id))
+            self.assignments.queue(Ready(session_id, placement, root_id))
             self.dispatch()
 
     def wake(self, row: ActiveSession) -> None:
@@ -369,7 +327,7 @@ class Frames:
         if slot is not None and slot.resting and slot.activation == row.activation:
             self.resume(slot)
         elif slot is None and (frame_id is None or frame_id in self.paging.slots or self.known.is_gone(row)):
-            self.queue(ready_of(row, "ready"))
+            self.assignments.queue(Ready.of(row, "ready"))
 
     def holder(self, row: ActiveSession) -> Slot | None:
         """The frame that holds the session, as the row says or since it was read; one whose activation is over, or was
@@ -391,13 +349,6 @@ class Frames:
         self.paging.reserve(slot)
         return slot
 
-    def _hand_over(self, slot: Slot | None, work: Work | None) -> None:
-        if slot is not None and work is not None:
-            self.reply(slot, self.given(slot, work))
-        elif slot is not None:
-            self.paging.rest(slot, None)
-            self.dispatch()
-
     def answer_work(self, slot: Slot, message: Message | None, work: Work) -> Work:
         """The work of a frame that waited for this answer, with the messages that it does not have."""
         after = slot.known_seq(work.session_id, slot.incarnation) or 0
@@ -418,19 +369,6 @@ class Frames:
     async def park(self, held: ActivationId) -> None:
         """Note that a session has left its frame."""
         await self._node.journal.submit(lambda tx: activation.park(tx, held))
-
-    def fail_reply(self, slot: Slot) -> None:
-        """The frame's process is gone, and with it whoever awaits its call."""
-        if slot.reply is not None and not slot.reply.done():
-            slot.reply.cancel()
-
-
-def ready_of(row: ActiveSession, cause: str) -> Ready:
-    """A session that is ready, as its row is: one that did nothing since its process died is to be resumed."""
-    died_at = (row.deaths or (0,))[-1]
-    if died_at and died_at in (row.updated_at, row.wait_since):  # since then it has waited for a pause at most
-        return Ready(row.session_id, row.placement, row.root_id, "resume", died_at, row.epoch)
-    return Ready(row.session_id, row.placement, row.root_id, cause, epoch=row.epoch)
 
 
 def current_work(tx: Transaction, held: ActivationId, frame_id: str, after_seq: int) -> Work:

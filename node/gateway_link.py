@@ -46,6 +46,9 @@ class GatewayLink:
         service: what this node service is called, and no other.
         profiles: what the gateway is told, each time.
         found: told, each time, of the calls that the gateway has.
+
+    Attributes:
+        current: the gateway, unless it was found to be gone.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class GatewayLink:
         self._profiles = profiles
         self._found = found
         self._kill = kill
-        self._current: Attached | None = None
+        self.current: Attached | None = None
         self._is_attached = asyncio.Event()
         self._attaching = False
         self._tasks = Tasks(log)
@@ -77,27 +80,22 @@ class GatewayLink:
         """Attach no more. The gateway goes on with what it has."""
         self._tasks.cancel()
 
-    @property
-    def current(self) -> Attached | None:
-        """The gateway, unless it was found to be gone."""
-        return self._current
-
     async def attached(self) -> Attached:
         """The gateway that there is now; waits until there is one."""
-        while self._current is None:
+        while self.current is None:
             self._begin()
             await self._is_attached.wait()
-        return self._current
+        return self.current
 
     def lost(self, attached: Attached) -> None:
         """A call under this attachment failed: whoever goes on attaches first."""
-        if self._current is attached:
-            self._current = None
+        if self.current is attached:
+            self.current = None
             self._is_attached.clear()
 
     async def register(self, profile: ModelProfile) -> None:
         """Tell the gateway of a profile that `profiles` has learned; one that is attached later is told then."""
-        while (attached := self._current) is not None:
+        while (attached := self.current) is not None:
             try:
                 return await self.gateway.register(attached.number, profile)
             except ServiceGone:
@@ -110,7 +108,7 @@ class GatewayLink:
 
     async def _attach(self) -> None:
         pause, silent = FIRST_PAUSE, 0
-        while self._current is None:
+        while self.current is None:
             try:
                 attached = await self._attached_to()
             except TimeoutError:
@@ -125,7 +123,7 @@ class GatewayLink:
             except Exception:  # whoever waits for it would wait for ever
                 log.exception("the gateway can't be attached to")
             else:
-                self._current = attached
+                self.current = attached
                 self._is_attached.set()
                 break
             await asyncio.sleep(pause)

@@ -68,6 +68,11 @@ class Slot:
     reply_echo: list[Message] | None = None
 
     @property
+    def pending(self) -> Any:
+        """The future that its pending call awaits; None where there is none, or it has been answered."""
+        return self.reply if self.reply is not None and not self.reply.done() else None
+
+    @property
     def activation(self) -> ActivationId | None:
         """The one that this frame holds."""
         return ActivationId(self.session_id, self.incarnation, self.epoch) if self.session_id is not None else None

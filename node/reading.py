@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection
-
 from understudy.errors import UnderstudyError
 from understudy.events import Event
 from understudy.store import queries
@@ -40,7 +38,7 @@ class Reading:
 
         def run() -> Any:
             with self._database.read() as connection:
-                return self._call(connection, function, arguments, options)
+                return function(connection, self._namespace, *arguments, **options)
 
         reader = asyncio.get_running_loop().run_in_executor(None, run)
         self._running.add(reader)
@@ -51,9 +49,6 @@ class Reading:
         self._running.discard(reader)
         if not reader.cancelled():
             reader.exception()  # perhaps nobody awaits it any more
-
-    def _call(self, connection: Connection, function: Callable[..., Any], arguments: Any, options: Any) -> Any:
-        return function(connection, self._namespace, *arguments, **options)
 
     async def events(self, session_id: str, after: int) -> list[Event]:
         """Events of a session after a `seq`."""

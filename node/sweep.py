@@ -14,10 +14,10 @@ from .basis import NodeBasis
 from .calls import Calls
 from .deaths import Deaths
 from .feed import Feed
-from .frames import Frames, ready_of
+from .frames import Frames
 from .interrupts import Interrupts
 from .notices import Notices, cancelled
-from .paging import Slot
+from .paging import Ready, Slot
 from .take_up import TakeUp, in_chunks
 from .timers import Timers
 
@@ -69,7 +69,7 @@ class Sweep:
             # A node that was given up may have accepted something since; an import has no home yet.
             await self._take_up.adopt(home, nodes)
             held = {slot.session_id for slot in self._paging.slots.values() if slot.session_id is not None}
-            cared_for = held.union(*self._frames.places, self._calls.sessions())
+            cared_for = held.union(*self._frames.assignments.places, self._calls.sessions())
             resting = {slot.frame_id: slot.since for slot in self._paging.slots.values() if slot.resting}
             gone = self._feed.gone
             rows = await self._node.reading.active([home], may_be_ready=True)
@@ -108,7 +108,7 @@ class Sweep:
             row = rows.get(known.session_id)
             if row is None or (row.activation, row.run_id) != (known, run_id):
                 self._interrupts.fence(known, "the run is over")
-        unsure = {name for name, row in rows.items() if _is_fresh(row, age) or self._frames.is_placed(name)}
+        unsure = {name for name, row in rows.items() if _is_fresh(row, age) or self._frames.assignments.is_placed(name)}
         told = {name: row for name, row in rows.items() if name not in unsure}
         for slot, known in held:
             row = told.get(known.session_id)
@@ -132,7 +132,7 @@ class Sweep:
 
     async def _sweep(self, row: ActiveSession, age: int, cared_for: set[str], resting: dict[str, int]) -> None:
         session_id = row.session_id
-        if not self._calls.is_ready(row) or self._frames.is_placed(session_id) or _is_fresh(row, age):
+        if not self._calls.is_ready(row) or self._frames.assignments.is_placed(session_id) or _is_fresh(row, age):
             return
         holder, frame_id = self._frames.holder(row), row.frame_id
         if holder is None and session_id in cared_for:
@@ -143,7 +143,7 @@ class Sweep:
                 await self._deaths.crashed_unseen(row)  # nothing, if it has left that frame since it was read
             return
         if holder is None and frame_id not in self._frames.known.expected:
-            self._paging.add(ready_of(row, "takeover"))
+            self._paging.add(Ready.of(row, "takeover"))
         elif holder is not None and self._rests(holder, row, resting):
             self._frames.resume(holder)
         else:

@@ -17,8 +17,9 @@ from .basis import NodeBasis
 from .calls import Calls
 from .deaths import Deaths
 from .draining import Draining
-from .frames import Frames, ready_of
+from .frames import Frames
 from .notices import Notices
+from .paging import Ready
 from .projection import Projection
 from .timers import Timers
 
@@ -107,7 +108,7 @@ class TakeUp:
         return adopted
 
     async def _take_up_session(self, row: ActiveSession) -> int:
-        session_id, frame_id = row.session_id, row.frame_id
+        session_id, frame_id, assignments = row.session_id, row.frame_id, self._frames.assignments
         if self._frames.holder(row) is not None:
             return 0
         # What was adopted from a node that is no more, or from another cluster, has no pid any more.
@@ -117,10 +118,10 @@ class TakeUp:
         # Also if somebody is about to deal with the session: a request that is repeated does nothing with it.
         if frame_id is not None and frame_id not in self._paging.slots:
             self._frames.known.expect(row)
-        elif session_id in self._frames.placing and frame_id is None and self._calls.is_ready(row):
-            self._frames.queue(ready_of(row, "takeover"))
-        elif not self._frames.is_placed(session_id) and (frame_id is not None or self._calls.is_ready(row)):
-            self._paging.add(ready_of(row, "takeover"))
+        elif session_id in assignments.under_way and frame_id is None and self._calls.is_ready(row):
+            assignments.queue(Ready.of(row, "takeover"))
+        elif not assignments.is_placed(session_id) and (frame_id is not None or self._calls.is_ready(row)):
+            self._paging.add(Ready.of(row, "takeover"))
         return 0
 
 

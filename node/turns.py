@@ -29,6 +29,14 @@ class Ready:
     down_since: int = 0
     epoch: int = 0
 
+    @classmethod
+    def of(cls, row: ActiveSession, cause: str) -> Ready:
+        """A session that is ready, as its row is: one that did nothing since its process died is to be resumed."""
+        died_at = (row.deaths or (0,))[-1]
+        if died_at and died_at in (row.updated_at, row.wait_since):  # since then it has waited for a pause at most
+            return cls(row.session_id, row.placement, row.root_id, "resume", died_at, row.epoch)
+        return cls(row.session_id, row.placement, row.root_id, cause, epoch=row.epoch)
+
     @property
     def interrupted(self) -> bool:
         """Whether its process died, and it has not gone on since."""

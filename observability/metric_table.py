@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 from understudy.events import (
     CancelRequested,
@@ -49,23 +49,27 @@ Measure = Callable[[Any], tuple[Labels, int] | None]
 
 @dataclass(frozen=True)
 class MetricRow:
-    """One line of the metric table.
+    """One line of the metric table: a histogram if it has buckets, else a counter.
 
     Attributes:
-        unit: `seconds` for times, which are measured in microseconds and shown in seconds; else empty.
-        buckets: upper bounds of a histogram, in the unit shown.
         measures: what each type of event adds; without any, the metric is local to the process and not in checkpoints.
         initial: label values that exist from the start with 0, so that a rate sees the first increment.
+        buckets: upper bounds of a histogram, in the unit shown.
+        unit: `seconds` for times, which are measured in microseconds and shown in seconds; else empty.
     """
 
     name: str
-    kind: Literal["counter", "histogram"]
     help: str
     labels: Labels = ()
-    unit: str = ""
-    buckets: tuple[float, ...] = ()
     measures: Mapping[type[Event], Measure] = field(default_factory=dict)
     initial: tuple[Labels, ...] = ()
+    buckets: tuple[float, ...] = ()
+    unit: str = ""
+
+    @property
+    def kind(self) -> str:
+        """`counter` or `histogram`."""
+        return "histogram" if self.buckets else "counter"
 
 
 def _tokens(index: int) -> Mapping[type[Event], Measure]:
@@ -123,299 +127,225 @@ def _failure(event: ModelCallFailed) -> str:
 TABLE: tuple[MetricRow, ...] = (
     MetricRow(
         names.INFERENCE_DURATION,
-        "histogram",
         "Time of a model call, retries included; error_type is empty for an answer.",
         ("model", "error_type"),
-        "seconds",
-        names.INFERENCE_BUCKETS,
         {
             ModelCallCompleted: lambda event: ((event.model, ""), event.duration),
             ModelCallFailed: lambda event: ((event.model, event.error_code or "error"), event.duration),
         },
+        buckets=names.INFERENCE_BUCKETS,
+        unit="seconds",
     ),
     MetricRow(
         names.INFERENCE_FIRST_CHUNK,
-        "histogram",
         "Time from the start of a model call to its first streamed token.",
         ("model",),
-        "seconds",
-        names.INFERENCE_BUCKETS,
         {ModelCallCompleted: _first_chunk},
+        buckets=names.INFERENCE_BUCKETS,
+        unit="seconds",
     ),
+    MetricRow(names.INFERENCE_INPUT_TOKENS, "Input tokens, cached ones included.", ("agent", "model"), _tokens(0)),
+    MetricRow(names.INFERENCE_OUTPUT_TOKENS, "Output tokens, reasoning included.", ("agent", "model"), _tokens(1)),
     MetricRow(
-        names.INFERENCE_INPUT_TOKENS,
-        "counter",
-        "Input tokens, cached ones included.",
-        ("agent", "model"),
-        measures=_tokens(0),
+        names.INFERENCE_CACHED_TOKENS, "Input tokens read from the provider's cache.", ("agent", "model"), _tokens(2)
     ),
-    MetricRow(
-        names.INFERENCE_OUTPUT_TOKENS,
-        "counter",
-        "Output tokens, reasoning included.",
-        ("agent", "model"),
-        measures=_tokens(1),
-    ),
-    MetricRow(
-        names.INFERENCE_CACHED_TOKENS,
-        "counter",
-        "Input tokens read from the provider's cache.",
-        ("agent", "model"),
-        measures=_tokens(2),
-    ),
-    MetricRow(
-        names.INFERENCE_REASONING_TOKENS,
-        "counter",
-        "Output tokens spent on reasoning.",
-        ("agent", "model"),
-        measures=_tokens(3),
-    ),
+    MetricRow(names.INFERENCE_REASONING_TOKENS, "Output tokens spent on reasoning.", ("agent", "model"), _tokens(3)),
     MetricRow(
         names.MODEL_COST,
-        "counter",
         "What model calls cost, in millionths of the price table's currency.",
         ("agent", "model"),
-        measures={ModelCallCompleted: _cost},
+        {ModelCallCompleted: _cost},
     ),
     MetricRow(
         names.INVOKE_AGENT_DURATION,
-        "histogram",
         "Time of a run from its start to its end.",
         ("agent", "status"),
-        "seconds",
-        names.INVOKE_AGENT_BUCKETS,
         {RunFinished: _run_duration},
+        buckets=names.INVOKE_AGENT_BUCKETS,
+        unit="seconds",
     ),
     MetricRow(
         names.EXECUTE_TOOL_DURATION,
-        "histogram",
         "Time of a tool call.",
         ("tool", "outcome"),
-        "seconds",
-        names.INFERENCE_BUCKETS,
         {ToolFinished: _tool_duration},
+        buckets=names.INFERENCE_BUCKETS,
+        unit="seconds",
     ),
     MetricRow(
-        names.SESSIONS_CREATED,
-        "counter",
-        "Sessions created.",
-        ("agent",),
-        measures={SessionCreated: lambda event: ((event.agent,), 1)},
+        names.SESSIONS_CREATED, "Sessions created.", ("agent",), {SessionCreated: lambda event: ((event.agent,), 1)}
     ),
     MetricRow(
-        names.RUNS_ACCEPTED,
-        "counter",
-        "Inputs durably accepted.",
-        ("agent",),
-        measures={RunAccepted: lambda event: ((event.agent,), 1)},
+        names.RUNS_ACCEPTED, "Inputs durably accepted.", ("agent",), {RunAccepted: lambda event: ((event.agent,), 1)}
     ),
     MetricRow(
         names.RUNS_FINISHED,
-        "counter",
         "Runs that ended.",
         ("status",),
-        measures={RunFinished: lambda event: ((event.status,), 1)},
+        {RunFinished: lambda event: ((event.status,), 1)},
         initial=tuple((status,) for status in RUN_STATUSES),
     ),
     MetricRow(
         names.RUN_QUEUED,
-        "histogram",
         "Time from accepting an input to the start of its run.",
-        (),
-        "seconds",
-        names.INFERENCE_BUCKETS,
-        {RunStarted: lambda event: ((), event.queued)},
-        ((),),
+        measures={RunStarted: lambda event: ((), event.queued)},
+        initial=((),),
+        buckets=names.INFERENCE_BUCKETS,
+        unit="seconds",
     ),
     MetricRow(
         names.ACTIVATIONS,
-        "counter",
         "Activations of sessions in a frame.",
         ("cause",),
-        measures={SessionActivated: lambda event: ((event.cause,), 1)},
+        {SessionActivated: lambda event: ((event.cause,), 1)},
         initial=(("ready",), ("resume",), ("takeover",), ("moved",)),
     ),
     MetricRow(
         names.SESSION_CRASHES,
-        "counter",
         "Activations whose process died; waiting: while only waiting for a call in flight.",
         ("cause", "waiting"),
-        measures={SessionCrashed: lambda event: ((event.cause, "true" if event.waiting else "false"), 1)},
+        {SessionCrashed: lambda event: ((event.cause, "true" if event.waiting else "false"), 1)},
         initial=tuple(product(("process_died", "out_of_memory"), ("false", "true"))),
     ),
     MetricRow(
         names.CRASH_DETECTION,
-        "histogram",
         "At most so long passed between a process's death and its detection: the time since its last sign of life.",
-        (),
-        "seconds",
-        names.DETECTION_BUCKETS,
-        {SessionCrashed: _detection},
-        ((),),
+        measures={SessionCrashed: _detection},
+        initial=((),),
+        buckets=names.DETECTION_BUCKETS,
+        unit="seconds",
     ),
     MetricRow(
         names.RESTORE_DURATION,
-        "histogram",
         "Time from the detection of a crash to the session's next activation.",
-        (),
-        "seconds",
-        names.RESTORE_BUCKETS,
-        {SessionActivated: _restore},
-        ((),),
+        measures={SessionActivated: _restore},
+        initial=((),),
+        buckets=names.RESTORE_BUCKETS,
+        unit="seconds",
     ),
     MetricRow(
         names.TOKENS_REDONE,
-        "counter",
         "Tokens paid a second time because an answer was lost with its gateway.",
         measures={ModelCallCompleted: _tokens_redone},
         initial=((),),
     ),
     MetricRow(
         names.MODEL_CALLS,
-        "counter",
         "Model calls that ended.",
         ("outcome",),
-        measures={
-            ModelCallCompleted: lambda event: (("ok",), 1),
-            ModelCallFailed: lambda event: ((_failure(event),), 1),
-        },
+        {ModelCallCompleted: lambda event: (("ok",), 1), ModelCallFailed: lambda event: ((_failure(event),), 1)},
         initial=(("ok",), ("error",), ("aborted",)),
     ),
     MetricRow(
         names.MODEL_RETRY_COUNT,
-        "counter",
         "Failed tries within model calls.",
         ("model",),
-        measures={ModelCallCompleted: _retries, ModelCallFailed: _retries},
+        {ModelCallCompleted: _retries, ModelCallFailed: _retries},
     ),
     MetricRow(
         names.MODEL_CALLS_REISSUED,
-        "counter",
         "Model calls sent again because their gateway died.",
         measures={ModelCallReissued: lambda event: ((), 1)},
         initial=((),),
     ),
     MetricRow(
         names.TOOL_CALLS,
-        "counter",
         "Tool calls that have their result.",
         ("tool", "outcome"),
-        measures={ToolFinished: lambda event: ((_tool(event), event.outcome), 1)},
+        {ToolFinished: lambda event: ((_tool(event), event.outcome), 1)},
     ),
     MetricRow(
         names.TOOLS_IN_DOUBT,
-        "counter",
         "Tool calls whose activation ended after they had started.",
         ("tool", "policy"),
-        measures={ToolInDoubt: lambda event: ((event.tool, event.policy), 1)},
+        {ToolInDoubt: lambda event: ((event.tool, event.policy), 1)},
     ),
     MetricRow(
         names.INPUTS_REQUESTED,
-        "counter",
         "Tool calls that began to wait for a person.",
         ("kind",),
-        measures={InputRequested: lambda event: ((event.kind,), 1)},
+        {InputRequested: lambda event: ((event.kind,), 1)},
         initial=(("question",), ("in_doubt",)),
     ),
     MetricRow(
         names.INPUTS_RECEIVED,
-        "counter",
         "People's answers to tool calls.",
         ("kind", "decision"),
-        measures={InputReceived: lambda event: ((event.kind, event.decision), 1)},
+        {InputReceived: lambda event: ((event.kind, event.decision), 1)},
     ),
     MetricRow(
         names.TIMERS_SET,
-        "counter",
         "Waits and wakeups that agents and clients asked for.",
         ("kind",),
-        measures={TimerSet: lambda event: ((event.kind,), 1)},
+        {TimerSet: lambda event: ((event.kind,), 1)},
         initial=(("wait",), ("wakeup",)),
     ),
     MetricRow(
         names.TIMERS_FIRED,
-        "counter",
         "Waits that were over and wakeups that were due.",
         ("kind",),
-        measures={TimerFired: lambda event: ((event.kind,), 1)},
+        {TimerFired: lambda event: ((event.kind,), 1)},
         initial=(("wait",), ("wakeup",)),
     ),
     MetricRow(
         names.TIMER_LATENESS,
-        "histogram",
         "Time from when a wait was over or a wakeup was due to when it fired.",
         ("kind",),
-        "seconds",
-        names.LATENESS_BUCKETS,
         {TimerFired: lambda event: ((event.kind,), event.late)},
-        (("wait",), ("wakeup",)),
+        initial=(("wait",), ("wakeup",)),
+        buckets=names.LATENESS_BUCKETS,
+        unit="seconds",
     ),
     MetricRow(
         names.CHILDREN_SPAWNED,
-        "counter",
         "Sub-agents created, by the agent that spawned them.",
         ("agent",),
-        measures={ChildSpawned: lambda event: ((event.agent,), 1)},
+        {ChildSpawned: lambda event: ((event.agent,), 1)},
     ),
     MetricRow(
         names.CHILD_RESTARTS,
-        "counter",
         "Tasks of sub-agents that were started again, in another session.",
         measures={ChildRestarted: lambda event: ((), 1)},
         initial=((),),
     ),
     MetricRow(
         names.SESSIONS_MOVED,
-        "counter",
         "Sessions that left a drained node; forced: the time to wait for their work was over.",
         ("forced",),
-        measures={SessionMoved: lambda event: (("true" if event.forced else "false",), 1)},
+        {SessionMoved: lambda event: (("true" if event.forced else "false",), 1)},
         initial=(("false",), ("true",)),
     ),
     MetricRow(
         names.SESSIONS_MIGRATED,
-        "counter",
         "Sessions that took on another specification.",
         measures={SessionMigrated: lambda event: ((), 1)},
         initial=((),),
     ),
     MetricRow(
         names.SESSIONS_QUARANTINED,
-        "counter",
         "Sessions given up until a person looks at them.",
         ("reason",),
-        measures={SessionQuarantined: lambda event: ((event.rule or "max_restarts",), 1)},
+        {SessionQuarantined: lambda event: ((event.rule or "max_restarts",), 1)},
         initial=(("no_progress",), ("max_restarts",)),
     ),
     MetricRow(
         names.CANCEL_REQUESTS,
-        "counter",
         "Requests to end a run.",
         measures={CancelRequested: lambda event: ((), 1)},
         initial=((),),
     ),
     MetricRow(
         names.COMMIT_DURATION,
-        "histogram",
         "Time of a transaction of the journal.",
-        (),
-        "seconds",
-        names.COMMIT_BUCKETS,
         initial=((),),
+        buckets=names.COMMIT_BUCKETS,
+        unit="seconds",
     ),
     MetricRow(
         names.COMMIT_OPERATIONS,
-        "histogram",
         "Operations merged into one transaction of the journal.",
-        (),
-        "",
-        names.BATCH_BUCKETS,
         initial=((),),
+        buckets=names.BATCH_BUCKETS,
     ),
-    MetricRow(
-        names.FENCED_WRITES,
-        "counter",
-        "Writes refused because a newer activation exists.",
-        initial=((),),
-    ),
+    MetricRow(names.FENCED_WRITES, "Writes refused because a newer activation exists.", initial=((),)),
 )

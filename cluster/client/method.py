@@ -32,11 +32,9 @@ class Method(Protocol[Given, Told]):
         """The same for asynchronous programs: their event loop keeps running meanwhile."""
 
 
-def _method(function: Any, blocking: Any, awaited: Any, *, skip: int) -> Any:
-    """A function that can be awaited as well, with the name, the documentation and (but for the first `skip`) the
-    parameters of another one."""
-    signature = inspect.signature(function)
-    signature = signature.replace(parameters=list(signature.parameters.values())[skip:])
+def _method(function: Any, blocking: Any, awaited: Any) -> Any:
+    """A function that can be awaited as well; whoever looks at it finds the name, the documentation and the parameters
+    of another one."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -46,8 +44,6 @@ def _method(function: Any, blocking: Any, awaited: Any, *, skip: int) -> Any:
     async def aio(*args: Any, **kwargs: Any) -> Any:
         return await awaited(*args, **kwargs)
 
-    for found in (call, aio):
-        vars(found)["__signature__"] = signature
     vars(call)["aio"] = aio
     return call
 
@@ -59,7 +55,7 @@ class client_method(Generic[Owner, Given, Result]):
     def __init__(self, function: Callable[Concatenate[Owner, Given], Coroutine[Any, Any, Result]]) -> None:
         self._function = function
         self._here = not inspect.iscoroutinefunction(function)
-        self._unbound = _method(function, self._blocking, self._awaited, skip=0)
+        self._unbound = self._wrapped(function)
         self.__doc__ = function.__doc__
 
     def __set_name__(self, _owner: type, name: str) -> None:
@@ -74,16 +70,20 @@ class client_method(Generic[Owner, Given, Result]):
     def __get__(self, instance: Owner | None, owner: type[Owner]) -> Any:
         if instance is None:
             return self._unbound
-        bound = _method(self._function, partial(self._blocking, instance), partial(self._awaited, instance), skip=1)
+        bound = self._wrapped(self._function.__get__(instance))
         return vars(instance).setdefault(self._name, bound)  # found there from now on: the same one each time
 
-    def _blocking(self, instance: Owner, *args: Any, **kwargs: Any) -> Result:
-        return background.wait(self._function(instance, *args, **kwargs))
+    def _wrapped(self, function: Callable[..., Coroutine[Any, Any, Result]]) -> Any:
+        return _method(function, partial(_blocking, function), partial(self._awaited, function))
 
-    async def _awaited(self, instance: Owner, *args: Any, **kwargs: Any) -> Result:
-        begin = partial(self._function, instance, *args, **kwargs)
+    async def _awaited(self, function: Callable[..., Coroutine[Any, Any, Result]], *args: Any, **kwargs: Any) -> Result:
+        begin = partial(function, *args, **kwargs)
         coroutine = await asyncio.to_thread(begin) if self._here else begin()
         return await asyncio.wrap_future(background.submit(coroutine))
+
+
+def _blocking(function: Callable[..., Coroutine[Any, Any, Result]], *args: Any, **kwargs: Any) -> Result:
+    return background.wait(function(*args, **kwargs))
 
 
 class Closable(Protocol):
@@ -107,19 +107,20 @@ class constructor(Generic[Made, Given]):
         self.__doc__ = function.__doc__
 
     def __get__(self, _instance: object, owner: type[Made]) -> Method[Given, Made]:
-        blocking = partial(self._function, owner)
-        return cast("Method[Given, Made]", _method(self._function, blocking, partial(self._awaited, owner), skip=1))
+        function: Callable[Given, Made] = self._function.__get__(owner)
+        return cast("Method[Given, Made]", _method(function, function, partial(_make_elsewhere, function)))
 
-    async def _awaited(self, owner: type[Made], *args: Any, **kwargs: Any) -> Made:
-        made: Future[Made] = Future()
-        made.set_running_or_notify_cancel()  # from now on it can't be cancelled: its thread goes on
-        work = partial(copy_context().run, self._function, owner, *args, **kwargs)
-        threading.Thread(target=_make, args=(work, made), name="understudy-connect", daemon=True).start()
-        try:
-            return await asyncio.wrap_future(made)
-        except asyncio.CancelledError:
-            made.add_done_callback(_close)
-            raise
+
+async def _make_elsewhere(function: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:
+    made: Future[Made] = Future()
+    made.set_running_or_notify_cancel()  # from now on it can't be cancelled: its thread goes on
+    work = partial(copy_context().run, function, *args, **kwargs)
+    threading.Thread(target=_make, args=(work, made), name="understudy-connect", daemon=True).start()
+    try:
+        return await asyncio.wrap_future(made)
+    except asyncio.CancelledError:
+        made.add_done_callback(_close)
+        raise
 
 
 def _make(work: Callable[[], Made], made: Future[Made]) -> None:

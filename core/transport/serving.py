@@ -3,6 +3,7 @@ Ray."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from .repeating import Answering
@@ -33,10 +34,8 @@ class Serving:
             InvalidInput: they are not what the method takes.
         """
         signature = signature_of(getattr(self._methods, method))
-        given = signature.arguments(arguments)
-        if not call_id:
-            return signature.sent(await getattr(self._target, method)(*given))
-        return signature.sent(await self._answering.answer(call_id, lambda: getattr(self._target, method)(*given)))
+        begin = partial(getattr(self._target, method), *signature.arguments(arguments))
+        return signature.sent(await (self._answering.answer(call_id, begin) if call_id else begin()))
 
     async def close(self) -> None:
         """Give up what is under way."""

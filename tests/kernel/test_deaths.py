@@ -500,11 +500,11 @@ async def test_a_session_that_waits_for_a_person_is_given_to_no_frame(store: str
         [question] = await kernel.paused("s")
         epoch = (await kernel.info("s"))["epoch"]
         frames = kernel.service.frames
-        frames.queue(Ready("s", "", "s", epoch=epoch))
+        frames.assignments.queue(Ready("s", "", "s", epoch=epoch))
         frames.dispatch()
         async with asyncio.timeout(k.STUCK_SECONDS):
             slots = frames.paging.slots.values()
-            while frames.chosen or frames.placing or not all(slot.resting for slot in slots):  # noqa: ASYNC110
+            while frames.assignments.chosen or frames.assignments.under_way or not all(slot.resting for slot in slots):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert (await kernel.info("s"))["epoch"] == epoch
         await kernel.ask("answer", "s", question["call_id"], "ok", "yes", question["asked"])

@@ -170,7 +170,7 @@ async def test_a_session_that_is_being_placed_is_placed_nowhere_else(store: str,
         with frames.being_placed("s", first):
             frames.paging.add(Ready("s", DEFAULT, "s", "ready"))
             frames.dispatch()
-            await _until(lambda: not frames.chosen["s"])
+            await _until(lambda: not frames.assignments.chosen["s"])
             await kernel.service.journal.submit(lambda tx: None)  # behind whatever was to be committed for it
             assert (await kernel.info("s"))["epoch"] == 0
         answer = await calling
@@ -187,7 +187,7 @@ async def test_a_session_that_was_fenced_behind_its_activation_goes_on(store: st
         slot = frames.calling(_call(kernel, "f"))
         with frames.being_placed("s", slot):
             work = await kernel.service.journal.submit(frames.activation(slot, Ready("s", DEFAULT, "s", "ready")), "s")
-            frames.queue(Ready("s", DEFAULT, "s", "ready", epoch=work.epoch + 1))
+            frames.assignments.queue(Ready("s", DEFAULT, "s", "ready", epoch=work.epoch + 1))
             frames.given(slot, work)
         assert (slot.session_id, list(frames.paging.ready)) == (None, ["s"])
 
@@ -206,7 +206,7 @@ async def test_a_session_that_is_being_placed_is_queued_by_nobody(store: str, tm
             second.session_id, second.epoch = "s", 1
             frames.calling(_call(kernel, "second", 2))
             frames.requeue_unless_waiting("s", DEFAULT, "s", None)
-            frames.queue(Ready("s", DEFAULT, "s", "takeover", epoch=later))
+            frames.assignments.queue(Ready("s", DEFAULT, "s", "takeover", epoch=later))
             assert not frames.paging.ready
         assert {name: ready.epoch for name, ready in frames.paging.ready.items()} == {"s": max(1, later)}
 
@@ -216,7 +216,7 @@ def _queued(kernel: k.Kernel) -> None:
 
 
 def _chosen(kernel: k.Kernel) -> None:
-    kernel.service.frames.chosen["s"] += 1
+    kernel.service.frames.assignments.chosen["s"] += 1
 
 
 @pytest.mark.parametrize("place", [_queued, _chosen])
@@ -233,7 +233,7 @@ async def test_the_sweep_leaves_alone_what_left_its_place_since_rows_were_read(
         async def slow(*arguments: Any, **options: Any) -> Any:
             rows = await active(*arguments, **options)
             service.frames.paging.remove("s")
-            service.frames.chosen.clear()
+            service.frames.assignments.chosen.clear()
             return rows
 
         place(kernel)

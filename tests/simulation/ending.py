@@ -287,7 +287,7 @@ class Ending:
             service = actor.target.service
             sizes = {
                 "calls": len(service.calls), "ready": len(service.frames.paging.ready), "own": len(service.claims),
-                "placing": len(service.frames.placing), "interrupts": len(service.interrupts),
+                "assignments": len(service.frames.assignments.under_way), "interrupts": len(service.interrupts),
                 "operations": max(0, service.journal._submitted.qsize() + len(service.journal._groups) - 2),
                 "expected": len(service.frames.known.expected), "condemned": len(service.frames.known.condemned),
             }  # fmt: skip

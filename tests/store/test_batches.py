@@ -12,7 +12,7 @@ import pytest
 
 from understudy.errors import BatchLost, Fenced
 from understudy.events import ToolFinished, ToolStarted
-from understudy.node.frames import ready_of
+from understudy.node.turns import Ready
 from understudy.ports import Death
 from understudy.records import Ack, Ask, Batch, CallState
 from understudy.store import activation, draining, operations, queries, timers
@@ -95,10 +95,10 @@ async def test_what_was_resumed_has_not_been_down_since(db: Store) -> None:
     [due_at] = [row["due_at"] for row in db.read(queries.timers, "node-1", 1 << 62)]
     await db.do(timers.fire, "s", "pause", due_at)
     row = await db.journal.submit(lambda tx: tx.session("s"))
-    assert ready_of(row, "ready").cause == "resume"
+    assert Ready.of(row, "ready").cause == "resume"
     await db.activate("s")
     await db.journal.submit(lambda tx: draining.leave(tx, tx.session("s"), "node-1", ["node-2"], forced=True))
-    found = ready_of(await db.journal.submit(lambda tx: tx.session("s")), "ready")
+    found = Ready.of(await db.journal.submit(lambda tx: tx.session("s")), "ready")
     assert (found.cause, found.down_since) == ("ready", 0)
 
 

@@ -48,6 +48,10 @@ class Endpoint(Gateway):
         self.asked = asyncio.Event()
         self.answer: asyncio.Future[ModelAnswer] = asyncio.get_running_loop().create_future()
 
+    def profiles(self) -> list[ModelProfile]:
+        """Those that calls can be made with."""
+        return [endpoint.profile for endpoint in self._endpoints.values()]
+
     async def call(
         self,
         request: ModelRequest,
@@ -224,7 +228,7 @@ async def test_a_profile_that_is_refused_keeps_nobody_from_attaching() -> None:
     endpoint = Endpoint()
     calls = GatewayCalls(endpoint)
     attached = await calls.attach("one", [ModelProfile("q", "key", "no url"), PROFILE])
-    assert (attached.profiles, endpoint._profiles.all()) == ([PROFILE], [PROFILE])
+    assert (attached.profiles, endpoint.profiles()) == ([PROFILE], [PROFILE])
     await calls.close()
 
 
@@ -243,7 +247,7 @@ async def test_everything_goes_through_a_socket() -> None:
 
     first = service()
     attached = await first.attach("one", [PROFILE])
-    assert endpoint._profiles.all() == [PROFILE]
+    assert endpoint.profiles() == [PROFILE]
     made = asyncio.create_task(first.call(attached.number, ORIGIN, REQUEST))
     await endpoint.asked.wait()
     with pytest.raises(InvalidConfiguration, match="base URL"):

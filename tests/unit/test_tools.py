@@ -307,18 +307,17 @@ class TestLoad:
             assert load(describe(name, pickle=None)[0][0], dict.__getitem__, None).name == name  # type: ignore[arg-type]
 
     def test_definition_reaches_the_frame(self) -> None:
-        """Async, timeout and the reconciling function are found again; the context's parameter too."""
+        """Async and the reconciling function are found again; the context's parameter too."""
         back = loaded(paint)
-        assert (back.name, back.is_async, back.timeout, back.on_crash) == ("paint_it", True, 5, "reconcile")
-        assert back.reconcile is find_out
+        assert (back.name, back.is_async, back.reconcile) == ("paint_it", True, find_out)
         assert loaded(lookup).context_parameter == "context"
 
     def test_specification_wins_over_changed_code(self) -> None:
-        """Code that became `rerun` since does not widen a stored `report`; a lost reconcile becomes `report`."""
+        """Code that became `reconcile` since does not widen a stored `report`; a lost reconcile finds nothing out."""
         spec = describe(paint, pickle=None)[0][0]
         assert load({**spec, "on_crash": "report"}, {}.__getitem__, None).reconcile is None
         plain = describe(lookup, pickle=None)[0][0]
-        assert load({**plain, "on_crash": "reconcile"}, {}.__getitem__, None).on_crash == "report"
+        assert load({**plain, "on_crash": "reconcile"}, {}.__getitem__, None).reconcile is None
 
     @pytest.mark.parametrize(
         "source",
@@ -385,7 +384,7 @@ class TestArguments:
 
         even.__annotations__["n"] = Even
         spec = describe(tool(even), pickle=lambda _: b"")[0][0]
-        loose = LoadedTool("even", even, False, "report", None, {**spec["parameters"], "$defs": {"Even": {}}})
+        loose = LoadedTool("even", even, False, {**spec["parameters"], "$defs": {"Even": {}}})
         object.__setattr__(loose, "converted", {"n": Even})
         outcome = await execute(loose, '{"n": {"n": 3}}', CONTEXT, 10)
         assert outcome.outcome == "invalid"
@@ -564,7 +563,7 @@ from understudy.actors.execution import bind, execute
 from understudy.actors.tools import LoadedTool, ToolContext
 context = ToolContext(session_id="s", run_id="r", round=1, call_id="c", epoch=1, agent="a")
 schema = {"type": "object", "properties": {}}
-tool = LoadedTool("t", threading.Event().wait, False, "report", None, schema)
+tool = LoadedTool("t", threading.Event().wait, False, schema)
 print(asyncio.run(execute(tool, bind(tool, "{}", context), 0.05)).outcome)
 """
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -707,7 +706,7 @@ print(asyncio.run(execute(tool, bind(tool, "{}", context), 0.05)).outcome)
 def direct(function: Any) -> LoadedTool:
     """A loaded tool without parameters, around any function, also one that can't be serialized."""
     is_async = asyncio.iscoroutinefunction(function)
-    return LoadedTool("direct", function, is_async, "report", None, {"type": "object", "properties": {}})
+    return LoadedTool("direct", function, is_async, {"type": "object", "properties": {}})
 
 
 def test_call_key_is_the_same_in_every_activation() -> None:
