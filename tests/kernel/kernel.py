@@ -199,7 +199,6 @@ class Life:
         self.requests = Requests(service)
         self.dead = False
         self.tasks: set[asyncio.Task[Any]] = set()
-        self._committing: set[asyncio.Task[Any]] = set()
         self._submit_all = service.journal.submit_all
         service.journal.submit_all = self._submit  # type: ignore[method-assign]
 
@@ -207,58 +206,19 @@ class Life:
         """The journal's `submit_all` with a point before each transaction and one after it."""
         if BACKGROUND.get():
             return await self._submit_all(operations, *touches, alone=alone)
-        task = asyncio.current_task()
-        assert task is not None
-        self._committing.add(task)
-        try:
-            await self.kernel.point("before the commit", None)
-            if self.dead:
-                await never()
-            results = await self._submit_all(operations, *touches, alone=alone)
-            await self.kernel.point("after the commit", None)
-            if self.dead:
-                await never()
-        finally:
-            self._committing.discard(task)
+        await self.kernel.point("before the commit", None)
+        results = await self._submit_all(operations, *touches, alone=alone)
+        await self.kernel.point("after the commit", None)
+        if self.dead:
+            raise asyncio.CancelledError
         return results
 
     def kill(self) -> None:
         """As SIGKILL: nothing of it runs on, and nothing is committed that was not at the disk already."""
         self.dead = True
-        service = self.service
-
-        async def lost(_operations: list[Any], *_touches: str, alone: bool = False) -> list[Any]:
-            return await never()
-
-        service.journal.submit_all = lost  # type: ignore[method-assign]
-        while not service.journal._submitted.empty():
-            service.journal._submitted.get_nowait()
-        calls, service.calls._calls = service.calls.in_flight(), {}
-        self.tasks |= {call.task for call in calls if call.task}
-        self.kernel.dead.append(self)
-        self.cancel()
-
-    def cancel(self) -> set[asyncio.Task[Any]]:
-        """Cancel whatever of it is there still; returns it."""
-        service = self.service
-        found = {*self.tasks, *service._tasks, *service.projection._tasks, *service.calls._tasks}
-        found |= set(service.calls.link._tasks)
-        for task in found:
+        self.service.abandon()
+        for task in self.tasks:
             task.cancel()
-        return found
-
-    def end(self) -> set[asyncio.Task[Any]]:
-        """The same with those that wait for a commit, of which a dead service does none; nobody waits for them now."""
-        for task in self._committing:
-            task.cancel()
-        return self.cancel() | self._committing
-
-    async def bury(self) -> None:
-        """Give back what the operating system would."""
-        if self.service.projection._stop_server is not None:
-            await asyncio.to_thread(self.service.projection._stop_server)
-        await self.service.reading.close()
-        await self.service.journal.close()
 
 
 class Kernel:
@@ -299,7 +259,6 @@ class Kernel:
         self._prices = prices or {}
         self.gateway = MortalGateway()
         self._life: Life | None = None
-        self.dead: list[Life] = []
         self._up = asyncio.Event()
         self._numbers = itertools.count()
         self._sent = 0
@@ -374,20 +333,19 @@ class Kernel:
         assert self._life is not None
         self._up.clear()
         self._life.kill()
-        await self._life.bury()
+        await self._life.service.close()
         await self._end_frames()
         await self._end_dead()
         await self.gateway.close()
         self.check()
 
     async def _end_dead(self) -> None:
-        """Nothing of a dead service is left to the garbage collector, which would complain."""
-        tasks = set().union(WAITING, *(life.end() for life in self.dead))
+        """Nothing of a dead frame is left to the garbage collector, which would complain."""
+        tasks = set(WAITING)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
-        self.dead.clear()
 
     async def _tell(self, node_id: str, news: News) -> None:
         if node_id in self.peers:
@@ -566,7 +524,7 @@ class Kernel:
         self._later(self._reboot(life))
 
     async def _reboot(self, life: Life) -> None:
-        await life.bury()
+        await life.service.close()
         self._check_work()
         await self._boot()
         await self.take_up(self.generation, self.nodes)

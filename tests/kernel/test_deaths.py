@@ -21,7 +21,9 @@ from understudy.node.requests import Requests
 from understudy.node.rounds import Rounds
 from understudy.protocol import Exit, FrameIdentity, News, StepCall, Work
 from understudy.records import ActivationId
+from understudy.store.beginnings import accept
 from understudy.store.engine import now
+from understudy.store.journal import Journal
 from understudy.store.transaction import Transaction
 from understudy.testing.offline import OfflineServer
 
@@ -52,7 +54,7 @@ async def next_service(kernel: k.Kernel) -> None:
     assert life is not None
     kernel._up.clear()
     life.kill()
-    await life.bury()
+    await life.service.close()
     await kernel._boot()
 
 
@@ -128,6 +130,29 @@ async def test_a_call_outlasts_its_service(store: str, tmp_path: Path) -> None:
             assert ("model_call_reissued" in types, types.count("model_call_completed")) == (False, 1)
             assert kernel.server.count == requests + 1
             await kernel.gateway.emptied()
+
+
+async def test_a_service_that_is_abandoned_does_nothing_more(tmp_path: Path) -> None:
+    """Given an operation that is about to be committed and a model call in flight, when their service is abandoned,
+    then nothing is committed, whoever waits or submits is cancelled, and the call is left to the next service."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+        journal, calls = kernel.service.journal, kernel.service.calls
+        waiting = asyncio.create_task(Journal.submit_all(journal, [lambda tx: accept(tx, "s", "r2", "again")], "s"))
+        await asyncio.sleep(0)  # it is in the queue
+        kernel.kill_node()
+        assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError)
+        for use in (journal.submit(lambda tx: accept(tx, "s", "r3", "again"), "s"), calls.link.attached()):
+            with pytest.raises(asyncio.CancelledError):
+                await use
+        await kernel.quiet()
+        kernel.server.release()
+        assert (await kernel.end("s"))["text"] == "done"
+        assert [run["run_id"] for run in await kernel.ask("read", "runs", ["s"], {})] == ["r"]
+        assert (kernel.server.count, len(calls)) == (1, 0)
 
 
 def dying_at(kernel: k.Kernel, label: str) -> Any:
