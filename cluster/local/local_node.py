@@ -101,23 +101,24 @@ class LocalNode(NodeCalls):
 
     Attributes:
         service: the one that there is now.
+        process: what it is called through.
     """
 
     def __init__(self, make: Callable[[], NodeService]) -> None:
         super().__init__()
         self._make = make
-        self._process = LocalProcess("the node service")
+        self.process = LocalProcess("the node service")
         self._starting = asyncio.Lock()
         self._started = False
         self.service = make()
 
     async def start(self) -> None:
         """Start the service, unless it has started. Raises what keeps it from starting."""
-        await self._process.call(self._node())
+        await self.process.call(self._node())
 
     async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
         """See `NodeCalls.repeated`. Raises `ServiceGone` as well: the service died meanwhile."""
-        return await self._process.call(super().repeated(call_id, method, *arguments))
+        return await self.process.call(super().repeated(call_id, method, *arguments))
 
     async def _node(self) -> NodeService:
         if not self._started:
@@ -147,11 +148,11 @@ class LocalNode(NodeCalls):
         serving, self._serving = self._serving, Serving(NodeCalls, self)
         self._started = False
         dead.abandon()
-        self._process.die(_let_go(dead, serving))
+        self.process.die(_let_go(dead, serving))
 
     async def buried(self) -> None:
         """Wait until those that were killed have let go of their store and their files."""
-        await self._process.buried()
+        await self.process.buried()
 
     async def close(self) -> None:
         """Stop the service; calls that have no answer get none."""

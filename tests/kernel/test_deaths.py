@@ -48,16 +48,6 @@ class Replaced:
         return self.worker.frame_id
 
 
-async def next_service(kernel: k.Kernel) -> None:
-    """The node service dies; the next one has started, and has not been taken up."""
-    life = kernel._life
-    assert life is not None
-    kernel._up.clear()
-    life.kill()
-    await life.service.close()
-    await kernel._boot()
-
-
 @asynccontextmanager
 async def replaced(store: str, directory: Path) -> AsyncIterator[Replaced]:
     notes = directory / "notes"
@@ -67,7 +57,7 @@ async def replaced(store: str, directory: Path) -> AsyncIterator[Replaced]:
         working, tool_may_end = k.held_at_effect(kernel)
         run = asyncio.create_task(kernel.run("s", k.spec(script, [k.note])))
         await working.wait()
-        await next_service(kernel)
+        await kernel.replace_service()
         yield Replaced(kernel, worker, run, notes, tool_may_end)
         assert (await run)["status"] == "completed"
         assert len(k.notes(notes)) == 1
@@ -99,10 +89,9 @@ async def test_a_call_that_was_lost_with_its_service_is_made_again_at_once(store
             kernel.server.hold()
             run = asyncio.create_task(kernel.run("s", k.spec()))
             await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
-            kernel.gateway.kill(told=False)
-            await next_service(kernel)
-            assert kernel._life is not None
-            await kernel._life.service.take_up.run(kernel.generation, 10, kernel.nodes)
+            kernel.gateway.kill()
+            await kernel.replace_service()
+            await kernel.service.take_up.run(kernel.generation, 10, kernel.nodes)
             await asyncio.to_thread(kernel.server.wait, lambda stats: stats.requests == 2, 10.0)
             kernel.server.release()
             assert (await run)["status"] == "completed"
@@ -129,7 +118,7 @@ async def test_a_call_outlasts_its_service(store: str, tmp_path: Path) -> None:
             types = await kernel.types(name)
             assert ("model_call_reissued" in types, types.count("model_call_completed")) == (False, 1)
             assert kernel.server.count == requests + 1
-            await kernel.gateway.emptied()
+            await kernel.gateway_is_empty()
 
 
 async def test_a_service_that_is_abandoned_does_nothing_more(tmp_path: Path) -> None:
@@ -205,7 +194,7 @@ async def test_a_call_in_flight_is_not_made_again(store: str, tmp_path: Path) ->
         await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
         [worker] = kernel.workers.values()
         with patch.object(NodeService, "step", twice):
-            kernel.gateway.kill(told=False)
+            kernel.gateway.kill()
             kernel.kill_node()
             kernel.kill(worker)
             await repeated.wait()
@@ -592,7 +581,7 @@ async def test_a_repeated_step_gets_its_call_made_again_before_its_frame_turns_t
                 await kernel.send(name)
             await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 2)
             with patch.object(NodeService, "step", late):
-                kernel.gateway.kill(told=False)
+                kernel.gateway.kill()
                 kernel.kill_node()
                 await kernel.quiet()
                 assert len(kernel.service.frames.paging.ready) == 1

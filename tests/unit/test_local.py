@@ -205,7 +205,7 @@ def test_a_service_dies_during_a_model_call(cluster: LocalCluster, service: str,
     assert (sum(isinstance(event, ModelCallCompleted) for event in events), crashes(events)) == (1, 0)
 
 
-@pytest.mark.parametrize("services", [("node",), ("gateway",), ("gateway", "node")])
+@pytest.mark.parametrize("services", [("node",), ("gateway",), ("gateway", "node"), ("node", "node", "node")])
 def test_services_die_during_a_tool(cluster: LocalCluster, services: tuple[str, ...]) -> None:
     """Given a tool at work, when services die, then it goes on, its result gets to the next ones, and it is not
     repeated; these have the credentials."""
