@@ -53,7 +53,8 @@ def _in_memory(service: NodeService) -> list[str]:
     facts: dict[str, Any] = {
         "generation": service.generation, "take-up": known.all_read, "ready": list(frames.paging.ready),
         "placing": frames.placing, "own": service.claims, "expected": known.expected, "condemned": known.condemned,
-        "calls": list(service.calls._calls), "timers": len(service.timers._order), "swept": service.sweep.swept,
+        "calls": [call.key for call in service.calls.in_flight()], "timers": len(service.timers._order),
+        "swept": service.sweep.swept,
         "journal away": journal.unreachable_since or journal.busy_since,
         "operations": journal._submitted.qsize() + len(journal._groups),
     }  # fmt: skip

@@ -157,7 +157,7 @@ class LocalConnection(ClientConnection):
         return await self._nodes.there(strike())
 
     def strike(self, role: str) -> None:
-        """Kill a service (`KILLABLE`). From any thread; what is asked after this, the next one is asked."""
+        """Kill a service (`KILLABLE`). From any thread: calls that are made after this go to the next one."""
         if self._nodes.closed:
             raise ClusterUnreachable(CLOSED)
         service = self._node if role == "node" else self._gateway
@@ -284,7 +284,7 @@ class LocalCluster(Cluster):
         check_size(settings)
         self.points: list[str] = []
         self._counting = threading.Lock()
-        self._deaths: dict[int, str] = {}
+        self._deaths: dict[int, str] = {}  # at which point what dies: a service, by its role, or "": the session actor
         self._functions: dict[bytes, Any] = {}
         with ExitStack() as stack:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="understudy-local-"))
@@ -317,12 +317,13 @@ class LocalCluster(Cluster):
     def kill_service(self, role: str) -> None:
         """Let a service die now, `node` or `gateway`; another one takes its place, as in production.
 
-        Sessions stay in their actors, and tools go on. The next node service finds in the store what was committed; it
-        is given anew what was not, and the gateway has for it the answers to model calls. With the gateway these are
-        lost: its calls are made again (`ModelCallReissued`).
+        Sessions stay in their actors, and tools go on. The next node service finds in the store what was committed;
+        session actors send it the rest again, and the gateway has kept the answers to model calls. If the gateway dies,
+        these are lost, and the calls are made again (`ModelCallReissued`).
 
         Raises:
             InvalidInput: no service of this role can be killed.
+            ClusterUnreachable: the cluster was closed.
         """
         self._local.strike(_killable(role))
 
