@@ -158,8 +158,8 @@ class Calls:
                 if call.gateway:
                     self._tasks.spawn(self._abort(call))
 
-    async def close(self) -> None:
-        """Forget everything: the gateway goes on with it, for a successor."""
+    def abandon(self) -> None:
+        """Forget everything at once: the gateway goes on with it, for a successor."""
         calls = self.in_flight()
         for known in (self._calls, self._of_session, self._latest):
             known.clear()
@@ -168,7 +168,12 @@ class Calls:
         for call in calls:
             if call.task is not None:
                 call.task.cancel()
-        await asyncio.gather(*(call.task for call in calls if call.task), return_exceptions=True)
+
+    async def close(self) -> None:
+        """The same, and wait until nobody is at a call any more."""
+        tasks = [call.task for call in self.in_flight() if call.task is not None]
+        self.abandon()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _found(self, attached: Attached) -> None:
         """The gateway has calls: at first those of the service before this one, whose answers are wanted; what else

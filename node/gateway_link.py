@@ -67,6 +67,7 @@ class GatewayLink:
         self.current: Attached | None = None
         self._is_attached = asyncio.Event()
         self._attaching = False
+        self._closed = False
         self._tasks = Tasks(log)
 
     async def start(self) -> None:
@@ -77,7 +78,8 @@ class GatewayLink:
             log.warning("the gateway gives no answer: what it holds is taken for lost")
 
     def close(self) -> None:
-        """Attach no more. The gateway goes on with what it has."""
+        """Be attached no more: whoever asks for the gateway is cancelled. It goes on with what it has."""
+        self._closed, self._current = True, None
         self._tasks.cancel()
 
     async def attached(self) -> Attached:
@@ -102,6 +104,8 @@ class GatewayLink:
                 self.lost(attached)
 
     def _begin(self) -> None:
+        if self._closed:
+            raise asyncio.CancelledError("the service has ended")
         if not self._attaching:
             self._attaching = True
             self._tasks.spawn(self._attach())

@@ -105,8 +105,18 @@ class NodeService(NodeBasis):
         self.spawn_task(self.sweep.sweeping())
         self.spawn_task(self.timers.firing())
 
+    def abandon(self) -> None:
+        """Stop at once, as SIGKILL stops a process: nothing more is committed, asked of the gateway, exported or told.
+        Whoever waits for a commit is cancelled. `close` lets go of what is open.
+        """
+        self.journal.abandon()
+        self._tasks.cancel()
+        self.calls.abandon()
+        self.projection.abandon()
+
     async def close(self) -> None:
-        """Stop cleanly: what is unanswered stays a wait in the store."""
+        """Stop cleanly: what is unanswered stays a wait in the store. One that was abandoned only lets go of its store
+        and its files."""
         await self.calls.close()
         self._tasks.cancel()
         await self.projection.close()

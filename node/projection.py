@@ -73,6 +73,7 @@ class Projection:
         self._checkpointed = 0
         self._recent: deque[Event] = deque(maxlen=RECENT_EVENTS)
         self._catching_up = False
+        self._abandoned = False
 
     async def start(self) -> None:
         """Restore the totals: the last checkpoint, then every event after it."""
@@ -138,14 +139,24 @@ class Projection:
         self.counting.nodes_changed()
         self.adoption.nodes_changed()
 
+    def abandon(self) -> None:
+        """Export nothing any more, and save nothing: the next service goes on from what is noted."""
+        self._abandoned = True
+        for task in self._tasks:
+            task.cancel()
+        for export in self.exports.values():
+            export.release()
+
     async def close(self) -> None:
-        """Save the totals and export what is left, within a bound."""
-        await asyncio.gather(*(export.close() for export in self.exports.values()))
+        """Save the totals and export what is left, within a bound, unless this was abandoned."""
+        if not self._abandoned:
+            await asyncio.gather(*(export.close() for export in self.exports.values()))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.adoption.close()
-        await self._checkpoint()
+        if not self._abandoned:
+            await self._checkpoint()
         if self._stop_server is not None:
             self._stop_server()
 

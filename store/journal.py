@@ -132,6 +132,7 @@ class Journal:
         self._turn: asyncio.TimerHandle | None = None
         self._next_turn = 0.0
         self._closing = threading.Event()
+        self._abandoned = False
         self._last_beat = time.monotonic()
         self._last_now = 0
 
@@ -163,14 +164,23 @@ class Journal:
     async def submit_all(self, operations: list[Operation], *touches: str, alone: bool = False) -> list[Any]:
         """Apply operations in one transaction, in order; an operation that was refused has its error as its result."""
         assert self._loop is not None
+        if self._abandoned:
+            raise asyncio.CancelledError("the journal was abandoned")
         submitted = _Submitted(operations, touches, self._loop.create_future(), alone)
         self._submitted.put(submitted)
         if self._thread is None and self._turn is None:
             self._turn = self._loop.call_at(self._next_turn, self._take_turn)
         return await submitted.future
 
+    def abandon(self) -> None:
+        """Begin no transaction any more, as if this process had been killed. What is being committed may take effect,
+        and nobody hears of it: whoever waits for a result is cancelled, and so is whoever submits from now on. `close`
+        lets go of the store.
+        """
+        self._abandoned = True
+
     async def close(self) -> None:
-        """Commit what was submitted and stop."""
+        """Commit what was submitted, unless this was abandoned, and stop."""
         self._closing.set()
         if self._thread is not None:
             self._submitted.put(None)
@@ -230,6 +240,9 @@ class Journal:
         while self._groups and (at_most is None or tried < at_most):
             tried += 1
             group = self._groups[0]
+            if self._abandoned:
+                self._tell(self._groups.popleft(), None, None)
+                continue
             started = self._last_beat = time.monotonic()
             try:
                 committed = self._transaction(group)
@@ -334,7 +347,7 @@ class Journal:
         assert self._loop is not None
 
         def deliver() -> None:
-            if committed is not None:
+            if committed is not None and not self._abandoned:
                 try:
                     self._on_commit(committed)
                 except Exception:  # what is committed must be acknowledged, whatever the projection makes of it
@@ -342,7 +355,9 @@ class Journal:
             for submitted in group:
                 if submitted.future.done():  # its caller gave up; the commit stands
                     continue
-                if error is not None:
+                if self._abandoned:
+                    submitted.future.cancel()
+                elif error is not None:
                     submitted.future.set_exception(error)
                 else:
                     submitted.future.set_result(submitted.results)

@@ -52,9 +52,10 @@ def _in_memory(service: NodeService) -> list[str]:
     slots = [(s.frame_id, s.session_id, s.epoch, s.wait, s.resting) for s in frames.paging.slots.values()]
     facts: dict[str, Any] = {
         "generation": service.generation, "take-up": known.all_read, "ready": list(frames.paging.ready),
-        "placing": frames.assignments.under_way, "own": service.claims,
-        "expected": known.expected, "condemned": known.condemned,
-        "calls": list(service.calls._calls), "timers": len(service.timers._order), "swept": service.sweep.swept,
+        "placing": frames.assignments.under_way, "own": service.claims, "expected": known.expected,
+        "condemned": known.condemned,
+        "calls": [call.key for call in service.calls.in_flight()], "timers": len(service.timers._order),
+        "swept": service.sweep.swept,
         "journal away": journal.outage.unreachable_since or journal.outage.busy_since,
         "operations": journal._submitted.qsize() + len(journal._groups),
     }  # fmt: skip

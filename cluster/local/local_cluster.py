@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
-from understudy.errors import CannotDrain, ClusterUnreachable, InvalidInput, ToolError
+from understudy.errors import CannotDrain, ClusterUnreachable, InvalidInput, ServiceGone, ToolError
 from understudy.gateway.gateway import Gateway
 from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.identifiers import new_identifier
 from understudy.node.basis import NodeConfig
+from understudy.node.node_service import NodeService
 from understudy.prices import price_table
 from understudy.protocol import NewSession, Spawned, packed, unpacked
 from understudy.supervisor.supervisor import Supervisor
 from understudy.testing.offline import OfflineServer, Policy
-from understudy.transport.repeating import REPEAT_SECONDS
+from understudy.transport.repeating import CLIENT_PATIENCE, REPEAT_SECONDS, Repeating
 
 from ..client.background import LoopThread
 from ..client.client import Cluster, check_size
@@ -30,16 +31,26 @@ from ..client.client_connection import ClientConnection
 from ..client.method import client_method
 from ..client.results import DrainInfo, ServiceInfo
 from ..client.session_handle import Session
-from .local_machinery import END_SECONDS, NODE, THREADS, LocalFrame, LocalMachinery, LocalNode
+from .local_machinery import END_SECONDS, NODE, THREADS, LocalFrame, LocalMachinery
+from .local_node import LocalGateway, LocalNode
 
 Result = TypeVar("Result")
 
 NAMESPACE = "local"
+
+KILLABLE = ("node", "gateway")
+"""The services that can be killed, by their roles in `Cluster.services`."""
+
 START_SECONDS = 30.0
+CLOSED = "this cluster was closed"
 
 
 class LocalNodes:
-    """The one node service, as clients ask it (`follower.Homes`): from their loop on the services' loop."""
+    """The one node service, as clients ask it (`follower.Homes`): from their loop on the services' loop.
+
+    Attributes:
+        closed: it is asked nothing any more.
+    """
 
     def __init__(self, node: LocalNode, services: LoopThread) -> None:
         self._node = node
@@ -54,7 +65,7 @@ class LocalNodes:
         """
         if self.closed:
             coroutine.close()
-            raise ClusterUnreachable("this cluster was closed")
+            raise ClusterUnreachable(CLOSED)
         return await asyncio.wrap_future(self._services.submit(coroutine))
 
     async def home(self, _session_id: str) -> str:
@@ -67,8 +78,13 @@ class LocalNodes:
         return {session_id: (NODE, found.get(session_id, (NODE, 0))[1]) for session_id in session_ids}
 
     async def request(self, _session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
-        """A request (`Requests`)."""
-        return await self.there(self._node.request(method, *arguments))
+        """A request (`Requests`), repeated while another service takes the place of one that was killed."""
+        try:
+            return await Repeating(CLIENT_PATIENCE).call(
+                lambda call_id: self.call(NODE, "request", method, *arguments, call_id=call_id, timeout=None)
+            )
+        except ServiceGone as error:
+            raise ClusterUnreachable(f"the node service does not answer: {error.message}") from None
 
     async def call(
         self, _node_id: str, method: str, *arguments: Any, call_id: str = "", timeout: float | None = REPEAT_SECONDS
@@ -88,11 +104,16 @@ class LocalConnection(ClientConnection):
         last: what is to be ended after the services.
     """
 
-    def __init__(self, settings: Settings, node: LocalNode, machinery: LocalMachinery, services: LoopThread) -> None:
+    def __init__(
+        self, settings: Settings, gateway: LocalGateway, node: LocalNode, machinery: LocalMachinery,
+        services: LoopThread,
+    ) -> None:  # fmt: skip
         self._nodes = LocalNodes(node, services)
         super().__init__(settings, self._nodes)
+        self._gateway = gateway
         self._node = node
         self._machinery = machinery
+        self._services = services
         self._supervisor = Supervisor(
             machinery, machinery.holder, standby=settings.standby, max_actors=settings.max_actors
         )
@@ -103,7 +124,7 @@ class LocalConnection(ClientConnection):
     async def start(self) -> None:
         """Start the services, on their loop. Raises what keeps them from starting."""
         try:
-            await self._node.service.start()
+            await self._node.start()
             self._supervising = asyncio.get_running_loop().create_task(self._supervisor.run())
             await self._supervisor.ready(START_SECONDS)
         except BaseException:
@@ -119,6 +140,7 @@ class LocalConnection(ClientConnection):
         self._machinery.forget()
         await self._machinery.stop()
         await self._node.close()
+        await self._gateway.close()
 
     async def kill(self, session_id: str) -> bool:
         """See `LocalCluster.kill`."""
@@ -134,6 +156,13 @@ class LocalConnection(ClientConnection):
 
         await self.read("info", session_id)  # raises if there is no such session
         return await self._nodes.there(strike())
+
+    def strike(self, role: str) -> None:
+        """Kill a service (`KILLABLE`). From any thread: calls that are made after this go to the next one."""
+        if self._nodes.closed:
+            raise ClusterUnreachable(CLOSED)
+        service = self._node if role == "node" else self._gateway
+        self._services.loop.call_soon_threadsafe(service.kill)
 
     async def spawn(
         self,
@@ -159,7 +188,7 @@ class LocalConnection(ClientConnection):
             held = {slot.frame_id for slot in slots if slot.session_id is not None}
             return ["frame" if frame_id in held else "standby" for frame_id in self._machinery.alive]
 
-        roles = ["supervisor", "node", *await self._nodes.there(look())]
+        roles = ["supervisor", "node", "gateway", *await self._nodes.there(look())]
         return [ServiceInfo(role, os.getpid(), NODE, "") for role in roles]
 
     async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:
@@ -190,9 +219,9 @@ class LocalConnection(ClientConnection):
     async def _close(self) -> None:
         try:
             await self.follower.close()
-            await self._nodes.there(self.end())
+            self._nodes.closed = True  # first: what is cut off would be asked again
+            await asyncio.wrap_future(self._services.submit(self.end()))
         finally:
-            self._nodes.closed = True
             await asyncio.to_thread(self.last.close)
 
     async def shutdown(self) -> None:
@@ -213,8 +242,9 @@ class LocalCluster(Cluster):
         assert run.result(10).ok
     ```
 
-    Deaths: `points` has what session actors have done so far, and `kill_at` lets one die at such a point. A test that
-    tries them all begins a new cluster for each.
+    Deaths: `points` has what session actors have done so far, and `kill_at` lets one die at such a point, or the node
+    service or the gateway. A test that tries them all begins a new cluster for each. `kill` and `kill_service` do so
+    now.
 
     Args:
         store: DSN; by default a SQLite file of its own, removed at the end. In one that is kept, tools that can't be
@@ -256,7 +286,7 @@ class LocalCluster(Cluster):
         check_size(settings)
         self.points: list[str] = []
         self._counting = threading.Lock()
-        self._deaths: set[int] = set()
+        self._deaths: dict[int, str] = {}  # at which point what dies: a service, by its role, or "": the session actor
         self._functions: dict[bytes, Any] = {}
         with ExitStack() as stack:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="understudy-local-"))
@@ -268,11 +298,12 @@ class LocalCluster(Cluster):
                 settings.store, NAMESPACE, NODE, "node", span_directory=directory, serves_metrics=False,
                 prices=settings.prices,
             )  # fmt: skip
-            node, known = LocalNode(config, GatewayCalls(Gateway())), list(profiles)
+            gateway, known = LocalGateway(lambda: GatewayCalls(Gateway())), list(profiles)
+            node = LocalNode(lambda: NodeService(config, gateway))
             for profile in (*known, ModelProfile(OFFLINE_MODEL, "offline", self.model_server.url)):
                 node.service.profiles.learn(profile)
             machinery = LocalMachinery(node, services, self._function, self._at_point)
-            self._local = LocalConnection(settings, node, machinery, services)
+            self._local = LocalConnection(settings, gateway, node, machinery, services)
             services.wait(self._local.start())
             self._local.last = stack.pop_all()
         super().__init__(self._local, settings, known[0].name if known else None, self._note_function)
@@ -285,18 +316,40 @@ class LocalCluster(Cluster):
         """
         return await self._local.kill(session if isinstance(session, str) else session.id)
 
-    def kill_at(self, *points: int) -> None:
-        """Let session actors die at these places in `points`, counted from 0, once they are reached."""
+    def kill_service(self, role: str) -> None:
+        """Let a service die now, `node` or `gateway`; another one takes its place, as in production.
+
+        Sessions stay in their actors, and tools go on. The next node service finds in the store what was committed;
+        session actors send it the rest again, and the gateway has kept the answers to model calls. If the gateway dies,
+        these are lost, and the calls are made again (`ModelCallReissued`).
+
+        Raises:
+            InvalidInput: no service of this role can be killed.
+            ClusterUnreachable: the cluster was closed.
+        """
+        self._local.strike(_killable(role))
+
+    def kill_at(self, *points: int, service: str | None = None) -> None:
+        """Let session actors die at these places in `points`, counted from 0, once they are reached; or a service
+        instead (`kill_service`).
+
+        Raises:
+            InvalidInput: a point has passed, or no service of this role can be killed.
+        """
+        victim = "" if service is None else _killable(service)
         passed = [point for point in points if point < len(self.points)]
         if passed:
             raise InvalidInput(f"points {passed} have passed: there are {len(self.points)} already")
-        self._deaths.update(points)
+        self._deaths.update(dict.fromkeys(points, victim))
 
     def _at_point(self, label: str, frame: LocalFrame) -> None:
         with self._counting:
             number = len(self.points)
             self.points.append(f"{frame.session_id}: {label}")
-        if number in self._deaths:
+        victim = self._deaths.get(number)
+        if victim:
+            self._local.strike(victim)
+        elif victim is not None:
             frame.kill()
 
     def _note_function(self, item: Any) -> bytes:
@@ -309,3 +362,9 @@ class LocalCluster(Cluster):
         if key not in self._functions:
             raise ToolError("it was a function of another cluster: one that can be imported is found again")
         return self._functions[key]
+
+
+def _killable(role: str) -> str:
+    if role not in KILLABLE:
+        raise InvalidInput(f"no service of role {role!r} can be killed: one of {', '.join(KILLABLE)} can")
+    return role

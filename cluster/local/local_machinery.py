@@ -1,4 +1,4 @@
-"""Node service and session actors as parts of this process, and the supervisor's port to them. No Ray."""
+"""Session actors as parts of this process, and the supervisor's port to them and to the node service. No Ray."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NoReturn
 
 from understudy.actors.frame import Frame
 from understudy.errors import ServiceGone
-from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.identifiers import new_identifier
-from understudy.node.basis import NodeConfig
 from understudy.node.node_calls import NodeCalls
-from understudy.node.node_service import NodeService
 from understudy.transport.ends import is_gone, process_identity
 from understudy.transport.remote_node import RemoteNode
+from understudy.transport.repeating import SUPERVISOR_PATIENCE, Joining
+from understudy.transport.signatures import signature_of
 from understudy.waiting import retrieve_error
 
 from ..client.background import LoopThread
+from .local_node import LocalNode
 
 NODE = "local"
 THREADS = "understudy-local"
@@ -34,33 +34,6 @@ Point = Callable[[str, "LocalFrame"], None]
 """Told that a session actor is at a point of its work, where it can die."""
 
 
-class LocalNode(NodeCalls):
-    """A node service in this process, and its gateway."""
-
-    def __init__(self, config: NodeConfig, gateway: GatewayCalls) -> None:
-        super().__init__()
-        self.service = NodeService(config, gateway)
-        self._gateway = gateway
-
-    async def _node(self) -> NodeService:
-        return self.service
-
-    async def kill_process(self, _pid: int) -> bool:
-        """Not known: session actors are parts of this process."""
-        return False
-
-    async def close(self) -> None:
-        """Stop the service; calls that have no answer get none."""
-        await self.service.close()
-        await self._gateway.close()
-        await self._serving.close()
-
-    def health(self) -> dict[str, float]:
-        """See `understudy.supervisor.ports.NodeHandle.probe`."""
-        journal = self.service.journal
-        return {"silent": 0.0, "journal": journal.silence(), "failing": journal.outage.failing()}
-
-
 class LocalNodeHandle:
     """The node service, as the supervisor sees it."""
 
@@ -68,18 +41,22 @@ class LocalNodeHandle:
 
     def __init__(self, node: LocalNode) -> None:
         self._node = node
+        self._calls = Joining(SUPERVISOR_PATIENCE)
         self.pid = os.getpid()
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call one of its methods."""
-        return await getattr(self._node, method)(*arguments)
+        """Call one of its methods; repeated while another service takes the place of one that was killed."""
+        found = await self._calls.call(
+            lambda call_id: self._node.repeated(call_id, method, *arguments), method, arguments
+        )
+        return signature_of(getattr(NodeCalls, method)).result(found)
 
     async def meet(self) -> None:
         """It is always the same process."""
 
     async def watch(self) -> None:
-        """It ends with this process."""
-        await asyncio.Event().wait()
+        """Raise `ServiceGone` when it was killed."""
+        await self._node.repeated("", "watch")
 
     async def probe(self) -> dict[str, float]:
         """See `LocalNode.health`."""

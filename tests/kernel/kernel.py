@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -21,6 +21,7 @@ from sqlalchemy import event
 
 from understudy.actors.frame import Frame
 from understudy.actors.tools import ToolContext, describe, tool
+from understudy.cluster.local.local_node import LocalGateway, LocalNode
 from understudy.config import ModelProfile
 from understudy.errors import ServiceGone, StaleGeneration, StoreUnreachable
 from understudy.gateway.gateway import Gateway
@@ -29,15 +30,13 @@ from understudy.identifiers import new_identifier
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
-from understudy.ports import Node
 from understudy.prices import Price
-from understudy.protocol import News, packed, unpacked
+from understudy.protocol import News, packed
 from understudy.store import queries
 from understudy.store.check import check
 from understudy.store.engine import Database
 from understudy.testing.offline import OfflineServer
 from understudy.transport.remote_node import CalledNode
-from understudy.transport.signatures import signature_of
 
 from ..situation import describe as describe_situation
 
@@ -72,59 +71,6 @@ def spec(
         max_depth=3, deadline=30.0, parameters={}, budget=None, metadata={}, restart=POLICY,
     )  # fmt: skip
     return {**fields, **more}
-
-
-class MortalGateway:
-    """The gateway as a process of its own: another one takes its place when it is killed."""
-
-    def __init__(self) -> None:
-        self._ended = asyncio.Event()
-        self._closing: list[asyncio.Task[None]] = []
-        self._calls = self._made()
-
-    @staticmethod
-    def _made() -> GatewayCalls:
-        return GatewayCalls(Gateway(backoff=0.001, backoff_max=0.002))
-
-    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
-        function = getattr(self._calls, method)
-
-        async def call(*arguments: Any) -> Any:
-            ended = asyncio.ensure_future(self._ended.wait())
-            work = asyncio.ensure_future(function(*arguments))
-            try:
-                await asyncio.wait((ended, work), return_when=asyncio.FIRST_COMPLETED)
-                if not work.done():
-                    raise ServiceGone("the gateway died")
-                return work.result()
-            finally:
-                ended.cancel()
-                work.cancel()
-
-        return call
-
-    def kill(self, *, told: bool = True) -> None:
-        """As SIGKILL.
-
-        Args:
-            told: whether its service hears of it, as of the end of a connection; not if that dies as well.
-        """
-        self._closing.append(asyncio.get_running_loop().create_task(self._calls.close()))
-        if told:
-            self._ended.set()
-        self._calls, self._ended = self._made(), asyncio.Event()
-
-    async def emptied(self) -> None:
-        """Wait until it holds no call: that it may forget one is told a moment later, and no event says so."""
-        async with asyncio.timeout(STUCK_SECONDS):
-            while True:
-                if not self._calls.held:
-                    return
-                await asyncio.sleep(0.005)
-
-    async def close(self) -> None:
-        """End it, and what is left of those before it."""
-        await asyncio.gather(self._calls.close(), *self._closing)
 
 
 @contextmanager
@@ -176,89 +122,17 @@ class Link(CalledNode):
         self._worker = worker
 
     async def _send(self, method: str, arguments: Sequence[Any]) -> Any:
-        worker, signature = self._worker, signature_of(getattr(Node, method))
+        worker = self._worker
         if method != "interrupted":  # made by a clock, not by the session's progress
             await worker.kernel.point(f"before {method}", worker)
         if worker.dead:
             await never()
-        given = signature.arguments(arguments)
-        result = await worker.kernel.remote(lambda life: getattr(life.service, method)(*given))
+        result = await worker.kernel.call(method, *arguments)
         if method != "interrupted":
             await worker.kernel.point(f"reply to {method}", worker)
         if worker.dead:
             await never()
-        return signature.sent(result)
-
-
-class Life:
-    """One life of the node service."""
-
-    def __init__(self, kernel: Kernel, service: NodeService) -> None:
-        self.kernel = kernel
-        self.service = service
-        self.requests = Requests(service)
-        self.dead = False
-        self.tasks: set[asyncio.Task[Any]] = set()
-        self._committing: set[asyncio.Task[Any]] = set()
-        self._submit_all = service.journal.submit_all
-        service.journal.submit_all = self._submit  # type: ignore[method-assign]
-
-    async def _submit(self, operations: list[Any], *touches: str, alone: bool = False) -> list[Any]:
-        """The journal's `submit_all` with a point before each transaction and one after it."""
-        if BACKGROUND.get():
-            return await self._submit_all(operations, *touches, alone=alone)
-        task = asyncio.current_task()
-        assert task is not None
-        self._committing.add(task)
-        try:
-            await self.kernel.point("before the commit", None)
-            if self.dead:
-                await never()
-            results = await self._submit_all(operations, *touches, alone=alone)
-            await self.kernel.point("after the commit", None)
-            if self.dead:
-                await never()
-        finally:
-            self._committing.discard(task)
-        return results
-
-    def kill(self) -> None:
-        """As SIGKILL: nothing of it runs on, and nothing is committed that was not at the disk already."""
-        self.dead = True
-        service = self.service
-
-        async def lost(_operations: list[Any], *_touches: str, alone: bool = False) -> list[Any]:
-            return await never()
-
-        service.journal.submit_all = lost  # type: ignore[method-assign]
-        while not service.journal._submitted.empty():
-            service.journal._submitted.get_nowait()
-        calls, service.calls._calls = service.calls.in_flight(), {}
-        self.tasks |= {call.task for call in calls if call.task}
-        self.kernel.dead.append(self)
-        self.cancel()
-
-    def cancel(self) -> set[asyncio.Task[Any]]:
-        """Cancel whatever of it is there still; returns it."""
-        service = self.service
-        found = {*self.tasks, *service._tasks, *service.projection._tasks, *service.calls._tasks}
-        found |= set(service.calls.link._tasks)
-        for task in found:
-            task.cancel()
-        return found
-
-    def end(self) -> set[asyncio.Task[Any]]:
-        """The same with those that wait for a commit, of which a dead service does none; nobody waits for them now."""
-        for task in self._committing:
-            task.cancel()
-        return self.cancel() | self._committing
-
-    async def bury(self) -> None:
-        """Give back what the operating system would."""
-        if self.service.projection._stop_server is not None:
-            await asyncio.to_thread(self.service.projection._stop_server)
-        await self.service.reading.close()
-        await self.service.journal.close()
+        return result
 
 
 class Kernel:
@@ -267,6 +141,7 @@ class Kernel:
     Attributes:
         peers: the other nodes; one that is missing here can't be told anything.
         telemetry: variables of `understudy.telemetry`; exporters read `os.environ` as well.
+        numbers: of the frames to come.
         points: labels of what has happened so far: calls, commits, and what tools say.
         serves: whether its metrics are served over HTTP.
         on_point: called with the number and label of each point and the worker it belongs to, if it belongs to one.
@@ -297,22 +172,50 @@ class Kernel:
         self.points: list[str] = []
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
         self._prices = prices or {}
-        self.gateway = MortalGateway()
-        self._life: Life | None = None
-        self.dead: list[Life] = []
+        self.gateway = LocalGateway(lambda: GatewayCalls(Gateway(backoff=0.001, backoff_max=0.002)))
+        self.node = LocalNode(self._made)
+        self.numbers = itertools.count()
         self._up = asyncio.Event()
-        self._numbers = itertools.count()
         self._sent = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
+    def _made(self) -> NodeService:
+        """A node service, with a point before each of its transactions and one after it."""
+        config = NodeConfig(
+            self.dsn, self.namespace, self.node_id, f"writer-{self.node_id}", span_directory=str(self.directory),
+            telemetry=self.telemetry, prices=self._prices,
+        )  # fmt: skip
+        service = NodeService(config, self.gateway, self._tell)
+        service.profiles.learn(ModelProfile("offline", "key", self.server.url))
+        if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
+            event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
+        submit_all = service.journal.submit_all
+
+        async def submit(operations: list[Any], *touches: str, alone: bool = False) -> list[Any]:
+            if BACKGROUND.get():
+                return await submit_all(operations, *touches, alone=alone)
+            await self.point("before the commit", None)
+            results = await submit_all(operations, *touches, alone=alone)
+            await self.point("after the commit", None)
+            if service is not self.service:
+                raise asyncio.CancelledError("it died at this point")
+            return results
+
+        service.journal.submit_all = submit  # type: ignore[method-assign]
+        return service
+
     @property
     def service(self) -> NodeService:
-        """The node service that lives now."""
-        assert self._life is not None
-        return self._life.service
+        """The node service that there is now."""
+        return self.node.service
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has started."""
+        return self._up.is_set()
 
     async def start(self, frames: int) -> None:
-        await self._boot()
+        await self.boot()
         self.generation = await self.ask("acquire", "tests", LEASE, "tests")
         await self.take_up(self.generation, self.nodes)
         for _ in range(frames):
@@ -325,21 +228,19 @@ class Kernel:
         the service names are dead."""
         self.generation, self.nodes = generation, nodes
 
-        async def told(life: Life) -> None:  # also the next one
+        async def told(service: NodeService) -> None:  # also the next one
             self._sent += 1
-            await life.service.take_up.run(self.generation, self._sent, self.nodes)
-            for frame_id in life.service.frames.named():
+            await service.take_up.run(self.generation, self._sent, self.nodes)
+            for frame_id in service.frames.named():
                 if frame_id not in self.workers:
-                    await life.service.deaths.frame_died(frame_id, "process_died")
+                    await service.deaths.frame_died(frame_id, "process_died")
 
         await self.remote(told)
 
     async def stop(self) -> None:
         await self.quiet()
         await self._end_frames()
-        assert self._life is not None
-        if not self._life.dead:
-            await self._life.service.close()
+        await self.node.close()
         await self._end_dead()
         await self.gateway.close()
         self.check()
@@ -371,68 +272,65 @@ class Kernel:
 
     async def lose(self) -> None:
         """The node is gone, its frames and its service at once; nothing takes their place."""
-        assert self._life is not None
         self._up.clear()
-        self._life.kill()
-        await self._life.bury()
+        self.node.kill()
+        await self.node.close()
         await self._end_frames()
         await self._end_dead()
         await self.gateway.close()
         self.check()
 
     async def _end_dead(self) -> None:
-        """Nothing of a dead service is left to the garbage collector, which would complain."""
-        tasks = set().union(WAITING, *(life.end() for life in self.dead))
+        """Nothing of a dead frame is left to the garbage collector, which would complain."""
+        tasks = set(WAITING)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
-        self.dead.clear()
 
     async def _tell(self, node_id: str, news: News) -> None:
         if node_id in self.peers:
-            arrived = unpacked(packed(news), News, "news")
-            await self.peers[node_id].remote(lambda life: life.service.notices.notice(arrived))
+            await self.peers[node_id].call("notice", packed(news))
 
     async def quiet(self) -> None:
         """Wait until deaths are dealt with."""
         while self._tasks:
             await asyncio.gather(*self._tasks)
 
-    async def _boot(self) -> None:
-        config = NodeConfig(
-            self.dsn, self.namespace, self.node_id, f"writer-{self.node_id}", span_directory=str(self.directory),
-            telemetry=self.telemetry, prices=self._prices,
-        )  # fmt: skip
-        service = NodeService(config, self.gateway, self._tell)
-        service.profiles.learn(ModelProfile("offline", "key", self.server.url))
-        if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
-            event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
+    async def boot(self) -> None:
+        """Start the node service; nobody has told it anything yet."""
         BACKGROUND.set(True)
         try:
             with nullcontext() if self.serves else patch(SERVE_METRICS, return_value=(0, None)):
-                await service.start()
+                await self.node.start()
         finally:
             BACKGROUND.set(False)
-        self._life = Life(self, service)
         self._up.set()
 
     # Calls.
 
-    async def remote(self, ask: Callable[[Life], Awaitable[Any]]) -> Any:
-        """A call of the node service that lives now, repeated by the next one if it dies meanwhile."""
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """A call of the node service that there is, repeated by the next one if it dies meanwhile. It goes on without
+        its caller.
+
+        Args:
+            arguments: as they arrive, and so is the result.
+        """
+        call_id = new_identifier()
+        return await self._repeated(lambda: self.node.repeated(call_id, method, *arguments))
+
+    async def remote(self, ask: Callable[[NodeService], Coroutine[Any, Any, Any]]) -> Any:
+        """The same for something else that is done in the node service."""
+        return await self._repeated(lambda: self.node.process.call(ask(self.service)))
+
+    async def _repeated(self, attempt: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         while True:
             await self._up.wait()
-            life = self._life
-            assert life is not None
-            task = asyncio.ensure_future(ask(life))
-            life.tasks.add(task)
-            task.add_done_callback(life.tasks.discard)
+            service = self.service
             try:
-                return await asyncio.shield(task)
-            except asyncio.CancelledError:
-                current = asyncio.current_task()
-                if not life.dead or current is None or current.cancelling():
+                return await attempt()
+            except ServiceGone:
+                if service is self.service:
                     raise
 
     async def ask(self, method: str, *arguments: Any) -> Any:
@@ -440,9 +338,7 @@ class Kernel:
         wanted = inspect.signature(getattr(Requests, method)).parameters
         if "request_id" in wanted and len(arguments) == len(wanted) - 2:
             arguments = (*arguments, new_identifier())
-        signature = signature_of(getattr(Requests, method))
-        given = signature.arguments(packed(arguments))
-        return signature.sent(await self.remote(lambda life: getattr(life.requests, method)(*given)))
+        return await self.call("request", method, *arguments)
 
     async def spawn(self, session_id: str, compiled: dict[str, Any]) -> bool:
         placement = compiled.get("placement", "")
@@ -530,7 +426,7 @@ class Kernel:
 
     def add_frame(self, placement: str = "") -> Worker:
         """Start a frame."""
-        worker = Worker(self, f"f{next(self._numbers)}", placement)
+        worker = Worker(self, f"f{next(self.numbers)}", placement)
         self.workers[worker.frame_id] = worker
         return worker
 
@@ -546,34 +442,47 @@ class Kernel:
         worker.dead = True
         worker.task.cancel()
         del self.workers[worker.frame_id]
-        self._later(self._tell_of_death(worker.frame_id))
+        self.later(self._tell_of_death(worker.frame_id))
         if replace:
             self.add_frame()
 
     async def _tell_of_death(self, frame_id: str) -> None:
         while True:
             try:
-                return await self.remote(lambda life: life.service.deaths.frame_died(frame_id, "process_died"))
+                return await self.call("frame_died", frame_id, "process_died", 0.0, False)
             except (StaleGeneration, StoreUnreachable):
                 await asyncio.sleep(0.01)
 
     def kill_node(self) -> None:
         """Kill the node service; another one takes its place on the same store, as when Ray restarts it."""
-        life = self._life
-        assert life is not None
-        if life.dead:
-            return
+        if self.is_up:
+            self._up.clear()
+            self.node.kill()
+            self.later(self._follow())
+
+    async def replace_service(self) -> None:
+        """The node service dies; the next one has started, and has not been taken up."""
         self._up.clear()
-        life.kill()
-        self._later(self._reboot(life))
+        self.node.kill()
+        await self._follow(taken_up=False)
 
-    async def _reboot(self, life: Life) -> None:
-        await life.bury()
+    async def _follow(self, *, taken_up: bool = True) -> None:
+        await self.node.buried()
         self._check_work()
-        await self._boot()
-        await self.take_up(self.generation, self.nodes)
+        await self.boot()
+        if taken_up:
+            await self.take_up(self.generation, self.nodes)
 
-    def _later(self, coroutine: Any) -> None:
+    async def gateway_is_empty(self) -> None:
+        """Wait until the gateway holds no call: that it may forget one is told a moment later, and no event says so."""
+        async with asyncio.timeout(STUCK_SECONDS):
+            while True:
+                if not self.gateway.calls.held:
+                    return
+                await asyncio.sleep(0.005)
+
+    def later(self, coroutine: Any) -> None:
+        """Do something in the background, for which `quiet` waits."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

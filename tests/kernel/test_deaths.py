@@ -21,7 +21,9 @@ from understudy.node.requests import Requests
 from understudy.node.rounds import Rounds
 from understudy.protocol import Exit, FrameIdentity, News, StepCall, Work
 from understudy.records import ActivationId
+from understudy.store.beginnings import accept
 from understudy.store.engine import now
+from understudy.store.journal import Journal
 from understudy.store.session_row import ActiveSession
 from understudy.store.transaction import Transaction
 from understudy.testing.offline import OfflineServer
@@ -47,16 +49,6 @@ class Replaced:
         return self.worker.frame_id
 
 
-async def next_service(kernel: k.Kernel) -> None:
-    """The node service dies; the next one has started, and has not been taken up."""
-    life = kernel._life
-    assert life is not None
-    kernel._up.clear()
-    life.kill()
-    await life.bury()
-    await kernel._boot()
-
-
 @asynccontextmanager
 async def replaced(store: str, directory: Path) -> AsyncIterator[Replaced]:
     notes = directory / "notes"
@@ -66,7 +58,7 @@ async def replaced(store: str, directory: Path) -> AsyncIterator[Replaced]:
         working, tool_may_end = k.held_at_effect(kernel)
         run = asyncio.create_task(kernel.run("s", k.spec(script, [k.note])))
         await working.wait()
-        await next_service(kernel)
+        await kernel.replace_service()
         yield Replaced(kernel, worker, run, notes, tool_may_end)
         assert (await run)["status"] == "completed"
         assert len(k.notes(notes)) == 1
@@ -98,10 +90,9 @@ async def test_a_call_that_was_lost_with_its_service_is_made_again_at_once(store
             kernel.server.hold()
             run = asyncio.create_task(kernel.run("s", k.spec()))
             await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
-            kernel.gateway.kill(told=False)
-            await next_service(kernel)
-            assert kernel._life is not None
-            await kernel._life.service.take_up.run(kernel.generation, 10, kernel.nodes)
+            kernel.gateway.kill()
+            await kernel.replace_service()
+            await kernel.service.take_up.run(kernel.generation, 10, kernel.nodes)
             await asyncio.to_thread(kernel.server.wait, lambda stats: stats.requests == 2, 10.0)
             kernel.server.release()
             assert (await run)["status"] == "completed"
@@ -128,7 +119,30 @@ async def test_a_call_outlasts_its_service(store: str, tmp_path: Path) -> None:
             types = await kernel.types(name)
             assert ("model_call_reissued" in types, types.count("model_call_completed")) == (False, 1)
             assert kernel.server.count == requests + 1
-            await kernel.gateway.emptied()
+            await kernel.gateway_is_empty()
+
+
+async def test_a_service_that_is_abandoned_does_nothing_more(tmp_path: Path) -> None:
+    """Given an operation that is about to be committed and a model call in flight, when their service is abandoned,
+    then nothing is committed, whoever waits or submits is cancelled, and the call is left to the next service."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+        journal, calls = kernel.service.journal, kernel.service.calls
+        waiting = asyncio.create_task(Journal.submit_all(journal, [lambda tx: accept(tx, "s", "r2", "again")], "s"))
+        await asyncio.sleep(0)  # it is in the queue
+        kernel.kill_node()
+        assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError)
+        for use in (journal.submit(lambda tx: accept(tx, "s", "r3", "again"), "s"), calls.link.attached()):
+            with pytest.raises(asyncio.CancelledError):
+                await use
+        await kernel.quiet()
+        kernel.server.release()
+        assert (await kernel.end("s"))["text"] == "done"
+        assert [run["run_id"] for run in await kernel.ask("read", "runs", ["s"], {})] == ["r"]
+        assert (kernel.server.count, len(calls)) == (1, 0)
 
 
 def dying_at(kernel: k.Kernel, label: str) -> Any:
@@ -181,7 +195,7 @@ async def test_a_call_in_flight_is_not_made_again(store: str, tmp_path: Path) ->
         await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
         [worker] = kernel.workers.values()
         with patch.object(NodeService, "step", twice):
-            kernel.gateway.kill(told=False)
+            kernel.gateway.kill()
             kernel.kill_node()
             kernel.kill(worker)
             await repeated.wait()
@@ -568,7 +582,7 @@ async def test_a_repeated_step_gets_its_call_made_again_before_its_frame_turns_t
                 await kernel.send(name)
             await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 2)
             with patch.object(NodeService, "step", late):
-                kernel.gateway.kill(told=False)
+                kernel.gateway.kill()
                 kernel.kill_node()
                 await kernel.quiet()
                 assert len(kernel.service.frames.paging.ready) == 1

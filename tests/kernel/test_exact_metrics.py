@@ -187,8 +187,7 @@ class Deaths:
         kernel.on_point = self.at
 
     def at(self, _number: int, _label: str, worker: k.Worker | None) -> None:
-        life = self.kernel._life
-        if not self.left or life is None or life.dead or self._random.random() > 0.06:
+        if not self.left or not self.kernel.is_up or self._random.random() > 0.06:
             return
         if worker is not None and not worker.dead and self._random.random() < 0.9:
             self.left -= 1
@@ -230,9 +229,9 @@ async def test_a_hundred_deaths_leave_every_counter_exact(tmp_path: Path) -> Non
             await asyncio.gather(*(kernel.run(session_id, lead) for session_id in sessions))
             await kernel.quiet()
             events.read()
-            await kernel.remote(lambda life: life.service.projection._checkpoint())
+            await kernel.remote(lambda service: service.projection._checkpoint())
             for session_id in sessions:  # what is exported may go, the rest stays
-                await kernel.remote(lambda life, s=session_id: pruned(life.service, s))
+                await kernel.remote(lambda service, s=session_id: pruned(service, s))
             scrapes += [*deaths.before, counters(shown(kernel.service.projection.metrics))]
             deaths.before.clear()
         kernel.on_point = None
@@ -377,7 +376,7 @@ async def not_exported(kernel: k.Kernel, writer: str, directory: Path) -> set[st
 async def comes_back(b: k.Kernel, nodes: Nodes, dsn: str) -> None:
     """The lost node's service starts again: it goes on from there, and the other shows its runs no more."""
     again = k.Kernel(dsn, b.server, b.directory, node_id="b")
-    await again._boot()
+    await again.boot()
     nodes.kernels.append(again)
     nodes.names.append("b")
     await nodes.tell()
@@ -401,12 +400,12 @@ async def test_a_death_in_the_middle_of_it_changes_nothing(
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
         [a, _] = nodes.kernels
         await lost(nodes, tmp_path)
-        life, turns = a._life, [0]
+        service, turns = a.service, [0]
 
         def dying(save: Callable[..., None]) -> Callable[..., None]:
             def operation(tx: Any, writer: str, *values: Any) -> None:
                 save(tx, writer, *values)
-                if writer == "writer-b" and a._life is life:
+                if writer == "writer-b" and a.service is service:
                     turns[0] += 1
                     if turns[0] == kill_at // 2 + 1:
                         kill()
@@ -422,7 +421,7 @@ async def test_a_death_in_the_middle_of_it_changes_nothing(
         monkeypatch.setattr(adoption.progress, "save_metrics", dying(progress.save_metrics))
         monkeypatch.setattr(adoption.progress, "save_cursor", dying(progress.save_cursor))
         await a.take_up(a.generation, ["a"])
-        await until(lambda: a._life is not life and a._up.is_set())
+        await until(lambda: a.service is not service and a.is_up)
         await a.quiet()
         await completed(postgres, "writer-b")
         assert turns[0]

@@ -477,7 +477,7 @@ async def test_a_cancelled_run(kernel: k.Kernel, tmp_path: Path) -> None:
 
     def cancel(_number: int, label: str, _worker: k.Worker | None) -> None:
         if label == "tool begins":
-            kernel._later(kernel.ask("cancel", "s", "r", "enough"))
+            kernel.later(kernel.ask("cancel", "s", "r", "enough"))
 
     kernel.on_point = cancel
     agent = hooked([("note", call(tmp_path / "n")[1]), ("dawdle", {})], "done", hooks=FIRST, tools=[k.note, dawdle])
@@ -686,7 +686,7 @@ async def test_calls_that_are_given_up(kernel: k.Kernel, tmp_path: Path, cancell
 
         def cancel(_number: int, label: str, worker: k.Worker | None) -> None:
             if label == "hook begins" and worker is not None:
-                kernel._later(kernel.ask("cancel", "s", "r", "enough"))
+                kernel.later(kernel.ask("cancel", "s", "r", "enough"))
 
         kernel.on_point = cancel
     run = await kernel.run("s", hooked([("crash", {})], "done", hooks=[gate, mark, *FIRST], tools=[crash]))

@@ -15,6 +15,7 @@ from understudy.actors.tools import tool
 from understudy.protocol import News
 from understudy.store.beginnings import accept
 from understudy.store.endings import request_cancel
+from understudy.store.journal import Journal
 
 from . import kernel as k
 
@@ -44,8 +45,8 @@ async def kernel(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
 
 def cancel(kernel: k.Kernel) -> asyncio.Task[list[bool]]:
     """Submit a cancel at once; it makes no points."""
-    assert kernel._life is not None
-    told = kernel._life._submit_all([lambda tx: request_cancel(tx, tx.session("s"), "enough")], "s")
+    journal = kernel.service.journal
+    told = Journal.submit_all(journal, [lambda tx: request_cancel(tx, tx.session("s"), "enough")], "s")
     return asyncio.get_running_loop().create_task(told)
 
 
@@ -55,8 +56,7 @@ async def test_a_watch_ends_with_its_tool(kernel: k.Kernel) -> None:
     run = await kernel.run("s", k.spec(k.script([("watched", {})], [("watched", {})], "done"), [watched]))
     assert run["status"] == "completed"
     assert not kernel.service.interrupts
-    assert kernel._life is not None
-    pending = [task.get_coro().__qualname__ for task in kernel._life.tasks]  # type: ignore[union-attr]
+    pending = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]  # type: ignore[union-attr]
     assert [name for name in pending if "interrupted" in name] == []
 
 
@@ -139,8 +139,7 @@ async def test_an_input_behind_a_run_that_was_ended_by_force(kernel: k.Kernel) -
 
     async def behind(label: str, worker: k.Worker | None) -> None:
         if label == "before the commit" and "s" in kernel.service.claims and not told:
-            assert kernel._life is not None
-            accepted = kernel._life._submit_all([lambda tx: accept(tx, "s", "r2", "again")], "s")
+            accepted = Journal.submit_all(kernel.service.journal, [lambda tx: accept(tx, "s", "r2", "again")], "s")
             told.append(asyncio.get_running_loop().create_task(accepted))
             told.append(cancel(kernel))
         await point(label, worker)

@@ -31,7 +31,7 @@ async def nodes(dsn: str, server: OfflineServer, directory: Path) -> AsyncIterat
     """Nodes `a` and `b` of one cluster, with a frame each."""
     names = ["a", "b"]
     a, b = (k.Kernel(dsn, server, directory, node_id=name) for name in names)
-    b._numbers = itertools.count(100)  # no frame of one has the id of one of the other
+    b.numbers = itertools.count(100)  # no frame of one has the id of one of the other
     try:
         await a.start(1)
         await b.start(1)

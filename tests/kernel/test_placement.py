@@ -176,7 +176,7 @@ async def replacing(kernel: k.Kernel, used: list[str]) -> None:
                 used.append(worker.frame_id)
                 del kernel.workers[worker.frame_id]
                 frame_id = worker.frame_id
-                await kernel.remote(lambda life, gone=frame_id: life.service.deaths.frame_died(gone, "exit"))
+                await kernel.call("frame_died", frame_id, "exit", 0.0, False)
                 kernel.add_frame(ALONE)
 
 

@@ -16,7 +16,6 @@ from understudy.node.calls import Call
 from understudy.transport import remote_node
 from understudy.transport.remote_node import RemoteNode
 from understudy.transport.repeating import Answering, Joining, Patience, Repeating
-from understudy.transport.signatures import signature_of
 
 from ..postgres import PostgresServer
 from . import kernel as k
@@ -58,12 +57,7 @@ class Handle:
         return asyncio.shield(task)  # who gives an attempt up does not end it
 
     async def _answer(self, call_id: str, method: str, *arguments: Any) -> Any:
-        assert self.kernel._life is not None
-        target: Any = self.kernel._life.requests if method == "send" else self.kernel.service
-        function = getattr(target, method)
-        signature = signature_of(function.__func__)
-        given = signature.arguments(arguments)
-        return signature.sent(await self.answering.answer(call_id, lambda: function(*given)))
+        return await self.answering.answer(call_id, lambda: self.kernel.node.repeated("", method, *arguments))
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self.pending.discard(task)
@@ -107,7 +101,7 @@ async def test_repetitions_do_not_pile_up(
         await kernel.send("s")
         await asyncio.wait_for(Gate.begun.wait(), PATIENCE)
         mortal_server.kill()
-        send = ("send", "s", {"run_id": "r2", "content": "again"}, "a client's")
+        send = ("request", "send", "s", {"run_id": "r2", "content": "again"}, "a client's")
         client = Repeating(Patience(attempt=0.1))
         sending = asyncio.create_task(client.call(lambda call_id: handle(call_id, *send)))
         Gate.opened.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import os
@@ -27,7 +28,14 @@ from understudy.errors import (
     UnderstudyError,
     UnknownSession,
 )
-from understudy.events import ChildSpawned, Event, ModelCallReissued, SessionCrashed, TextDelta
+from understudy.events import (
+    ChildSpawned,
+    Event,
+    ModelCallCompleted,
+    ModelCallReissued,
+    SessionCrashed,
+    TextDelta,
+)
 from understudy.testing import LocalCluster
 
 from .. import tiers
@@ -76,6 +84,11 @@ def call(tool_name: str, **arguments: Any) -> str:
     return f"call {tool_name} {json.dumps(arguments)}"
 
 
+def of_run(events: list[Event]) -> list[Event]:
+    """Those that whoever follows the run `r` is told."""
+    return [event for event in events if event.run_id == "r"]
+
+
 def crashes(events: list[Event]) -> int:
     """How many deaths there were."""
     return sum(isinstance(event, SessionCrashed) for event in events)
@@ -104,7 +117,7 @@ def test_a_run_is_as_in_a_cluster(cluster: LocalCluster, agent: AgentSpec, effec
         "user",
         "assistant",
     ]
-    assert {service.role for service in cluster.services()} >= {"supervisor", "node"}
+    assert {service.role for service in cluster.services()} >= {"supervisor", "node", "gateway"}
     assert cluster.model_server.stats.requests == 3
     with pytest.raises(CannotDrain):
         cluster.drain()
@@ -144,6 +157,117 @@ def test_a_death_at_any_point_is_survived(agent: AgentSpec, effects: list[str]) 
         assert (result.text, effects) in (
             ("offline: did x", ["x"]), (f"offline: {INTERRUPTED}", ["x"]), (f"offline: {INTERRUPTED}", []),
         ), at  # fmt: skip
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("service", ["node", "gateway"])
+def test_the_death_of_a_service_at_any_point_is_survived(
+    agent: AgentSpec, effects: list[str], service: str
+) -> None:  # fmt: skip
+    """Given a run, when a service dies at any of the points that its session actor passes, then the run completes, who
+    follows it is told all once, the tool has its effect once, and no model call is lost but with the gateway."""
+    with LocalCluster() as clean:
+        clean.spawn(agent, session_id="s").send(call("act", name="x")).result(PATIENCE, check=True)
+        points = list(clean.points)
+    for at in tiers.points(range(len(points))):
+        effects.clear()
+        with LocalCluster() as cluster:
+            cluster.kill_at(at, service=service)
+            session = cluster.spawn(agent, session_id="s")
+            told = list(session.send(call("act", name="x"), run_id="r"))
+            assert session.run("r").result(PATIENCE, check=True).text == "offline: did x", at
+            assert effects == ["x"], at
+            events = session.events()
+            assert [event for event in told if event.seq] == of_run(events), at
+            assert crashes(events) == 0, at
+            assert cluster.points[: at + 1] == points[: at + 1], at
+            again = sum(isinstance(event, ModelCallReissued) for event in events)
+            assert again == 0 or service == "gateway", at
+            assert 2 <= cluster.model_server.stats.requests <= 2 + again, at
+
+
+@pytest.mark.parametrize(("service", "requests"), [("node", 1), ("gateway", 2)])
+def test_a_service_dies_during_a_model_call(cluster: LocalCluster, service: str, requests: int) -> None:
+    """Given a model call, when the node service dies, then the next one gets its answer of the gateway; when that dies,
+    then the call is made again. Either way it has one answer, and the session stays in its actor."""
+    server = cluster.model_server
+    server.hold()
+    session = cluster.spawn(AgentSpec(name="a"))
+    run = session.send("hello")
+    server.wait(lambda stats: stats.requests == 1)
+    cluster.kill_service(service)
+    server.wait(lambda stats: stats.requests == requests)
+    server.release()
+    assert run.result(PATIENCE, check=True).text == "offline: hello"
+    events = session.events()
+    assert server.stats.requests == requests
+    assert sum(isinstance(event, ModelCallReissued) for event in events) == requests - 1
+    assert (sum(isinstance(event, ModelCallCompleted) for event in events), crashes(events)) == (1, 0)
+
+
+@pytest.mark.parametrize("services", [("node",), ("gateway",), ("gateway", "node"), ("node", "node", "node")])
+def test_services_die_during_a_tool(cluster: LocalCluster, services: tuple[str, ...]) -> None:
+    """Given a tool at work, when services die, then it goes on, its result gets to the next ones, and it is not
+    repeated; these have the credentials."""
+    began, go_on, times = threading.Event(), threading.Event(), list[int]()
+
+    @tool
+    def act() -> str:
+        """Act on the world, once."""
+        times.append(1)
+        began.set()
+        go_on.wait(PATIENCE)
+        return "done"
+
+    session = cluster.spawn(AgentSpec(name="a", tools=[act]))
+    run = session.send("call act {}")
+    assert began.wait(PATIENCE)
+    for service in services:
+        cluster.kill_service(service)
+    assert session.info().status == "running"  # answered by the next node service
+    go_on.set()
+    assert run.result(PATIENCE, check=True).text == "offline: done"
+    assert (len(times), crashes(session.events()), cluster.model_server.stats.requests) == (1, 0, 2)
+
+
+def test_services_die_again_and_again(tmp_path: Path, agent: AgentSpec, effects: list[str]) -> None:
+    """Given a cluster whose services die between its runs and within them, then each run ends right, nothing of the
+    dead is left open, and closing it ends what there is."""
+    path, tasks = tmp_path / "store.db", asyncio.all_tasks(background.loop())
+
+    def opened() -> int:
+        return sum(Path(found).name.startswith(path.name) for found in files())
+
+    with LocalCluster(f"sqlite:///{path}") as cluster:
+        session = cluster.spawn(agent)
+        for number in range(6):
+            run = session.send(call("act", name=f"{number}"))
+            cluster.kill_service("node" if number % 2 else "gateway")
+            assert run.result(PATIENCE, check=True).text == f"offline: did {number}"
+        assert effects == [f"{number}" for number in range(6)]
+        assert opened() <= 3 * 3  # three connections, of three files each
+    assert (opened(), of_local_clusters()) == (0, [])
+    assert asyncio.all_tasks(background.loop()) <= tasks
+    with pytest.raises(ClusterUnreachable, match="was closed"):
+        cluster.kill_service("node")
+
+
+def files() -> list[str]:
+    """What this process has open."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return found
+
+
+@pytest.mark.parametrize("role", ["supervisor", "frame", ""])
+def test_who_can_not_be_killed(cluster: LocalCluster, role: str) -> None:
+    """Given what is no service that can be killed, then that is said."""
+    with pytest.raises(InvalidInput, match="node, gateway"):
+        cluster.kill_service(role)
+    with pytest.raises(InvalidInput, match="node, gateway"):
+        cluster.kill_at(0, service=role)
 
 
 def test_who_is_killed_by_name(cluster: LocalCluster) -> None:
