@@ -79,7 +79,7 @@ class GatewayLink:
 
     def close(self) -> None:
         """Be attached no more: whoever asks for the gateway is cancelled. It goes on with what it has."""
-        self._closed, self._current = True, None
+        self._closed, self.current = True, None
         self._tasks.cancel()
 
     async def attached(self) -> Attached:

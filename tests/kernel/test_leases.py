@@ -301,7 +301,7 @@ async def test_nothing_is_late_while_the_store_is_waited_for() -> None:
             late.append(patience.overdue(time.monotonic()))
             raise ConnectionError
 
-    window = Window("s", {})
+    window = Window("s", {"instructions": ""})
     patience = Patience()
     commits = Commits(window, Away(), "f", patience)  # type: ignore[arg-type]
     patience.expect(time.monotonic() - 30.0)

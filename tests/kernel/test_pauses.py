@@ -17,6 +17,7 @@ from understudy.cluster.client.results import PendingInput, SessionInfo
 from understudy.cluster.client.session_handle import Session
 from understudy.errors import AnswerConflict, DeadlineExceeded, InvalidInput, NotAsked, RunFailed
 from understudy.events import InputReceived, InputRequested
+from understudy.protocol import packed, unpacked
 
 from . import kernel as k
 
@@ -55,11 +56,9 @@ class Connection:
         self._nodes = nodes
         self.follower = Follower(nodes)  # type: ignore[arg-type]
 
-    async def request(self, method: str, session_id: str, *arguments: Any) -> Any:
-        return await self._nodes.request(session_id, method, session_id, *arguments)
-
-    async def change(self, method: str, session_id: str, *arguments: Any) -> Any:
-        return await self.request(method, session_id, *arguments)
+    async def change(self, kind: Any, method: str, session_id: str, *arguments: Any) -> Any:
+        done = await self._nodes.request(session_id, method, session_id, *map(packed, arguments))
+        return unpacked(done, kind, method)
 
     async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
         return await self._nodes.request(None, "read", what, list(arguments), options)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -273,14 +274,27 @@ async def test_everything_goes_through_a_socket() -> None:
     await calls.close()
 
 
-async def test_a_gateway_that_nobody_needs_says_so() -> None:
+async def test_a_gateway_that_nobody_needs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a gateway that its service asks now and then, when that stops, then it learns that it is abandoned."""
+    now, looks = 0.0, asyncio.Queue[float]()
+
+    async def ticks(_seconds: float) -> AsyncIterator[bool]:
+        nonlocal now
+        while True:
+            now += await looks.get()
+            yield False
+            looks.task_done()
+
+    monkeypatch.setattr(gateway_calls, "ticks", ticks)
+    monkeypatch.setattr(gateway_calls, "time", SimpleNamespace(monotonic=lambda: now))
     calls = GatewayCalls(Endpoint())
     number = (await calls.attach("one", [])).number
-    abandoned = asyncio.create_task(calls.abandoned(0.3))
+    abandoned = asyncio.create_task(calls.abandoned(300.0))
     for _ in range(8):
+        looks.put_nowait(200.0)
+        await looks.join()
         await calls.heard(number)
-        await asyncio.sleep(0.05)
     assert not abandoned.done()
+    looks.put_nowait(301.0)
     await asyncio.wait_for(abandoned, 10)
     await calls.close()
