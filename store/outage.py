@@ -27,13 +27,14 @@ class Outage:
         unreachable_since: when the store was first out of reach (monotonic); None while it works.
         busy_since: when others were first in the way of the next group (monotonic); None while nobody is.
         failing_since: when operations first failed though the store answers (monotonic); None since a commit succeeded.
+        tries: so many have failed since the store was last in reach.
     """
 
     def __init__(self) -> None:
         self.unreachable_since: float | None = None
         self.busy_since: float | None = None
         self.failing_since: float | None = None
-        self._tries = 0
+        self.tries = 0
         self._busy = 0
         self._warned: set[str] = set()  # of these kinds of failures, in this outage
 
@@ -44,8 +45,8 @@ class Outage:
         if error.code not in self._warned:
             self._warned.add(error.code)
             log.warning("store unreachable, retrying: %s", error)
-        self._tries += 1
-        return RETRY_SECONDS[min(self._tries, len(RETRY_SECONDS)) - 1]
+        self.tries += 1
+        return RETRY_SECONDS[min(self.tries, len(RETRY_SECONDS)) - 1]
 
     def busy(self, error: StoreBusy) -> float:
         """Another process is in the way: this is no outage, and nothing was committed. Seconds until the next try."""
@@ -68,7 +69,7 @@ class Outage:
             self.failing_since = None
         elif isinstance(error, StoreError) or not isinstance(error, UnderstudyError):
             self.failing_since = self.failing_since or time.monotonic()
-        self._tries = self._busy = 0
+        self.tries = self._busy = 0
 
     def busy_for(self, seconds: float) -> bool:
         """Whether others have been in the way for longer than this."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from understudy.errors import ClusterError
 
-from .watched_frame import LINE_LIMIT, START
+from .watched_frame import LINE_LIMIT, START, line_of
 
 START_SECONDS = 60.0
 LOG_TAIL = 2_000
@@ -44,7 +44,7 @@ class FrameProcess:
     def say(self, message: dict[str, Any]) -> None:
         """Send a message; a dead process hears nothing."""
         if self._process.returncode is None and not self._writer.is_closing():
-            self._writer.write(json.dumps(message).encode() + b"\n")
+            self._writer.write(line_of(message))
 
     async def messages(self) -> AsyncIterator[dict[str, Any]]:
         """What it says, until it is dead; the last line may be half of one."""

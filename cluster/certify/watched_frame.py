@@ -6,6 +6,7 @@ Its node service is at the other end of a Unix socket, one JSON message per line
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import json
 import os
@@ -34,6 +35,11 @@ Halt = Callable[[str, str, str, str], Coroutine[Any, Any, None]]
 """Tells that a tool's call is at a moment (moment, session, call, tool); returns when it may go on."""
 
 
+def line_of(message: dict[str, Any]) -> bytes:
+    """A message as it is sent. JSON has no bytes: they travel as base64, which whoever checks the message reads."""
+    return json.dumps(message, default=lambda data: base64.b64encode(data).decode()).encode() + b"\n"
+
+
 class SocketNode(CalledNode):
     """The node service, and `halt`, as this process reaches them. Without them it ends."""
 
@@ -51,7 +57,7 @@ class SocketNode(CalledNode):
         number = self._number
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         message = {"id": number, "method": method, "arguments": arguments}
-        self._writer.write(json.dumps(message).encode() + b"\n")
+        self._writer.write(line_of(message))
         try:
             return await future
         finally:

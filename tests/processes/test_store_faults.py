@@ -204,8 +204,8 @@ async def test_a_demoted_primary_is_left(server: PostgresServer, dsn: str, caplo
             await work.held_up()
             connects = list[Any]()
             event.listen(work.journal.database.writer, "connect", lambda *made: connects.append(made))
-            tried = work.journal._tries
-            await eventually(lambda: work.journal._tries >= tried + 4)
+            tried = work.journal.outage.tries
+            await eventually(lambda: work.journal.outage.tries >= tried + 4)
             assert len(connects) >= 3  # the one that is under way may have connected before
         finally:
             server.query("ALTER SYSTEM RESET default_transaction_read_only")

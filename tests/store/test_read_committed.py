@@ -116,7 +116,7 @@ async def test_who_has_locked_a_session_waits_for_no_other(db: Store) -> None:
 async def test_a_wakeup_that_is_cancelled_meanwhile_does_not_fire(db: Store) -> None:
     """Given a wakeup that fires while its cancellation is committed, then it does nothing."""
     await db.create("s")
-    due_at = (await db.do(wakeups.schedule, "s", "w", "wake up", 1.0, None))["due_at"]
+    due_at = (await db.do(wakeups.schedule, "s", "w", "wake up", 1.0, None)).due_at
     async with overtaken(db, "SELECT 1 FROM session FOR UPDATE", "DELETE FROM timer"):
         fired = asyncio.create_task(db.do(timers.fire, "s", "wakeup:w", due_at))
     await fired
