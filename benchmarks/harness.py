@@ -187,12 +187,11 @@ class Bench:
         own_ray.stop_ray()
         # Ray's agents rename themselves, so `stop_ray` can't tell whose they are; and what an interrupt during
         # `ray start` leaves behind has not been noted anywhere.
-        while found := [process for process in {**known, **self.processes()}.values() if process.is_running()]:
+        while found := [process for process in {**known, **self.processes()}.values() if own_ray.lives(process)]:
             for process in found:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            _, alive = psutil.wait_procs(found, timeout=5)
-            known = {process.pid: process for process in alive if process.status() != psutil.STATUS_ZOMBIE}
+            own_ray.wait_for(found, 5.0)
 
     def processes(self) -> dict[int, psutil.Process]:
         """Every process that this run's Ray head started, by pid; not this one, and not the endpoint."""

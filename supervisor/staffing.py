@@ -123,5 +123,10 @@ class Staffing:
             return
         finally:
             del node.stock.starting[frame_id]
+        if term == self._known.term and not self._known.serves(node, term):
+            log.warning("node %s was lost while a frame was created there", node.handle.node_id[:8])
+            # It knows the service of before only, and would never call in, but be counted as if it were about to.
+            await self._machinery.kill(node.handle.node_id, frame.pid, frame)
+            return
         self._known.frames[frame.frame_id] = frame
         self._tasks.spawn(self._watching.watch_frame(frame, self._known.term))

@@ -100,7 +100,7 @@ class Stock:
                 rows[placement].ready = min(most, rows[placement].ready)
         keep = {name: self._standbys[name].keep(now) for name in demand}
         self.cap = cap(self._most, self._alive - len(self.starting), self._memory, self._bound, now)
-        unused = [name for name in rows if now - self._used[name] > UNUSED_SECONDS]
+        unused = [name for name, at in self._used.items() if now - at > UNUSED_SECONDS]
         decided = plan(rows, arriving, standbys, self.cap, keep=keep, turns=self._turns, unused=unused)
         used = demand.keys() | wanted.keys() | set(self.starting.values())
         tables: list[dict[str, Any]] = [self._standbys, self._tried, self._turns, self._used, self.failures]

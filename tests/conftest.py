@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
@@ -151,15 +155,20 @@ def _dsn(request: pytest.FixtureRequest, directory: Path, postgres: str) -> str:
 
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a Ray head started for this test session, as `Cluster.connect` starts one, and stopped after it."""
+    """Address of a Ray head started for this test session, as `Cluster.connect` starts one, and stopped after it. The
+    command that starts it has a terminal (where there is `script`), which ends with it."""
     from understudy.cluster.ray import own_ray
 
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
     patch.delenv("RAY_ADDRESS", raising=False)
-    address = own_ray.start_ray()
-    patch.setenv("RAY_ADDRESS", address)
+    start = [sys.executable, "-c", "from understudy.cluster.ray.own_ray import start_ray; print('at', start_ray())"]
+    if shutil.which("script"):
+        start = ["script", "-qec", shlex.join(start), os.devnull]
     try:
+        done = subprocess.run(start, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+        address = done.stdout.rpartition("at ")[2].strip()
+        patch.setenv("RAY_ADDRESS", address)
         yield address
     finally:
         import ray

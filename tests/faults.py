@@ -13,7 +13,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,15 +35,16 @@ Value = TypeVar("Value")
 
 
 def wait_until(condition: Callable[[], Value], what: str, timeout: float = PATIENCE) -> Value:
-    """Poll until `condition` gives something true, and return it."""
-    deadline = time.monotonic() + timeout
+    """Poll until `condition` gives something true, and return it; the longer that takes, the less often."""
+    began = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > timeout:
             raise AssertionError(f"{what}: not within {timeout:g} s (last: {value!r})")
-        time.sleep(0.02)
+        time.sleep(min(0.2, 0.02 + waited / 20))
 
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -58,6 +59,15 @@ def gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def end(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL all of them at once, and wait until none lives."""
+    doomed = list(processes)
+    for process in doomed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    wait_until(lambda: all(gone(process.pid) for process in doomed), "their end", 20)
 
 
 def tools_of(directory: Path) -> list[Any]:
@@ -240,8 +250,9 @@ class Head:
         self.address = ""
         done = subprocess.run(
             [sys.executable, "-c", "from understudy.cluster.ray.own_ray import start_ray; print(start_ray())"],
-            env={**environment, **self.environment}, capture_output=True, text=True, cwd=self._state, check=True,
+            env={**environment, **self.environment}, capture_output=True, text=True, cwd=self._state, check=False,
         )  # fmt: skip
+        assert done.returncode == 0, done.stderr
         self.address = done.stdout.splitlines()[-1]
 
     def logs(self) -> Path:
@@ -271,12 +282,7 @@ class Head:
 
     def kill(self) -> None:
         """SIGKILL everything at once."""
-        processes = self.processes()
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        _, alive = psutil.wait_procs(processes, timeout=20)
-        assert not alive
+        end(self.processes())
 
     def close(self) -> None:
         """Leave nothing behind."""

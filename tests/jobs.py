@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -57,30 +56,39 @@ class JobHead(Head):
             found["RAY_API_SERVER_ADDRESS"] = self.jobs
         return {**found, "PATH": f"{self._state / 'bin'}:{os.environ['PATH']}"}
 
-    def start(self) -> None:
-        """Start it, and wait until it runs jobs."""
+    def start(self, *, jobs: bool = True) -> None:
+        """Start it, and wait until it runs jobs; or without a job server."""
         ports = set[int]()
         while len(ports) < 2:  # the agent's usual port may be another head's
             ports.add(free_port())
         port, agent = ports
         self.address = self.jobs = ""
-        command = f"ray start --head --port=0 --include-dashboard=true --dashboard-port={port} --disable-usage-stats"
-        started = self.shell(f"{command} --dashboard-agent-listen-port={agent}")
+        started = self.shell(
+            f"ray start --head --port=0 --include-dashboard={str(jobs).lower()} --dashboard-port={port} "
+            f"--dashboard-agent-listen-port={agent} --disable-usage-stats"
+        )
         assert started.returncode == 0, started.stdout
         address = re.search(r"--address='([^']+)'", started.stdout)
         assert address, started.stdout
-        self.address, self.jobs = address.group(1), f"http://127.0.0.1:{port}"
-        wait_until(self._answers, "the job server")
-        wait_until(lambda: self.shell("ray job submit -- true").returncode == 0, "an agent that runs jobs")
+        self.address = address.group(1)
+        if not jobs:
+            return
+        self.jobs = f"http://127.0.0.1:{port}"
+        wait_until(self._takes_jobs, "a job server with an agent that runs jobs")
 
-    def _answers(self) -> bool:
+    def _takes_jobs(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.jobs}/api/version", timeout=2):
-                return True
-        except urllib.error.HTTPError:  # it asks for a token, which `ray job submit` has
-            return True
-        except OSError:
+            return bool(self.ask("/api/jobs/", {"entrypoint": "true"}))
+        except OSError:  # also the answer that there is no agent
             return False
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        """What the job server answers, as `ray job` asks it; with a body it is a POST. Raises `OSError` as urllib."""
+        token = self._token.read_text() if self._token is not None else ""
+        headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(f"{self.jobs}{path}", data, headers), timeout=20) as answer:
+            return json.load(answer)
 
     def begin(self, command: str, directory: Path | None = None, **environment: str) -> subprocess.Popen[str]:
         """Begin a shell command of somebody who uses this cluster; what it says comes in one stream."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import json
@@ -10,6 +11,8 @@ import re
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -186,6 +189,8 @@ def connect_ray(address: str | None, *, start: bool = True) -> str:
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         text = str(error).strip().splitlines()
         raise ClusterUnreachable(f"Ray at {target}: {text[0] if text else error!r}") from None
+    # Before Ray's own end, which first waits half a second for messages of workers to arrive: they are not shown.
+    atexit.register(ray.shutdown)
     return target
 
 
@@ -209,13 +214,28 @@ def stop_ray() -> int:
         for process in some:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
-        psutil.wait_procs(some, timeout=seconds)
+        wait_for(some, seconds)
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(found, timeout=5)
+    wait_for(found, 5.0)
     marker.unlink(missing_ok=True)
     return len(found)
+
+
+def wait_for(processes: Iterable[psutil.Process], seconds: float) -> None:
+    """Wait until they have ended, for so many seconds at most. One that nobody reaps has, too: in a container there is
+    often nobody who would."""
+    deadline = time.monotonic() + seconds
+    while any(map(lives, processes)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether a process has not ended yet."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _name(process: psutil.Process) -> str:

@@ -93,7 +93,7 @@ def test_wrong_dsn() -> None:
 def test_store_not_reachable(ray_cluster: str) -> None:
     """Nobody listens at the address: told within the timeout, without the password."""
     with pytest.raises(StoreUnreachable, match=r"127\.0\.0\.1") as caught:
-        Cluster.connect("postgresql://me:hunter2@127.0.0.1:9/db", timeout=15)
+        Cluster.connect("postgresql://me:hunter2@127.0.0.1:9/db", timeout=10)
     assert "hunter2" not in str(caught.value)
 
 

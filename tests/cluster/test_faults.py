@@ -6,8 +6,8 @@ import contextlib
 import json
 import random
 import signal
+import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -284,90 +284,6 @@ def test_driver_killed_and_attached_from_another_process(stage: Stage, tmp_path:
 
 
 @pytest.mark.thorough
-def test_stopped_actor_is_replaced_and_its_tool_runs_once(stage: Stage) -> None:
-    """Ray says nothing of a stopped process for over a minute: a probe finds it, and it is killed before the resume."""
-    session = stage.spawn()
-    run = session.send(call("act", name="slow"))
-    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
-    pid = session.info().actor_pid or 0
-    stopped_at = time.time_ns() // 1000
-    kill(pid, signal.SIGSTOP)
-    assert "interrupted" in run.result(PATIENCE).text
-    assert gone(pid)
-    [resumed] = [event for event in of(session.events(), SessionActivated) if event.cause == "resume"]
-    assert resumed.at - stopped_at < 15_000_000
-    stage.let_go("slow")
-    assert session.send("again").result(PATIENCE).text == "offline: again"
-    assert stage.effects() == ["slow"]
-    stage.check()
-
-
-@pytest.mark.thorough
-def test_stopped_node_service_is_replaced(stage: Stage) -> None:
-    """Its supervisor kills it, Ray restarts it, and the answer to the call that was in flight is committed."""
-    session = stage.spawn(tools=())
-    stage.server.hold()
-    run = session.send("hello")
-    stage.server.wait(lambda stats: stats.in_flight == 1)
-    [pid] = stage.pids("node")
-    kill(pid, signal.SIGSTOP)
-    wait_until(lambda: gone(pid), "it is killed")
-    stage.server.release()
-    assert run.result(PATIENCE).text == "offline: hello"
-    assert stage.server.stats.requests == 1
-    stage.check()
-
-
-@pytest.mark.thorough
-def test_stopped_gateway_is_replaced(stage: Stage) -> None:
-    """Its node service kills it, Ray restarts it, and the call it held goes out again."""
-    session = stage.spawn(tools=())
-    stage.server.hold()
-    run = session.send("hello")
-    stage.server.wait(lambda stats: stats.in_flight == 1)
-    [pid] = stage.gateways()
-    kill(pid, signal.SIGSTOP)
-    wait_until(lambda: gone(pid), "it is killed")
-    stage.server.wait(lambda stats: stats.requests == 2, PATIENCE)
-    stage.server.release()
-    assert run.result(PATIENCE).text == "offline: hello"
-    stage.check()
-
-
-@pytest.mark.thorough
-def test_stopped_supervisor_is_replaced(stage: Stage) -> None:
-    """The node service misses its probes and kills it; runs go on all the while, and the next one restores the dead."""
-    session, other = stage.spawn(), stage.spawn()
-    run = session.send(call("act", name="slow"))
-    wait_until(lambda: stage.effects() == ["slow"], "the tool runs")
-    [pid] = stage.pids("supervisor")
-    generation = stage.generation()
-    kill(pid, signal.SIGSTOP)
-    assert other.send("hello").result(PATIENCE).text == "offline: hello"
-    kill(session.info().actor_pid or 0)
-    wait_until(lambda: gone(pid), "it is killed")
-    assert "interrupted" in run.result(PATIENCE).text  # a standby takes the session up; no supervisor is needed for it
-    wait_until(lambda: stage.generation() == generation + 1, "another one supervises")
-    stage.check()
-
-
-@pytest.mark.thorough
-def test_stopped_supervisor_whose_node_service_is_new_is_replaced(stage: Stage) -> None:
-    """Given a supervisor that hangs, when its node service dies and is restarted, which has never heard of it, then the
-    new one finds in the store who supervises, and kills it. The model's credentials are with the gateway still."""
-    session = stage.spawn()
-    assert session.send("hello").result(PATIENCE).text == "offline: hello"
-    [pid], [node] = stage.pids("supervisor"), stage.pids("node")
-    generation = stage.generation()
-    kill(pid, signal.SIGSTOP)
-    kill(node)
-    wait_until(lambda: gone(pid), "it is killed")
-    assert session.send("again").result(PATIENCE).text == "offline: again"
-    wait_until(lambda: stage.generation() == generation + 1, "the next supervisor")
-    stage.check()
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("kills", [0, 6])
 def test_many_more_sessions_than_actors(stage: Stage, kills: int) -> None:
     """40 sessions time-share 4 actors, also while actors are killed: every call is made once, every run completes."""
@@ -457,16 +373,6 @@ def is_answering(stage: Stage) -> bool:
     return False
 
 
-@pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
-    """A second Ray head."""
-    found = Head(tmp_path_factory.mktemp("head"))
-    try:
-        yield found
-    finally:
-        found.close()
-
-
 COLD = """
 import json, os, sys, time
 from understudy import AgentSpec, Cluster, tool
@@ -493,28 +399,33 @@ with Cluster.connect(dsn, profiles=[ModelProfile("cold", "sk-of-the-driver", url
 """
 
 
-def test_everything_dies_and_starts_cold(head: Head, dsn: str, tmp_path: Path) -> None:
-    """The driver and every process of the cluster are killed; after the next start unfinished runs continue unasked."""
-    effects = tmp_path / "effects"
+def test_everything_dies_and_starts_cold(postgres: str, tmp_path: Path) -> None:
+    """Two drivers, one with a SQLite and one with a PostgreSQL store, and every process of their cluster are killed;
+    after the next start unfinished runs continue unasked."""
+    effects = {dsn: tmp_path / name for dsn, name in ((f"sqlite:///{tmp_path}/store.db", "one"), (postgres, "other"))}
     delay = 600.0
 
     def policy(body: dict[str, Any]) -> Reply:
         return replace(default_policy(body), delay=delay if body["messages"][-1]["content"] == "hello" else 0.0)
 
-    with OfflineServer(policy) as server:
-        if not head.address:
-            head.start()
-        arguments = (dsn, server.url, str(effects))
-        environment = {**head.environment, "UNDERSTUDY_NAMESPACE": "cold"}
-        with driver(tmp_path / "first", COLD, *arguments, "start", environment=environment) as first:
-            wait_until(lambda: effects.exists() and server.in_flight == 1, "both are at work")
-            head.kill()
-            first.kill()
+    def drivers(head: Head, url: str, *what: str) -> list[subprocess.Popen[str]]:
+        return [
+            driver(tmp_path / "driver", COLD, dsn, url, str(path), *what, environment=head.environment)
+            for dsn, path in effects.items()
+        ]
+
+    with OfflineServer(policy) as server, contextlib.closing(Head(tmp_path)) as head:
+        head.start()
+        first = drivers(head, server.url, "start")
+        wait_until(lambda: all(path.exists() for path in effects.values()) and server.in_flight == 2, "all are at work")
+        head.kill()
+        for process in first:
+            with process:
+                process.kill()
         delay = 0.0
         head.start()
-        environment = {**head.environment, "UNDERSTUDY_NAMESPACE": "cold"}
-        acting, asking = output(driver(tmp_path / "second", COLD, *arguments, environment=environment))
-        assert "interrupted" in acting
-        assert asking == "offline: hello"
-        assert effects.read_text() == "acted\n"
-        assert server.stats.requests == 4
+        for acting, asking in map(output, drivers(head, server.url)):
+            assert "interrupted" in acting
+            assert asking == "offline: hello"
+        assert [path.read_text() for path in effects.values()] == ["acted\n"] * 2
+        assert server.stats.requests == 8

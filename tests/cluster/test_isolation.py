@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -164,22 +165,39 @@ else:
 """
 
 
-@pytest.fixture
-def head(tmp_path: Path) -> Iterator[Head]:
-    """A second Ray cluster."""
-    found = Head(tmp_path)
-    found.start()
-    try:
+class PlainHead(Head):
+    """A Ray head as people start it: it has the whole environment of their shell."""
+
+    def start(self) -> None:
+        """Start it."""
+        command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--port=0"]
+        done = subprocess.run(
+            [*command, "--include-dashboard=false", "--disable-usage-stats"], env={**os.environ, **self.environment},
+            capture_output=True, text=True, cwd=self._state, check=True,
+        )  # fmt: skip
+        found = re.search(r"--address='([^']+)'", done.stdout)
+        assert found, done.stdout
+        self.address = found.group(1)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainHead]:
+    """A second Ray cluster, whose environment holds credentials."""
+    with contextlib.closing(PlainHead(tmp_path_factory.mktemp("head"))) as found:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("RAY_ADDRESS", raising=False)
+            for name in PASSWORDS:
+                patch.setenv(name, f"hunter2-{name.lower()}")
+            patch.setenv("LEDGER", "/ledger")
+            found.start()
         yield found
-    finally:
-        found.close()
 
 
 def test_two_clusters_on_one_store(ray_cluster: str, postgres: str, head: Head, tmp_path: Path) -> None:
     """The second is told `store_owned`; when the first stands still it takes over after the lease, and when the first
     goes on it is fenced: nothing is done twice."""
     with staged(postgres, tmp_path / "stage") as stage:
-        code, message = _other(head, stage, tmp_path, "15")
+        code, message = _other(head, stage, tmp_path, "10")
         assert code == "store_owned"
         assert "UNDERSTUDY_NAMESPACE" in message
         acting, asking = stage.spawn(session_id="acting"), stage.spawn(session_id="asking")
@@ -193,7 +211,7 @@ def test_two_clusters_on_one_store(ray_cluster: str, postgres: str, head: Head, 
             kill(pid, signal.SIGSTOP)
         try:
             taking = _start_other(head, stage, tmp_path, "60", "acting", "asking")
-            stage.server.wait(lambda stats: stats.requests >= 3, PATIENCE)
+            wait_until(lambda: stage.server.stats.requests >= 3 or taking.poll() is not None, "it takes over")
             stage.server.release()
             interrupted, answered = output(taking)
         finally:
@@ -305,34 +323,10 @@ with Cluster.connect() as cluster:
 """
 
 
-class PlainHead(Head):
-    """A Ray head as people start it: it has the whole environment of their shell."""
-
-    def start(self) -> None:
-        """Start it."""
-        command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--port=0"]
-        done = subprocess.run(
-            [*command, "--include-dashboard=false", "--disable-usage-stats"], env={**os.environ, **self.environment},
-            capture_output=True, text=True, cwd=self._state, check=True,
-        )  # fmt: skip
-        found = re.search(r"--address='([^']+)'", done.stdout)
-        assert found, done.stdout
-        self.address = found.group(1)
-
-
-def test_tools_see_what_was_named_of_a_nodes_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_see_what_was_named_of_a_nodes_variables(head: PlainHead, tmp_path: Path) -> None:
     """Given a Ray whose environment holds credentials, then neither a tool nor a command of `bash` has one of them, but
     those that its agent names, whose values are hidden in results; who names what is not there is told so."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    for name in PASSWORDS:
-        monkeypatch.setenv(name, f"hunter2-{name.lower()}")
-    monkeypatch.setenv("LEDGER", "/ledger")
-    head = PlainHead(tmp_path)
-    try:
-        head.start()
-        *told, value, missing = output(driver(tmp_path / "job", WHAT_TOOLS_SEE, environment=head.environment))
-    finally:
-        head.close()
+    *told, value, missing = output(driver(tmp_path / "job", WHAT_TOOLS_SEE, environment=head.environment))
     for text, own in zip(told, [set(), set(), *[{"DB_PASS", "LEDGER", "FLAVOR"}] * 2], strict=True):
         assert {name for name in (*PASSWORDS, "LEDGER", "FLAVOR") if name in text} == own
         assert "PATH" in text

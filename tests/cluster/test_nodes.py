@@ -27,7 +27,7 @@ from understudy.environment import for_services
 from understudy.errors import CannotDrain
 from understudy.events import ModelCallReissued, SessionActivated, SessionCrashed, TextDelta, ToolInDoubt
 
-from ..faults import PATIENCE, Stage, call, gone, of, staged, wait_until
+from ..faults import PATIENCE, Stage, call, end, gone, of, staged, wait_until
 from ..postgres import database
 
 pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(240)]
@@ -46,13 +46,17 @@ class SecondNode:
             command, env=for_services(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
-    def pids(self) -> set[int]:
+    def processes(self) -> list[psutil.Process]:
         """All its processes."""
         try:
             root = psutil.Process(self._process.pid)
-            return {root.pid, *(child.pid for child in root.children(recursive=True))}
+            return [root, *root.children(recursive=True)]
         except psutil.NoSuchProcess:
-            return set()
+            return []
+
+    def pids(self) -> set[int]:
+        """Their pids."""
+        return {process.pid for process in self.processes()}
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all of them."""
@@ -62,14 +66,7 @@ class SecondNode:
 
     def kill(self) -> None:
         """SIGKILL all of them at once."""
-        processes = []
-        for pid in self.pids():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                processes.append(psutil.Process(pid))
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(processes, timeout=20)
+        end(self.processes())
         self._process.wait(20)
 
 
@@ -109,6 +106,7 @@ def node_pids(cluster: Cluster) -> dict[str, int]:
 
 def at(stage: Stage, node_id: str, count: int) -> list[Session]:
     """New sessions until there are `count` of them at home on this node."""
+    background.wait(stage.cluster._connection.find_again())  # by itself it looks for new nodes twice a minute
     found: list[Session] = []
     while len(found) < count:
         session = stage.spawn()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from understudy import Cluster
 from understudy.actors.code import search_also
 from understudy.cluster.client import compiling
 
@@ -71,6 +72,8 @@ def test_what_a_driver_imports_its_sessions_can(ray_cluster: str, tmp_path: Path
         )  # fmt: skip
         assert done.returncode == 0, f"{way}: {done.stderr}"
         assert wanted in done.stdout, f"{way}: {done.stdout}"
+    with Cluster.connect(f"sqlite:///{tmp_path}/store.db", start=False) as cluster:
+        cluster.shutdown()
 
 
 def test_own_paths_are_those_that_a_plain_process_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

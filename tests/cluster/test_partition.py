@@ -9,20 +9,23 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
 from understudy import AgentSpec, Cluster, Session
+from understudy.cluster.client import background
 from understudy.environment import for_services
 from understudy.events import SessionActivated, ToolStarted
 from understudy.store.check import check
 from understudy.store.engine import Database
 
-from ..faults import PATIENCE, of, tools_of, wait_until
+from ..faults import PATIENCE, end, of, tools_of, wait_until
 from ..kernel.kernel import script
-from ..postgres import PostgresServer, database
+from ..postgres import PostgresServer
 
 pytestmark = [
     pytest.mark.ray,
@@ -74,23 +77,17 @@ class RemoteNode:
         """Plug it in again."""
         ip("link", "set", self._cable, "up")
 
-    def pids(self) -> set[int]:
-        """Its processes."""
+    def processes(self) -> list[psutil.Process]:
+        """What runs in it."""
         try:
             root = psutil.Process(self._process.pid)
-            return {root.pid, *(child.pid for child in root.children(recursive=True))}
+            return [root, *root.children(recursive=True)]
         except psutil.NoSuchProcess:
-            return set()
+            return []
 
     def close(self) -> None:
         """End everything in it, and take the namespace away."""
-        processes = [psutil.Process(pid) for pid in self.pids() if psutil.pid_exists(pid)]
-        for process in processes:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                pass
-        psutil.wait_procs(processes, timeout=20)
+        end(self.processes())
         self._process.wait(20)
         subprocess.run(["ip", "link", "del", self._cable], check=False, capture_output=True, timeout=20)
         subprocess.run(["ip", "netns", "del", self._name], check=False, capture_output=True, timeout=20)
@@ -105,17 +102,13 @@ def remote(ray_cluster: str) -> Iterator[RemoteNode]:
         node.close()
 
 
-@pytest.fixture(params=["with the store in reach", "with the store out of reach"])
-def store_there(request: pytest.FixtureRequest, ray_cluster: str) -> Iterator[str]:
-    """DSN of a PostgreSQL store: over a socket file, which no cable carries, or over the network."""
-    if "in reach" in request.param:
-        with database(request.getfixturevalue("postgres_server")) as dsn:
-            yield dsn
-        return
+@pytest.fixture
+def stores(postgres: str, ray_cluster: str) -> Iterator[dict[str, str]]:
+    """DSNs of two PostgreSQL stores: over a socket file, which no cable carries, and over the network."""
     host = ray_cluster.rpartition(":")[0]
     with PostgresServer(settings={"listen_addresses": "*"}) as server:
         server.trust(f"{NETWORK}.0/30", f"{host}/32")
-        yield server.dsn.replace("127.0.0.1", host)
+        yield {"in reach": postgres, "out of reach": server.dsn.replace("127.0.0.1", host)}
 
 
 def places(session: Session) -> list[str]:
@@ -123,33 +116,61 @@ def places(session: Session) -> list[str]:
     return [event.node_id for event in of(session.events(), SessionActivated)]
 
 
-def test_the_network_of_a_node_is_cut_and_heals(remote: RemoteNode, store_there: str, tmp_path: Path) -> None:
-    """Given sessions at work on a node, when its network is cut, then the others have them within 15 s; when it heals,
-    the node's late work is refused: every run ends once and right, no side effect is repeated."""
-    with Cluster.connect(store_there, max_actors=3, standby=1, model="offline") as cluster:
-        try:
-            wait_until(lambda: len(nodes(cluster)) == 2, "a node service on each node")
-            [there] = [node for node, pid in nodes(cluster).items() if pid in remote.pids()]
-            acting, answering = at(cluster, there, tmp_path, "slow"), at(cluster, there, tmp_path, "quick")
-            tool = acting.send("go")
-            wait_until(lambda: effects(tmp_path) == ["slow"], "the tool runs")
-            remote.cut()
-            began = time.time_ns()
-            run = answering.send("go")
-            wait_until(lambda: places(acting)[-1] != there, "it runs elsewhere")
-            moved = of(acting.events(), SessionActivated)[-1].at * 1000
-            assert moved - began < LOST
-            assert (run.result(PATIENCE).status, run.result().text) == ("completed", "done")
-            (tmp_path / "go-slow").touch()
-            remote.heal()
-            assert (tool.result(PATIENCE).status, tool.result().text) == ("completed", "done")
-            wait_until(lambda: len(nodes(cluster)) in (1, 2) and cluster.services(), "the services")
-            assert sorted(effects(tmp_path)) == ["quick", "slow"]
-            assert len(of(acting.events(), ToolStarted)) == 1
-            assert answering.send("again").result(PATIENCE).ok
-            assert violations(store_there) == []
-        finally:
-            cluster.shutdown()
+class Work:
+    """The services of a store on both nodes, and two sessions at home on the remote one: one acts, one has not begun.
+
+    Args:
+        directory: an empty one, for what the sessions do.
+    """
+
+    def __init__(self, dsn: str, cluster: Cluster, remote: RemoteNode, directory: Path) -> None:
+        self.dsn = dsn
+        self.cluster = cluster
+        self.directory = directory
+        directory.mkdir()
+        wait_until(lambda: len(nodes(cluster)) == 2, "a node service on each node")
+        pids = {process.pid for process in remote.processes()}
+        [self.there] = [node for node, pid in nodes(cluster).items() if pid in pids]
+        background.wait(cluster._connection.find_again())  # by itself a client looks for new nodes twice a minute
+        self.acting, self.answering = (at(cluster, self.there, directory, name) for name in ("slow", "quick"))
+        self.tool = self.acting.send("go")
+        wait_until(lambda: effects(directory) == ["slow"], "the tool runs")
+
+    def moves(self, began: int) -> None:
+        """Since `began` the network is cut: the other node has the sessions in time, and finishes what can be."""
+        run = self.answering.send("go")
+        wait_until(lambda: places(self.acting)[-1] != self.there, "it runs elsewhere")
+        moved = of(self.acting.events(), SessionActivated)[-1].at * 1000
+        assert moved - began < LOST
+        assert (run.result(PATIENCE).status, run.result().text) == ("completed", "done")
+
+    def ends_right(self) -> None:
+        """The network is whole again."""
+        assert (self.tool.result(PATIENCE).status, self.tool.result().text) == ("completed", "done")
+        wait_until(lambda: len(nodes(self.cluster)) in (1, 2) and self.cluster.services(), "the services")
+        assert sorted(effects(self.directory)) == ["quick", "slow"]
+        assert len(of(self.acting.events(), ToolStarted)) == 1
+        assert self.answering.send("again").result(PATIENCE).ok
+        assert violations(self.dsn) == []
+
+
+def test_the_network_of_a_node_is_cut_and_heals(remote: RemoteNode, stores: dict[str, str], tmp_path: Path) -> None:
+    """Given sessions at work on a node, of a store that it reaches without the network and of one that it does not,
+    when the network is cut, then the others have them within 15 s; when it heals, the node's late work is refused:
+    every run ends once and right, no side effect is repeated."""
+    with ExitStack() as clusters, ThreadPoolExecutor() as threads:
+        found = []
+        for reach, dsn in stores.items():
+            cluster = clusters.enter_context(Cluster.connect(dsn, max_actors=3, standby=1, model="offline"))
+            clusters.callback(cluster.shutdown)
+            found.append(Work(dsn, cluster, remote, tmp_path / reach))
+        remote.cut()
+        began = time.time_ns()
+        list(threads.map(lambda work: work.moves(began), found))
+        for work in found:
+            (work.directory / "go-slow").touch()
+        remote.heal()
+        list(threads.map(Work.ends_right, found))
 
 
 def nodes(cluster: Cluster) -> dict[str, int]:

@@ -22,7 +22,7 @@ from understudy.store.check import check
 from understudy.store.engine import Database
 from understudy.testing.offline import OfflineServer
 
-from ..faults import wait_until
+from ..faults import end, wait_until
 from ..postgres import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(400)]
@@ -62,9 +62,12 @@ with Cluster.connect() as cluster:
 
 WHERE = """
 import json
+from understudy import Cluster
+with Cluster.connect(start=False) as cluster:
+    services = [service.node_id for service in cluster.services()]
 import ray
-ray.init(log_to_driver=False, configure_logging=False)
-print(json.dumps({node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]}))
+cpus = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]}
+print(json.dumps([services, cpus]))
 """
 
 
@@ -80,8 +83,8 @@ class Pods:
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             self._start(*head, f"--temp-dir={self.directory}", "--node-ip-address=127.0.0.1")
+            self._start(f"--address={address}", "--num-cpus=2", "--node-ip-address=127.0.0.1")  # waits for its head
             wait_until(lambda: self._alive() and own_ray._answers(address), "the head")
-            self._start(f"--address={address}", "--num-cpus=2", "--node-ip-address=127.0.0.1")
         except BaseException:
             self.delete()
             raise
@@ -116,10 +119,7 @@ class Pods:
             with contextlib.suppress(psutil.NoSuchProcess):
                 root = psutil.Process(process.pid)
                 doomed += [root, *root.children(recursive=True)]
-        for one in doomed:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        psutil.wait_procs(doomed, timeout=20)
+        end(doomed)
         for process in self._processes:
             process.wait(20)
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -149,7 +149,6 @@ def test_a_job_that_is_retried_does_nothing_twice(postgres: str, server: Offline
     (tmp_path / "go-first").touch()
 
     with pods(environment) as first:
-        first.understudy("up")
         first.run(str(job), "second", code=3)
         wait_until((tmp_path / "at-second").exists, "the second task's tool runs")
         assert effects.read_text().split() == ["first"]
@@ -165,9 +164,8 @@ def test_a_job_that_is_retried_does_nothing_twice(postgres: str, server: Offline
             assert second.run(str(job)).startswith("offline: did first")
             assert server.stats.requests == 4
 
-            cpus = json.loads(second.run("-c", WHERE))
-            services = json.loads(second.understudy("ps", "--json"))["services"]
-            assert {cpus[service["node_id"]] for service in services} == {2.0}
+            services, cpus = json.loads(second.run("-c", WHERE))
+            assert {cpus[node_id] for node_id in services} == {2.0}
             assert sorted(cpus.values()) == [0.0, 2.0]
             assert keeper.poll() is None
             port = str(free_port())

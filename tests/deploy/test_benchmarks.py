@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ def test_an_interrupted_run_stops_its_ray_head() -> None:
     try:
         while not any("/raylet/raylet" in line for line in marked(mark)):
             assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=280)
     finally:

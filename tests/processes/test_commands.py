@@ -1,12 +1,17 @@
-"""Commands as processes: how they end when they are told to."""
+"""Commands as processes: how they end when they are told to, and what they refuse."""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+UNDERSTUDY = [sys.executable, "-m", "understudy.cluster"]
 
 WAITS = """
 import signal, sys, threading
@@ -54,3 +59,34 @@ def test_a_command_that_is_told_to_end(number: signal.Signals, text: str) -> Non
     assert (output, process.returncode) == ("closed\n", 128 + number)
     assert errors.startswith(text)
     assert errors.count("\n") == 1
+
+
+@pytest.mark.thorough
+def test_a_console_without_a_token_is_for_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other addresses without a token, and tokens that can be guessed, are refused before anything is connected."""
+    monkeypatch.delenv("UNDERSTUDY_CONSOLE_TOKEN", raising=False)
+    for environment, said in (({}, "only with a token"), ({"UNDERSTUDY_CONSOLE_TOKEN": "short"}, "fewer than 16")):
+        done = subprocess.run(
+            [*UNDERSTUDY, "console", "--host", "0.0.0.0"], env={**os.environ, **environment}, capture_output=True,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert said in " ".join(done.stderr.split())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("mode", "code"), [(None, "invalid_auth_token"), ("disabled", "cluster_unreachable")])
+def test_a_token_file_that_is_not_there(tmp_path: Path, mode: str | None, code: str) -> None:
+    """A file that can't be read is an error of a command, with the file's name; of no concern where no token is asked
+    for."""
+    variables = {**os.environ, "HOME": str(tmp_path), "RAY_ADDRESS": "127.0.0.1:1"}
+    variables["RAY_AUTH_TOKEN_PATH"] = str(tmp_path / "missing")
+    variables.pop("RAY_AUTH_MODE", None)
+    if mode is not None:
+        variables["RAY_AUTH_MODE"] = mode
+    ended = subprocess.run(
+        [*UNDERSTUDY, "ps", "--json"], env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    error = json.loads(ended.stdout)["error"]
+    assert error["code"] == code, ended.stderr
+    assert mode is not None or str(tmp_path / "missing") in error["message"]

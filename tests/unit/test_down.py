@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from understudy.cluster.ray import down, own_ray
+
+from ..faults import end, wait_until
 
 OWN, OTHER = "192.0.2.1:1111", "192.0.2.1:2222"
 
@@ -60,3 +67,22 @@ def test_a_daemon_that_others_need_is_kept(ended: list[str], monkeypatch: pytest
     assert OWN in told
     assert OTHER in told
     assert ended == []
+
+
+def test_what_nobody_reaps_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Given a machine where what has ended stays in the table of processes, as in a container without an init, then
+    stopping our daemon takes no longer."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    port = 1  # nobody else's
+    own_ray.state_directory().joinpath("ray.json").write_text(json.dumps({"port": port}))
+    program = f'"{sys.executable}" -c "import time; time.sleep(600)" ray.daemon --port={port} & exec sleep 600'
+    with subprocess.Popen(["sh", "-c", program]) as careless:
+        parent = psutil.Process(careless.pid)
+        try:
+            wait_until(lambda: "sh" not in {process.name() for process in (parent, *parent.children())}, "both run")
+            began = time.monotonic()
+            assert own_ray.stop_ray() == 1
+            assert time.monotonic() - began < 3
+            assert [child.status() for child in parent.children()] == [psutil.STATUS_ZOMBIE]
+        finally:
+            end([*parent.children(), parent])

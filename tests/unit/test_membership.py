@@ -173,6 +173,7 @@ class Machinery:
         self.killed = asyncio.Event()
         self.killed.set()
         self.reached = True  # whether what is killed is known to be gone
+        self.created = asyncio.Event()  # set: frames that are being created are there
 
     async def node_ids(self) -> list[str]:
         return list(self.nodes)
@@ -209,13 +210,16 @@ class Machinery:
     async def frame_ids(self, node_id: str) -> set[str]:
         return {self.frame.frame_id} if node_id == self.frame.node_id else set()
 
-    async def create_frame(self, _node: Any, frame_id: str, _placement: str) -> Any:
+    async def create_frame(self, node: Any, frame_id: str, _placement: str) -> Any:
         self.tried.append(frame_id)
         if self.failure is not None:
             raise self.failure
         if self.obstacle:
             raise Unschedulable(self.obstacle)
-        await asyncio.Event().wait()
+        await self.created.wait()
+        frame = Frame()
+        frame.frame_id, frame.node_id, frame.pid = frame_id, node.node_id, 3
+        return frame
 
     async def kill(self, _node_id: str, pid: int, _handle: Any) -> bool:
         self.pids.add(pid)
@@ -283,6 +287,21 @@ async def test_a_lost_node_comes_back(machinery: Machinery) -> None:
     for node in machinery.nodes.values():
         assert await node.until_told(["a", "b", "c"]) == generation + 1
     assert {told[0] for told in machinery.nodes["b"].told} == {generation + 1}
+
+
+async def test_a_frame_that_was_made_for_a_lost_service_is_ended(machinery: Machinery) -> None:
+    """Given a frame that is being created on a node, when the node is lost and comes back, and then the frame is there,
+    then it is killed: it knows the service of before, and sessions would wait for it to call in."""
+    machinery.nodes["b"].demand = {"": Demand(ready=1)}
+    await machinery.nodes["b"].until(lambda: bool(machinery.tried))
+    machinery.nodes["b"].silent = True
+    await machinery.nodes["a"].until_told(["a", "c"])
+    machinery.nodes["b"] = Node("b")
+    machinery.supervisor._joining.clear()  # type: ignore[attr-defined]
+    await machinery.nodes["b"].until_told(["a", "b", "c"])
+    machinery.created.set()
+    await machinery.nodes["b"].until(lambda: 3 in machinery.pids)
+    assert machinery.tried[0] not in machinery.supervisor._known.frames  # type: ignore[attr-defined]
 
 
 async def test_a_supervisor_that_stood_still_loses_no_node(machinery: Machinery) -> None:

@@ -79,6 +79,16 @@ def test_standbys_go_to_the_placement_that_is_used() -> None:
         assert stock.decide({"old": old, "new": new}, NONE, wanted, turn * UNUSED_SECONDS / 3) == Plan({}, {})
 
 
+def test_standbys_that_nobody_uses_are_left_alone() -> None:
+    """Given more placements than there may be frames, when no session has used any for a while, then those that have a
+    standby keep it: to take each other's in turn, they would start processes for ever."""
+    wanted = {"one": 1, "two": 1, "three": 1}
+    stock = Stock(2, 2, 0)
+    demand = {"one": Demand(standby=1), "two": Demand(standby=1)}
+    for now in (0.0, UNUSED_SECONDS + 5.0):
+        assert stock.decide(demand, NONE, wanted, now) == Plan({}, {})
+
+
 def test_idle_frames_that_are_used_stay() -> None:
     """Although no standby was asked for: what sessions return to now and then is not taken from them."""
     stock, now = Stock(4, 8, 0), 0.0
