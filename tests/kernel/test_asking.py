@@ -453,6 +453,7 @@ async def person(kernel: k.Kernel, session_id: str) -> AsyncIterator[list[dict[s
             await task
 
 
+@pytest.mark.sweep
 @pytest.mark.conformance
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["frame", "node"])

@@ -132,6 +132,7 @@ def paths(entry: tuple[Any, ...], old: str, new: str) -> tuple[Any, ...]:
     return (*entry[:2], calls, *entry[3:])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("victim", ["frame", "node"])
 @pytest.mark.parametrize("tool", [k.look, k.note], ids=["rerun", "report"])
 async def test_a_death_anywhere_leaves_the_transcript_as_it_would_have_been(
@@ -144,6 +145,7 @@ async def test_a_death_anywhere_leaves_the_transcript_as_it_would_have_been(
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("victim", ["frame", "node"])
 async def test_a_death_anywhere_charges_a_budget_as_it_would_have_been(victim: str, tmp_path: Path) -> None:
     """The same under a budget of exactly as many rounds as the session needs: none is counted twice or kept reserved,

@@ -566,6 +566,7 @@ async def broken(kernel: k.Kernel, session_id: str, path: Path) -> list[str]:
     return problems + [f"never called: {missing}, {rounds}"] * bool(missing or rounds)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("policy", "victim"),
     [(k.look, "frame"), (k.note, "frame"), (k.careful, "frame"), (k.note, "node")],

@@ -453,6 +453,7 @@ async def until_woken(kernel: k.Kernel, session_id: str, path: Path) -> list[Any
     return transcript
 
 
+@pytest.mark.sweep
 @pytest.mark.conformance
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["frame", "node"])

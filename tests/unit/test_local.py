@@ -134,6 +134,7 @@ def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
     importlib.import_module("example_of_the_docs").test_a_refund_survives_any_death()
 
 
+@pytest.mark.sweep
 def test_a_death_at_any_point_is_survived(agent: AgentSpec, effects: list[str]) -> None:
     """Given a run, when its session actor dies at any of the points that it passes, then the run completes, the model
     is asked no question twice, and the tool has had its effect once, or the model is told that nobody knows."""
