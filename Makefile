@@ -27,10 +27,10 @@ demo: $(VENV)/installed ## agents at work, some of them killed on the way; needs
 
 dev: $(VENV)/installed-dev ## .venv with everything that tests and checks need
 
-test: dev ## the quick tier of the tests, against the installed wheel: some four minutes
+test: dev ## the quick tier of the tests, against the installed wheel: some six minutes
 	$(BIN)/pytest $(PARALLEL) --tier quick
 
-test-all: dev ## all tests: some 20 minutes
+test-all: dev ## all tests: some 40 minutes
 	$(BIN)/pytest $(PARALLEL)
 
 check: dev ## lint, types and tests, as CI does

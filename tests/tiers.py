@@ -1,4 +1,4 @@
-"""Which tests run when: `make test` is the quick tier, `.ci/run` runs all."""
+"""Which tests run when: `make test` is the quick tier, `.ci/run` runs the rest of them behind it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-QUICK, ALL = "quick", "all"
+QUICK, REST, ALL = "quick", "rest", "all"
 SHARE = 5
 """The quick tier dies at every fifth point of a sweep, on average."""
 
@@ -21,7 +21,7 @@ _seed: int | None = None
 
 def options(parser: pytest.Parser) -> None:
     """The command line's options."""
-    parser.addoption("--tier", choices=(QUICK, ALL), default=ALL, help="quick: what takes minutes")
+    parser.addoption("--tier", choices=(QUICK, REST, ALL), default=ALL, help="quick: minutes; rest: all that it leaves")
     parser.addoption("--share-seed", type=int, default=int(time.time()), help="which points the quick tier dies at")
 
 
@@ -50,10 +50,14 @@ def points(every: Iterable[int]) -> list[int]:
 
 def select(items: list[pytest.Item], tier: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The tests of a tier, and the others."""
+    if tier == ALL:
+        return items, []
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
-        (chosen if tier == ALL or _is_quick(item) else others).append(item)
+        quick = _is_quick(item)
+        wanted = quick if tier == QUICK else not quick or item.get_closest_marker("sweep") is not None
+        (chosen if wanted else others).append(item)
     return chosen, others
 
 
