@@ -27,10 +27,10 @@ demo: $(VENV)/installed ## agents at work, some of them killed on the way; needs
 
 dev: $(VENV)/installed-dev ## .venv with everything that tests and checks need
 
-test: dev ## the quick tier of the tests, against the installed wheel: some six minutes
+test: dev ## the quick tier of the tests, against the installed wheel: some five minutes
 	$(BIN)/pytest $(PARALLEL) --tier quick
 
-test-all: dev ## all tests: some 40 minutes
+test-all: dev ## all tests: some 30 minutes
 	$(BIN)/pytest $(PARALLEL)
 
 check: dev ## lint, types and tests, as CI does
