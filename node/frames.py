@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,7 +220,7 @@ class Frames:
             self.paging.rest(slot, None)
             self.dispatch()
             return
-        with self.being_placed(session_id, slot):
+        with self.assignments.being_placed(session_id, slot):
             try:
                 work = await self.vacated(parked, self.activation(slot, ready), session_id)
             except StaleGeneration as error:
@@ -240,16 +240,12 @@ class Frames:
         """It is not known here what becomes of a session: find out from the store."""
         self._node.spawn_task(self._look(session_id))
 
-    def being_placed(self, session_id: str, slot: Slot | None) -> AbstractContextManager[None]:
-        """See `Assignments.being_placed`."""
-        return self.assignments.being_placed(session_id, slot)
-
     @contextmanager
     def offered(self, session_id: str, slot: Slot | None) -> Iterator[Offer]:
         """While a commit may give the session to a frame that is reserved for it: at the end that has its work, or is
         free again. Without a frame this changes nothing."""
         offer = Offer()
-        with self.being_placed(session_id, slot):
+        with self.assignments.being_placed(session_id, slot):
             try:
                 yield offer
             finally:

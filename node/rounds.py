@@ -197,7 +197,7 @@ class Rounds:
                 return activate(tx)
 
             todo: list[Any] = [first, turn]
-            with frames.being_placed(following.session_id, slot):
+            with frames.assignments.being_placed(following.session_id, slot):
                 try:
                     result, work = await self._node.journal.submit_all(todo, batch.session_id, following.session_id)
                 except BaseException:

@@ -603,7 +603,7 @@ async def test_a_session_found_ready_while_it_is_being_placed(tmp_path: Path) ->
         await kernel.spawn("s", k.spec(k.script("done")))
         await kernel.send("s")
         assert frames.paging.remove("s") is not None
-        with frames.being_placed("s", Slot("f", 1, "node1", "")):
+        with frames.assignments.being_placed("s", Slot("f", 1, "node1", "")):
             await kernel.service.notices.notice(News(["s"]))
             await kernel.service.deaths.look("s")
             assert "s" not in frames.paging.ready

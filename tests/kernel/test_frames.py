@@ -167,7 +167,7 @@ async def test_a_session_that_is_being_placed_is_placed_nowhere_else(store: str,
         first = frames.calling(_call(kernel, "first"))
         calling = asyncio.create_task(kernel.service.step(_call(kernel, "second")))
         await _until(lambda: "second" in frames.paging.slots and frames.paging.slots["second"].resting)
-        with frames.being_placed("s", first):
+        with frames.assignments.being_placed("s", first):
             frames.paging.add(Ready("s", DEFAULT, "s", "ready"))
             frames.dispatch()
             await _until(lambda: not frames.assignments.chosen["s"])
@@ -185,7 +185,7 @@ async def test_a_session_that_was_fenced_behind_its_activation_goes_on(store: st
         frames = kernel.service.frames
         await _ready_but_not_queued(kernel)
         slot = frames.calling(_call(kernel, "f"))
-        with frames.being_placed("s", slot):
+        with frames.assignments.being_placed("s", slot):
             work = await kernel.service.journal.submit(frames.activation(slot, Ready("s", DEFAULT, "s", "ready")), "s")
             frames.assignments.queue(Ready("s", DEFAULT, "s", "ready", epoch=work.epoch + 1))
             frames.given(slot, work)
@@ -202,7 +202,7 @@ async def test_a_session_that_is_being_placed_is_queued_by_nobody(store: str, tm
         await _ready_but_not_queued(kernel)
         first = frames.calling(_call(kernel, "first"))
         second = frames.calling(_call(kernel, "second"))
-        with frames.being_placed("s", first):
+        with frames.assignments.being_placed("s", first):
             second.session_id, second.epoch = "s", 1
             frames.calling(_call(kernel, "second", 2))
             frames.requeue_unless_waiting("s", DEFAULT, "s", None)
