@@ -6,10 +6,12 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from harness import Bench, Limit, Row, median
 from rounds import work_off
@@ -55,8 +57,8 @@ class Peer:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def work_off(self, order: Order) -> tuple[float, float]:
-        """Seconds and CPU seconds that an order took."""
+    def work_off(self, order: Order) -> tuple[float, float, int]:
+        """Seconds, CPU seconds and, if it counts them, calls of functions that an order took."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         wanted = {
@@ -69,16 +71,15 @@ class Peer:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
-        found: dict[str, float] = json.loads(line)
-        return found["seconds"], found["cpu"]
+        found: dict[str, Any] = json.loads(line)
+        return found["seconds"], found["cpu"], found["calls"]
 
 
 @contextmanager
-def started(program: str, bench: Bench) -> Iterator[Peer]:
+def started(program: str, bench: Bench, *arguments: str) -> Iterator[Peer]:
     """The program, for as long as the context lasts."""
-    directory = bench.directory / program
-    directory.mkdir()
-    command = [sys.executable, str(PROGRAMS / program), bench.endpoint.url, str(directory)]
+    directory = Path(tempfile.mkdtemp(prefix=f"{program}-", dir=bench.directory))
+    command = [sys.executable, str(PROGRAMS / program), bench.endpoint.url, str(directory), *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Peer(process)
@@ -120,39 +121,80 @@ def peers(bench: Bench) -> list[Row]:
     return list(_rows(measured, orders))
 
 
+def calls(bench: Bench) -> list[Row]:
+    """The same agent, all in one process: calls of functions, Python's and C's. Counted, so it is the same anywhere."""
+    orders = [Order("alone", 1, 1), Order("at once", 16, 16)]
+    found: dict[str, dict[str, float]] = {}
+    for name, program in ((OURS, "one_process.py"), (RAW, PEERS[RAW][0])):
+        with started(program, bench, "count") as peer:
+            peer.work_off(Order("warm-up", 16, 16))
+            found[name] = {
+                order.name: median([peer.work_off(order)[2] / order.sessions for _ in range(bench.some(5, 1))])
+                for order in orders
+            }
+    return [
+        Row("calls", f"{OURS}: calls per session, {order.at_once} at once", found[OURS][order.name] / 1e3, "thousand",
+            found[RAW][order.name] / 1e3, RAW, Limit(0.6, of_ratio=True, counted=True))
+        for order in orders
+    ]  # fmt: skip
+
+
 def _turn(bench: Bench, contender: Cluster | Peer, order: Order) -> tuple[float, float]:
     if isinstance(contender, Peer):
-        return contender.work_off(order)
+        return contender.work_off(order)[:2]
     load = work_off(bench, contender, order.sessions, order.at_once, noting(order.delay))
     return load.seconds, sum(seconds for kind, seconds in load.cpu.items() if kind != "endpoint")
 
 
+@dataclass(frozen=True)
+class Measure:
+    """What of a turn is shown.
+
+    Attributes:
+        series: of `Measured`.
+        shown: makes what is shown of a turn's figure.
+    """
+
+    text: str
+    order: Order
+    series: str
+    shown: Callable[[float], float]
+    unit: str
+    limit: Limit
+
+    def of(self, measured: Measured) -> list[float]:
+        """One value a turn."""
+        figures: list[float] = getattr(measured, self.series)[self.order.name]
+        return [self.shown(figure) for figure in figures]
+
+
 def _rows(measured: dict[str, Measured], orders: list[Order]) -> Iterator[Row]:
     many, alone, slow = orders
-
-    def cpu(name: str) -> float:
-        return median(measured[name].cpu[many.name])
-
-    def rate(name: str) -> float:
-        return many.sessions / median(measured[name].seconds[many.name])
-
-    def each(name: str) -> float:
-        return median(measured[name].seconds[alone.name]) / alone.sessions * 1e3
-
-    def wall(name: str) -> float:
-        return median(measured[name].seconds[slow.name])
-
+    at_once = f"{many.at_once} at once"
+    rate = Measure(
+        f"sessions per second, {at_once}", many, "seconds", lambda seconds: many.sessions / seconds, "/s",
+        Limit(1.2, of_ratio=True, at_least=True),
+    )  # fmt: skip
     measures = (
-        (f"CPU per session, {many.at_once} at once", cpu, "ms", Limit(1.4, of_ratio=True)),
-        (f"sessions per second, {many.at_once} at once", rate, "/s", Limit(1.2, of_ratio=True, at_least=True)),
-        ("a session alone", each, "ms", Limit(1.6, of_ratio=True)),
-        (f"{slow.sessions} sessions, {slow.at_once} at once, model of 200 ms", wall, "s", Limit(1.2, of_ratio=True)),
-    )
+        Measure(f"CPU per session, {at_once}", many, "cpu", lambda cpu: cpu, "ms", Limit(1.4, of_ratio=True)),
+        rate,
+        Measure("a session alone", alone, "seconds", lambda seconds: seconds / alone.sessions * 1e3, "ms",
+            Limit(1.6, of_ratio=True)),
+        Measure(f"{slow.sessions} sessions, {slow.at_once} at once, model of 200 ms", slow, "seconds",
+            lambda seconds: seconds, "s", Limit(1.2, of_ratio=True)),
+    )  # fmt: skip
     note = "several processes, the others are one each"
     for name in [name for name in measured if name != RAW]:
-        for text, value, unit, limit in measures:
-            judged = (limit, note) if name == OURS else (None, "")
-            yield Row("peers", f"{name}: {text}", value(name), unit, value(RAW), RAW, *judged)
+        for measure in measures:
+            row = _row(measure, name, measured[name], RAW, measured[RAW])
+            yield replace(row, limit=measure.limit, note=note) if name == OURS else row
     for name in [name for name in measured if name not in (OURS, RAW)]:
-        text = f"{OURS}: sessions per second, {many.at_once} at once"
-        yield Row("peers", text, rate(OURS), "/s", rate(name), name, Limit(2, of_ratio=True, at_least=True), note)
+        row = _row(rate, OURS, measured[OURS], name, measured[name])
+        yield replace(row, limit=Limit(2, of_ratio=True, at_least=True), note=note)
+
+
+def _row(measure: Measure, name: str, measured: Measured, against: str, baseline: Measured) -> Row:
+    values, others = measure.of(measured), measure.of(baseline)
+    turns = tuple(value / other for value, other in zip(values, others, strict=True))
+    text = f"{name}: {measure.text}"
+    return Row("peers", text, median(values), measure.unit, median(others), against, turns=turns)

@@ -31,11 +31,23 @@ WAIT_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class Limit:
-    """A budget of the design: of the measured value, or of its ratio to the baseline."""
+    """A budget of the design: of the measured value, or of its ratio to the baseline.
+
+    Attributes:
+        counted: of something that is counted, not timed: what else the machine does changes nothing.
+    """
 
     bound: float
     of_ratio: bool = False
     at_least: bool = False
+    counted: bool = False
+
+    def used(self, measured: float | None) -> float:
+        """The share of the budget that was used: more than 1 is more than there was."""
+        of, used = (measured, self.bound) if self.at_least else (self.bound, measured)
+        if used is None or not of:
+            return math.inf if used is None or used > 0 else 0.0
+        return used / of
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,7 @@ class Row:
     Attributes:
         baseline: measured in the same run, in the same unit; None where nothing compares.
         against: what the baseline is.
+        turns: the ratio in each turn, where value and baseline are medians of turns taken one after the other.
     """
 
     scenario: str
@@ -55,6 +68,7 @@ class Row:
     against: str = ""
     limit: Limit | None = None
     note: str = ""
+    turns: tuple[float, ...] = ()
 
     @property
     def ratio(self) -> float | None:
@@ -73,11 +87,13 @@ class Row:
         """The share of the budget that was used: more than 1 is more than there was; 0 without a budget."""
         if self.limit is None:
             return 0.0
-        measured = self.ratio if self.limit.of_ratio else self.value
-        of, used = (measured, self.limit.bound) if self.limit.at_least else (self.limit.bound, measured)
-        if used is None or not of:
-            return math.inf if used is None or used > 0 else 0.0
-        return used / of
+        return self.limit.used(self.ratio if self.limit.of_ratio else self.value)
+
+    @property
+    def used_at_best(self) -> float:
+        """The same in the turn that used least."""
+        limit = self.limit
+        return self.used if limit is None or not self.turns else min(map(limit.used, self.turns))
 
     @property
     def budget(self) -> str:

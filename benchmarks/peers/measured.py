@@ -1,7 +1,6 @@
 """What all peers share: the agent that they run, and a process that works sessions off when it is told to.
 
-The agent is `workload.noting`: four model calls, and three calls of a tool that must not be repeated blindly. These
-programs import nothing of Understudy.
+The agent is `workload.noting`: four model calls, and three calls of a tool that must not be repeated blindly.
 """
 
 from __future__ import annotations
@@ -9,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 MODEL = "offline-over-http"
 KEY = "no-secret"
@@ -26,8 +27,26 @@ def note(city: str) -> str:
     return f"{city}: noted"
 
 
-async def serve(session: Session) -> None:
-    """Work off what each line of stdin asks for, and answer with a line: seconds, and CPU seconds of this process."""
+class Calls:
+    """Calls of functions, Python's and C's, in all threads that start from now on.
+
+    Attributes:
+        made: how many there were. Threads that count at the same moment may lose one.
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+
+    def _note(self, _frame: Any, event: str, _argument: Any) -> None:
+        if event in ("call", "c_call"):
+            self.made += 1
+
+
+async def serve(session: Session, calls: Calls | None = None) -> None:
+    """Work off what each line of stdin asks for, and answer with a line: seconds, CPU seconds of this process, and the
+    calls that were made meanwhile if somebody counts them."""
     number = 0
     while line := await asyncio.to_thread(sys.stdin.readline):
         order = json.loads(line)
@@ -38,9 +57,12 @@ async def serve(session: Session) -> None:
                 answer = await session(instructions, f"task {task}")
                 assert answer.isdigit(), answer  # the endpoint's stamp
 
+        made = calls.made if calls is not None else 0
         began, cpu = time.perf_counter(), time.process_time()
         async with asyncio.TaskGroup() as group:
             for _ in range(order["sessions"]):
                 number += 1
                 group.create_task(one(number))
-        print(json.dumps({"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}), flush=True)
+        found = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
+        found["calls"] = calls.made - made if calls is not None else 0
+        print(json.dumps(found), flush=True)

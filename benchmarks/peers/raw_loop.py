@@ -1,5 +1,5 @@
 """The loop that everybody writes first: openai, streaming, and one committed row per message in SQLite. It restores
-nothing. Arguments: the endpoint's URL, and a directory."""
+nothing. Arguments: the endpoint's URL, a directory, and `count` if calls are to be counted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from measured import DESCRIPTION, KEY, MODEL, PARAMETERS, note, serve
+from measured import DESCRIPTION, KEY, MODEL, PARAMETERS, Calls, note, serve
 from openai import AsyncOpenAI
 
 TOOL = {"type": "function", "function": {"name": "note", "description": DESCRIPTION, "parameters": PARAMETERS}}
 
 
-async def main(url: str, directory: Path) -> None:
+async def main(url: str, directory: Path, *, counted: bool) -> None:
     """Serve until stdin ends."""
+    calls = Calls() if counted else None
     client = AsyncOpenAI(base_url=url, api_key=KEY)
     database = sqlite3.connect(directory / "raw.db")
     database.execute("PRAGMA journal_mode=WAL")  # and every commit reaches the disk, as with Understudy
@@ -45,7 +46,7 @@ async def main(url: str, directory: Path) -> None:
                 text = note(**json.loads(call["function"]["arguments"]))
                 add({"role": "tool", "tool_call_id": call["id"], "content": text})
 
-    await serve(session)
+    await serve(session, calls)
 
 
 async def ask(client: AsyncOpenAI, messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -66,4 +67,4 @@ async def ask(client: AsyncOpenAI, messages: list[dict[str, Any]]) -> dict[str, 
     return {**answer, "tool_calls": list(calls.values())} if calls else answer
 
 
-asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
+asyncio.run(main(sys.argv[1], Path(sys.argv[2]), counted=sys.argv[3:] == ["count"]))

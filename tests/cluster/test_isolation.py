@@ -210,8 +210,10 @@ def test_two_clusters_on_one_store(ray_cluster: str, postgres: str, head: Head, 
         for pid in first:
             kill(pid, signal.SIGSTOP)
         try:
-            taking = _start_other(head, stage, tmp_path, "60", "acting", "asking")
-            wait_until(lambda: stage.server.stats.requests >= 3 or taking.poll() is not None, "it takes over")
+            # The lease, then new services, whose processes a busy machine may start one after the other.
+            taking = _start_other(head, stage, tmp_path, "120", "acting", "asking")
+            took_over = lambda: stage.server.stats.requests >= 3 or taking.poll() is not None  # noqa: E731
+            wait_until(took_over, "it takes over", 2 * PATIENCE)
             stage.server.release()
             interrupted, answered = output(taking)
         finally:

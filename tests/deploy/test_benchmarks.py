@@ -98,6 +98,22 @@ def test_what_is_used_of_a_budget() -> None:
     assert done.stdout == "[(0.5, 'ok'), (0.86, 'ok'), (inf, 'short'), (0.0, 'ok'), (inf, 'short')]\n"
 
 
+def test_what_is_a_regression() -> None:
+    """Given times in turns, one is a regression if even the best turn used twice the budget; of what is counted, all
+    that is beyond it; a value without a ratio is none."""
+    code = (
+        "from harness import Limit, Row\n"
+        "from run import is_regression\n"
+        "timed, rate = Limit(1.5, of_ratio=True), Limit(1.2, of_ratio=True, at_least=True)\n"
+        "rows = [Row('s', 'm', 9.0, 'ms', 2.0, '', timed, turns=turns) for turns in ((9.0, 2.9), (9.0, 3.1))]\n"
+        "rows += [Row('s', 'm', 1.0, '/s', 2.0, '', rate, turns=turns) for turns in ((0.1, 0.7), (0.1, 0.5))]\n"
+        "rows += [Row('s', 'm', value, '', 2.0, '', Limit(1, of_ratio=True, counted=True)) for value in (1.9, 2.1)]\n"
+        "print([is_regression(row) for row in [*rows, Row('s', 'm', 9.0, 'ms', limit=Limit(1))]])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=RUN.parent, capture_output=True, text=True, check=True)
+    assert done.stdout == "[False, True, False, True, False, True, False]\n"
+
+
 @pytest.mark.thorough
 def test_the_plot_has_what_was_measured(tmp_path: Path) -> None:
     """A report's rows become bars with their values, the same file from the same report; without such rows it is said

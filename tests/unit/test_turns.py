@@ -18,6 +18,15 @@ from ..kernel import kernel as k
 CAUSES = st.sampled_from(["ready", "ready", "takeover", "resume"])
 
 
+@k.tool
+async def stay() -> None:
+    """Act until the process dies."""
+    worker = k.WORKER.get()
+    assert worker is not None
+    await worker.kernel.point("tool begins", worker)
+    await asyncio.Event().wait()
+
+
 def turns(*waiting: Ready) -> Turns:
     made = Turns()
     for ready in waiting:
@@ -125,26 +134,25 @@ def test_a_session_gets_the_free_frame_that_has_its_window(order: list[int]) -> 
 
 
 async def test_an_interrupted_session_stays_first_when_the_node_service_dies(tmp_path: Path) -> None:
-    """Given sessions that wait for frames and one that crashed after them, when the node service dies too, the next
+    """Given sessions that wait for a frame and one that crashed after them, when the node service dies too, the next
     one knows that it was interrupted, and since when."""
     working = asyncio.Event()
-    compiled = k.spec(k.script([("note", {"path": str(tmp_path / "notes"), "text": "x"})], "done"), [k.note])
+    compiled = k.spec(k.script([("stay", {})], "done"), [stay])
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
         [worker] = kernel.workers.values()
 
-        def watch(_number: int, label: str, who: k.Worker | None) -> None:
-            if label == "tool begins" and who is not None and not working.is_set():
-                kernel.kill(who, replace=False)
+        def watch(_number: int, label: str, _who: k.Worker | None) -> None:
+            if label == "tool begins":
                 working.set()
 
+        kernel.on_point = watch
         await kernel.spawn("lost", compiled)
+        await kernel.send("lost")
+        await working.wait()  # during the model call before it the frame might have been given to another session
         for name in ("a", "b", "c"):
             await kernel.spawn(name, compiled)
-        kernel.on_point = watch
-        await kernel.send("lost")
-        for name in ("a", "b", "c"):
             await kernel.send(name)
-        await working.wait()
+        kernel.kill(worker, replace=False)
         await kernel.quiet()
         kernel.kill_node()
         await kernel.quiet()
