@@ -145,17 +145,15 @@ class LocalConnection(ClientConnection):
     async def kill(self, session_id: str) -> bool:
         """See `LocalCluster.kill`."""
 
-        async def strike() -> bool:
-            for slot in self._node.service.frames.paging.slots.values():
-                if slot.session_id == session_id and slot.wait != "idle":
-                    frame = self._machinery.alive.get(slot.frame_id)
-                    if frame is not None:
-                        frame.kill()
-                        return True
-            return False
+        async def strike(frame_id: str) -> bool:
+            frame = self._machinery.alive.get(frame_id)
+            if frame is None or frame.session_id != session_id:  # since the row was read
+                return False
+            frame.kill()
+            return True
 
-        await self.read("info", session_id)  # raises if there is no such session
-        return await self._nodes.there(strike())
+        row = await self.read("info", session_id)
+        return bool(row["active"] and row["frame_id"]) and await self._nodes.there(strike(row["frame_id"]))
 
     def strike(self, role: str) -> None:
         """Kill a service (`KILLABLE`). From any thread: calls that are made after this go to the next one."""
@@ -184,8 +182,9 @@ class LocalConnection(ClientConnection):
         """Parts of this process, by their roles."""
 
         async def look() -> list[str]:
-            slots = self._node.service.frames.paging.slots.values()
-            held = {slot.frame_id for slot in slots if slot.session_id is not None}
+            frames = self._node.service.frames
+            held = {slot.frame_id for slot in frames.paging.slots.values() if slot.session_id is not None}
+            held |= frames.known.expected.keys()
             return ["frame" if frame_id in held else "standby" for frame_id in self._machinery.alive]
 
         roles = ["supervisor", "node", "gateway", *await self._nodes.there(look())]

@@ -121,12 +121,13 @@ class LocalNode(NodeCalls):
         return await self.process.call(super().repeated(call_id, method, *arguments))
 
     async def _node(self) -> NodeService:
-        if not self._started:
+        while not self._started:
             async with self._starting:
                 if not self._started:
                     await self.buried()
-                    await self.service.start()
-                    self._started = True
+                    service = self.service
+                    await service.start()
+                    self._started = service is self.service  # else it was killed meanwhile
         return self.service
 
     async def profiles(self) -> Any:

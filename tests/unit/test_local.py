@@ -36,6 +36,7 @@ from understudy.events import (
     SessionCrashed,
     TextDelta,
 )
+from understudy.node.node_service import NodeService
 from understudy.testing import LocalCluster
 
 from .. import tiers
@@ -252,6 +253,24 @@ def test_services_die_again_and_again(tmp_path: Path, agent: AgentSpec, effects:
         cluster.kill_service("node")
 
 
+def test_a_node_service_dies_while_it_starts(
+    cluster: LocalCluster, agent: AgentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a node service that is killed at the end of its start, then the next one starts, and answers."""
+    start, deaths = NodeService.start, list[NodeService]()
+
+    async def start_and_die(service: NodeService) -> None:
+        await start(service)
+        if not deaths:
+            deaths.append(service)
+            cluster._local._node.kill()
+
+    monkeypatch.setattr(NodeService, "start", start_and_die)
+    cluster.kill_service("node")
+    assert cluster.spawn(agent).send("hello").result(PATIENCE, check=True).text == "offline: hello"
+    assert len(deaths) == 1
+
+
 def files() -> list[str]:
     """What this process has open."""
     found = []
@@ -270,9 +289,10 @@ def test_who_can_not_be_killed(cluster: LocalCluster, role: str) -> None:
         cluster.kill_at(0, service=role)
 
 
-def test_who_is_killed_by_name(cluster: LocalCluster) -> None:
-    """Given a session whose tool waits, when its actor is killed, then it goes on in another; one with nothing to do
-    is in none."""
+@pytest.mark.parametrize("before", [(), ("node",)])
+def test_who_is_killed_by_name(cluster: LocalCluster, before: tuple[str, ...]) -> None:
+    """Given a session whose tool waits, when its actor is killed, also under a node service that it has not called yet,
+    then it goes on in another; one with nothing to do is in none."""
     began = threading.Event()
 
     @tool(on_crash="rerun")
@@ -287,6 +307,8 @@ def test_who_is_killed_by_name(cluster: LocalCluster) -> None:
     session = cluster.spawn(AgentSpec(name="a", tools=[look]))
     run = session.send("call look {}")
     assert began.wait(PATIENCE)
+    for service in before:
+        cluster.kill_service(service)
     assert cluster.kill(session)
     assert run.result(PATIENCE, check=True).text == "offline: looked 2 times"
     assert crashes(session.events()) == 1
