@@ -19,9 +19,17 @@ def check_identifier(value: str, what: str) -> str:
     Raises:
         InvalidInput: it is not 1 to 128 letters, digits, dots, underscores or hyphens.
     """
-    if not isinstance(value, str) or not IDENTIFIER.fullmatch(value):
-        raise InvalidInput(f"{what} {value!r} must be 1 to 128 characters of A-Z a-z 0-9 . _ -")
+    problem = identifier_problem(value, what)
+    if problem is not None:
+        raise InvalidInput(problem)
     return value
+
+
+def identifier_problem(value: str, what: str) -> str | None:
+    """What is wrong with an id that a caller chose; None if nothing is."""
+    if isinstance(value, str) and IDENTIFIER.fullmatch(value):
+        return None
+    return f"{what} {value!r} must be 1 to 128 characters of A-Z a-z 0-9 . _ -"
 
 
 def new_identifier() -> str:

@@ -12,9 +12,13 @@ import msgspec
 
 from .config import ModelProfile
 from .errors import InvalidInput
-from .identifiers import wait_key
+from .identifiers import identifier_problem, wait_key
 from .messages import Message
 from .records import ActivationId, Batch, CallState, Cancelled, InboxItem, ModelRequest
+from .wakeups import wakeup_problem
+
+COMPILED = ("name", "hash", "model", "profile")
+"""What each compiled specification has, and node services look at before anything is stored."""
 
 
 class FrameIdentity(msgspec.Struct, frozen=True):
@@ -192,6 +196,11 @@ class NewSession(msgspec.Struct, frozen=True):
     placement: str = ""
     metadata: dict[str, str] = {}
 
+    def __post_init__(self) -> None:
+        _require(identifier_problem(self.session_id, "session_id"))
+        missing = [name for name in COMPILED if name not in self.spec]
+        _require(f"spec is not compiled: it has no {', '.join(missing)}." if missing else None)
+
 
 class Spawned(msgspec.Struct, frozen=True):
     """What became of it.
@@ -218,6 +227,11 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     trace_id: str = ""
     parent_span_id: str = ""
 
+    def __post_init__(self) -> None:
+        _require(identifier_problem(self.run_id, "run_id"))
+        if not self.content or not isinstance(self.content, (str, list)):
+            _require("content must be a text or a list of content parts, and not empty.")
+
 
 class Accepted(msgspec.Struct, frozen=True):
     """An input is durable.
@@ -238,6 +252,9 @@ class NewWakeup(msgspec.Struct, frozen=True):
     prompt: str
     seconds: float
     every: float | None = None
+
+    def __post_init__(self) -> None:
+        _require(wakeup_problem(self.prompt, self.seconds, self.every, self.name))
 
 
 class Scheduled(msgspec.Struct, frozen=True):
@@ -281,6 +298,12 @@ class Watched(msgspec.Struct):
     streams: dict[str, tuple[str, int, str]] = {}
     runs: dict[str, dict[str, Any]] = {}
     gone: list[str] = []
+
+
+def _require(problem: str | None) -> None:
+    """Refuse a message: `unpacked` names the place where it is."""
+    if problem is not None:
+        raise ValueError(problem)
 
 
 def packed(value: Any) -> Any:

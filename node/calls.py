@@ -92,6 +92,7 @@ class Calls:
         self._unwanted: list[str] = []
         self._releasing = False
         self._tasks = Tasks(log)
+        self._ending: list[asyncio.Task[None]] = []
         self._has_attached = False
 
     def __len__(self) -> int:
@@ -160,20 +161,18 @@ class Calls:
 
     def abandon(self) -> None:
         """Forget everything at once: the gateway goes on with it, for a successor."""
-        calls = self.in_flight()
+        self._ending += [call.task for call in self.in_flight() if call.task is not None]
         for known in (self._calls, self._of_session, self._latest):
             known.clear()
         self.link.close()
         self._tasks.cancel()
-        for call in calls:
-            if call.task is not None:
-                call.task.cancel()
+        for task in self._ending:
+            task.cancel()
 
     async def close(self) -> None:
         """The same, and wait until nobody is at a call any more."""
-        tasks = [call.task for call in self.in_flight() if call.task is not None]
         self.abandon()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _found(self, attached: Attached) -> None:
         """The gateway has calls: at first those of the service before this one, whose answers are wanted; what else

@@ -81,6 +81,7 @@ class GatewayLink:
         """Be attached no more: whoever asks for the gateway is cancelled. It goes on with what it has."""
         self._closed, self.current = True, None
         self._tasks.cancel()
+        self._is_attached.set()  # whoever waits for it asks again
 
     async def attached(self) -> Attached:
         """The gateway that there is now; waits until there is one."""

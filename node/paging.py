@@ -6,6 +6,7 @@ theirs that wait.
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -64,11 +65,11 @@ class Slot:
     called: int = 0
     answered: int = 0
     known: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
-    reply: Any = None
+    reply: Future[Any] | None = None
     reply_echo: list[Message] | None = None
 
     @property
-    def pending(self) -> Any:
+    def pending(self) -> Future[Any] | None:
         """The future that its pending call awaits; None where there is none, or it has been answered."""
         return self.reply if self.reply is not None and not self.reply.done() else None
 

@@ -146,6 +146,7 @@ class Projection:
             task.cancel()
         for export in self.exports.values():
             export.release()
+        self.adoption.close()
 
     async def close(self) -> None:
         """Save the totals and export what is left, within a bound, unless this was abandoned."""

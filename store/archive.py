@@ -340,8 +340,7 @@ def _insert(tx: Transaction, archive: Archive) -> None:
             # Nobody waits for its task here: to this store it is a root like any other.
             row.update(parent_id=None, call_id=None, parent_run_id=None, task_open=0, abandoned=0, replaced_by=None)
         row["accounts"] = budgets.written(item for item in budgets.owners(row.get("accounts")) if item[0] in known)
-        if row["wait"] == "model":
-            row["wait_holder"] = ""  # whoever takes it up issues the call again
+        row["wait_holder"] = ""  # whoever takes up a wait for a model issues the call again
         _rows(tx, SESSION, [row])
         for name, table in PARTS.items():
             rows = session[name]

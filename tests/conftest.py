@@ -166,7 +166,8 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if shutil.which("script"):
         start = ["script", "-qec", shlex.join(start), os.devnull]
     try:
-        done = subprocess.run(start, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+        done = subprocess.run(start, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
         address = done.stdout.rpartition("at ")[2].strip()
         patch.setenv("RAY_ADDRESS", address)
         yield address

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -223,7 +223,7 @@ def stop_ray() -> int:
     return len(found)
 
 
-def wait_for(processes: Iterable[psutil.Process], seconds: float) -> None:
+def wait_for(processes: Collection[psutil.Process], seconds: float) -> None:
     """Wait until they have ended, for so many seconds at most. One that nobody reaps has, too: in a container there is
     often nobody who would."""
     deadline = time.monotonic() + seconds

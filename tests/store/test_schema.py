@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from sqlalchemy import Connection, inspect, text
 
 from understudy.config import check_store, split_schema
 from understudy.errors import InvalidConfiguration, StoreOwned, StoreSchema, StoreVersion
-from understudy.store import activation, beginnings, queries, schema
+from understudy.messages import Usage
+from understudy.records import ModelAnswer
+from understudy.store import activation, beginnings, operations, queries, schema
 from understudy.store.check import check
 from understudy.store.check_budgets import BUDGET_RULES
 from understudy.store.engine import Database
@@ -166,6 +169,40 @@ async def test_the_budgets_of_an_earlier_release_become_accounts(store: str) -> 
     assert [tuple(row) for row in held] == [(40, 0, 0)]
     # That the lead's account says 10 is told by no session here.
     assert {(found.session_id, found.rule) for found in broken} == {("lead", "budget")}
+
+
+async def test_the_answers_of_an_earlier_release_are_known_again(store: str) -> None:
+    """Given sessions whose last answer an earlier release noted in `wait_holder`, then it is repeated, not committed
+    again; of an answer whose run is over nothing is left, and a call in flight keeps whose it is."""
+    with opened(store) as database:
+        at_version(database, 12)
+        with database.writer.begin() as connection:
+            one = {"agent": "a", "incarnation": 1, "first_incarnation": 1, "seq": 1, "root_id": "r"}
+            insert(connection, "session", session_id="going", run_id="r", round=2, wait_holder="answered 1", **one)
+            insert(connection, "session", session_id="ended", wait="idle", wait_holder="ended ended/r/2/3", **one)
+            insert(connection, "session", session_id="over", wait="idle", wait_holder="answered 3", **one)
+            insert(connection, "session", session_id="asks", run_id="r", wait="model", wait_holder="writer-a", **one)
+        database.prepare()
+        with database.read() as connection:
+            found = connection.execute(
+                text("SELECT session_id, answer_key, answer_ended, wait_holder FROM session ORDER BY session_id")
+            ).all()
+        assert [tuple(row) for row in found] == [
+            ("asks", "", 0, "writer-a"),
+            ("ended", "ended/r/2/3", 1, ""),
+            ("going", "going/r/2/1", 0, ""),
+            ("over", "", 0, ""),
+        ]
+        journal = Journal(database, "tests", "w", lambda committed: None)
+        journal.start()
+        got = ModelAnswer("again", usage=Usage())
+        for session_id, attempt, ended in (("going", 1, False), ("ended", 3, True)):
+            result = await journal.submit(
+                partial(operations.answer, session_id=session_id, run_id="r", round_number=2, attempt=attempt,
+                    model="offline", got=got, incarnation=1)
+            )  # fmt: skip
+            assert (result.repeated, result.ended) == (True, ended)
+        await journal.close()
 
 
 def test_a_newer_database_is_refused_untouched(store: str) -> None:

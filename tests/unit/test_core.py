@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pickle
 import re
@@ -33,7 +34,7 @@ from understudy.identifiers import check_identifier, child_identifier, digest, n
 from understudy.messages import Message, ToolCall, Usage
 from understudy.ports import Node
 from understudy.prices import Price
-from understudy.protocol import FrameIdentity, StepCall, Work, packed, unpacked
+from understudy.protocol import FrameIdentity, Input, NewSession, NewWakeup, StepCall, Work, packed, unpacked
 from understudy.spec import AgentSpec, Budget, RestartPolicy
 from understudy.transport.signatures import signature_of
 
@@ -289,6 +290,28 @@ def test_a_wrong_message_is_refused_where_it_is_wrong(change: dict[str, Any], wh
     right = packed(StepCall(FrameIdentity("f", 1, "n", ""), 1))
     with pytest.raises(InvalidInput, match=f"call of step is not understood: .*{where}"):
         signature_of(Node.step).arguments([{**right, **change}])
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "problem"),
+    [
+        (Input, {"run_id": "a/b", "content": "go"}, "run_id 'a/b' must be 1 to 128"),
+        (Input, {"run_id": "r", "content": None}, "content must be a text"),
+        (Input, {"run_id": "r", "content": []}, "content must be a text"),
+        (NewWakeup, {"name": "w", "prompt": "go", "seconds": math.nan}, "seconds is nan"),
+        (NewWakeup, {"name": "w/x", "prompt": "go", "seconds": 1.0}, "name is 'w/x'"),
+        (NewWakeup, {"name": "w", "prompt": "go", "seconds": 1.0, "every": 0.0}, "every is 0.0"),
+        (NewSession, {"session_id": "bad id", "spec": {}}, "session_id 'bad id' must be"),
+        (NewSession, {"session_id": "s", "spec": {"name": "a", "model": "m"}}, "has no hash, profile"),
+    ],
+)
+def test_a_request_of_a_client_that_checks_nothing_is_refused(
+    kind: type, message: dict[str, Any], problem: str
+) -> None:
+    """What our client would not send is refused by who gets it, before anything is done: an id that is none, no content,
+    a time that is none, a specification that is not compiled."""
+    with pytest.raises(InvalidInput, match=f"run is not understood: .*{re.escape(problem)}"):
+        unpacked(message, kind, "run")
 
 
 def test_a_message_has_room_for_what_a_newer_version_says() -> None:

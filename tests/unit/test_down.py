@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -75,14 +74,14 @@ def test_what_nobody_reaps_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     port = 1  # nobody else's
     own_ray.state_directory().joinpath("ray.json").write_text(json.dumps({"port": port}))
+    wait_for = own_ray.wait_for
+    monkeypatch.setattr(own_ray, "wait_for", lambda processes, _seconds: wait_for(processes, 600.0))
     program = f'"{sys.executable}" -c "import time; time.sleep(600)" ray.daemon --port={port} & exec sleep 600'
     with subprocess.Popen(["sh", "-c", program]) as careless:
         parent = psutil.Process(careless.pid)
         try:
             wait_until(lambda: "sh" not in {process.name() for process in (parent, *parent.children())}, "both run")
-            began = time.monotonic()
             assert own_ray.stop_ray() == 1
-            assert time.monotonic() - began < 3
             assert [child.status() for child in parent.children()] == [psutil.STATUS_ZOMBIE]
         finally:
             end([*parent.children(), parent])
