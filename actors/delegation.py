@@ -21,16 +21,19 @@ def is_delegated(call: CallState, spec: dict[str, Any] | None) -> bool:
     store."""
     if spec is None:
         return False
-    return call.tool == SPAWN_AGENT or (call.state == "requested" and builtin(spec) in READERS)
+    kind = builtin(spec)
+    return kind == SPAWN_AGENT or (call.state == "requested" and kind in READERS)
 
 
-def wanted_by(call: CallState, window: Window) -> Spawn | Ask | str:
+def wanted_by(call: CallState, spec: dict[str, Any], window: Window) -> Spawn | Ask | str:
     """What a call that is handed over wants; a text that says what is wrong with its arguments."""
-    return spawn_of(window, call) if call.tool == SPAWN_AGENT else READERS[call.tool](call)
+    kind = builtin(spec)
+    return spawn_of(window, call) if kind == SPAWN_AGENT else READERS[str(kind)](call)
 
 
 def wait_for(missing: list[CallState], specs: dict[str, dict[str, Any]]) -> str:
     """What a session waits for whose round lacks these calls: a person first, then a time, then its sub-agents."""
-    if any(call.tool != SPAWN_AGENT and builtin(specs[call.tool]) not in STORE_TOOLS for call in missing):
+    kinds = {builtin(specs[call.tool]) for call in missing}
+    if kinds - {SPAWN_AGENT, *STORE_TOOLS}:
         return "input"
-    return "child" if all(call.tool == SPAWN_AGENT for call in missing) else "timer"
+    return "child" if kinds == {SPAWN_AGENT} else "timer"

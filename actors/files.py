@@ -68,7 +68,8 @@ def write_file(path: str, content: str, context: ToolContext) -> str:
     workspace = Workspace(context.workspace)
     location = workspace.resolve(path)
     data = _encode(content)
-    workspace.replace_file(location, data)
+    with workspace.changing():
+        workspace.replace_file(location, data)
     return f"wrote {len(data)} bytes to {workspace.shown(location)}"
 
 
@@ -87,14 +88,20 @@ def edit_file(path: str, old: str, new: str, context: ToolContext, replace_all: 
         raise ToolError("old must not be empty, and new must differ from it")
     workspace = Workspace(context.workspace)
     location = workspace.resolve(path)
+    with workspace.changing():
+        count = _replace(workspace, location, _encode(old), _encode(new), replace_all=replace_all)
+    return f"replaced {count} occurrence{'s' if count > 1 else ''} in {workspace.shown(location)}"
+
+
+def _replace(workspace: Workspace, location: Path, found: bytes, wanted: bytes, *, replace_all: bool) -> int:
+    """Replace in bytes: whatever else is in the file, in any encoding and with any line ends, stays as it is. How often
+    it was replaced."""
     shown = workspace.shown(location)
     with workspace.open_file(location) as stream:
         refuse_binary(stream, shown)
         data = stream.read(MAX_EDITED_BYTES + 1)
     if len(data) > MAX_EDITED_BYTES:
         raise ToolError(f"{shown}: is larger than {MAX_EDITED_BYTES} bytes, which is too large to edit")
-    # In bytes: whatever else is in the file, in any encoding and with any line ends, stays as it is.
-    found, wanted = _encode(old), _encode(new)
     count = data.count(found)
     if count == 0:
         hint = "; the new text is there already" if wanted and wanted in data else ""
@@ -104,7 +111,7 @@ def edit_file(path: str, old: str, new: str, context: ToolContext, replace_all: 
             f"{shown}: the old text occurs {count} times. Give more of its surroundings, or set replace_all"
         )
     workspace.replace_file(location, data.replace(found, wanted))
-    return f"replaced {count} occurrence{'s' if count > 1 else ''} in {shown}"
+    return count
 
 
 @tool(on_crash="rerun")

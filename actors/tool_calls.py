@@ -25,7 +25,7 @@ from .delegation import is_delegated, wait_for, wanted_by
 from .execution import Outcome, bind, execute, may_go_on, now, presentable, reconcile, reconcile_failed
 from .hooks import Hooks
 from .repeats import REPEATED
-from .tools import LoadedTool, ToolContext
+from .tools import LoadedTool, ToolContext, builtin
 from .window import Window
 
 COALESCE_SECONDS = 0.05
@@ -94,7 +94,8 @@ class ToolCalls:
         begun = self._begun.get(call.call_id)
         if begun is not None and may_go_on(begun):
             return Outcome("interrupted", GOES_ON), call.executions + 1, None
-        return _without_result(call), call.executions, None
+        spec = next((tool for tool in self._window.spec["tools"] if tool["name"] == call.tool), None)
+        return _without_result(call, spec), call.executions, None
 
     async def bring(self, repeated: set[str]) -> str | None:
         """Bring every call of the round to its result; what is waited for where children or people are not ready.
@@ -290,7 +291,7 @@ class ToolCalls:
         self._commits.draft.entries.append(told)
         if policy == "rerun":
             return None
-        return _without_result(call)
+        return _without_result(call, spec)
 
     async def _reconcile(self, call: CallState, spec: dict[str, Any], told: LogEntry) -> Outcome:
         """What the tool's own function finds out about a call; it is code of the user's, and begins as a tool does."""
@@ -315,7 +316,7 @@ class ToolCalls:
         permitted = await self._hooks.before_tool(call, spec)
         if isinstance(permitted, Outcome):
             return await self._conclude(call, permitted, executions=0)
-        wanted = wanted_by(permitted, self._window)
+        wanted = wanted_by(permitted, spec, self._window)
         if isinstance(wanted, str):
             return await self._conclude(call, Outcome("invalid", wanted), executions=0)
         if isinstance(wanted, Spawn):
@@ -353,10 +354,10 @@ class ToolCalls:
         await asyncio.gather(*found)
 
 
-def _without_result(call: CallState) -> Outcome:
+def _without_result(call: CallState, spec: dict[str, Any] | None) -> Outcome:
     """What is said of a call whose run ends first. One that a process had begun which died is in doubt, not cancelled:
     nobody knows what became of it."""
-    asked_in_doubt = call.state == "asked" and call.tool != REQUEST_USER_INPUT
+    asked_in_doubt = call.state == "asked" and (spec is None or builtin(spec) != REQUEST_USER_INPUT)
     if (call.state == "started" and call.child_id is None) or asked_in_doubt:
         since = call.updated_at or now()
         return Outcome("interrupted", INTERRUPTED, max(0, now() - since), since)

@@ -8,6 +8,7 @@ trusted, the sandbox around the node is the boundary. Imports little: `grep` run
 
 from __future__ import annotations
 
+import fcntl
 import fnmatch
 import os
 import re
@@ -115,6 +116,23 @@ class Workspace:
                 os.close(descriptor)
                 raise
             return os.fdopen(descriptor, "rb")
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Nobody else changes a file by these tools meanwhile: no call of the same round, and no other process that has
+        this workspace. Whoever dies lets go (`flock(2)`).
+
+        Raises:
+            ToolError: the operating system refused.
+        """
+        with _reported("."):
+            directory = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with _reported("."):
+                fcntl.flock(directory, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(directory)
 
     def replace_file(self, location: Path, data: bytes) -> None:
         """Write `data` to a resolved location, all or nothing, durably; parents are created, the mode is kept.

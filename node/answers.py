@@ -60,7 +60,7 @@ class Answers:
                 return result, None, None
             if resident is not None and (resident.activation, resident.frame_id) == (at, row.frame_id):
                 return result, activation.work_with(tx, row, 0, (), result.calls), None
-            if spare is not None and row.frame_id is None:  # else its crash, committed just before, placed it
+            if spare is not None and not result.ended and row.frame_id is None:  # else a crash just before placed it
                 try:
                     return result, None, self._frames.activation(spare, ready)(tx)
                 except UnderstudyError:

@@ -54,6 +54,10 @@ class Watching:
                 return
             log.info("frame %s (pid %d) died: %s", frame.frame_id, frame.pid, error)
             cause = getattr(error, "details", {}).get("cause", "process_died")
+        await self._frame_ended(frame, term, cause)
+
+    async def _frame_ended(self, frame: FrameHandle, term: int, cause: str) -> None:
+        """Have the session of a frame that has ended resumed, unless that was done, or is another supervisor's."""
         if term != self._known.term or self._known.frames.pop(frame.frame_id, None) is None:
             return
         seen = self._known.well.pop(frame.frame_id, time.monotonic())
@@ -165,7 +169,10 @@ class Watching:
         frame = self._known.frames.get(frame_id)
         if frame is not None:
             log.warning("frame %s (pid %d) is killed: %s", frame_id, frame.pid, reason)
-            await self._machinery.kill(frame.node_id, frame.pid, frame)
+            term = self._known.term
+            if await self._machinery.kill(frame.node_id, frame.pid, frame):
+                # Its watch may never tell: a process that a tool has forked keeps Ray's connections open.
+                await self._frame_ended(frame, term, "process_died")
 
     async def _probe_node(self, node: Node) -> None:
         try:

@@ -204,13 +204,16 @@ def supervisor_here(holder: str, instance: str) -> int:
 
 
 async def kill_process(pid: int, timeout: float = 5.0) -> bool:
-    """SIGKILL a Ray worker of this machine and wait until it is gone; True if it is.
+    """SIGKILL a Ray worker of this machine and wait until it is gone; True if it is. For processes that are workers
+    themselves.
 
     A pid that belongs to something else by now is left alone: the worker is gone. One that outlives its signal (a
     process can, inside the kernel) takes no thread from others.
     """
     try:
-        if not psutil.Process(pid).cmdline()[:1][0].startswith("ray::"):
+        process = psutil.Process(pid)
+        # A tool may have given it another title: workers are children of one raylet as well.
+        if not process.cmdline()[:1][0].startswith("ray::") and process.ppid() != os.getppid():
             return True
     except (psutil.NoSuchProcess, psutil.AccessDenied, IndexError):
         return True

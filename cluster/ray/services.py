@@ -50,6 +50,9 @@ CALLS_AT_ONCE = 20_000
 """Pending calls per service: beyond it Ray lets calls wait silently, so it is set above what admission lets in."""
 
 ORPHAN_SECONDS = 300.0
+LEAVE_SECONDS = 0.2
+"""So long after its last step a session actor ends itself: the supervisor's watch has been answered by then."""
+
 FRAME_MEMORY = 64 * 1024 * 1024
 CPU_SLIVER = 0.01
 """Frames and services ask for a sliver of CPU, never zero: the autoscaler reaps nodes whose actors ask for nothing."""
@@ -193,7 +196,11 @@ class FrameActor:
         if self._unusable is not None:  # not when it is created: Ray would only tell that it died
             raise self._unusable
         if self._run is None:
-            self._run = asyncio.get_running_loop().create_task(self._frame.run())
+            loop = asyncio.get_running_loop()
+            self._run = loop.create_task(self._frame.run())
+            # Its session goes on elsewhere by now: a tool that ignores its cancellation must not live on here until the
+            # supervisor, which may be away, ends this process. `watch` answers first.
+            self._run.add_done_callback(lambda _run: loop.call_later(LEAVE_SECONDS, os._exit, 0))
             self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
         return os.getpid()
 

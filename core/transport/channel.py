@@ -17,6 +17,7 @@ import socket
 import stat
 import struct
 import tempfile
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -229,6 +230,7 @@ class Channel:
     """
 
     def __init__(self) -> None:
+        _channels.add(self)
         self._connection = Connection(self._received, self._end, holds_back=False)
         self._connection.peer = "the service"
         self._pending: dict[int, asyncio.Future[Any]] = {}
@@ -282,6 +284,13 @@ class Channel:
         finally:
             self._pending.pop(number, None)
 
+    def close_copy(self) -> None:
+        """Close what a forked process has of the connection: it would keep it open when this process has ended."""
+        transport = self._connection.transport
+        if transport is not None and not self.lost:
+            with contextlib.suppress(OSError):
+                os.close(transport.get_extra_info("socket").fileno())
+
     async def close(self) -> None:
         """End the connection; what was asked and not answered fails."""
         self._connection.close()
@@ -304,6 +313,17 @@ class Channel:
             if not answer.done():
                 answer.set_exception(ServiceGone("the service has ended the connection"))
                 retrieve_error(answer)
+
+
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _close_copies() -> None:
+    for channel in list(_channels):
+        channel.close_copy()
+
+
+os.register_at_fork(after_in_child=_close_copies)
 
 
 def _process(transport: asyncio.Transport) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest.mock import patch
@@ -71,6 +72,31 @@ async def test_a_tool_that_has_long_been_at_work_hears_of_a_cancel(kernel: k.Ker
     await kernel.ask("cancel", "s", "r", "enough")
     assert (await kernel.end("s"))["status"] == "cancelled"
     assert "shutdown_forced" not in {event["type"] for event in await kernel.events("s")}
+
+
+async def test_a_cancelled_call_of_a_session_without_a_frame_needs_none(
+    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Given a session that left its frame to another one during its model call, when its run is cancelled, then the run
+    ends with that call, and the frame that is free is not offered to it."""
+    caplog.set_level(logging.INFO)
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        await kernel.spawn("s", k.spec(k.script({"text": "late", "delay": 60})))
+        await kernel.send("s")
+        await kernel.until("s", "model_call_started")
+        assert (await kernel.run("t", k.spec(k.script("done"))))["status"] == "completed"
+        assert (await kernel.info("s"))["frame_id"] is None
+        kernel.add_frame()
+        async with asyncio.timeout(k.STUCK_SECONDS):
+            while not any(
+                slot.resting and slot.session_id is None for slot in kernel.service.frames.paging.slots.values()
+            ):
+                await kernel.service.frames.supply.demand(0.1)
+        await kernel.ask("cancel", "s", "r", "enough")
+        assert (await kernel.end("s"))["status"] == "cancelled"
+        assert not kernel.service.frames.paging.ready
+        assert (await kernel.types("s")).count("session_activated") == 1
+    assert "needs no frame" not in caplog.text
 
 
 async def test_a_cancel_that_meets_the_answer_leaves_the_next_run_alone(kernel: k.Kernel) -> None:

@@ -258,6 +258,29 @@ async def test_the_death_of_a_service_fails_what_it_was_asked(directory: Path) -
         assert not os.path.exists(ticket.path)  # noqa: ASYNC240
 
 
+async def test_a_forked_process_keeps_no_connection(directory: Path) -> None:
+    """Given a client whose process has forked another, as tools do, when the client ends its connection, then the
+    server hears of it at once, although the other one lives; that one ends its own copy only."""
+    gone = asyncio.Event()
+    server = ChannelServer("node", Service().answer, lambda _peer, _pid: gone.set())
+    await server.start()
+    context = multiprocessing.get_context("fork")
+    may_end, end = context.Pipe()
+    try:
+        channel = await Channel.connect(server.admit("f"))
+        process = context.Process(target=end.recv)
+        process.start()
+        assert await channel.call("1", "echo", "still here") == "still here"
+        await channel.close()
+        async with asyncio.timeout(PATIENCE):
+            await gone.wait()
+        assert process.is_alive()
+    finally:
+        may_end.send(None)
+        await asyncio.to_thread(process.join)
+        await server.close()
+
+
 async def test_a_frame_finds_the_next_service() -> None:
     """Given a call that waits when its service ends, then it is repeated at the next one under the same id, with a
     ticket of that."""

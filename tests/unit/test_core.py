@@ -308,8 +308,8 @@ def test_a_wrong_message_is_refused_where_it_is_wrong(change: dict[str, Any], wh
 def test_a_request_of_a_client_that_checks_nothing_is_refused(
     kind: type, message: dict[str, Any], problem: str
 ) -> None:
-    """What our client would not send is refused by who gets it, before anything is done: an id that is none, no content,
-    a time that is none, a specification that is not compiled."""
+    """What our client would not send is refused by who gets it, before anything is done: an id that is none, no
+    content, a time that is none, a specification that is not compiled."""
     with pytest.raises(InvalidInput, match=f"run is not understood: .*{re.escape(problem)}"):
         unpacked(message, kind, "run")
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import string
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,17 @@ class TestEditFile:
         """Every occurrence, when asked."""
         assert edit_file("src/main.py", "print", "log", context, replace_all=True).startswith("replaced 2")
         assert (root / "src/main.py").read_text() == "log('one')\nlog('two')\n"
+
+    def test_edits_at_the_same_time(self, context: ToolContext, root: Path) -> None:
+        """Given calls of one round that edit one file, then it has all their changes, and no other file is left."""
+        names = [f"line {number}" for number in range(40)]
+        (root / "many").write_text("\n".join(names) + "\n")
+        before = set(os.listdir(root))
+        with ThreadPoolExecutor(8) as pool:
+            told = list(pool.map(lambda name: edit_file("many", f"{name}\n", f"{name} is done\n", context), names))
+        assert set(told) == {"replaced 1 occurrence in many"}
+        assert (root / "many").read_text() == "".join(f"{name} is done\n" for name in names)
+        assert set(os.listdir(root)) == before
 
     def test_binary_and_too_large_files(
         self, context: ToolContext, root: Path, monkeypatch: pytest.MonkeyPatch

@@ -319,6 +319,21 @@ def test_who_is_killed_by_name(cluster: LocalCluster, before: tuple[str, ...]) -
         cluster.kill_at(0)
 
 
+def test_a_tool_that_is_named_like_one_of_the_loop(cluster: LocalCluster) -> None:
+    """Given a function of the user's named `spawn_agent`, then that is called, and no sub-agent is created."""
+    tasks = list[str]()
+
+    @tool(name="spawn_agent")
+    def act(task: str) -> str:
+        """Not what the built-in tool of this name does."""
+        tasks.append(task)
+        return "mine"
+
+    session = cluster.spawn(AgentSpec(name="a", tools=[act]))
+    assert session.send('call spawn_agent {"task": "go"}').result(PATIENCE, check=True).text == "offline: mine"
+    assert (tasks, session.children()) == (["go"], [])
+
+
 def test_sub_agents_and_questions(cluster: LocalCluster) -> None:
     """Given an agent that spawns another, which asks a person, then both are there, and the answer lets both go on."""
     asks = [{"tool_calls": [["request_user_input", {"prompt": "which?"}]]}, {"text": "done"}]

@@ -593,6 +593,27 @@ async def test_a_death_whose_watch_was_lost_is_told(machinery: Machinery, lost: 
     assert frame.watched == lost + 1
 
 
+async def test_a_killed_frame_whose_watch_never_tells_is_dead(machinery: Machinery) -> None:
+    """Given a frame that hangs, and whose process has left another one that keeps its connections open, when it is
+    killed, then its node's service hears of its death, once, although its watch tells nothing."""
+
+    class Forked(Frame):
+        async def watch(self) -> str:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    supervisor, frame = machinery.supervisor, Forked()  # type: ignore[attr-defined]
+    frame.overdue = 60.0
+    supervisor._known.frames[frame.frame_id] = frame
+    supervisor._tasks.spawn(supervisor._watching.watch_frame(frame, supervisor._known.term))
+    node = machinery.nodes["a"]
+    await node.until(lambda: bool(node.deaths))
+    probes = node.probes
+    await node.until(lambda: node.probes > probes + 1)
+    assert (node.deaths, node.may_live) == ([frame.frame_id], [False])
+    assert frame.frame_id not in supervisor._known.frames
+
+
 async def test_a_stranger_that_hangs_lives_until_it_was_killed(machinery: Machinery) -> None:
     """Given a frame that called in at its node and is not known, when it turns out to hang, then its node's service
     hears of its death once its process is gone, and not before; those that are known are not asked who they are."""
