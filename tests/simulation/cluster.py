@@ -70,6 +70,10 @@ class Actor:
 
     Args:
         make: the object whose methods are called, made in the new process.
+
+    Attributes:
+        forked: another process keeps its connections open when it has died: nobody hears of its end, and nothing that
+            it is asked has an answer.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Actor:
         self.machine = machine
         self.restarts = restarts
         self.removed = False
+        self.forked = False
         self._make = make
         self.process: Process | None = None
         self.target: Any = None
@@ -120,6 +125,8 @@ class Actor:
         assert process is not None
         self.cluster.note(f"{process.name} dies")
         pending, self.pending = self.pending, {}
+        if self.forked and self.machine.alive:
+            return
         for fail in pending.values():
             self.cluster.after(DEATH_SECONDS, fail, ServiceGone(f"{self.name} died"))
         for told in self.ended:
@@ -267,6 +274,8 @@ class Cluster:
             if not actor.alive or actor.target is None:
                 if actor.machine.frozen and not actor.removed:
                     self.after(1.0, arrive)
+                elif actor.forked and actor.process is not None and actor.process.dead and not actor.removed:
+                    return
                 elif actor.removed or actor.process is None or actor.process.dead:
                     fail(ServiceGone(f"{actor.name} is gone" if actor.removed else f"{actor.name} is restarting"))
                 else:

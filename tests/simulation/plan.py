@@ -113,6 +113,8 @@ class Plan:
         calm: nobody loses the CPU by chance.
         astray: share of the requests that clients send to another node than the session's, as it was known once.
         stuck: share of the model calls that take very long, unless they are made again.
+        forked: share of the frames whose tools leave a process that keeps the frame's connections open: nobody hears of
+            such a frame's end.
     """
 
     seed: int
@@ -127,6 +129,7 @@ class Plan:
     calm: bool = False
     astray: float = 0.0
     stuck: float = 0.0
+    forked: float = 0.0
 
     def to_json(self) -> str:
         """All of it, as a regression keeps it."""
@@ -146,7 +149,7 @@ class Plan:
         """What occurs in it: kinds of faults, actions, budgets and tools; what its agents may do; which calls are slow
         (`slow commit`); and what happens at which event (`kill_frame at tool_started`)."""
         found = {"machines"} if self.machines > 1 else set()
-        found |= {name for name in ("astray", "stuck") if getattr(self, name)}
+        found |= {name for name in ("astray", "stuck", "forked") if getattr(self, name)}
         for item in (*self.faults, *(action for work in self.work for action in work.actions)):
             found |= {item.kind, f"{item.kind} at {item.on.event}"} if item.on else {item.kind}
         found |= {f"slow {fault.method}" for fault in self.faults if fault.kind == "slow_calls"}
@@ -649,10 +652,12 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     placements = random.Random(f"{seed}/placements")
     if placements.random() < 0.15:
         work = tuple(placed(placements, item) for item in work)
+    forks = random.Random(f"{seed}/forked")
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
         wrong, window,
         shape.choice((0.0, 0.0, 0.05)), calm=shape.random() < 0.3,
         astray=0.5 if random.Random(f"{seed}/astray").random() < (0.6 if hasty else 0.2) else 0.0,
         stuck=0.2 if stuck.random() < (0.5 if loses else 0.05) else 0.0,
+        forked=forks.choice((0.3, 1.0)) if forks.random() < 0.15 else 0.0,
     )  # fmt: skip

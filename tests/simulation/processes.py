@@ -425,6 +425,7 @@ class SimulatedMachinery:
             machine,
             lambda actor: FrameProcess(world, actor, node.actor, frame_id, node.node_id, placement),
         )
+        actor.forked = world.forks.random() < world.plan.forked
         actor.ended.append(lambda: world.cluster.forget(actor))
         actor.ended.append(lambda: world.cluster.after(EOF_SECONDS, hear, world, node.actor, frame_id))
         frame = FrameHandle(world, self._supervisor, actor, frame_id, placement)

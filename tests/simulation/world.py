@@ -93,6 +93,7 @@ class World:
             random.Random(f"{plan.seed}/endpoint"), random.Random(f"{plan.seed}/odd"),
             random.Random(f"{plan.seed}/lengths"), self.note, plan.endpoint_trouble, plan.stuck,
         )  # fmt: skip
+        self.forks = random.Random(f"{plan.seed}/forks")
         self.lines: list[str] = []
         self.effects: list[Effect] = []
         self.counts: Counter[str] = Counter()
