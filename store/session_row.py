@@ -62,7 +62,6 @@ class SessionRow(ActiveSession):
     error: dict[str, Any] | None = None
     batch_no: int = 0
     seq: int = 0
-    version: int = 0
     inbox_seq: int = 0
     inbox_count: int = 0
     children_open: int = 0

@@ -149,7 +149,6 @@ class Session(NamespaceTable, table=True):
     epoch: int = number_column()
     batch_no: int = number_column()
     seq: int = number_column()
-    version: int = number_column()
     inbox_seq: int = number_column()
     inbox_count: int = number_column()
     children_open: int = number_column()

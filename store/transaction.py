@@ -183,7 +183,6 @@ class Transaction:
         if row.session_id not in self._pending.dirty:
             self._pending.dirty[row.session_id] = row
             self.written[row.session_id] = (row.seq, row)
-            row.version += 1
             row.updated_at = self.now
 
     def rewrite(self, row: SessionRow, **values: Any) -> None:
