@@ -54,7 +54,7 @@ def test_every_test_that_holds_a_rule_exists() -> None:
 def operations() -> set[str]:
     """The public functions of store/ that are given a transaction, and the methods of its accounts."""
     found = set()
-    for path in (ROOT / "store").glob("*.py"):
+    for path in (ROOT / "store").rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
             functions = node.body if isinstance(node, ast.ClassDef) and node.name == "Accounts" else [node]
             for one in functions:
