@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import multiprocessing
+import os
 import random
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from understudy import Cluster
+from understudy import Cluster, tool
 from understudy.errors import StoreUnreachable
 from understudy.events import (
     ModelCallCompleted,
@@ -122,6 +126,46 @@ def test_killed_with_a_rerun_tool_running_runs_it_again(stage: Stage) -> None:
     assert stage.server.stats.requests == 2
     assert stage.server.stats.repeats == 0
     assert [event.cause for event in of(session.events(), SessionActivated)] == ["ready", "resume"]
+    stage.check()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["multiprocessing", "fork(2)"])
+def test_killed_with_a_process_that_its_tool_has_forked(stage: Stage, how: str, tmp_path: Path) -> None:
+    """What a tool has forked has copies of its process's connections, and may keep them open: its session is resumed
+    all the same, also where nothing tells of the death."""
+
+    @tool(on_crash="rerun")
+    def fork(how: str, note: str) -> str:
+        """Fork a process that lives on, and act until this one is killed; the second time, be done."""
+        if Path(note).exists():
+            return "forked before"
+        if how == "multiprocessing":
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+            child.start()
+            pid = child.pid
+        else:  # as libraries in C do: nothing in Python is told
+            system = ctypes.CDLL(None)
+            pid = system.fork()
+            if not pid:
+                system.sleep(600)
+                os._exit(0)
+        Path(f"{note}.new").write_text(str(pid))
+        Path(f"{note}.new").rename(note)
+        time.sleep(600)
+        return ""
+
+    note = tmp_path / "forked"
+    session = stage.spawn(tools=[fork])
+    run = session.send(call("fork", how=how, note=str(note)))
+    wait_until(note.exists, "it has forked")
+    try:
+        kill(session.info().actor_pid or 0)
+        assert run.result(PATIENCE).text == "offline: forked before"
+        assert not gone(int(note.read_text()))
+    finally:
+        kill(int(note.read_text()))
+    assert len(of(session.events(), SessionCrashed)) == 1
     stage.check()
 
 
