@@ -21,6 +21,7 @@ from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.prices import price_table
 from understudy.protocol import NewSession, Spawned, packed, unpacked
+from understudy.reads import DrainInfo, SessionRecord
 from understudy.supervisor.supervisor import Supervisor
 from understudy.testing.offline import OfflineServer, Policy
 from understudy.transport.repeating import CLIENT_PATIENCE, REPEAT_SECONDS, Repeating
@@ -29,7 +30,7 @@ from ..client.background import LoopThread
 from ..client.client import Cluster, check_size
 from ..client.client_connection import ClientConnection
 from ..client.method import client_method
-from ..client.results import DrainInfo, ServiceInfo
+from ..client.results import ServiceInfo
 from ..client.session_handle import Session
 from .local_machinery import END_SECONDS, NODE, THREADS, LocalFrame, LocalMachinery
 from .local_node import LocalGateway, LocalNode
@@ -74,7 +75,8 @@ class LocalNodes:
 
     async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
         """The same, with each session's `seq`."""
-        found: dict[str, tuple[str, int]] = await self.request(None, "read", "homes", [session_ids], {})
+        done = await self.request(None, "read", "homes", [session_ids], {})
+        found = unpacked(done, dict[str, tuple[str, int]], "what was read of homes")
         return {session_id: (NODE, found.get(session_id, (NODE, 0))[1]) for session_id in session_ids}
 
     async def request(self, _session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
@@ -154,7 +156,7 @@ class LocalConnection(ClientConnection):
                         return True
             return False
 
-        await self.read("info", session_id)  # raises if there is no such session
+        await self.read(SessionRecord, "info", session_id)  # raises if there is no such session
         return await self._nodes.there(strike())
 
     def strike(self, role: str) -> None:
