@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from understudy.actors.hooks import HookContext, Refuse, Replace, hook
     from understudy.actors.tools import ToolContext, tool
     from understudy.cluster.client.client import Cluster
-    from understudy.cluster.client.results import PendingInput, RunResult, SessionInfo, Wakeup
+    from understudy.cluster.client.results import RunResult, SessionInfo
     from understudy.cluster.client.run_handle import Run
     from understudy.cluster.client.session_handle import Session
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from .events import Event
     from .messages import Message, ToolCall, Usage
+    from .reads import PendingInput, Wakeup
     from .spec import AgentSpec, Budget, RestartPolicy, Supervision
 
     __version__: str
@@ -86,7 +87,7 @@ _HOMES = {
     "Event": "events",
     "HookContext": "actors.hooks",
     "Message": "messages",
-    "PendingInput": "cluster.client.results",
+    "PendingInput": "reads",
     "Refuse": "actors.hooks",
     "Replace": "actors.hooks",
     "RestartPolicy": "spec",
@@ -98,7 +99,7 @@ _HOMES = {
     "ToolCall": "messages",
     "ToolContext": "actors.tools",
     "Usage": "messages",
-    "Wakeup": "cluster.client.results",
+    "Wakeup": "reads",
     "hook": "actors.hooks",
     "tool": "actors.tools",
 }

@@ -8,7 +8,8 @@ survive any crash. The writer fills in the class's own fields; the committing tr
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypedDict, cast
 
 import msgspec
 
@@ -19,6 +20,24 @@ ERROR_UNCUT = 3 * ERROR_CHARACTERS
 """So much of it the journal is given, which takes secrets out before it cuts: a part of one is not recognized."""
 
 ENVELOPE = ("seq", "at", "session_id", "run_id", "round", "epoch", "trace_id", "agent", "parent_id", "root_id")
+
+
+class EventWire(TypedDict):
+    """An event as `Event.to_wire` makes it: in JSON, between processes, and where it is only passed on."""
+
+    type: str
+    seq: int
+    at: int
+    session_id: str
+    run_id: str | None
+    round: int
+    epoch: int
+    trace_id: str
+    agent: str
+    parent_id: str | None
+    root_id: str
+    writer_seq: int
+    data: dict[str, Any]
 
 
 def _type_of(name: str) -> str:
@@ -59,13 +78,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_ty
         """The fields of the event's own class, without the envelope."""
         return {name: getattr(self, name) for name in _BODY[type(self)]}
 
-    def to_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> EventWire:
         """JSON-compatible: type, envelope and `data`."""
         envelope = {name: getattr(self, name) for name in ENVELOPE}
-        return {"type": self.type, **envelope, "writer_seq": self.writer_seq, "data": self.body()}
+        return cast(EventWire, {"type": self.type, **envelope, "writer_seq": self.writer_seq, "data": self.body()})
 
     @classmethod
-    def from_wire(cls, data: dict[str, Any]) -> Event:
+    def from_wire(cls, data: Mapping[str, Any]) -> Event:
         """Restore any event; a type of a newer version becomes `UnknownEvent`, never an error."""
         kind = EVENT_TYPES.get(data["type"])
         envelope = {name: data[name] for name in (*ENVELOPE, "writer_seq") if data.get(name) is not None}

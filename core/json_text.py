@@ -26,6 +26,11 @@ def to_json(value: Any) -> str:
         return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _name: None))
 
 
+def jsonable(value: Any) -> Any:
+    """What `json.dumps` can't write (its `default`) as data: a record as a dictionary, anything unknown as a text."""
+    return msgspec.to_builtins(value, enc_hook=str)
+
+
 def from_json(text: str | bytes) -> Any:
     """The value of a JSON text. `NaN` and `Infinity`, which some endpoints send, are read as numbers.
 

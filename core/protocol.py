@@ -12,8 +12,10 @@ import msgspec
 
 from .config import ModelProfile
 from .errors import InvalidInput
+from .events import EventWire
 from .identifiers import identifier_problem, wait_key
 from .messages import Message
+from .reads import RunRecord
 from .records import ActivationId, Batch, CallState, Cancelled, InboxItem, ModelRequest
 from .wakeups import wakeup_problem
 
@@ -288,15 +290,15 @@ class Watched(msgspec.Struct):
     """What is new for a client.
 
     Attributes:
-        events: in wire form. Of a long log the first page, also for whom only ends are told: its last event then.
+        events: of a long log the first page, also for whom only ends are told: its last event then.
         streams: `(key, offset, text)` by session.
-        runs: rows of runs that have ended or paused, by `session/run`, of sessions of which only the ends are told.
+        runs: those that have ended or paused, by `session/run`, of sessions of which only the ends are told.
         gone: sessions that are at home elsewhere.
     """
 
-    events: list[dict[str, Any]] = []
+    events: list[EventWire] = []
     streams: dict[str, tuple[str, int, str]] = {}
-    runs: dict[str, dict[str, Any]] = {}
+    runs: dict[str, RunRecord] = {}
     gone: list[str] = []
 
 
@@ -304,6 +306,33 @@ def _require(problem: str | None) -> None:
     """Refuse a message: `unpacked` names the place where it is."""
     if problem is not None:
         raise ValueError(problem)
+
+
+class ServiceProcess(msgspec.Struct, frozen=True):
+    """The process of a node's service."""
+
+    node_id: str
+    pid: int
+
+
+class ServiceDirectory(msgspec.Struct, frozen=True):
+    """Who runs where, as the supervisor says.
+
+    Attributes:
+        generation, state: its own.
+        problems: placements that no frame can be started for, and why.
+        pid, node_id: of its process.
+        settings: that the services were started with (`Settings.of_services`); None where that is not told.
+    """
+
+    generation: int
+    state: str
+    nodes: list[ServiceProcess]
+    frames: list[FrameIdentity]
+    problems: dict[str, str] = {}
+    pid: int = 0
+    node_id: str = ""
+    settings: dict[str, str] | None = None
 
 
 def packed(value: Any) -> Any:

@@ -95,7 +95,7 @@ class Adoption:
             return
         nodes = set(node.homes.nodes)
         services = await node.reading.query(presence.services)
-        at_work = {row["writer"] for row in services if row["node_id"] in nodes} | {node.config.writer}
+        at_work = {service.writer for service in services if service.node_id in nodes} | {node.config.writer}
         left = [found for found in await node.reading.query(presence.logs) if found.writer not in at_work]
         undone = [found for found in left if not found.is_done()]
         self.close(self._exports.keys() - {found.writer for found in undone})
@@ -103,7 +103,7 @@ class Adoption:
             await self._complete(found)
         self.carried = await self._runs(left)
         old = now() - presence.FORGOTTEN_AFTER
-        gone = [row["node_id"] for row in services if row["node_id"] not in nodes and row["started_at"] < old]
+        gone = [found.node_id for found in services if found.node_id not in nodes and found.started_at < old]
         if gone:
             await node.journal.submit(lambda tx: presence.forget(tx, gone))
 
@@ -133,7 +133,7 @@ class Adoption:
         metrics = Metrics()
         row = await self._node.reading.query(queries.metric_state, writer_log.writer)
         if row is not None:
-            metrics.restore(row["state"])
+            metrics.restore(row.state)
         while events := await writer_log.read_events(metrics.writer_seq, EVENTS_AT_ONCE):
             metrics.apply(events)
         seq, state = metrics.writer_seq, metrics.checkpoint()
@@ -146,7 +146,6 @@ class Adoption:
             known[found.writer] = self._known.get(found.writer, (-1, (0, 0)))
             if known[found.writer][0] != found.measured or found.unmeasured:
                 row = await self._node.reading.query(queries.metric_state, found.writer)
-                seq = row["writer_seq"] if row is not None else None
-                known[found.writer] = (seq, runs_of((row and row["state"]) or {}))
+                known[found.writer] = (row.writer_seq, runs_of(row.state)) if row is not None else (None, runs_of({}))
         self._known = known
         return sum(runs[0] for _, runs in known.values()), sum(runs[1] for _, runs in known.values())

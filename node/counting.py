@@ -11,6 +11,7 @@ from typing import Any
 from understudy.records import SESSION_STATUSES
 from understudy.store import gauges, presence
 from understudy.store.gauges import Counts
+from understudy.store.presence import Announced
 from understudy.waiting import is_set_within
 
 from .basis import NodeBasis
@@ -50,7 +51,7 @@ class Counting:
         self._passive_of: Any = None
         self._passive_due = 0.0
         self.counts = Counts()
-        self.services: list[dict[str, Any]] = []
+        self.services: list[Announced] = []
         self.counted: float | None = None
         self.failing_since: float | None = None
         self.scraped = 0.0
@@ -91,7 +92,7 @@ class Counting:
         home = node.config.node_id
         others = tuple(sorted({*node.homes.nodes} - {home})) if node.homes.leads else None
         self.services = await node.reading.query(presence.services)
-        if not any(row["node_id"] == home for row in self.services):
+        if not any(service.node_id == home for service in self.services):
             await self._announce()  # it was given up, and forgotten, while it could not be heard
         counts = await node.reading.query(gauges.at_work, home, others)
         began = time.monotonic()
@@ -129,12 +130,12 @@ class Counting:
         nodes = {*node.homes.nodes, node.config.node_id}
         return [
             {
-                "targets": [row["address"]],
+                "targets": [service.address],
                 "labels": {
-                    "__meta_understudy_node_id": row["node_id"],
+                    "__meta_understudy_node_id": service.node_id,
                     "__meta_understudy_namespace": node.config.namespace,
                 },
             }
-            for row in self.services
-            if row["node_id"] in nodes and row["address"]
+            for service in self.services
+            if service.node_id in nodes and service.address
         ]

@@ -14,7 +14,6 @@ from understudy.protocol import Exit
 from understudy.records import ActivationId, Batch
 from understudy.store import activation, draining, operations
 from understudy.store.engine import now
-from understudy.store.prepared import Row
 from understudy.store.session_row import ActiveSession
 from understudy.store.transaction import Transaction
 from understudy.waiting import is_set_within
@@ -58,12 +57,12 @@ class Draining:
         """Wait until this node is drained and has nothing left."""
         await self._finished.wait()
 
-    def told(self, drains: dict[str, Row]) -> None:
+    def told(self, drains: dict[str, draining.Drain]) -> None:
         """Which nodes are drained, as the store says."""
         self._homes.learn_drains(drains)
         if self._homes.drain is None:
             self._finished.clear()
-        elif self._homes.drain["finished_at"]:
+        elif self._homes.drain.finished_at:
             self._finished.set()
         if self._homes.drain is not None and not self._looks:
             self._looks = True
@@ -159,7 +158,7 @@ class Draining:
             return False
         for session_id in ready.difference(row.session_id for row in rows):
             self._frames.paging.remove(session_id)  # it has ended; no frame comes here to find that out
-        over = now() >= self._homes.drain["deadline"]
+        over = now() >= self._homes.drain.deadline
         if not self._homes.available:  # nowhere to go: who is in no frame and waits for no call has done what it can
             rows = [row for row in rows if row.frame_id is not None or self._departure(row).busy]
         known = {row.session_id: row for row in rows}
@@ -222,10 +221,10 @@ class Draining:
     async def _finish(self) -> None:
         """Nothing is left: say so, once."""
         drain = self._homes.drain
-        if drain is not None and not drain["finished_at"]:
+        if drain is not None and not drain.finished_at:
             here = self._homes.here
-            await self._node.journal.submit(lambda tx: draining.finish(tx, here, drain["started_at"]))
-            drain["finished_at"] = now()
+            await self._node.journal.submit(lambda tx: draining.finish(tx, here, drain.started_at))
+            drain.finished_at = now()
             if (
                 self._homes.drain is drain
             ):  # else it was told anew, or another one began meanwhile: that is looked at next

@@ -11,11 +11,11 @@ import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import Event, InputRequested, RunFinished
 from understudy.protocol import Following, Watched
+from understudy.reads import RunRecord
 from understudy.records import PAGE
 from understudy.waiting import is_set_within
 
@@ -31,7 +31,7 @@ GATHER_SHARE = 0.0001
 ReadEvents = Callable[[str, int], Awaitable[list[Event]]]
 """Reads a session's events after a `seq`, `PAGE` of them at most."""
 
-ReadRun = Callable[[str, str], Awaitable[dict[str, Any]]]
+ReadRun = Callable[[str, str], Awaitable[RunRecord]]
 ReadStream = Callable[[str], tuple[str, str] | None]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from understudy.identifiers import home_of
-from understudy.store.prepared import Row
+from understudy.store.draining import Drain
 from understudy.store.transaction import Transaction
 
 
@@ -25,8 +25,8 @@ class Homes:
         self.here = here
         self._acts = acts
         self.nodes: list[str] = []
-        self.drain: Row | None = None
-        self._drains: Mapping[str, Row] = {}
+        self.drain: Drain | None = None
+        self._drains: Mapping[str, Drain] = {}
 
     @property
     def leads(self) -> bool:
@@ -47,7 +47,7 @@ class Homes:
         """Whether this is another node that has a service."""
         return node_id != self.here and node_id in self.nodes
 
-    def learn_drains(self, drains: Mapping[str, Row]) -> None:
+    def learn_drains(self, drains: Mapping[str, Drain]) -> None:
         """Which nodes are drained, as the store says."""
         self._drains = drains
         self.drain = drains.get(self.here)

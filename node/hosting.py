@@ -9,6 +9,7 @@ import time
 from understudy import logs
 from understudy.config import ModelProfile, Settings
 from understudy.ports import ModelGateway
+from understudy.reads import OwnerRecord
 from understudy.redaction import know, passwords
 from understudy.store import queries
 from understudy.telemetry import header_values, telemetry_of
@@ -63,8 +64,8 @@ class NodeHost:
         """Who supervises, as the store says; None if that is not known here, as before the service has started."""
         if self._service is None or not self._started:
             return None
-        row = await self._service.reading.query(queries.owner)
-        return row["holder"] if row is not None else None
+        owner: OwnerRecord | None = await self._service.reading.query(queries.owner)
+        return owner.holder if owner is not None else None
 
     def metrics_address(self) -> str:
         """Where Prometheus finds this node's metrics."""

@@ -80,7 +80,7 @@ class Projection:
         config, reading = self._node.config, self._node.reading
         row = await reading.query(queries.metric_state, config.writer)
         if row is not None:
-            self.metrics.restore(row["state"])
+            self.metrics.restore(row.state)
         while found := await self.read_events(self.metrics.writer_seq, REPLAY_LIMIT):
             self.metrics.apply(found)
         self._checkpointed = self.metrics.writer_seq
@@ -106,7 +106,7 @@ class Projection:
     async def _last_port(self) -> int:
         """Where no port is asked for: the one this node's service had before, so that Prometheus finds it again."""
         services = await self._node.reading.query(presence.services)
-        known = [row["address"] for row in services if row["node_id"] == self._node.config.node_id]
+        known = [service.address for service in services if service.node_id == self._node.config.node_id]
         port = known[0].rpartition(":")[2] if known else ""
         return int(port) if port.isdecimal() else 0
 

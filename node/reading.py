@@ -8,9 +8,9 @@ from typing import Any
 
 from understudy.errors import UnderstudyError
 from understudy.events import Event
+from understudy.reads import RunRecord, SessionRecord
 from understudy.store import queries
 from understudy.store.engine import Database
-from understudy.store.prepared import Row
 from understudy.store.session_row import ActiveSession
 
 CLOSE_SECONDS = 10.0
@@ -55,14 +55,14 @@ class Reading:
         found: list[Event] = await self.query(queries.session_events, session_id, after)
         return found
 
-    async def run(self, session_id: str, run_id: str) -> Row:
+    async def run(self, session_id: str, run_id: str) -> RunRecord:
         """One run. Raises `UnknownRun`."""
-        row: Row = await self.query(queries.run_info, session_id, run_id)
+        row: RunRecord = await self.query(queries.run_info, session_id, run_id)
         return row
 
-    async def session(self, session_id: str) -> Row:
+    async def session(self, session_id: str) -> SessionRecord:
         """One session. Raises `UnknownSession`."""
-        row: Row = await self.query(queries.session_info, session_id)
+        row: SessionRecord = await self.query(queries.session_info, session_id)
         return row
 
     async def active(self, nodes: list[str] | None, **only: Any) -> list[ActiveSession]:
@@ -70,9 +70,9 @@ class Reading:
         rows: list[ActiveSession] = await self.query(queries.active_sessions, nodes, **only)
         return rows
 
-    async def timers(self, node_id: str, until: int) -> list[Row]:
+    async def timers(self, node_id: str, until: int) -> list[queries.DueTimer]:
         """Timers of sessions at home on a node that are due by a time (microseconds)."""
-        rows: list[Row] = await self.query(queries.timers, node_id, until)
+        rows: list[queries.DueTimer] = await self.query(queries.timers, node_id, until)
         return rows
 
     async def blob(self, digest: str) -> bytes:

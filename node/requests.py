@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from understudy.errors import InvalidSpec, UnderstudyError
+from understudy.events import EventWire
 from understudy.protocol import (
     Accepted,
     Following,
@@ -23,6 +26,7 @@ from understudy.protocol import (
     packed,
     unpacked,
 )  # fmt: skip
+from understudy.reads import SessionRecord
 from understudy.store import (
     activation,
     beginnings,
@@ -44,7 +48,7 @@ from .paging import Ready
 
 Result = TypeVar("Result")
 
-READS: dict[str, Callable[..., Any]] = {
+READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply is unpacked as
     "info": queries.session_info,
     "sessions": queries.session_list,
     "tree": queries.tree,
@@ -219,19 +223,20 @@ class Requests:
         return await self._once(bool, session_id, request_id, lambda tx: activation.resume(tx, session_id))
 
     async def read(self, what: str, arguments: list[Any], options: dict[str, Any]) -> Any:
-        """One of `READS`. Who waits for a frame that can't be started is told so."""
+        """One of `READS`, as it is sent. Who waits for a frame that can't be started is told so."""
         found = await self._node.reading.query(READS[what], *arguments, **options)
         if self._node.frames.supply.unschedulable and what in ("info", "sessions", "tree"):
-            for row in [found] if what == "info" else found:
-                self._explain(row)
-        return found
+            found = self._explained(found) if what == "info" else list(map(self._explained, found))
+        return packed(found)
 
-    def _explain(self, row: dict[str, Any]) -> None:
-        reason = self._node.frames.supply.unschedulable.get(row["placement"])
-        if reason and row["session_id"] in self._node.frames.paging.ready and row["error"] is None:
-            row["error"] = {"code": "unschedulable", "message": reason, "session_id": row["session_id"]}
+    def _explained(self, session: SessionRecord) -> SessionRecord:
+        reason = self._node.frames.supply.unschedulable.get(session.placement)
+        if not reason or session.session_id not in self._node.frames.paging.ready or session.error is not None:
+            return session
+        error = {"code": "unschedulable", "message": reason, "session_id": session.session_id}
+        return replace(session, error=error)
 
-    async def events(self, session_id: str, after: int) -> list[dict[str, Any]]:
+    async def events(self, session_id: str, after: int) -> list[EventWire]:
         """Events of a session after a `seq`, in wire form."""
         await self._node.reading.session(session_id)
         return [event.to_wire() for event in await self._node.reading.events(session_id, after)]

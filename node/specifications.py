@@ -38,7 +38,7 @@ class Specifications:
     async def placement(self, session_id: str) -> str:
         """The placement profile of a session. Raises `UnknownSession`."""
         if session_id not in self._placements:
-            self.remember_placement(session_id, (await self._reading.session(session_id))["placement"])
+            self.remember_placement(session_id, (await self._reading.session(session_id)).placement)
         return self._placements[session_id]
 
     def remember_placement(self, session_id: str, placement: str) -> None:

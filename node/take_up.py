@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 from understudy.errors import StaleGeneration
 from understudy.store import activation, draining
-from understudy.store.prepared import Row
 from understudy.store.session_row import ActiveSession
 from understudy.store.transaction import Transaction
 from understudy.supervisor.ports import TakenUp
@@ -97,7 +96,7 @@ class TakeUp:
         """Take this node's share of what has no home, and learn which nodes are drained."""
         generation = self._node.generation
 
-        def operation(tx: Transaction) -> tuple[list[str], dict[str, Row]]:
+        def operation(tx: Transaction) -> tuple[list[str], dict[str, draining.Drain]]:
             # While it waited the next generation may have begun: then `nodes` lacks those that have joined since.
             if tx.generation != generation:
                 raise StaleGeneration(f"generation {generation} is over")

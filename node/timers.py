@@ -57,7 +57,7 @@ class Timers:
         """Note what the store has, of sessions that this node is the home of, and is due soon."""
         horizon = self._now() + int(HORIZON_SECONDS * 1e6)
         found = await self._node.reading.timers(self._node.config.node_id, horizon)
-        self.note(((row["session_id"], row["name"]), row["due_at"]) for row in found)
+        self.note(((timer.session_id, timer.name), timer.due_at) for timer in found)
 
     async def firing(self) -> None:
         """Fire what is due, for as long as the service lives."""

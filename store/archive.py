@@ -82,7 +82,7 @@ def export(connection: Connection, namespace: str, session_id: str, *, tree: boo
 
 def session_ids(connection: Connection, namespace: str, session_id: str, *, tree: bool) -> list[str]:
     """The session and, if asked for, all below it; parents before children. Raises `UnknownSession`."""
-    root_id = queries.session_info(connection, namespace, session_id)["root_id"]
+    root_id = queries.session_info(connection, namespace, session_id).root_id
     if not tree:
         return [session_id]
     statement = (

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from msgspec import Struct
 from sqlalchemy import delete, insert, select, update
 
 from understudy import events
 from understudy.errors import CannotDrain
 from understudy.identifiers import home_of
 
-from .prepared import Row
 from .session_row import SessionRow
 from .statements import DRAIN
 from .transaction import Transaction
+
+
+class Drain(Struct):
+    """A node that is drained, or was; see `tables.Drain`."""
+
+    node_id: str
+    reason: str
+    stop: int
+    started_at: int
+    deadline: int
+    finished_at: int
 
 
 def check_drain(node_id: str, nodes: Collection[str], drained: Collection[str], *, stop: bool) -> None:
@@ -53,7 +64,7 @@ def begin(
     if nodes:
         check_drain(node_id, nodes, found, stop=stop)
     known = found.get(node_id)
-    gone = [row["node_id"] for row in found.values() if nodes and row["finished_at"] and row["node_id"] not in nodes]
+    gone = [drain.node_id for drain in found.values() if nodes and drain.finished_at and drain.node_id not in nodes]
     if gone:
         end(tx, gone)
     where = (DRAIN.c.namespace == tx.namespace, DRAIN.c.node_id == node_id)
@@ -62,7 +73,7 @@ def begin(
         values = {"reason": reason, "stop": int(stop), "started_at": tx.now, "deadline": deadline, "finished_at": 0}
         tx.connection.execute(insert(DRAIN).values(namespace=tx.namespace, node_id=node_id, **values))
     else:
-        changed = {"deadline": min(deadline, known["deadline"]), "stop": max(int(stop), known["stop"])}
+        changed = {"deadline": min(deadline, known.deadline), "stop": max(int(stop), known.stop)}
         tx.connection.execute(update(DRAIN).where(*where).values(**changed))
 
 
@@ -94,11 +105,11 @@ def end_stops(tx: Transaction) -> None:
     )
 
 
-def drains(tx: Transaction, *, lock: bool = False) -> dict[str, Row]:
+def drains(tx: Transaction, *, lock: bool = False) -> dict[str, Drain]:
     """The nodes that are drained, or were, and how that stands; locked for who writes what follows from it."""
-    statement = select(DRAIN).where(DRAIN.c.namespace == tx.namespace).order_by(DRAIN.c.node_id)
-    found = tx.connection.execute(tx.locking(statement) if lock else statement).mappings()
-    return {row["node_id"]: dict(row) for row in found}
+    statement = select(*(DRAIN.c[name] for name in Drain.__struct_fields__))
+    statement = statement.where(DRAIN.c.namespace == tx.namespace).order_by(DRAIN.c.node_id)
+    return {row.node_id: Drain(*row) for row in tx.connection.execute(tx.locking(statement) if lock else statement)}
 
 
 def leave(tx: Transaction, row: SessionRow, here: str, homes: Collection[str], *, forced: bool = False) -> bool:

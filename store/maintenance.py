@@ -76,11 +76,11 @@ def _bytes(database: Database, connection: Connection) -> int:
 
 
 def _owner(connection: Connection, namespace: str) -> dict[str, Any] | None:
-    row = owner_of(connection, namespace)
-    if row is None:
+    owner = owner_of(connection, namespace)
+    if owner is None:
         return None
-    left = max(0.0, (row["lease_until"] - now()) / 1e6)
-    return {"holder": row["holder"], "generation": row["generation"], "lease_seconds": round(left, 1)}
+    left = max(0.0, (owner.lease_until - now()) / 1e6)
+    return {"holder": owner.holder, "generation": owner.generation, "lease_seconds": round(left, 1)}
 
 
 def _writers(connection: Connection, namespace: str) -> list[dict[str, Any]]:

@@ -6,12 +6,13 @@ Each query reads a bounded number of rows, however much the store holds.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import fields, replace
 
 from sqlalchemy import Connection, and_, case, func, or_, select
 
 from understudy.events import (
     ChildRestarted,
+    EventWire,
     InputRequested,
     ModelCallCompleted,
     ModelCallFailed,
@@ -26,11 +27,20 @@ from understudy.events import (
     ToolInDoubt,
 )
 from understudy.messages import Usage
+from understudy.reads import (
+    AccountRecord,
+    Activity,
+    RunSummary,
+    SessionAtWork,
+    SessionPage,
+    SessionRecord,
+    Totals,
+    Working,
+)
 
 from .budgets import owners
 from .engine import now
 from .entries import event_from_row
-from .prepared import Row
 from .presence import log_ends
 from .queries import INFO_COLUMNS, session_info
 from .statements import ACCOUNT, EVENT, RUN, SESSION
@@ -56,16 +66,16 @@ TOLD = tuple(
 WORKING_COLUMNS = [*INFO_COLUMNS, SESSION.c.wait_since, SESSION.c.stuck, SESSION.c.cancel_reason]
 
 
-def working(connection: Connection, namespace: str, limit: int = 500) -> Row:
-    """Sessions with work: `{"rows", "statuses"}`, the rows that want attention first, and how many have each status."""
+def working(connection: Connection, namespace: str, limit: int = 500) -> Working:
+    """Sessions with work, those first that want attention, and how many have each status."""
     here = (SESSION.c.namespace == namespace, SESSION.c.active == 1)
     counted = select(SESSION.c.status, func.count()).where(*here).group_by(SESSION.c.status)
     urgent = case((SESSION.c.status == "waiting_for_input", 0), (SESSION.c.stuck > 0, 0), else_=1)
     listed = select(*WORKING_COLUMNS).where(*here).order_by(urgent, SESSION.c.updated_at.desc()).limit(limit)
-    return {
-        "rows": [dict(row) for row in connection.execute(listed).mappings()],
-        "statuses": {status: count for status, count in connection.execute(counted)},
-    }
+    return Working(
+        [SessionAtWork(**row) for row in connection.execute(listed).mappings()],
+        {status: count for status, count in connection.execute(counted)},
+    )
 
 
 def holders(connection: Connection, namespace: str) -> list[tuple[str, int]]:
@@ -77,8 +87,8 @@ def holders(connection: Connection, namespace: str) -> list[tuple[str, int]]:
     ]
 
 
-def totals(connection: Connection, namespace: str) -> Row:
-    """`{"sessions", "latest"}`: how many there are, and the statuses of the newest that have nothing to do."""
+def totals(connection: Connection, namespace: str) -> Totals:
+    """How many sessions there are, and the statuses of the newest that have nothing to do."""
     number = select(func.count()).select_from(SESSION).where(SESSION.c.namespace == namespace)
     newest = (
         select(SESSION.c.status, SESSION.c.active)
@@ -88,16 +98,14 @@ def totals(connection: Connection, namespace: str) -> Row:
         .subquery()
     )
     counted = select(newest.c.status, func.count()).where(newest.c.active == 0).group_by(newest.c.status)
-    return {
-        "sessions": connection.execute(number).scalar() or 0,
-        "latest": {status: count for status, count in connection.execute(counted)},
-    }
+    latest = {status: count for status, count in connection.execute(counted)}
+    return Totals(connection.execute(number).scalar() or 0, latest)
 
 
 def activity(
     connection: Connection, namespace: str, cursors: dict[str, int] | None = None, limit: int = 1_000
-) -> Row:  # fmt: skip
-    """What happened since the last look: `{"cursors", "events"}`, in wire form, of the types `TOLD`.
+) -> Activity:  # fmt: skip
+    """What happened since the last look, of the types `TOLD`.
 
     Args:
         cursors: what the last look returned, the place in each journal's own log; None begins with the latest events.
@@ -105,7 +113,7 @@ def activity(
             than anybody looks.
     """
     found: dict[str, int] = {}
-    events: list[dict[str, Any]] = []
+    events: list[EventWire] = []
     for writer, last in log_ends(connection, namespace).items():
         after = max(0, last - limit) if cursors is None else max(cursors.get(writer, 0), last - BEHIND)
         found[writer] = end = min(last, after + limit)
@@ -115,7 +123,7 @@ def activity(
         some = select(EVENT).where(*log, EVENT.c.writer_seq > after, EVENT.c.writer_seq <= end)
         told = some.where(EVENT.c.type.in_(TOLD)).order_by(EVENT.c.writer_seq)
         events += [event_from_row(row).to_wire() for row in connection.execute(told).mappings()]
-    return {"cursors": found, "events": events}
+    return Activity(found, events)
 
 
 def page(
@@ -126,8 +134,8 @@ def page(
     statuses: Iterable[str] = (),
     cursor: tuple[int, str] | None = None,
     limit: int = 50,
-) -> Row:
-    """A page of sessions, newest first: `{"rows", "next"}`; `next` is the cursor of the next page, None at the end.
+) -> SessionPage:
+    """A page of sessions, newest first.
 
     A search looks at `SCANNED` sessions at a time, so that a page can have fewer than `limit`, and yet a next one.
 
@@ -153,16 +161,16 @@ def page(
         found = found.where(or_(*holds))
     if statuses:
         found = found.where(few.c.status.in_(list(statuses)))
-    rows = [dict(row) for row in connection.execute(found).mappings()]
+    rows = [SessionRecord(*row) for row in connection.execute(found)]
     if len(rows) == limit:
-        return {"rows": rows, "next": [rows[-1]["created_at"], rows[-1]["session_id"]]}
+        return SessionPage(rows, (rows[-1].created_at, rows[-1].session_id))
     end = connection.execute(ids.order_by(*order).offset(SCANNED - 1).limit(1)).first()
-    return {"rows": rows, "next": list(end) if end is not None else None}
+    return SessionPage(rows, (end.created_at, end.session_id) if end is not None else None)
 
 
 def event_page(
     connection: Connection, namespace: str, session_id: str, before: int | None = None, limit: int = 200
-) -> list[Row]:
+) -> list[EventWire]:
     """The last events of a session before a `seq`, in order and in wire form. Raises `UnknownSession`."""
     session_info(connection, namespace, session_id)
     found = select(EVENT).where(EVENT.c.namespace == namespace, EVENT.c.session_id == session_id)
@@ -172,19 +180,15 @@ def event_page(
     return [event_from_row(row).to_wire() for row in rows][::-1]
 
 
-def latest_runs(connection: Connection, namespace: str, session_id: str, limit: int = 50) -> list[Row]:
+def latest_runs(connection: Connection, namespace: str, session_id: str, limit: int = 50) -> list[RunSummary]:
     """The latest runs of a session, newest first, without what went in and came out."""
-    names = (
-        "run_id", "source", "status", "error", "rounds", "usage", "trace_id", "accepted_at", "started_at",
-        "finished_at",
-    )  # fmt: skip
-    found = select(*(RUN.c[name] for name in names))
+    found = select(*(RUN.c[name] for name in RunSummary.__struct_fields__))
     found = found.where(RUN.c.namespace == namespace, RUN.c.session_id == session_id)
     rows = connection.execute(found.order_by(RUN.c.accepted_at.desc()).limit(limit)).mappings()
-    return [{**row, "usage": list(Usage.from_wire(row["usage"]).to_wire())} for row in rows]
+    return [RunSummary(**{**row, "usage": Usage.from_wire(row["usage"]).to_wire()}) for row in rows]
 
 
-def budgets(connection: Connection, namespace: str, session_id: str) -> list[Row]:
+def budgets(connection: Connection, namespace: str, session_id: str) -> list[AccountRecord]:
     """The accounts that a session is charged to: its own, and those of the sessions above it, nearest first.
 
     Of `seconds`, `allowed` and `spent` are microseconds; `spent` is the time since the scope began.
@@ -197,15 +201,14 @@ def budgets(connection: Connection, namespace: str, session_id: str) -> list[Row
     holders = [owner for owner, _ in owners(connection.execute(select(SESSION.c.accounts).where(*key)).scalar())]
     if not holders:
         return []
-    found = select(ACCOUNT).where(ACCOUNT.c.namespace == namespace, ACCOUNT.c.session_id.in_(holders))
-    rows = [dict(row) for row in connection.execute(found).mappings()]
+    found = select(*(ACCOUNT.c[field.name] for field in fields(AccountRecord)))
+    found = found.where(ACCOUNT.c.namespace == namespace, ACCOUNT.c.session_id.in_(holders))
     at = now()
     kept = []
-    for row in rows:
-        del row["namespace"]
-        if row["session_id"] != session_id and row["scope"] != "tree":
+    for account in (AccountRecord(*row) for row in connection.execute(found)):
+        if account.session_id != session_id and account.scope != "tree":
             continue  # those above are charged to their trees only
-        if row["resource"] == "seconds" and row["since"]:
-            row["spent"] = at - row["since"]
-        kept.append(row)
-    return sorted(kept, key=lambda row: (holders.index(row["session_id"]), row["scope"], row["resource"]))
+        if account.resource == "seconds" and account.since:
+            account = replace(account, spent=at - account.since)
+        kept.append(account)
+    return sorted(kept, key=lambda account: (holders.index(account.session_id), account.scope, account.resource))

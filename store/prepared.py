@@ -8,7 +8,7 @@ for a moment: each engine has one of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Dialect, Select, insert
@@ -47,18 +47,12 @@ class Prepared:
     def rows(self, cursor: Any, values: Mapping[str, Any]) -> list[Row]:
         """Execute a SELECT."""
         cursor.execute(self._sql, self._parameters(values))
-        found = [dict(zip(self._names, row, strict=True)) for row in cursor.fetchall()]
-        for name, decode in self._decode:
-            for row in found:
-                row[name] = decode(row[name])
-        return found
+        return [dict(zip(self._names, row, strict=True)) for row in _decoded(cursor.fetchall(), self._decode)]
 
     def objects(self, cursor: Any, values: Mapping[str, Any], kind: Callable[..., Object]) -> list[Object]:
         """Execute a SELECT whose columns are the fields of a class, in order."""
         cursor.execute(self._sql, self._parameters(values))
-        found = [kind(*row) for row in cursor.fetchall()]
-        _decode(found, self._decode)
-        return found
+        return [kind(*row) for row in _decoded(cursor.fetchall(), self._decode)]
 
     def scalar(self, cursor: Any, values: Mapping[str, Any]) -> Any:
         """The first column of a SELECT's first row; None if there is none."""
@@ -89,29 +83,25 @@ class Query:
         Args:
             values: by the names of the parameters; it may have more than there are.
         """
-        with self._executed(connection, values) as cursor:
-            return list(map(self._row, cursor.fetchall()))
+        return [dict(zip(self._names, row, strict=True)) for row in self._fetched(connection, values)]
 
     def objects(self, connection: Connection, values: Mapping[str, Any], kind: Callable[..., Object]) -> list[Object]:
         """The same as objects of a class whose fields are the columns, in order."""
-        with self._executed(connection, values) as cursor:
-            found = [kind(*row) for row in cursor.fetchall()]
-        _decode(found, self._decode)
-        return found
+        return [kind(*row) for row in self._fetched(connection, values)]
 
-    @contextmanager
-    def _executed(self, connection: Connection, values: Mapping[str, Any]) -> Iterator[Any]:
+    def _fetched(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
         if not connection.in_transaction():
             connection.begin()  # as SQLAlchemy does before its own statements
         with closing(cursor_of(connection)) as cursor:
             cursor.execute(*self._expanded(values))
-            yield cursor
+            return _decoded(cursor.fetchall(), self._decode)
 
     def stream(self, connection: Connection, values: Mapping[str, Any]) -> Iterator[Row]:
         """The same, some at a time, which costs PostgreSQL a few more messages."""
         options = {"yield_per": READ_AT_ONCE}
         with connection.exec_driver_sql(*self._expanded(values), execution_options=options) as found:
-            yield from map(self._row, found)
+            for rows in found.partitions():
+                yield from (dict(zip(self._names, row, strict=True)) for row in _decoded(rows, self._decode))
 
     def _expanded(self, values: Mapping[str, Any]) -> tuple[str, Any]:
         """The SQL and its parameters; a list has become one parameter for each of its values."""
@@ -124,17 +114,16 @@ class Query:
             return whole.statement, given
         return whole.statement, tuple([given[name] for name in whole.positiontup])
 
-    def _row(self, found: Any) -> Row:
-        row = dict(zip(self._names, found, strict=True))
-        for name, decode in self._decode:
-            row[name] = decode(row[name])
-        return row
 
-
-def _decode(found: Sequence[Any], decoders: Sequence[tuple[str, Convert]]) -> None:
-    for name, decode in decoders:
-        for each in found:
-            setattr(each, name, decode(getattr(each, name)))
+def _decoded(rows: Sequence[Sequence[Any]], decoders: Sequence[tuple[int, Convert]]) -> Sequence[Sequence[Any]]:
+    """Rows as the driver gives them, with our values in them."""
+    if not decoders:
+        return rows
+    found = list(map(list, rows))
+    for place, decode in decoders:
+        for row in found:
+            row[place] = decode(row[place])
+    return found
 
 
 def _encoders(compiled: Any, dialect: Dialect) -> list[tuple[str, Convert]]:
@@ -143,10 +132,10 @@ def _encoders(compiled: Any, dialect: Dialect) -> list[tuple[str, Convert]]:
     return [(name, encode) for name, encode in found if encode is not None]
 
 
-def _decoders(columns: Any, dialect: Dialect) -> list[tuple[str, Convert]]:
-    """What turns the driver's values into ours, by column; only where something has to."""
-    found = ((str(each.key), each.type.dialect_impl(dialect).result_processor(dialect, None)) for each in columns)
-    return [(name, decode) for name, decode in found if decode is not None]
+def _decoders(columns: Any, dialect: Dialect) -> list[tuple[int, Convert]]:
+    """What turns the driver's values into ours, by the column's place; only where something has to."""
+    found = (each.type.dialect_impl(dialect).result_processor(dialect, None) for each in columns)
+    return [(place, decode) for place, decode in enumerate(found) if decode is not None]
 
 
 class Statements:

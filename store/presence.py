@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select
 
-from .prepared import Row
 from .progress import SPANS
 from .statements import EVENT, EXPORT_CURSOR, METRIC_STATE, SERVICE
 from .transaction import Transaction
@@ -47,6 +46,16 @@ class Log:
         return not self.unmeasured and not self.unexported
 
 
+@dataclass(frozen=True)
+class Announced:
+    """What a node's service has said of itself; see `tables.Service`."""
+
+    node_id: str
+    writer: str
+    address: str
+    started_at: int
+
+
 def announce(tx: Transaction, node_id: str, writer: str, address: str) -> None:
     """Note that a node's service is there; replaces what was known of that node."""
     forget(tx, [node_id])
@@ -61,10 +70,11 @@ def forget(tx: Transaction, node_ids: Collection[str]) -> None:
     tx.connection.execute(delete(SERVICE).where(*where))
 
 
-def services(connection: Connection, namespace: str) -> list[Row]:
+def services(connection: Connection, namespace: str) -> list[Announced]:
     """What was announced, by node."""
-    statement = select(SERVICE).where(SERVICE.c.namespace == namespace).order_by(SERVICE.c.node_id)
-    return [dict(row) for row in connection.execute(statement).mappings()]
+    statement = select(*(SERVICE.c[field.name] for field in fields(Announced)))
+    statement = statement.where(SERVICE.c.namespace == namespace).order_by(SERVICE.c.node_id)
+    return [Announced(*row) for row in connection.execute(statement)]
 
 
 def logs(connection: Connection, namespace: str) -> list[Log]:

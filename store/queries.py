@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select
 
 from understudy.errors import UnknownRun, UnknownSession
 from understudy.events import Event
+from understudy.messages import Message
+from understudy.reads import DrainInfo, OwnerRecord, PendingInput, RunRecord, SessionRecord, Wakeup
 from understudy.records import PAGE
 
 from . import tables
@@ -36,13 +40,24 @@ from .wakeups import WAKEUP_TIMER
 
 OWNER = table_of(tables.Owner)
 
-INFO = (
-    "session_id", "agent", "kind", "status", "parent_id", "root_id", "depth", "call_id", "epoch", "seq", "actor_pid",
-    "frame_id", "node_id", "restarts", "tokens_used", "tokens_redone", "cost_used", "created_at", "updated_at",
-    "metadata_json", "error", "run_id", "round", "closed", "active", "wait", "wait_attempt", "placement",
-)  # fmt: skip
-INFO_COLUMNS = [SESSION.c[name] for name in INFO]
-ASKED = ("call_id", "asked", "run_id", "kind", "prompt", "options", "asked_at")
+
+class DueTimer(NamedTuple):
+    """A session's timer."""
+
+    session_id: str
+    name: str
+    due_at: int
+
+
+class Checkpoint(NamedTuple):
+    """A writer's metric totals, up to an event of its log."""
+
+    writer_seq: int
+    state: dict[str, Any]
+
+
+INFO_COLUMNS = [SESSION.c[name] for name in SessionRecord.__struct_fields__ if name not in ("pending", "tools")]
+RUN_COLUMNS = [RUN.c[name] for name in RunRecord.__struct_fields__ if name != "pending"]
 ACTIVE_COLUMNS = [SESSION.c[name] for name in ActiveSession.__struct_fields__]
 
 
@@ -58,7 +73,7 @@ def _of_writer(table: Any) -> tuple[Any, Any]:
 
 SELECT_INFO = select(*INFO_COLUMNS).where(*_of_session(SESSION))
 SELECT_QUESTIONS = (
-    select(*(QUESTION.c[name] for name in ASKED))
+    select(*(QUESTION.c[field.name] for field in fields(PendingInput)))
     .join(
         SESSION,
         and_(
@@ -100,8 +115,8 @@ SELECT_WRITER_EVENTS = (
     .order_by(EVENT.c.writer_seq)
     .limit(bindparam("limit"))
 )
-SELECT_RUN = select(RUN).where(*_of_session(RUN), RUN.c.run_id == bindparam("run"))
-SELECT_RUNS = select(RUN).where(*_of_session(RUN)).order_by(RUN.c.accepted_at)
+SELECT_RUN = select(*RUN_COLUMNS).where(*_of_session(RUN), RUN.c.run_id == bindparam("run"))
+SELECT_RUNS = select(*RUN_COLUMNS).where(*_of_session(RUN)).order_by(RUN.c.accepted_at)
 SELECT_HOMES = select(SESSION.c.session_id, SESSION.c.node_id, SESSION.c.seq).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(bindparam("sessions", expanding=True))
 )
@@ -109,7 +124,7 @@ SELECT_ACTIVATIONS = select(*ACTIVE_COLUMNS).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(bindparam("sessions", expanding=True))
 )
 SELECT_TIMERS = (
-    select(TIMER.c.session_id, TIMER.c.name, TIMER.c.due_at)
+    select(*(TIMER.c[name] for name in DueTimer._fields))
     .join(SESSION, and_(SESSION.c.namespace == TIMER.c.namespace, SESSION.c.session_id == TIMER.c.session_id))
     .where(
         TIMER.c.namespace == bindparam("ns"), TIMER.c.due_at <= bindparam("until"),
@@ -120,24 +135,26 @@ SELECT_TIMERS = (
 SELECT_BLOB = select(CODE_BLOB.c.data).where(
     CODE_BLOB.c.namespace == bindparam("ns"), CODE_BLOB.c.digest == bindparam("digest")
 )
-SELECT_METRIC_STATE = select(METRIC_STATE).where(*_of_writer(METRIC_STATE))
+SELECT_METRIC_STATE = select(*(METRIC_STATE.c[name] for name in Checkpoint._fields)).where(*_of_writer(METRIC_STATE))
 SELECT_EXPORT_CURSOR = select(EXPORT_CURSOR.c.writer_seq).where(
     *_of_writer(EXPORT_CURSOR), EXPORT_CURSOR.c.sink == bindparam("sink")
 )
-SELECT_OWNER = select(OWNER).where(OWNER.c.namespace == bindparam("ns"))
+SELECT_OWNER = select(*(OWNER.c[name] for name in OwnerRecord.__struct_fields__)).where(
+    OWNER.c.namespace == bindparam("ns")
+)
 
 
-def session_info(connection: Connection, namespace: str, session_id: str) -> Row:
+def session_info(connection: Connection, namespace: str, session_id: str) -> SessionRecord:
     """One session. Raises `UnknownSession`."""
-    row = first(connection, SELECT_INFO, ns=namespace, session=session_id)
-    if row is None:
+    found = objects(connection, SELECT_INFO, SessionRecord, ns=namespace, session=session_id)
+    if not found:
         raise UnknownSession(f"there is no session {session_id!r} in this store", session_id=session_id)
-    return row | _asked(connection, namespace, row)
+    return replace(found[0], pending=_pending(connection, namespace, session_id, found[0].status))
 
 
 def session_list(
     connection: Connection, namespace: str, *, live_only: bool = False, roots_only: bool = False, limit: int = 100
-) -> list[Row]:
+) -> list[SessionRecord]:
     """Sessions, newest first."""
     statement = select(*INFO_COLUMNS).where(SESSION.c.namespace == namespace)
     newest_first: Any = SESSION.c.created_at.desc()
@@ -148,20 +165,21 @@ def session_list(
         # The few are sorted: SQLite would rather walk all sessions in order, so it must not see that an index has it.
         statement, newest_first = statement.where(SESSION.c.active == 1), (SESSION.c.created_at + 0).desc()
     statement = statement.order_by(newest_first, SESSION.c.session_id).limit(limit)
-    rows = [dict(row) for row in connection.execute(statement).mappings()]
-    return [row | _asked(connection, namespace, row) for row in rows]
+    rows = connection.execute(statement).mappings().all()
+    return [
+        SessionRecord(**row, pending=_pending(connection, namespace, row["session_id"], row["status"])) for row in rows
+    ]
 
 
-def _asked(connection: Connection, namespace: str, row: Row) -> Row:
+def _pending(connection: Connection, namespace: str, session_id: str, status: str) -> list[PendingInput] | None:
     """What a session waits for, if it does wait for a person."""
-    if row["status"] != "waiting_for_input":
-        return {}
-    return {"pending": questions(connection, namespace, row["session_id"])}
+    return questions(connection, namespace, session_id) if status == "waiting_for_input" else None
 
 
-def questions(connection: Connection, namespace: str, session_id: str) -> list[Row]:
+def questions(connection: Connection, namespace: str, session_id: str) -> list[PendingInput]:
     """What the current run of a session asks people and has no answer to, oldest first; nothing if it shall end."""
-    return read(connection, SELECT_QUESTIONS, ns=namespace, session=session_id)
+    rows = read(connection, SELECT_QUESTIONS, ns=namespace, session=session_id)
+    return [PendingInput(**{**row, "options": tuple(row["options"] or ())}) for row in rows]
 
 
 def asked(connection: Connection, namespace: str, session_id: str, call_id: str) -> int:
@@ -170,27 +188,29 @@ def asked(connection: Connection, namespace: str, session_id: str, call_id: str)
     return row["asked"] or 0
 
 
-def wakeups(connection: Connection, namespace: str, session_id: str) -> list[Row]:
+def wakeups(connection: Connection, namespace: str, session_id: str) -> list[Wakeup]:
     """The wakeups of a session, the first that is due first. Raises `UnknownSession`."""
     session_info(connection, namespace, session_id)
-    names = ("prompt", "due_at", "every")
-    return [
-        {"name": row["name"].removeprefix(WAKEUP_TIMER), **{name: row["payload"][name] for name in names}}
-        for row in read(connection, SELECT_WAKEUPS, ns=namespace, session=session_id)
-    ]
+    found = []
+    for row in read(connection, SELECT_WAKEUPS, ns=namespace, session=session_id):
+        set_to = row["payload"]
+        name = row["name"].removeprefix(WAKEUP_TIMER)
+        found.append(Wakeup(name, set_to["prompt"], set_to["due_at"], set_to["every"]))
+    return found
 
 
-def tree(connection: Connection, namespace: str, session_id: str) -> list[Row]:
+def tree(connection: Connection, namespace: str, session_id: str) -> list[SessionRecord]:
     """The session and all below it, parents before children, with the tool each is at."""
-    root_id = session_info(connection, namespace, session_id)["root_id"]
+    root_id = session_info(connection, namespace, session_id).root_id
     rows = read(connection, SELECT_TREE, ns=namespace, root=root_id)
     kept: set[str] = set()
     found = []
     for row in rows:
         if row["session_id"] == session_id or row["parent_id"] in kept:
             kept.add(row["session_id"])
-            asked = _asked(connection, namespace, row)
-            found.append({**row, **asked, "tools": _open_tools(connection, namespace, row)})
+            tools = _open_tools(connection, namespace, row)
+            pending = _pending(connection, namespace, row["session_id"], row["status"])
+            found.append(SessionRecord(**row, pending=pending, tools=tools))
     return found
 
 
@@ -206,11 +226,13 @@ def _open_tools(connection: Connection, namespace: str, row: Row) -> list[str]:
     return [call["tool"] for call in calls if call["state"] in ("requested", "started")]
 
 
-def messages(connection: Connection, namespace: str, session_id: str, after: int = 0, limit: int = PAGE) -> list[Row]:
-    """Messages of a session in order, in wire form."""
+def messages(
+    connection: Connection, namespace: str, session_id: str, after: int = 0, limit: int = PAGE
+) -> list[Message]:
+    """Messages of a session in order."""
     session_info(connection, namespace, session_id)
     rows = read(connection, SELECT_MESSAGES, ns=namespace, session=session_id, after=after, limit=limit)
-    return [{**row["body"], "seq": row["seq"]} for row in rows]
+    return [Message.from_wire({**row["body"], "seq": row["seq"]}) for row in rows]
 
 
 def session_events(
@@ -227,19 +249,19 @@ def writer_events(connection: Connection, namespace: str, writer: str, after: in
     return [event_from_row(row) for row in rows]
 
 
-def run_info(connection: Connection, namespace: str, session_id: str, run_id: str) -> Row:
+def run_info(connection: Connection, namespace: str, session_id: str, run_id: str) -> RunRecord:
     """One run, with what it waits for if it is paused. Raises `UnknownSession` or `UnknownRun`."""
-    row = first(connection, SELECT_RUN, ns=namespace, session=session_id, run=run_id)
-    if row is None:
+    found = objects(connection, SELECT_RUN, RunRecord, ns=namespace, session=session_id, run=run_id)
+    if not found:
         session_info(connection, namespace, session_id)
         raise UnknownRun(f"the session has no run {run_id!r}", session_id=session_id)
-    return row | _asked(connection, namespace, row)
+    return replace(found[0], pending=_pending(connection, namespace, session_id, found[0].status))
 
 
-def runs(connection: Connection, namespace: str, session_id: str) -> list[Row]:
+def runs(connection: Connection, namespace: str, session_id: str) -> list[RunRecord]:
     """All runs of a session, oldest first."""
     session_info(connection, namespace, session_id)
-    return read(connection, SELECT_RUNS, ns=namespace, session=session_id)
+    return objects(connection, SELECT_RUNS, RunRecord, ns=namespace, session=session_id)
 
 
 def homes(connection: Connection, namespace: str, session_ids: list[str]) -> dict[str, tuple[str, int]]:
@@ -248,12 +270,13 @@ def homes(connection: Connection, namespace: str, session_ids: list[str]) -> dic
     return {row["session_id"]: (row["node_id"], row["seq"]) for row in rows}
 
 
-def drains(connection: Connection, namespace: str) -> list[Row]:
-    """The nodes that are drained, or were, and how many sessions with work each still has (`left`)."""
+def drains(connection: Connection, namespace: str) -> list[DrainInfo]:
+    """The nodes that are drained, or were, and how many sessions with work each still has."""
     here = and_(SESSION.c.namespace == namespace, SESSION.c.active == 1, SESSION.c.node_id == DRAIN.c.node_id)
     left = select(func.count()).select_from(SESSION).where(here).scalar_subquery()
-    statement = select(DRAIN, left.label("left")).where(DRAIN.c.namespace == namespace).order_by(DRAIN.c.started_at)
-    return [dict(row) for row in connection.execute(statement).mappings()]
+    columns = (DRAIN.c.node_id, DRAIN.c.reason, left, DRAIN.c.started_at, DRAIN.c.deadline, DRAIN.c.finished_at)
+    statement = select(*columns).where(DRAIN.c.namespace == namespace).order_by(DRAIN.c.started_at)
+    return [DrainInfo(*row) for row in connection.execute(statement)]
 
 
 def active_sessions(
@@ -305,9 +328,9 @@ def activations(connection: Connection, namespace: str, session_ids: Iterable[st
     return found
 
 
-def timers(connection: Connection, namespace: str, node_id: str, until: int) -> list[Row]:
+def timers(connection: Connection, namespace: str, node_id: str, until: int) -> list[DueTimer]:
     """Timers of sessions at home on a node that are due by a time (microseconds), the first one first."""
-    return read(connection, SELECT_TIMERS, ns=namespace, node=node_id, until=until)
+    return objects(connection, SELECT_TIMERS, DueTimer, ns=namespace, node=node_id, until=until)
 
 
 def blob(connection: Connection, namespace: str, digest: str) -> bytes | None:
@@ -316,9 +339,9 @@ def blob(connection: Connection, namespace: str, digest: str) -> bytes | None:
     return bytes(row["data"]) if row is not None else None
 
 
-def metric_state(connection: Connection, namespace: str, writer: str) -> Row | None:
+def metric_state(connection: Connection, namespace: str, writer: str) -> Checkpoint | None:
     """The last checkpoint of a writer's metric totals."""
-    return first(connection, SELECT_METRIC_STATE, ns=namespace, writer=writer)
+    return next(iter(objects(connection, SELECT_METRIC_STATE, Checkpoint, ns=namespace, writer=writer)), None)
 
 
 def export_cursor(connection: Connection, namespace: str, writer: str, sink: str) -> int:
@@ -327,6 +350,6 @@ def export_cursor(connection: Connection, namespace: str, writer: str, sink: str
     return row["writer_seq"] if row is not None else 0
 
 
-def owner(connection: Connection, namespace: str) -> Row | None:
+def owner(connection: Connection, namespace: str) -> OwnerRecord | None:
     """Who owns the namespace."""
-    return first(connection, SELECT_OWNER, ns=namespace)
+    return next(iter(objects(connection, SELECT_OWNER, OwnerRecord, ns=namespace)), None)

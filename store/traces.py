@@ -5,9 +5,10 @@ from __future__ import annotations
 from sqlalchemy import Connection, and_, select
 
 from understudy.errors import EventsPruned, UnknownRun
+from understudy.events import EventWire
+from understudy.reads import RunRecord
 
 from .entries import event_from_row
-from .prepared import Row
 from .queries import run_info, session_info
 from .statements import EVENT, RUN, SESSION
 
@@ -17,7 +18,7 @@ TRACE_PAGE = 5_000
 
 def trace_events(
     connection: Connection, namespace: str, session_id: str, run_id: str | None = None, after: tuple[str, int] = ("", 0)
-) -> list[Row]:
+) -> list[EventWire]:
     """Up to `TRACE_PAGE` events of a run's trace in wire form, by session and `seq`: its tree's other runs in the same
     trace included, sub-agents' above all.
 
@@ -29,12 +30,12 @@ def trace_events(
         UnknownSession, UnknownRun: there is none.
         EventsPruned: the run's events were removed.
     """
-    root_id = session_info(connection, namespace, session_id)["root_id"]
+    root_id = session_info(connection, namespace, session_id).root_id
     run = run_info(connection, namespace, session_id, run_id or _last_run(connection, namespace, session_id))
     if not after[0]:
         _require_events(connection, namespace, run)
-    found: list[Row] = []
-    for other_id, run_ids in _runs_in(connection, namespace, root_id, run["trace_id"], after[0]).items():
+    found: list[EventWire] = []
+    for other_id, run_ids in _runs_in(connection, namespace, root_id, run.trace_id, after[0]).items():
         # One at a time: backends read the whole namespace rather than many sessions in the order of their ids.
         statement = (
             select(EVENT)
@@ -81,11 +82,11 @@ def _last_run(connection: Connection, namespace: str, session_id: str) -> str:
     return found
 
 
-def _require_events(connection: Connection, namespace: str, run: Row) -> None:
+def _require_events(connection: Connection, namespace: str, run: RunRecord) -> None:
     """Retention removes a session's events from the oldest on: a run that lacks its first has no whole trace."""
     where = (
-        EVENT.c.namespace == namespace, EVENT.c.session_id == run["session_id"], EVENT.c.run_id == run["run_id"],
+        EVENT.c.namespace == namespace, EVENT.c.session_id == run.session_id, EVENT.c.run_id == run.run_id,
         EVENT.c.type == "run_accepted",
     )  # fmt: skip
     if connection.execute(select(EVENT.c.seq).where(*where).limit(1)).scalar() is None:
-        raise EventsPruned(f"the events of run {run['run_id']!r} were removed", session_id=run["session_id"])
+        raise EventsPruned(f"the events of run {run.run_id!r} were removed", session_id=run.session_id)

@@ -15,6 +15,8 @@ from typing import Any
 from understudy.errors import InvalidConfiguration, StaleGeneration, StoreOwned, StoreUnreachable, UnderstudyError
 from understudy.identifiers import new_identifier
 from understudy.profiles import check
+from understudy.protocol import FrameIdentity, ServiceDirectory, ServiceProcess, unpacked
+from understudy.reads import OwnerRecord
 from understudy.tasks import Tasks
 from understudy.waiting import answered_within, is_set_within
 
@@ -103,7 +105,7 @@ class Supervisor:
             self._ready.clear()
             await asyncio.sleep(1.0)
 
-    async def ready(self, timeout: float) -> dict[str, Any]:
+    async def ready(self, timeout: float) -> ServiceDirectory:
         """Wait until it supervises; returns the directory of services.
 
         Raises:
@@ -119,18 +121,15 @@ class Supervisor:
             await is_set_within(self._ready, min(0.25, left))
         return self.directory()
 
-    def directory(self) -> dict[str, Any]:
+    def directory(self) -> ServiceDirectory:
         """Who runs where."""
-        return {
-            "generation": self.generation,
-            "state": self.state,
-            "nodes": [{"node_id": n.handle.node_id, "pid": n.handle.pid} for n in self._known.nodes.values()],
-            "frames": [
-                {"frame_id": f.frame_id, "pid": f.pid, "node_id": f.node_id, "placement": f.placement}
-                for f in self._known.frames.values()
-            ],
-            "problems": self.problems(),
-        }
+        return ServiceDirectory(
+            self.generation,
+            self.state,
+            [ServiceProcess(node.handle.node_id, node.handle.pid) for node in self._known.nodes.values()],
+            [FrameIdentity(f.frame_id, f.pid, f.node_id, f.placement) for f in self._known.frames.values()],
+            self.problems(),
+        )
 
     def problems(self) -> dict[str, str]:
         """Placements that no frame can be started for, and why."""
@@ -208,9 +207,10 @@ class Supervisor:
                 log.warning("the session actors can't be probed: %s", error)
 
     async def _take_over(self, first: NodeHandle, own: str, others: list[str]) -> None:
-        owner = await first.call("request", "read", "owner", [], {})
-        may_take = owner is None or self.machinery.holder_is_dead(owner["holder"])
-        dead = owner["holder"] if owner is not None and may_take else ""
+        done = await first.call("request", "read", "owner", [], {})
+        owner: OwnerRecord | None = unpacked(done, OwnerRecord | None, "what was read of owner")
+        may_take = owner is None or self.machinery.holder_is_dead(owner.holder)
+        dead = owner.holder if owner is not None and may_take else ""
         wanted = (self.holder, int(LEASE_SECONDS * 1e6), dead, new_identifier())
         self.generation = await first.call("acquire", *wanted)
         log.info("generation %d", self.generation)

@@ -18,6 +18,7 @@ from understudy.cluster.console.access import Binding, token_digest
 from understudy.cluster.console.application import application
 from understudy.cluster.ray.console_actor import listen
 from understudy.identifiers import new_identifier
+from understudy.protocol import unpacked
 
 from .kernel import kernel as k
 
@@ -32,11 +33,11 @@ class KernelSource:
         self.asked: list[str] = []
         self.problem: Exception | None = None
 
-    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
+    async def read(self, kind: Any, what: str, *arguments: Any, **options: Any) -> Any:
         self.asked.append(what)
         if self.problem is not None:
             raise self.problem
-        return await self.kernel.ask("read", what, list(arguments), options)
+        return unpacked(await self.kernel.ask("read", what, list(arguments), options), kind, what)
 
     async def services(self) -> list[ServiceInfo]:
         busy = {pid for _, pid in await self.kernel.ask("read", "holders", [], {})}

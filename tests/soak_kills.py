@@ -18,6 +18,7 @@ from understudy.cluster.ray import ray_edge
 from understudy.cluster.ray.names import gateway_name, node_name
 from understudy.cluster.ray.services import supervisor_handle
 from understudy.errors import UnderstudyError
+from understudy.protocol import ServiceDirectory, unpacked
 
 from .faults import PATIENCE, Stage, gone, kill, wait_until
 from .postgres import PostgresServer
@@ -90,22 +91,22 @@ class Watch(threading.Thread):
     def run(self) -> None:
         while not self._stopped.wait(LOOK_SECONDS):
             with contextlib.suppress(UnderstudyError, TimeoutError):
-                self._look(background.wait(self._ask("ready", 5.0)))
+                self._look(unpacked(background.wait(self._ask("ready", 5.0)), ServiceDirectory, "the directory"))
 
     def stop(self) -> None:
         """Ask no more."""
         self._stopped.set()
         self.join(PATIENCE)
 
-    def _look(self, found: dict[str, Any]) -> None:
-        generation = found["generation"]
+    def _look(self, found: ServiceDirectory) -> None:
+        generation = found.generation
         self.began.setdefault(generation, microseconds())
         self.pids = {
-            FRAME: [frame["pid"] for frame in found["frames"] if frame["pid"]],
-            NODE: [node["pid"] for node in found["nodes"] if node["pid"]],
-            SUPERVISOR: [found["pid"]],
+            FRAME: [frame.pid for frame in found.frames if frame.pid],
+            NODE: [node.pid for node in found.nodes if node.pid],
+            SUPERVISOR: [found.pid],
         }
-        self.node_id = found["node_id"]
+        self.node_id = found.node_id
         gateway = ray_edge.find_actor(gateway_name(self._settings.instance, self.node_id))
         self.pids[GATEWAY] = [ray_edge.pid_of(gateway)] if gateway is not None else []
         self.generation, self.heard = generation, time.monotonic()

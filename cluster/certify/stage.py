@@ -11,17 +11,19 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from understudy.errors import UnderstudyError
 from understudy.events import ToolFinished, ToolStarted
 from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.identifiers import new_identifier
+from understudy.messages import Message
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
 from understudy.ports import Node
-from understudy.protocol import Following, Input, NewSession
+from understudy.protocol import Following, Input, NewSession, unpacked
+from understudy.reads import RunRecord, SessionRecord
 from understudy.records import Batch
 from understudy.transport.signatures import signature_of
 
@@ -31,6 +33,8 @@ from .watched_frame import TOOL_BEGINS, TOOL_DONE
 from .workspaces import File
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 NODE = "certify"
 RUN = "certify"
@@ -165,39 +169,44 @@ class Stage:
         await self._requests.spawn(NewSession(session_id, spec), {})
         try:
             async with asyncio.timeout(timeout):
-                row = await self._ended(session_id, content)
+                run = await self._ended(session_id, content)
         except TimeoutError:
             record.status, record.error = "timeout", f"no end within {timeout:g} s"
         else:
-            record.status, record.error = row["status"], (row["error"] or {}).get("message", "")
-        for session in await self._requests.read("tree", [session_id], {}):
-            await self._read(session["session_id"])
+            record.status, record.error = run.status, (run.error or {}).get("message", "")
+        for session in await self._asked(list[SessionRecord], "tree", session_id):
+            await self._read(session.session_id)
         record.asked = dict(self._gateway.asked)
 
-    async def _ended(self, session_id: str, content: str) -> dict[str, Any]:
+    async def _ended(self, session_id: str, content: str) -> RunRecord:
         await self._requests.send(session_id, Input(RUN, content), new_identifier())
         after = 0
         while True:
-            row: dict[str, Any] = await self._requests.read("run", [session_id, RUN], {})
-            if row["finished_at"]:
-                return row
+            run = await self._asked(RunRecord, "run", session_id, RUN)
+            if run.finished_at:
+                return run
             failed = next((task for task in self._tasks if task.done() and not task.cancelled()), None)
             if failed is not None:
                 failed.result()
             found = await self._requests.watch(RUN, {session_id: Following(after)}, WATCH_SECONDS)
             after = found.events[-1]["seq"] if found.events else after
 
+    async def _asked(self, kind: type[Result], what: str, *arguments: Any) -> Result:
+        """What a client would read (`requests.READS`)."""
+        found: Result = unpacked(await self._requests.read(what, list(arguments), {}), kind, f"what was read of {what}")
+        return found
+
     async def _read(self, session_id: str) -> None:
         name = self._names.get(session_id, session_id)
         tools: dict[str, str] = {}
         entries = []
-        for message in await self._requests.read("messages", [session_id], {}):
-            calls = [(_key(call), tool, arguments) for call, tool, arguments, _ in message.get("tool_calls") or ()]
+        for message in await self._asked(list[Message], "messages", session_id):
+            calls = [(_key(call.call_id), call.name, call.arguments) for call in message.tool_calls]
             tools.update({key: tool for key, tool, _ in calls})
-            key = _key(message["tool_call_id"]) if message.get("tool_call_id") else ""
+            key = _key(message.tool_call_id) if message.tool_call_id else ""
             shown = tuple((key, tool, named(arguments, self._names)) for key, tool, arguments in calls)
-            text = named(text_of(message["content"]), self._names)
-            entries.append(Entry(message["role"], text, key, tools.get(key, ""), shown))
+            text = named(text_of(message.content), self._names)
+            entries.append(Entry(message.role, text, key, tools.get(key, ""), shown))
         self._record.transcript[name] = entries
         for event in await self._requests.events(session_id, 0):
             if event["type"] == "tool_in_doubt":

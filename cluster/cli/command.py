@@ -16,6 +16,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from understudy.errors import InvalidArchive, InvalidInput, UnderstudyError, UnknownRun, UnknownSession
+from understudy.json_text import jsonable
 
 from .output import to_stdout
 
@@ -35,8 +36,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and no
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout, at once: the command may go on for long."""
-    print(json.dumps(value, ensure_ascii=False, indent=2, default=str), flush=True)
+    """One JSON document on stdout, records among it, at once: the command may go on for long."""
+    print(json.dumps(value, ensure_ascii=False, indent=2, default=jsonable), flush=True)
 
 
 def counted(number: int, noun: str) -> str:

@@ -21,6 +21,7 @@ from understudy.config import (
 )
 from understudy.errors import UnderstudyError
 from understudy.profiles import check as check_profile
+from understudy.protocol import ServiceDirectory, unpacked
 from understudy.store import queries
 from understudy.store.engine import Database
 from understudy.telemetry import ENDPOINTS, captures_content, exports_spans, has_collector, protocol_of
@@ -127,7 +128,7 @@ def _store(settings: Settings) -> str:
             live = len(queries.active_sessions(connection, settings.namespace, None))
     finally:
         database.close()
-    told = f"generation {owner['generation']}" if owner else "no owner yet"
+    told = f"generation {owner.generation}" if owner else "no owner yet"
     return f"{redact(settings.store)}: {told}, {live} sessions with work to do"
 
 
@@ -136,17 +137,18 @@ def _services(settings: Settings) -> list[Check]:
         handle = supervisor_handle(settings)
         if handle is None:
             return [Check("services", True, "none run; the first command starts them")]
-        directory = background.wait(settle(handle.ready.remote(5.0)))
+        done = background.wait(settle(handle.ready.remote(5.0)))
+        directory: ServiceDirectory = unpacked(done, ServiceDirectory, "the directory of the services")
     except UnderstudyError as error:
         return [Check("services", False, error.message, error.hint)]
-    nodes = ", ".join(f"node {node['node_id'][:8]} pid {node['pid']}" for node in directory["nodes"])
-    found = f"supervisor pid {directory['pid']}, {nodes}, {len(directory['frames'])} session actor(s)"
-    different = differences(directory.get("settings"), settings.of_services())
+    nodes = ", ".join(f"node {node.node_id[:8]} pid {node.pid}" for node in directory.nodes)
+    found = f"supervisor pid {directory.pid}, {nodes}, {len(directory.frames)} session actor(s)"
+    different = differences(directory.settings, settings.of_services())
     told = kept_settings(different) if different else "as this environment says"
     return [
         Check("services", True, found),
         Check("settings of the services", True, told),  # others are no failure: what runs works
-        *placements(directory.get("problems", {})),
+        *placements(directory.problems),
     ]
 
 

@@ -29,7 +29,7 @@ from . import (
 from .command import Commands, Json, Store, command, connected, print_json
 
 if TYPE_CHECKING:
-    from ..client.results import DrainInfo
+    from understudy.reads import DrainInfo
 
 app = typer.Typer(
     name="understudy",
@@ -127,7 +127,7 @@ def send(
             rendering.stream(sent)
         result = sent.result(timeout)
     if json:
-        print_json(rendering.result_to_json(result))
+        print_json(result)
     else:
         rendering.print_end(result, streamed=timeout is None)
     return 0 if result.ok else 1
@@ -146,7 +146,7 @@ def ps(
         sessions = cluster.sessions(live_only=not all, limit=limit)
         services = cluster.services()
     if json:
-        print_json({"sessions": rendering.plain(sessions), "services": rendering.plain(services)})
+        print_json({"sessions": sessions, "services": services})
     else:
         rendering.print_sessions(sessions, services, live_only=not all)
     return 0
@@ -158,7 +158,7 @@ def tree(session: SessionId, store: Store = None, json: Json = False) -> int:
     """Show a session and all below it."""
     with connected(store, start=False) as cluster:
         found = cluster.session(session).tree()
-    print_json(rendering.plain(found)) if json else rendering.print_tree(found)
+    print_json(found) if json else rendering.print_tree(found)
     return 0
 
 
@@ -173,10 +173,9 @@ def show(session: SessionId, store: Store = None, json: Json = False) -> int:
         below = {other.id: other.pending for other in handle.tree() if other.id != info.id and other.pending}
     if json:
         wire = [message.to_wire() for message in messages]
-        found = {"session": rendering.plain(info), "runs": runs, "messages": wire}
-        asked = {other: rendering.plain(list(items)) for other, items in below.items()}
-        told = {"pending": rendering.plain(pending), "pending_below": asked, "wakeups": rendering.plain(wakeups)}
-        print_json({**found, **told, "budgets": rendering.plain(budgets)})
+        found = {"session": info, "runs": runs, "messages": wire}
+        told = {"pending": pending, "pending_below": below, "wakeups": wakeups, "budgets": budgets}
+        print_json({**found, **told})
     else:
         rendering.print_session(info, runs, messages, {info.id: pending, **below}, wakeups, budgets)
     return 0
@@ -310,7 +309,7 @@ def drain(
 def _told(drains: list[DrainInfo], *, ok: bool, json: bool) -> int:
     """Say how drains stand; returns the exit code."""
     if json:
-        print_json({"drains": rendering.plain(drains)})
+        print_json({"drains": drains})
     else:
         rendering.print_drains(drains)
     return 0 if ok or all(drain.finished_at for drain in drains) else 1
@@ -324,7 +323,7 @@ def doctor(store: Store = None, json: Json = False) -> int:
 
     checks = examine(store)
     if json:
-        print_json({"ok": all(c.ok for c in checks), "checks": rendering.plain(checks)})
+        print_json({"ok": all(c.ok for c in checks), "checks": checks})
     else:
         rendering.print_checks(checks)
     return 0 if all(check.ok for check in checks) else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,8 +16,9 @@ from rich.tree import Tree
 from understudy.events import Event, InputRequested, StreamRestarted, TextDelta
 from understudy.messages import Message, Usage
 from understudy.prices import money
+from understudy.reads import BudgetUse, DrainInfo, PendingInput, RunRecord, Wakeup
 
-from ..client.results import BudgetUse, DrainInfo, PendingInput, RunResult, ServiceInfo, SessionInfo, Wakeup
+from ..client.results import RunResult, ServiceInfo, SessionInfo
 
 if TYPE_CHECKING:
     from ..client.run_handle import Run
@@ -54,19 +54,6 @@ def clean(text: str) -> str:
 def escape(text: str) -> str:
     """Text that people or models wrote, for a console that takes markup: it shows what it is and does nothing."""
     return markup.escape(CONTROLS.sub("�", text))
-
-
-def plain(value: Any) -> Any:
-    """Dataclasses as dictionaries."""
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return dataclasses.asdict(value)
-
-
-def result_to_json(result: RunResult) -> dict[str, Any]:
-    """A result as plain data."""
-    data: dict[str, Any] = dataclasses.asdict(result)
-    return data
 
 
 def when(microseconds: int) -> str:
@@ -192,7 +179,7 @@ def print_budgets(session_id: str, budgets: Sequence[BudgetUse], console: Consol
 
 def print_session(
     info: SessionInfo,
-    runs: list[dict[str, Any]],
+    runs: list[RunRecord],
     messages: list[Message],
     pending: Mapping[str, Sequence[PendingInput]],
     wakeups: Sequence[Wakeup] = (),
@@ -207,9 +194,9 @@ def print_session(
     if info.error:
         console.print(f"[red]{escape(str(info.error.get('message', info.error)))}[/red]")
     print_budgets(info.id, budgets, console)
-    for row in runs:
-        error = f": {escape(row['error']['message'])}" if row["error"] else ""
-        console.print(f"[bold]run[/bold] {row['run_id']} {styled(row['status'])}, {row['rounds']} rounds{error}")
+    for run in runs:
+        error = f": {escape(run.error['message'])}" if run.error else ""
+        console.print(f"[bold]run[/bold] {run.run_id} {styled(run.status)}, {run.rounds} rounds{error}")
     for session_id, asked in pending.items():
         print_pending(session_id, asked, console)
     print_wakeups(wakeups, console)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -28,7 +27,7 @@ def trace(
     with connected(store, start=False) as cluster:
         spans = cluster.session(session).trace(run)
     if json:
-        print_json([asdict(span) for span in spans])
+        print_json(spans)
         return 0
     now = time.time_ns() // 1000
     console = Console(highlight=False)

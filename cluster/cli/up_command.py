@@ -9,7 +9,6 @@ import typer
 
 from understudy.config import kept_settings
 
-from . import rendering
 from .command import Json, Store, command, connecting, counted, errors, print_json
 from .rendering import escape
 
@@ -44,7 +43,7 @@ def up(
         if different:
             errors.print(f"[yellow]note[/yellow] {escape(kept_settings(different))}", soft_wrap=True)
         if json:
-            print_json({"services": rendering.plain(services), "different_settings": different})
+            print_json({"services": services, "different_settings": different})
         else:
             nodes = [service for service in services if service.role == "node"]
             print(f"the services run: a supervisor, {counted(len(nodes), 'node service')}", flush=True)

@@ -16,6 +16,7 @@ from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.identifiers import check_identifier, new_identifier
 from understudy.prices import price_table
 from understudy.protocol import NewSession
+from understudy.reads import DrainInfo, SessionRecord
 from understudy.spec import AgentSpec
 
 from . import background
@@ -23,7 +24,7 @@ from .client_connection import ClientConnection
 from .compiling import by_value, compile_spec, place
 from .method import client_method, constructor
 from .packages import refuse_temporary
-from .results import DrainInfo, ServiceInfo, SessionInfo
+from .results import ServiceInfo, SessionInfo
 from .session_handle import Session
 
 
@@ -135,8 +136,8 @@ class Cluster:
         self, *, live_only: bool = False, roots_only: bool = False, limit: int = 100
     ) -> list[SessionInfo]:
         """Sessions, newest first."""
-        rows = await self._connection.read("sessions", live_only=live_only, roots_only=roots_only, limit=limit)
-        return [SessionInfo.from_row(row) for row in rows]
+        options = {"live_only": live_only, "roots_only": roots_only, "limit": limit}
+        return list(map(SessionInfo.of, await self._connection.read(list[SessionRecord], "sessions", **options)))
 
     @client_method
     async def services(self) -> list[ServiceInfo]:
@@ -168,7 +169,7 @@ class Cluster:
     @client_method
     async def drains(self) -> list[DrainInfo]:
         """The nodes that are drained, or were."""
-        return [DrainInfo.from_row(row) for row in await self._connection.read("drains")]
+        return await self._connection.read(list[DrainInfo], "drains")
 
     @client_method
     async def close(self) -> None:

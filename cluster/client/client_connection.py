@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from understudy.config import Settings
+from understudy.events import EventWire
 from understudy.identifiers import new_identifier
 from understudy.protocol import NewSession, Spawned, packed, unpacked
+from understudy.reads import DrainInfo
 
 from .follower import Follower, Homes
-from .results import DrainInfo, ServiceInfo
+from .results import ServiceInfo
 
 Result = TypeVar("Result")
 
@@ -29,10 +31,11 @@ class ClientConnection(ABC):
         self.follower = Follower(homes)
         self._homes = homes
 
-    async def events(self, session_id: str, after: int) -> list[dict[str, Any]]:
+    async def events(self, session_id: str, after: int) -> list[EventWire]:
         """Events of a session after a `seq`, in wire form."""
-        found: list[dict[str, Any]] = await self._homes.request(session_id, "events", session_id, after)
-        return found
+        found = await self._homes.request(session_id, "events", session_id, after)
+        events: list[EventWire] = unpacked(found, list[EventWire], "the result of events")
+        return events
 
     async def change(self, kind: type[Result], method: str, session_id: str, *arguments: Any) -> Result:
         """A request of a session's node service that could do more when it is repeated: its id is made here, once for
@@ -46,10 +49,16 @@ class ClientConnection(ABC):
         found: Result = unpacked(done, kind, f"the result of {method}")
         return found
 
-    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
-        """One of `READS`, at the node service of the session that the first argument names, if there is one."""
+    async def read(self, kind: type[Result], what: str, *arguments: Any, **options: Any) -> Result:
+        """One of `READS`, at the node service of the session that the first argument names, if there is one.
+
+        Args:
+            kind: of what is read.
+        """
         session_id = arguments[0] if arguments and isinstance(arguments[0], str) else None
-        return await self._homes.request(session_id, "read", what, list(arguments), options)
+        done = await self._homes.request(session_id, "read", what, list(arguments), options)
+        found: Result = unpacked(done, kind, f"what was read of {what}")
+        return found
 
     @abstractmethod
     async def spawn(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from understudy.events import EventWire
+
 from .client_connection import ClientConnection
-from .fleet import Wire
+from .fleet import Result
 from .results import ServiceInfo
 
 
@@ -17,8 +19,8 @@ class ClusterSource:
         self._connection = connection
         self._lost = False
 
-    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
-        return await self._connection.read(what, *arguments, **options)
+    async def read(self, kind: type[Result], what: str, *arguments: Any, **options: Any) -> Result:
+        return await self._connection.read(kind, what, *arguments, **options)
 
     async def services(self) -> list[ServiceInfo]:
         if self._lost:
@@ -28,7 +30,7 @@ class ClusterSource:
         self._lost = False
         return found
 
-    async def follow(self, session_id: str, after: int) -> AsyncIterator[Wire]:
+    async def follow(self, session_id: str, after: int) -> AsyncIterator[EventWire]:
         async with self._connection.follower.follow(session_id, after=after) as subscription:
             while True:
                 kind, *news = await subscription.queue.get()

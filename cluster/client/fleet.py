@@ -6,18 +6,23 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import asdict
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from understudy.errors import UnderstudyError
+from understudy.events import EventWire
 from understudy.messages import Usage
+from understudy.protocol import packed
+from understudy.reads import Activity, SessionAtWork, Totals, Working
 
 from .results import ServiceInfo
 
 log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 Wire = dict[str, Any]
+"""A part of the snapshot, or of what a page is told: JSON, as browsers and scripts get it."""
 
 REFRESH_SECONDS = 0.7
 SHARE = 4.0
@@ -53,16 +58,16 @@ class Source(Protocol):
     Every method raises `UnderstudyError`, and may take as long as the store is away.
     """
 
-    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
-        """One of `requests.READS`."""
+    async def read(self, kind: type[Result], what: str, *arguments: Any, **options: Any) -> Result:
+        """One of `requests.READS`; `kind` is what it returns."""
         ...
 
     async def services(self) -> list[ServiceInfo]:
         """The processes of the cluster."""
         ...
 
-    def follow(self, session_id: str, after: int) -> AsyncIterator[Wire]:
-        """Events of a session after a `seq`, each once and in order, as they are committed; in wire form."""
+    def follow(self, session_id: str, after: int) -> AsyncIterator[EventWire]:
+        """Events of a session after a `seq`, each once and in order, as they are committed."""
         ...
 
     async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
@@ -84,28 +89,27 @@ def problem_of(error: Exception) -> Wire:
     return {"code": "error", "message": type(error).__name__, "hint": ""}
 
 
-def in_trees(rows: Iterable[Wire]) -> list[Wire]:
+def in_trees(rows: Sequence[SessionAtWork]) -> list[Wire]:
     """Sessions below their parents, with `indent`. First the trees that want a person, then the others by age."""
-    listed = list(rows)
-    known = {row["session_id"] for row in listed}
-    below: dict[str, list[Wire]] = {}
+    known = {row.session_id for row in rows}
+    below: dict[str | None, list[SessionAtWork]] = {}
     urgent: dict[str, bool] = {}
-    tops: list[Wire] = []
-    for row in sorted(listed, key=lambda row: (row["created_at"], row["session_id"])):
-        wants = row["status"] == "waiting_for_input" or row["stuck"] > 0
-        urgent[row["root_id"]] = urgent.get(row["root_id"], False) or wants
-        (below.setdefault(row["parent_id"], []) if row["parent_id"] in known else tops).append(row)
-    tops.sort(key=lambda row: not urgent[row["root_id"]])
+    tops: list[SessionAtWork] = []
+    for row in sorted(rows, key=lambda row: (row.created_at, row.session_id)):
+        wants = row.status == "waiting_for_input" or row.stuck > 0
+        urgent[row.root_id] = urgent.get(row.root_id, False) or wants
+        (below.setdefault(row.parent_id, []) if row.parent_id in known else tops).append(row)
+    tops.sort(key=lambda row: not urgent[row.root_id])
     ordered: list[Wire] = []
     waiting = [(row, 0) for row in reversed(tops)]
     while waiting:
         row, indent = waiting.pop()
-        ordered.append({**row, "indent": indent})
-        waiting += [(child, indent + 1) for child in reversed(below.get(row["session_id"], ()))]
+        ordered.append({**packed(row), "indent": indent})
+        waiting += [(child, indent + 1) for child in reversed(below.get(row.session_id, ()))]
     return ordered
 
 
-def counts(event: Wire) -> Wire:
+def counts(event: EventWire) -> dict[str, int]:
     """What one event adds to `COUNTED`."""
     kind, data = event["type"], event["data"]
     if kind == "model_call_completed":
@@ -123,11 +127,11 @@ class Rates:
     """What happened within the last minute, counted by second, and what went wrong lately."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, Wire] = {}
+        self._seconds: dict[int, dict[str, int]] = {}
         self._only_waited: dict[str, int] = {}
         self.incidents: deque[Wire] = deque(maxlen=INCIDENTS)
 
-    def take(self, events: list[Wire]) -> None:
+    def take(self, events: list[EventWire]) -> None:
         """Take in what one look at the logs found."""
         for event in sorted(events, key=lambda event: event["at"]):
             self._count(event)
@@ -135,10 +139,12 @@ class Rates:
             failed = event["type"] == "run_finished" and data["status"] in ("failed", "quarantined", "budget_exceeded")
             restored = event["type"] == "session_activated" and data["cause"] != "ready"
             if failed or restored or event["type"] in INCIDENT_TYPES:
-                kept = ("type", "at", "session_id", "agent", "run_id", "seq")
-                self.incidents.append({**{name: event[name] for name in kept}, "data": data})
+                told = {"type": event["type"], "at": event["at"], "session_id": event["session_id"]}
+                self.incidents.append(
+                    {**told, "agent": event["agent"], "run_id": event["run_id"], "seq": event["seq"], "data": data}
+                )
 
-    def _count(self, event: Wire) -> None:
+    def _count(self, event: EventWire) -> None:
         second, found = event["at"] // 1_000_000, counts(event)
         counted = self._seconds.setdefault(second, dict.fromkeys(COUNTED, 0))
         for name, number in found.items():
@@ -151,7 +157,7 @@ class Rates:
         elif found.get("restores") and crashed is not None:  # an actor that stands by is given to who only waits, too
             crashed["only_waited"] -= 1
 
-    def per_minute(self, now: int) -> Wire:
+    def per_minute(self, now: int) -> dict[str, int]:
         """Counts of the last minute; `cost` in millionths, `restore` the longest time from a crash to an activation.
 
         Of the `crashes`, `restores` were followed by an activation because of them, and `only_waited` were of sessions
@@ -164,7 +170,7 @@ class Rates:
         return {name: max(each, default=0) if name == LONGEST else sum(each) for name, each in found.items()}
 
 
-def service_incidents(before: list[Wire], after: list[Wire], at: int) -> list[Wire]:
+def service_incidents(before: list[ServiceInfo], after: list[ServiceInfo], at: int) -> list[Wire]:
     """What became of the supervisor and the node services between two looks at them.
 
     One that has another process than before was restarted, whether it died or was ended; one that is in the list no
@@ -173,32 +179,32 @@ def service_incidents(before: list[Wire], after: list[Wire], at: int) -> list[Wi
     now = {_place(service): service for service in after}
     found: list[Wire] = []
     for service in before:
-        if service["role"] not in SERVICES:
+        if service.role not in SERVICES:
             continue
         successor = now.get(_place(service))
-        same = ("node_id", "pid")  # in containers, processes of two nodes can have the same pid
-        if successor is not None and all(successor[name] == service[name] for name in same):
+        # In containers, processes of two nodes can have the same pid.
+        if successor is not None and (successor.node_id, successor.pid) == (service.node_id, service.pid):
             continue
         data = {
-            "role": service["role"], "node_id": (successor or service)["node_id"], "old_pid": service["pid"],
-            "pid": successor["pid"] if successor is not None else None,
+            "role": service.role, "node_id": (successor or service).node_id, "old_pid": service.pid,
+            "pid": successor.pid if successor is not None else None,
         }  # fmt: skip
         kind = "service_lost" if successor is None else "service_restarted"
-        envelope = {"session_id": "", "agent": SERVICES[service["role"]], "run_id": None, "seq": at + len(found)}
+        envelope = {"session_id": "", "agent": SERVICES[service.role], "run_id": None, "seq": at + len(found)}
         found.append({"type": kind, "at": at, **envelope, "data": data})
     return found
 
 
-def _place(service: Wire) -> tuple[str, str]:
+def _place(service: ServiceInfo) -> tuple[str, str]:
     """What stays the same when a service is restarted; there is one supervisor, wherever it is."""
-    return service["role"], "" if service["role"] == "supervisor" else service["node_id"]
+    return service.role, "" if service.role == "supervisor" else service.node_id
 
 
 class Fleet:
     """The cluster at a glance: one snapshot for all who look.
 
     Attributes:
-        snapshot: the latest; None before the first.
+        snapshot: the latest, as JSON has it; None before the first.
         version: rises with each.
     """
 
@@ -206,9 +212,11 @@ class Fleet:
         self._source = source
         self._rates = Rates()
         self._cursors: dict[str, int] | None = None
-        self._services: Wire = {"services": [], "services_at": 0, "services_problem": None}
-        self._totals: Wire = {"sessions": 0, "latest": {}}
-        self._working: Wire = {"rows": [], "statuses": {}}
+        self._services: list[ServiceInfo] = []
+        self._services_at = 0
+        self._services_problem: Wire | None = None
+        self._totals = Totals(0, {})
+        self._working = Working([], {})
         self._as_of = 0
         self._problem: Wire | None = None
         self.snapshot: Wire | None = None
@@ -255,16 +263,16 @@ class Fleet:
         """Slow where the supervisor is being restarted, so that it holds up nothing else."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                found = [asdict(service) for service in await self._source.services()]
-            self._rates.incidents += service_incidents(self._services["services"], found, _now())
-            self._services = {"services": found, "services_at": _now(), "services_problem": None}
+                found = await self._source.services()
+            self._rates.incidents += service_incidents(self._services, found, _now())
+            self._services, self._services_at, self._services_problem = found, _now(), None
         except Exception as error:
-            self._services = {**self._services, "services_problem": problem_of(error)}
+            self._services_problem = problem_of(error)
 
     async def _look_at_totals(self) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                self._totals = await self._source.read("totals")
+                self._totals = await self._source.read(Totals, "totals")
         except Exception as error:
             log.info("the sessions can't be counted: %s", problem_of(error)["message"])
 
@@ -272,10 +280,10 @@ class Fleet:
         """Refresh the snapshot; what can't be had stays as it was, beside the `problem`."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                self._working = await self._source.read("working", limit=ROWS)
-                news = await self._source.read("activity", self._cursors)
-            self._cursors = news["cursors"]
-            self._rates.take(news["events"])
+                self._working = await self._source.read(Working, "working", limit=ROWS)
+                news = await self._source.read(Activity, "activity", self._cursors)
+            self._cursors = news.cursors
+            self._rates.take(news.events)
             self._as_of, self._problem = _now(), None
         except Exception as error:
             self._problem = problem_of(error)
@@ -283,10 +291,12 @@ class Fleet:
             "at": _now(),
             "as_of": self._as_of,
             "problem": self._problem,
-            **self._services,
-            "totals": self._totals,
-            "statuses": self._working["statuses"],
-            "sessions": in_trees(self._working["rows"]),
+            "services": packed(self._services),
+            "services_at": self._services_at,
+            "services_problem": self._services_problem,
+            "totals": packed(self._totals),
+            "statuses": self._working.statuses,
+            "sessions": in_trees(self._working.rows),
             "rates": self._rates.per_minute(_now()),
             "incidents": list(self._rates.incidents)[::-1],
         }

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError, UnknownSession
-from understudy.events import Event
+from understudy.events import Event, EventWire
 from understudy.identifiers import new_identifier
 from understudy.node.feed import ENDS
 from understudy.protocol import Following, Watched, packed, unpacked
@@ -199,7 +199,8 @@ class Follower:
         if before == after and seq not in (told, after):
             try:
                 async with asyncio.timeout(COMPARE_SECONDS):
-                    events = await self._nodes.request(session_id, "events", session_id, after)
+                    found = await self._nodes.request(session_id, "events", session_id, after)
+                events = unpacked(found, list[EventWire], "the result of events")
             except UnknownSession as error:  # it was removed
                 subscription.queue.put_nowait(("error", error))
                 return

@@ -1,53 +1,14 @@
-"""What clients get back: plain frozen data."""
+"""What clients get back, beside what the store itself makes (`understudy.reads`): plain frozen data."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
 from understudy.messages import Usage
 from understudy.prices import money
-
-
-@dataclass(frozen=True)
-class PendingInput:
-    """A tool call that waits for a person (`Session.answer`).
-
-    Attributes:
-        asked: how often this call has asked by now.
-        kind: `question` (the model asks) or `in_doubt` (the call had started when its process died).
-        options: answers that are offered; any other is taken as well.
-        asked_at: microseconds since 1970 UTC.
-    """
-
-    call_id: str
-    asked: int
-    run_id: str
-    kind: str
-    prompt: str
-    options: tuple[str, ...]
-    asked_at: int
-
-    @classmethod
-    def from_row(cls, row: dict[str, Any]) -> PendingInput:
-        return cls(**{**row, "options": tuple(row["options"] or ())})
-
-
-@dataclass(frozen=True)
-class Wakeup:
-    """An input that a session will get (`Session.schedule`).
-
-    Attributes:
-        due_at: microseconds since 1970 UTC.
-        every: seconds after which it is due again; None for once.
-    """
-
-    name: str
-    prompt: str
-    due_at: int
-    every: float | None
+from understudy.reads import PendingInput, RunRecord, SessionRecord
 
 
 @dataclass(frozen=True)
@@ -85,11 +46,11 @@ class RunResult:
         return money(self.usage.cost)
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> RunResult:
-        usage = Usage.from_wire(row["usage"])
+    def of(cls, run: RunRecord) -> RunResult:
+        """That of a run that has ended or is paused."""
         return cls(
-            row["text"] or "", row["output"], row["status"], row["rounds"], usage, row["error"], row["run_id"],
-            row["session_id"], _pending(row),
+            run.text or "", run.output, run.status, run.rounds, Usage.from_wire(run.usage), run.error, run.run_id,
+            run.session_id, tuple(run.pending or ()),
         )  # fmt: skip
 
 
@@ -136,70 +97,20 @@ class SessionInfo:
     pending: tuple[PendingInput, ...] = ()
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> SessionInfo:
+    def of(cls, session: SessionRecord) -> SessionInfo:
         names = (
             "kind", "status", "parent_id", "root_id", "depth", "epoch", "seq", "actor_pid", "node_id", "restarts",
             "tokens_used", "tokens_redone", "created_at", "updated_at", "error", "run_id", "round", "call_id",
         )  # fmt: skip
         return cls(
-            id=row["session_id"],
-            name=row["agent"],
-            metadata=row["metadata_json"] or {},
-            cost=money(row.get("cost_used", 0)),
-            tools=tuple(row.get("tools", ())),
-            pending=_pending(row),
-            **{name: row[name] for name in names},
+            id=session.session_id,
+            name=session.agent,
+            metadata=session.metadata_json or {},
+            cost=money(session.cost_used),
+            tools=tuple(session.tools or ()),
+            pending=tuple(session.pending or ()),
+            **{name: getattr(session, name) for name in names},
         )
-
-
-def _pending(row: dict[str, Any]) -> tuple[PendingInput, ...]:
-    return tuple(PendingInput.from_row(item) for item in row.get("pending", ()))
-
-
-@dataclass(frozen=True)
-class BudgetUse:
-    """One limit of a budget, and how far it is used up.
-
-    Attributes:
-        session_id: whose budget it is: the session's own, or one above it.
-        scope, resource: see `understudy.spec.Budget`. Of `cost` the amounts are millionths of the price table's
-            currency, of `seconds` microseconds.
-        reserved: for model calls in flight.
-        spent: nothing of `depth`; of `seconds` the time since the scope began.
-    """
-
-    session_id: str
-    scope: str
-    resource: str
-    allowed: int
-    reserved: int
-    spent: int
-
-    @classmethod
-    def from_row(cls, row: dict[str, Any]) -> BudgetUse:
-        return cls(**{field.name: row[field.name] for field in fields(cls)})
-
-
-@dataclass(frozen=True)
-class DrainInfo:
-    """A node that is drained.
-
-    Attributes:
-        left: sessions with work that are still there.
-        deadline: what is left then moves the hard way; like the other times in microseconds since 1970 UTC.
-        finished_at: when nothing was left; 0 before.
-    """
-
-    node_id: str
-    reason: str
-    left: int
-    started_at: int
-    deadline: int
-    finished_at: int
-
-    @classmethod
-    def from_row(cls, row: dict[str, Any]) -> DrainInfo:
-        return cls(**{field.name: row[field.name] for field in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -215,8 +126,3 @@ class ServiceInfo:
     pid: int
     node_id: str
     address: str
-
-
-def to_json(value: Any) -> str:
-    """One line of JSON for scripts."""
-    return json.dumps(value, ensure_ascii=False, default=str, sort_keys=True)

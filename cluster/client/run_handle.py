@@ -9,6 +9,7 @@ from typing import Any
 from understudy.errors import DeadlineExceeded, RunFailed, StoreUnreachable
 from understudy.events import Event, ModelCallCompleted, RunFinished
 from understudy.messages import Message
+from understudy.reads import RunRecord
 from understudy.records import RUN_STATUSES
 
 from . import background
@@ -83,11 +84,10 @@ class Run:
         finally:
             await asyncio.wrap_future(background.submit(events.aclose()))  # type: ignore[attr-defined]
 
-    async def _row(self) -> dict[str, Any]:
-        row: dict[str, Any] = await self._connection.read("run", self.session_id, self.run_id)
-        return row
+    async def _row(self) -> RunRecord:
+        return await self._connection.read(RunRecord, "run", self.session_id, self.run_id)
 
-    async def _patient_row(self) -> dict[str, Any]:
+    async def _patient_row(self) -> RunRecord:
         """The same; while the store is away the run waits, and so does who waits for it."""
         while True:
             try:
@@ -103,7 +103,7 @@ class Run:
             raise DeadlineExceeded(
                 f"run {self.run_id} has not ended after {timeout:g} s", session_id=self.session_id
             ) from None
-        result = RunResult.from_row(row)
+        result = RunResult.of(row)
         if check and not result.ok:
             prompts = "; ".join(item.prompt for item in result.pending)
             message = (result.error or {}).get("message") or prompts or "no reason given"
@@ -114,11 +114,11 @@ class Run:
             )  # fmt: skip
         return result
 
-    async def _ended(self) -> dict[str, Any]:
+    async def _ended(self) -> RunRecord:
         """The run's row, once it has ended or is paused."""
         if self._after is None:
             row = await self._patient_row()
-            if row["status"] in RUN_STATUSES:
+            if row.status in RUN_STATUSES:
                 return row
         follow = self._connection.follower.follow(self.session_id, after=self._after or 0, ends=True)
         patience = LOOK_SECONDS
@@ -129,7 +129,7 @@ class Run:
                         kind, *news = await subscription.queue.get()
                 except TimeoutError:
                     row = await self._patient_row()
-                    if row["status"] in RUN_STATUSES:  # another cluster took the store over and ended it there
+                    if row.status in RUN_STATUSES:  # another cluster took the store over and ended it there
                         return row
                     patience = min(2 * patience, LONGEST_LOOK_SECONDS)
                     continue
@@ -138,7 +138,7 @@ class Run:
                 event, row = news
                 if event.run_id == self.run_id:
                     row = row if row is not None else await self._patient_row()
-                    if row["status"] in RUN_STATUSES:  # a question may have been answered meanwhile
+                    if row.status in RUN_STATUSES:  # a question may have been answered meanwhile
                         return row
 
     async def _events(self) -> AsyncIterator[Event]:
@@ -167,8 +167,8 @@ class Run:
 
     async def _answer(self, event: ModelCallCompleted) -> Message | None:
         """The message right before this event; None where another attempt's answer came first."""
-        wires = await self._connection.read("messages", self.session_id, event.seq - 2, 1)
-        message = Message.from_wire(wires[0]) if wires else None
+        found = await self._connection.read(list[Message], "messages", self.session_id, event.seq - 2, 1)
+        message = found[0] if found else None
         if message is None or (message.seq, message.role, message.run_id) != (event.seq - 1, "assistant", self.run_id):
             return None
         return message

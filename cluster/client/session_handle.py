@@ -6,23 +6,27 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from understudy.errors import InvalidInput
-from understudy.events import Event
+from understudy.events import Event, EventWire
 from understudy.identifiers import check_identifier, new_identifier, read_traceparent
 from understudy.messages import Message
 from understudy.protocol import Accepted, Input, NewWakeup, Scheduled
+from understudy.reads import BudgetUse, PendingInput, RunRecord, SessionRecord, Wakeup
 from understudy.records import PAGE
 from understudy.wakeups import name_problem, wakeup_problem
 
 from .client_connection import ClientConnection
 from .method import client_method
-from .results import BudgetUse, PendingInput, SessionInfo, Wakeup
+from .results import SessionInfo
 from .run_handle import Run
 
 if TYPE_CHECKING:
     from understudy.observability.traces import TraceSpan  # which loads the OpenTelemetry SDK
+
+Item = TypeVar("Item")
 
 
 class Session:
@@ -68,7 +72,7 @@ class Session:
     @client_method
     async def pending(self) -> list[PendingInput]:
         """What its current run asks people, oldest first: calls that wait for `answer`."""
-        return [PendingInput.from_row(row) for row in await self._connection.read("questions", self.id)]
+        return await self._connection.read(list[PendingInput], "questions", self.id)
 
     @client_method
     async def answer(self, call_id: str, text: str = "", *, failed: bool = False, rerun: bool = False) -> bool:
@@ -90,7 +94,7 @@ class Session:
             raise InvalidInput("answer takes a text, or rerun=True without one")
         decision = "rerun" if rerun else "error" if failed else "ok"
         # Which time the call asked last, answered or not: the request must not answer a question that comes after it.
-        asked = await self._connection.read("asked", self.id, call_id)
+        asked = await self._connection.read(int, "asked", self.id, call_id)
         return await self._connection.change(bool, "answer", self.id, call_id, decision, text, asked)
 
     @client_method
@@ -127,7 +131,7 @@ class Session:
     @client_method
     async def wakeups(self) -> list[Wakeup]:
         """What was scheduled and is not over, by the session itself or by clients; the first that is due first."""
-        return [Wakeup(**row) for row in await self._connection.read("wakeups", self.id)]
+        return await self._connection.read(list[Wakeup], "wakeups", self.id)
 
     @client_method
     async def cancel_wakeup(self, name: str) -> bool:
@@ -154,30 +158,29 @@ class Session:
     @client_method
     async def info(self) -> SessionInfo:
         """The session's state. Raises `UnknownSession`."""
-        return SessionInfo.from_row(await self._connection.read("info", self.id))
+        return SessionInfo.of(await self._connection.read(SessionRecord, "info", self.id))
 
     @client_method
     async def budgets(self) -> list[BudgetUse]:
         """The limits that it is held to, its own and those of the trees it is in, nearest first, and what is used."""
-        return [BudgetUse.from_row(row) for row in await self._connection.read("budgets", self.id)]
+        return await self._connection.read(list[BudgetUse], "budgets", self.id)
 
     @client_method
-    async def runs(self) -> list[dict[str, Any]]:
-        """Its runs, oldest first, as plain data."""
-        rows: list[dict[str, Any]] = await self._connection.read("runs", self.id)
-        return rows
+    async def runs(self) -> list[RunRecord]:
+        """Its runs, oldest first, as the store has them."""
+        return await self._connection.read(list[RunRecord], "runs", self.id)
 
     @client_method
     async def messages(self, after: int = 0) -> list[Message]:
         """Its messages in order."""
-        read = partial(self._connection.read, "messages", self.id)
-        return [Message.from_wire(wire) async for wire in _pages(read, after)]
+        read = partial(self._connection.read, list[Message], "messages", self.id)
+        return [message async for message in _pages(read, after, attrgetter("seq"))]
 
     @client_method
     async def events(self, after: int = 0) -> list[Event]:
         """Its events in order."""
         read = partial(self._connection.events, self.id)
-        return [Event.from_wire(wire) async for wire in _pages(read, after)]
+        return [Event.from_wire(wire) async for wire in _pages(read, after, itemgetter("seq"))]
 
     @client_method
     async def trace(self, run_id: str | None = None) -> list[TraceSpan]:
@@ -188,7 +191,10 @@ class Session:
             UnknownSession, UnknownRun: there is none.
             EventsPruned: its events were removed.
         """
-        loop, read = asyncio.get_running_loop(), partial(self._connection.read, "trace", self.id, run_id)
+        loop, read = (
+            asyncio.get_running_loop(),
+            partial(self._connection.read, list[EventWire], "trace", self.id, run_id),
+        )
         return await asyncio.to_thread(
             _trace, lambda after: asyncio.run_coroutine_threadsafe(read(after), loop).result()
         )
@@ -204,21 +210,23 @@ class Session:
         return [info for info in await self._tree() if info.parent_id == self.id]
 
     async def _tree(self) -> list[SessionInfo]:
-        return [SessionInfo.from_row(row) for row in await self._connection.read("tree", self.id)]
+        return list(map(SessionInfo.of, await self._connection.read(list[SessionRecord], "tree", self.id)))
 
     def __repr__(self) -> str:
         return f"Session({self.id!r})"
 
 
-async def _pages(read: Callable[[int], Awaitable[list[dict[str, Any]]]], after: int) -> AsyncIterator[dict[str, Any]]:
+async def _pages(
+    read: Callable[[int], Awaitable[list[Item]]], after: int, seq: Callable[[Item], int]
+) -> AsyncIterator[Item]:
     """All that follows `after`; the services tell so much at a time."""
     while True:
         page = await read(after)
-        for wire in page:
-            yield wire
+        for item in page:
+            yield item
         if len(page) < PAGE:
             return
-        after = page[-1]["seq"]
+        after = seq(page[-1])
 
 
 def current_span() -> tuple[str, str] | None:
@@ -230,7 +238,7 @@ def current_span() -> tuple[str, str] | None:
     return (f"{context.trace_id:032x}", f"{context.span_id:016x}") if context.is_valid else None
 
 
-def _trace(read: Callable[[tuple[str, int]], list[dict[str, Any]]]) -> list[TraceSpan]:
+def _trace(read: Callable[[tuple[str, int]], list[EventWire]]) -> list[TraceSpan]:
     """The trace of what is read in pages, each behind a session and its `seq`. In a thread: it may take long."""
     from understudy.observability.traces import trace_of
 

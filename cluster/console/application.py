@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,11 @@ from understudy.errors import (
     UnknownRun,
     UnknownSession,
 )
-from understudy.events import Event
+from understudy.events import Event, EventWire
 from understudy.identifiers import check_identifier
+from understudy.json_text import jsonable
+from understudy.messages import Message
+from understudy.reads import AccountRecord, RunSummary, SessionPage, SessionRecord, Wakeup
 from understudy.records import SESSION_STATUSES
 
 from ..client.fleet import Source, Wire, problem_of
@@ -199,7 +202,9 @@ class Console:
         cursor = (_number(at, 0, most=1 << 62), check_identifier(last, "cursor")) if last else None
 
         async def read() -> Any:
-            return await self._source.read("page", text=text, statuses=statuses, cursor=cursor, limit=limit)
+            return await self._source.read(
+                SessionPage, "page", text=text, statuses=statuses, cursor=cursor, limit=limit
+            )
 
         return _json(await self._hub.reads.get(("page", text, statuses, cursor, limit), read))
 
@@ -208,10 +213,10 @@ class Console:
 
         async def read() -> Wire:
             return {
-                "session": await self._source.read("info", session),
-                "runs": await self._source.read("latest_runs", session),
-                "budgets": await self._source.read("budgets", session),
-                "wakeups": await self._source.read("wakeups", session),
+                "session": await self._source.read(SessionRecord, "info", session),
+                "runs": await self._source.read(list[RunSummary], "latest_runs", session),
+                "budgets": await self._source.read(list[AccountRecord], "budgets", session),
+                "wakeups": await self._source.read(list[Wakeup], "wakeups", session),
             }
 
         return _json(await self._hub.reads.get(("session", session), read))
@@ -220,7 +225,8 @@ class Console:
         session, after = _session(request), _number(request.query_params.get("after"), 0, most=1 << 62)
 
         async def read() -> Any:
-            return await self._source.read("messages", session, after, PAGE_LIMIT)
+            found = await self._source.read(list[Message], "messages", session, after, PAGE_LIMIT)
+            return [message.to_wire() for message in found]
 
         return _json({"messages": await self._hub.reads.get(("messages", session, after), read)})
 
@@ -230,7 +236,7 @@ class Console:
         limit = _number(query.get("limit"), 200)
 
         async def read() -> Any:
-            return await self._source.read("event_page", session, before, limit)
+            return await self._source.read(list[EventWire], "event_page", session, before, limit)
 
         return _json({"events": await self._hub.reads.get(("events", session, before, limit), read)})
 
@@ -242,13 +248,14 @@ class Console:
         async def read() -> Wire:
             from understudy.observability.traces import trace_of
 
-            wires: list[Wire] = []
+            page = partial(self._source.read, list[EventWire], "trace", session, run)
+            wires: list[EventWire] = []
             after, truncated = ("", 0), False
-            while not truncated and (some := await self._source.read("trace", session, run, after)):
+            while not truncated and (some := await page(after)):
                 truncated = len(wires) >= TRACE_EVENTS
                 wires += [] if truncated else some
                 after = (some[-1]["session_id"], some[-1]["seq"])
-            spans = [asdict(span) for span in await asyncio.to_thread(trace_of, map(Event.from_wire, wires))]
+            spans = await asyncio.to_thread(trace_of, map(Event.from_wire, wires))
             return {"spans": spans, "events": len(wires), "truncated": truncated}
 
         return _json(await self._hub.reads.get(("trace", session, run), read))
@@ -303,7 +310,7 @@ class _Headers:
 
 
 def _json(data: Any, status: int = 200) -> Response:
-    return Response(json.dumps(data, default=str), status, media_type="application/json")
+    return Response(json.dumps(data, default=jsonable), status, media_type="application/json")
 
 
 async def _body(request: Request) -> Wire:

@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.errors import UnderstudyError
-from understudy.events import ChildRestarted, ChildSpawned
+from understudy.events import ChildRestarted, ChildSpawned, EventWire
 from understudy.identifiers import new_identifier
+from understudy.json_text import jsonable
+from understudy.protocol import packed
+from understudy.reads import AccountRecord, SessionRecord
 from understudy.waiting import is_set_within
 
 from ..client.fleet import ANSWER_SECONDS, Fleet, Source, Wire, problem_of
@@ -60,7 +63,7 @@ class TooManyViewers(UnderstudyError):
 def message(event: str, data: Any, identifier: str = "") -> str:
     """A server-sent event. JSON has no line breaks of its own, so that the data is one line."""
     name = f"id: {identifier}\n" if identifier else ""
-    return f"{name}event: {event}\ndata: {json.dumps(data, default=str)}\n\n"
+    return f"{name}event: {event}\ndata: {json.dumps(data, default=jsonable)}\n\n"
 
 
 @dataclass
@@ -120,7 +123,7 @@ class TreeLog:
         self._source = source
         self.root_id = root_id
         self.life = new_identifier()[-8:]
-        self.events: list[Wire] = []
+        self.events: list[EventWire] = []
         self.first = 0
         self.truncated = False
         self.state: Wire | None = None
@@ -150,8 +153,8 @@ class TreeLog:
     async def _look(self) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                rows = await self._source.read("tree", self.root_id)
-                budgets = await self._source.read("budgets", self.root_id)
+                rows = await self._source.read(list[SessionRecord], "tree", self.root_id)
+                budgets = await self._source.read(list[AccountRecord], "budgets", self.root_id)
             state = {"rows": with_totals(rows), "budgets": budgets, "problem": None}
             self._follow(rows)
         except Exception as error:
@@ -168,10 +171,10 @@ class TreeLog:
             self.version += 1
             self._news.notify_all()
 
-    def _follow(self, rows: list[Wire]) -> None:
+    def _follow(self, rows: list[SessionRecord]) -> None:
         share = max(50, EVENTS // (2 * max(1, len(rows))))
         for row in rows:
-            self._begin(row["session_id"], max(0, row["seq"] - share))
+            self._begin(row.session_id, max(0, row.seq - share))
 
     def _begin(self, session_id: str, after: int) -> None:
         """Follow one more session, if there is room."""
@@ -191,7 +194,7 @@ class TreeLog:
                 log.info("session %s can't be followed: %s", session_id, problem_of(error)["message"])
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _take(self, event: Wire) -> None:
+    async def _take(self, event: EventWire) -> None:
         self.events.append(event)
         if event["type"] in (ChildSpawned.type, ChildRestarted.type):
             self._begin(event["data"]["child_id"], 0)
@@ -241,11 +244,11 @@ class TreeLog:
             await self._news.wait_for(lambda: self.end > place or self.version > version)
 
 
-def with_totals(rows: list[Wire]) -> list[Wire]:
+def with_totals(rows: list[SessionRecord]) -> list[Wire]:
     """A tree's rows, each with what it and all below it used: `tokens_below`, `cost_below`, `sessions_below`."""
     found = {
-        row["session_id"]: {
-            **row, "tokens_below": row["tokens_used"], "cost_below": row["cost_used"], "sessions_below": 1
+        row.session_id: {
+            **packed(row), "tokens_below": row.tokens_used, "cost_below": row.cost_used, "sessions_below": 1
         } for row in rows
     }  # fmt: skip
     for row in reversed(list(found.values())):  # children come after their parents
@@ -314,8 +317,8 @@ class Hub:
         for known in self._trees.values():
             if any(row["session_id"] == session_id for row in (known.state or {"rows": ()})["rows"]):
                 return known
-        row = await self.reads.get(("info", session_id), lambda: self.source.read("info", session_id))
-        root_id = row["root_id"] or session_id
+        row = await self.reads.get(("info", session_id), lambda: self.source.read(SessionRecord, "info", session_id))
+        root_id = row.root_id or session_id
         if root_id not in self._trees:
             await self._let_go(room=1)
         if root_id not in self._trees:  # somebody else may have begun it meanwhile

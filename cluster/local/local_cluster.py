@@ -21,6 +21,7 @@ from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.prices import price_table
 from understudy.protocol import NewSession, Spawned, packed, unpacked
+from understudy.reads import DrainInfo, SessionRecord
 from understudy.supervisor.supervisor import Supervisor
 from understudy.testing.offline import OfflineServer, Policy
 from understudy.transport.repeating import CLIENT_PATIENCE, REPEAT_SECONDS, Repeating
@@ -29,7 +30,7 @@ from ..client.background import LoopThread
 from ..client.client import Cluster, check_size
 from ..client.client_connection import ClientConnection
 from ..client.method import client_method
-from ..client.results import DrainInfo, ServiceInfo
+from ..client.results import ServiceInfo
 from ..client.session_handle import Session
 from .local_machinery import END_SECONDS, NODE, THREADS, LocalFrame, LocalMachinery
 from .local_node import LocalGateway, LocalNode
@@ -74,7 +75,8 @@ class LocalNodes:
 
     async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
         """The same, with each session's `seq`."""
-        found: dict[str, tuple[str, int]] = await self.request(None, "read", "homes", [session_ids], {})
+        done = await self.request(None, "read", "homes", [session_ids], {})
+        found = unpacked(done, dict[str, tuple[str, int]], "what was read of homes")
         return {session_id: (NODE, found.get(session_id, (NODE, 0))[1]) for session_id in session_ids}
 
     async def request(self, _session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
@@ -152,8 +154,10 @@ class LocalConnection(ClientConnection):
             frame.kill()
             return True
 
-        row = await self.read("info", session_id)
-        return bool(row["active"] and row["frame_id"]) and await self._nodes.there(strike(row["frame_id"]))
+        row: SessionRecord = await self.read(SessionRecord, "info", session_id)
+        if not row.active or row.frame_id is None:
+            return False
+        return await self._nodes.there(strike(row.frame_id))
 
     def strike(self, role: str) -> None:
         """Kill a service (`KILLABLE`). From any thread: calls that are made after this go to the next one."""

@@ -18,13 +18,14 @@ from understudy.environment import for_services
 from understudy.errors import CannotDrain, ClusterUnreachable, ServiceGone, StoreError, UnderstudyError
 from understudy.identifiers import new_identifier
 from understudy.placement import is_scarce
-from understudy.protocol import NewSession, Spawned
+from understudy.protocol import NewSession, ServiceDirectory, Spawned, unpacked
+from understudy.reads import DrainInfo
 from understudy.transport.repeating import RETRY_SECONDS, Patience, Repeating
 
 from ..client.client_connection import ClientConnection
 from ..client.compiling import driver_placement
 from ..client.packages import addresses, package_key
-from ..client.results import DrainInfo, ServiceInfo
+from ..client.results import ServiceInfo
 from .bootstrap import request as bootstrap_request
 from .directory import NodeDirectory
 from .names import gateway_name, node_name, of_instance
@@ -50,7 +51,7 @@ class Connection(ClientConnection):
     """The supervisor's handle, the node services, and what is followed there."""
 
     def __init__(self, settings: Settings, address: str) -> None:
-        self.nodes = NodeDirectory(settings, lambda: self._supervise("ready", RETRY_SECONDS))
+        self.nodes = NodeDirectory(settings, lambda: self._directory(RETRY_SECONDS))
         super().__init__(settings, self.nodes)
         self._address = address
         self._supervisor: Any = None
@@ -99,8 +100,8 @@ class Connection(ClientConnection):
 
     async def different_settings(self) -> list[str]:
         """See `ClientConnection.different_settings`."""
-        directory = await self._supervise("ready", RETRY_SECONDS)
-        return differences(directory.get("settings"), self.settings.of_services())
+        directory = await self._directory(RETRY_SECONDS)
+        return differences(directory.settings, self.settings.of_services())
 
     async def renew(self, timeout: float) -> bool:
         """Give this client's credentials to the services again, whatever became of them; False if they were ended."""
@@ -131,7 +132,7 @@ class Connection(ClientConnection):
     async def _attach(self, timeout: float) -> None:
         """Wait until the services work, and give them this client's credentials."""
         try:
-            directory = await asyncio.wait_for(self._supervise("ready", timeout), timeout + 5)
+            directory = await asyncio.wait_for(self._directory(timeout), timeout + 5)
         except TimeoutError:
             raise ClusterUnreachable(
                 f"the supervisor gives no answer within {timeout:.0f} s; has Ray room for it (`ray status`)?"
@@ -139,6 +140,13 @@ class Connection(ClientConnection):
         await self.nodes.update(directory)
         for profile in self._profiles:
             await self._supervise("register", profile)
+
+    async def _directory(self, timeout: float) -> ServiceDirectory:
+        """Who runs where, once the supervisor works; it raises what keeps it from that."""
+        found: ServiceDirectory = unpacked(
+            await self._supervise("ready", timeout), ServiceDirectory, "the directory of the services"
+        )
+        return found
 
     async def _supervise(self, method: str, *arguments: Any) -> Any:
         def attempt(_call_id: str) -> Any:
@@ -190,18 +198,18 @@ class Connection(ClientConnection):
 
     async def services(self) -> list[ServiceInfo]:
         """The processes of the cluster."""
-        directory = await self._supervise("ready", 30.0)
+        directory = await self._directory(30.0)
         address = self._address
-        found = [ServiceInfo("supervisor", directory["pid"], directory["node_id"], address)]
-        for node in directory["nodes"]:
-            found.append(ServiceInfo("node", node["pid"], node["node_id"], await self._metrics(node["node_id"])))
-            gateway = await asyncio.to_thread(self._gateway_pid, node["node_id"])
+        found = [ServiceInfo("supervisor", directory.pid, directory.node_id, address)]
+        for node in directory.nodes:
+            found.append(ServiceInfo("node", node.pid, node.node_id, await self._metrics(node.node_id)))
+            gateway = await asyncio.to_thread(self._gateway_pid, node.node_id)
             if gateway:
-                found.append(ServiceInfo("gateway", gateway, node["node_id"], address))
-        busy = set(map(tuple, await self.read("holders")))
-        for frame in directory["frames"]:
-            role = "frame" if (frame["node_id"], frame["pid"]) in busy else "standby"
-            found.append(ServiceInfo(role, frame["pid"], frame["node_id"], address))
+                found.append(ServiceInfo("gateway", gateway, node.node_id, address))
+        busy = set(await self.read(list[tuple[str, int]], "holders"))
+        for frame in directory.frames:
+            role = "frame" if (frame.node_id, frame.pid) in busy else "standby"
+            found.append(ServiceInfo(role, frame.pid, frame.node_id, address))
         return found
 
     def _gateway_pid(self, node_id: str) -> int:
@@ -217,8 +225,7 @@ class Connection(ClientConnection):
         await self._supervise("drain", nodes, timeout, DRAIN_REASON, stop, new_identifier())
         late = time.monotonic() + timeout + DRAIN_SPARE_SECONDS  # the deadline is by another machine's clock
         while True:
-            rows = await self.read("drains")
-            found = [DrainInfo.from_row(row) for row in rows if row["node_id"] in nodes]
+            found = [drain for drain in await self.read(list[DrainInfo], "drains") if drain.node_id in nodes]
             open_ = [drain for drain in found if not drain.finished_at]
             if not wait or not open_ or time.monotonic() > late or len(found) < len(nodes):
                 break  # all are done; or one was lost, or taken back
@@ -229,13 +236,13 @@ class Connection(ClientConnection):
 
     async def undrain(self, node_id: str) -> bool:
         """See `Cluster.undrain`."""
-        rows = await self.read("drains")
-        known = [row["node_id"] for row in rows if row["node_id"].startswith(node_id)]
+        drains = await self.read(list[DrainInfo], "drains")
+        known = [drain.node_id for drain in drains if drain.node_id.startswith(node_id)]
         return len(known) == 1 and bool(await self._supervise("undrain", known[0], new_identifier()))
 
     async def _node_ids(self, beginning: str | None) -> list[str]:
         """The nodes that have a service, or the one whose id begins like this."""
-        nodes = [node["node_id"] for node in (await self._supervise("ready", RETRY_SECONDS))["nodes"]]
+        nodes = [node.node_id for node in (await self._directory(RETRY_SECONDS)).nodes]
         found = [node_id for node_id in nodes if beginning is None or node_id.startswith(beginning)]
         if beginning is not None and len(found) != 1:
             matching = f"{len(found)} node ids begin" if found else "no node id begins"

@@ -12,7 +12,7 @@ from understudy.config import Settings
 from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError
 from understudy.identifiers import new_identifier
 from understudy.node.node_socket import CLIENT
-from understudy.protocol import NewSession, Spawned, packed, unpacked
+from understudy.protocol import NewSession, ServiceDirectory, Spawned, packed, unpacked
 from understudy.transport.channel import Ticket
 from understudy.transport.remote_node import SocketCalls
 from understudy.transport.repeating import CLIENT_PATIENCE, REPEAT_SECONDS, Repeating
@@ -32,7 +32,7 @@ class NodeDirectory:
     ask (its frames and its feed are there); when it is gone another one is asked.
     """
 
-    def __init__(self, settings: Settings, read: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    def __init__(self, settings: Settings, read: Callable[[], Awaitable[ServiceDirectory]]) -> None:
         self._settings = settings
         self._read = read
         self._single = settings.store.startswith("sqlite")
@@ -45,11 +45,12 @@ class NodeDirectory:
         self._here: str | None = None
         self._socket = SocketCalls(self._admit, self._otherwise)
 
-    async def update(self, directory: dict[str, Any]) -> None:
+    async def update(self, directory: ServiceDirectory) -> None:
         """Take over what the supervisor says (`Supervisor.directory`)."""
         found: dict[str, Any] = {}
-        for node_id in [node["node_id"] for node in directory["nodes"]]:
-            found[node_id] = await asyncio.to_thread(find_actor, node_name(self._settings.instance, node_id))
+        for node in directory.nodes:
+            name = node_name(self._settings.instance, node.node_id)
+            found[node.node_id] = await asyncio.to_thread(find_actor, name)
         self._handles = {node_id: handle for node_id, handle in found.items() if handle is not None} or self._handles
         if not self._handles:
             raise ClusterUnreachable("the node service can't be found")
@@ -88,7 +89,8 @@ class NodeDirectory:
     async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
         """For each session the node to ask and to follow, as the store has it now, and the session's `seq`."""
         anyone = next(iter(self._handles))
-        found: dict[str, tuple[str, int]] = await self.request(None, "read", "homes", [session_ids], {})
+        done = await self.request(None, "read", "homes", [session_ids], {})
+        found: dict[str, tuple[str, int]] = unpacked(done, dict[str, tuple[str, int]], "what was read of homes")
         if not self._single and any(node_id not in self._handles for node_id, _ in found.values()):
             await self.learn()
         homes = {}

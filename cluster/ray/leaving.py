@@ -9,9 +9,10 @@ import ray
 
 from understudy.errors import ServiceGone, UnderstudyError
 from understudy.identifiers import new_identifier
+from understudy.protocol import unpacked
+from understudy.reads import DrainInfo
 
 from ..client import background
-from ..client.results import DrainInfo
 from .connection import DRAIN_LOOK_SECONDS, DRAIN_SPARE_SECONDS
 from .names import node_name, served_on, supervisor_name
 from .own_ray import connect_ray
@@ -55,8 +56,9 @@ async def _drain(instance: str, node_id: str, seconds: float, *, wait: bool) -> 
     found: DrainInfo | None = None
     while True:
         try:
-            rows = await settle(submitted(lambda: node.request.remote("read", "drains", [], {})))
-            found = next((DrainInfo.from_row(row) for row in rows if row["node_id"] == node_id), None)
+            done = await settle(submitted(lambda: node.request.remote("read", "drains", [], {})))
+            drains = unpacked(done, list[DrainInfo], "what was read of drains")
+            found = next((drain for drain in drains if drain.node_id == node_id), None)
             if found is None or found.finished_at or not wait:
                 return found
         except UnderstudyError:  # the service or its store is just being restarted

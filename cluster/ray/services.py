@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import ray
+from msgspec.structs import replace
 
 from understudy import logs
 from understudy.actors.code import search_also
@@ -18,6 +19,7 @@ from understudy.errors import InvalidConfiguration
 from understudy.gateway.gateway_socket import GatewaySocket
 from understudy.node.node_calls import NodeCalls
 from understudy.node.node_socket import FRAME, NodeSocket
+from understudy.protocol import packed
 from understudy.redaction import know, passwords
 from understudy.tasks import Tasks
 from understudy.telemetry import telemetry_of
@@ -254,10 +256,12 @@ class SupervisorActor:
             self._run = asyncio.get_running_loop().create_task(self.supervisor.run())
         return os.getpid()
 
-    async def ready(self, timeout: float) -> dict[str, Any]:
+    async def ready(self, timeout: float) -> Any:
+        """See `Supervisor.ready`; the directory is packed."""
         await self.start()
-        directory = {**await self.supervisor.ready(timeout), "settings": self._settings}
-        return {**directory, "pid": os.getpid(), "node_id": ray.get_runtime_context().get_node_id()}
+        directory = await self.supervisor.ready(timeout)
+        here = str(ray.get_runtime_context().get_node_id())
+        return packed(replace(directory, pid=os.getpid(), node_id=here, settings=self._settings))
 
     async def want(self, placement: str) -> None:
         await self.start()

@@ -73,7 +73,7 @@ def test_ten_drivers_send_the_same_input_at_once(ray_cluster: str, tmp_path: Pat
         assert (directory / "effects").read_text() == "7\n"
         with Cluster.connect(store) as cluster:
             session = cluster.session("desk")
-            assert [run["run_id"] for run in session.runs()] == ["order-7"]
+            assert [run.run_id for run in session.runs()] == ["order-7"]
             events = session.events()
             assert [len(of(events, kind)) for kind in (RunAccepted, ToolStarted, RunFinished)] == [1, 1, 1]
             cluster.shutdown()

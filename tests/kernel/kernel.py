@@ -27,11 +27,12 @@ from understudy.errors import ServiceGone, StaleGeneration, StoreUnreachable
 from understudy.gateway.gateway import Gateway
 from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.identifiers import new_identifier
+from understudy.messages import Message
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
 from understudy.prices import Price
-from understudy.protocol import News, packed
+from understudy.protocol import News, packed, unpacked
 from understudy.store import queries
 from understudy.store.check import check
 from understudy.store.engine import Database
@@ -374,8 +375,8 @@ class Kernel:
         return await self.end(session_id)
 
     async def messages(self, session_id: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self.ask("read", "messages", [session_id], {})
-        return found
+        found = unpacked(await self.ask("read", "messages", [session_id], {}), list[Message], "messages")
+        return [message.to_wire() for message in found]
 
     async def transcript(self, session_id: str) -> list[tuple[Any, ...]]:
         """What of a session must be the same after any death."""

@@ -15,7 +15,7 @@ from understudy.actors.tools import ToolContext, tool
 from understudy.cluster.client.session_handle import Session
 from understudy.errors import AnswerConflict, InvalidInput, NotAsked, UnknownSession
 from understudy.node.node_service import NodeService
-from understudy.protocol import Exit, StepCall, Work
+from understudy.protocol import Exit, StepCall, Work, unpacked
 from understudy.supervisor.pool import Demand
 from understudy.testing.offline import OfflineServer
 
@@ -75,7 +75,7 @@ async def test_a_question_pauses_the_run_and_holds_no_process(kernel: k.Kernel) 
     await begin(kernel, [QUESTION], "done")
     [question] = await kernel.paused("s")
     assert (question["call_id"], question["kind"], question["prompt"], question["options"]) == (
-        "r/1/0", "question", "Which colour?", ["red", "blue"],
+        "r/1/0", "question", "Which colour?", ("red", "blue"),
     )  # fmt: skip
     paused = await kernel.ask("read", "run", ["s", "r"], {})
     assert (paused["status"], paused["pending"], paused["finished_at"]) == ("waiting_for_input", [question], 0)
@@ -165,7 +165,7 @@ async def test_a_person_decides_about_a_call_in_doubt(
     die_of_the_effect(kernel)
     await begin(kernel, [("pay", {"path": str(notes), "text": "x"})], "done", tools=[pay])
     [question] = await kernel.paused("s")
-    assert (question["kind"], question["options"]) == ("in_doubt", [])
+    assert (question["kind"], question["options"]) == ("in_doubt", ())
     assert all(part in question["prompt"] for part in ("pay", str(notes)))
     assert await kernel.ask("answer", "s", "r/1/0", decision, text, 1)
     assert (await kernel.end("s"))["status"] == "completed"
@@ -222,8 +222,8 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._on_the_way = on_the_way
 
-    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
-        return await self._there(self._kernel.ask("read", what, list(arguments), options))
+    async def read(self, kind: Any, what: str, *arguments: Any, **options: Any) -> Any:
+        return unpacked(await self._there(self._kernel.ask("read", what, list(arguments), options)), kind, what)
 
     async def change(self, _kind: Any, method: str, *arguments: Any) -> Any:
         await self._there(self._on_the_way())

@@ -26,6 +26,8 @@ from understudy.json_text import to_json
 from understudy.messages import Usage
 from understudy.prices import MILLION, Price, money, price_table
 from understudy.profiles import Profiles
+from understudy.protocol import unpacked
+from understudy.reads import RunRecord, SessionRecord
 from understudy.records import ModelRequest
 from understudy.spec import AgentSpec, Budget
 from understudy.store import budgets
@@ -281,7 +283,8 @@ async def test_without_a_budget_there_are_no_accounts(kernel: k.Kernel) -> None:
     assert used.cost == used.input_tokens + 10 * used.output_tokens
     assert "max_completion_tokens" not in kernel.server.requests[0].body
     assert (accounts(kernel), (await kernel.info("s"))["cost_used"]) == ({}, used.cost)
-    assert RunResult.from_row(run).cost == SessionInfo.from_row(await kernel.info("s")).cost == money(used.cost)
+    info = unpacked(await kernel.info("s"), SessionRecord, "info")
+    assert RunResult.of(unpacked(run, RunRecord, "run")).cost == SessionInfo.of(info).cost == money(used.cost)
     [answer] = [event for event in await kernel.events("s") if event["type"] == "model_call_completed"]
     assert answer["data"]["usage"] == run["usage"]
 
@@ -372,7 +375,7 @@ async def test_usage_that_is_missing_is_estimated(store: str, tmp_path: Path) ->
         async with k.running(store, tmp_path, prices=CHEAP) as kernel:
             run = await kernel.run("s", k.spec(k.script("x" * 300), budget=[{"tokens": 1_000}]))
             body = kernel.server.requests[0].body
-            used = RunResult.from_row(run).usage
+            used = RunResult.of(unpacked(run, RunRecord, "run")).usage
             assert used.estimated
             assert (used.input_tokens, used.output_tokens) == (estimated(body), 100)
             assert used.cost == used.input_tokens + 10 * used.output_tokens

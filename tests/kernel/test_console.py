@@ -19,6 +19,7 @@ from understudy.errors import InvalidConfiguration, StoreUnreachable
 from understudy.store import traces
 
 from ..console_stage import KernelSource, served
+from ..records import session_record
 from . import kernel as k
 
 TOKEN = "correct-horse-battery-staple"
@@ -224,9 +225,8 @@ class Trees:
     def __init__(self) -> None:
         self.followed: list[str] = []
 
-    async def read(self, what: str, session_id: str) -> Any:
-        row = {"session_id": session_id, "root_id": session_id, "parent_id": None, "seq": 0}
-        row |= {"tokens_used": 0, "cost_used": 0}
+    async def read(self, _kind: Any, what: str, session_id: str) -> Any:
+        row = session_record(session_id)
         return {"info": row, "tree": [row], "budgets": []}[what]
 
     async def follow(self, session_id: str, after: int) -> AsyncIterator[dict[str, Any]]:
@@ -497,7 +497,7 @@ async def test_who_asks_at_the_same_moment_shares_one_read_that_began_afterwards
 def test_totals_of_a_tree_are_those_of_all_below() -> None:
     """Each row has its own tokens and, beside them, those of its whole subtree."""
     rows = [
-        {"session_id": name, "parent_id": parent, "tokens_used": tokens, "cost_used": 10 * tokens}
+        session_record(name, parent_id=parent, tokens_used=tokens, cost_used=10 * tokens)
         for name, parent, tokens in (("root", None, 1), ("a", "root", 2), ("b", "root", 4), ("a1", "a", 8))
     ]
     found = {row["session_id"]: row for row in with_totals(rows)}

@@ -19,6 +19,7 @@ from understudy.cluster.console import application
 from understudy.store import traces
 
 from ..console_stage import KernelSource, chromium, served
+from ..records import session_record
 from . import kernel as k
 
 TOKEN = "correct-horse-battery-staple"
@@ -287,12 +288,8 @@ class Talkative:
 
     EVENTS = 30_000
 
-    async def read(self, what: str, *_arguments: Any) -> Any:
-        row: dict[str, Any] = {
-            "session_id": "s", "root_id": "s", "parent_id": None, "agent": "talker", "status": "running", "depth": 0,
-            "seq": 0, "epoch": 1, "restarts": 0, "active": 1, "closed": 0, "created_at": 1, "updated_at": 1,
-            "tokens_used": 0, "tokens_redone": 0, "cost_used": 0, "error": None, "tools": [],
-        }  # fmt: skip
+    async def read(self, _kind: Any, what: str, *_arguments: Any) -> Any:
+        row = session_record(agent="talker", updated_at=1, tools=[])
         return {"info": row, "tree": [row]}.get(what, [])
 
     async def follow(self, session_id: str, after: int) -> AsyncIterator[dict[str, Any]]:

@@ -23,6 +23,8 @@ from understudy.identifiers import home_of
 from understudy.node.answers import Answers
 from understudy.node.calls import Call
 from understudy.node.departures import Departure, leaving
+from understudy.protocol import ServiceDirectory, ServiceProcess, packed
+from understudy.reads import DrainInfo
 from understudy.records import ModelAnswer
 from understudy.store import draining
 from understudy.store.draining import check_drain
@@ -466,14 +468,13 @@ async def test_a_client_whose_clock_is_ahead_waits_for_the_drain(monkeypatch: py
     """Given a deadline that is long over by the client's clock, when it drains a node, then it waits by its own measure
     until the drain is done."""
     connection = Connection(Settings("sqlite:///s.db", "tests"), "")
-    row = {"node_id": "b", "reason": "", "left": 0, "started_at": 1, "deadline": 1}
     ends = iter([0, 0, 2])
 
     async def supervise(method: str, *_arguments: Any) -> Any:
-        return {"nodes": [{"node_id": "b"}]} if method == "ready" else None
+        return packed(ServiceDirectory(1, "supervising", [ServiceProcess("b", 1)], [])) if method == "ready" else None
 
-    async def read(_what: str) -> list[dict[str, Any]]:
-        return [{**row, "finished_at": next(ends)}]
+    async def read(_kind: Any, _what: str) -> list[DrainInfo]:
+        return [DrainInfo("b", "", left=0, started_at=1, deadline=1, finished_at=next(ends))]
 
     monkeypatch.setattr(connection, "_supervise", supervise)
     monkeypatch.setattr(connection, "read", read)

@@ -265,7 +265,7 @@ def logs(dsn: str) -> dict[str, Log]:
 def state(dsn: str, writer: str) -> dict[str, Any]:
     with k.opened(dsn) as database, database.read() as connection:
         row = queries.metric_state(connection, "tests", writer)
-    return row["state"] if row is not None else {}
+    return row.state if row is not None else {}
 
 
 async def expected_state(kernel: k.Kernel, writer: str) -> dict[str, Any]:
@@ -598,8 +598,8 @@ async def test_a_service_that_was_forgotten_announces_itself(store: str, tmp_pat
         await counting.count()
         await counting.count()
         [row] = counting.services
-        assert (row["node_id"], row["writer"]) == (service.config.node_id, service.config.writer)
-        assert row["address"] == service.projection.address
+        assert (row.node_id, row.writer) == (service.config.node_id, service.config.writer)
+        assert row.address == service.projection.address
 
 
 async def test_the_lag_of_a_sink_is_what_it_has_not_taken(store: str, tmp_path: Path) -> None:

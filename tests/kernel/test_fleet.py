@@ -18,18 +18,19 @@ from understudy.cluster.cli.top_command import print_once
 from understudy.cluster.client.fleet import Fleet, Rates, in_trees, service_incidents
 from understudy.cluster.client.results import ServiceInfo
 from understudy.errors import ClusterUnreachable, StoreUnreachable
+from understudy.protocol import packed
+from understudy.reads import SessionAtWork
 
 from ..console_stage import KernelSource
+from ..records import session_record
 from . import kernel as k
 
 
 def session(session_id: str, parent: str | None = None, root: str | None = None, **more: Any) -> dict[str, Any]:
-    row = {
-        "session_id": session_id, "parent_id": parent, "root_id": root or session_id, "status": "running", "stuck": 0,
-        "created_at": 1, "updated_at": 1_000_000, "agent": "agent", "tokens_used": 0, "cost_used": 0, "wait": None,
-        "wait_since": 0, "round": 1, "restarts": 0, "epoch": 1, "actor_pid": 17, "node_id": "node" * 8, "indent": 0,
-    }  # fmt: skip
-    return {**row, **more}
+    """A row of a snapshot."""
+    indent = more.pop("indent", 0)
+    row = session_record(session_id, parent_id=parent, root_id=root or session_id, **more)
+    return {**packed(row), "indent": indent}
 
 
 def snapshot(sessions: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -48,32 +49,34 @@ def drawn(found: dict[str, Any], view: View, width: int, height: int | None) -> 
 
 
 @st.composite
-def forests(draw_: Any) -> list[dict[str, Any]]:
+def forests(draw_: Any) -> list[SessionAtWork]:
     count = draw_(st.integers(0, 12))
-    rows: list[dict[str, Any]] = []
+    rows: list[SessionAtWork] = []
     for number in range(count):
         parent = draw_(st.one_of(st.none(), st.integers(0, number - 1))) if number else None
         above = rows[parent] if parent is not None else None
         status = draw_(st.sampled_from(["running", "waiting_for_input", "waiting_for_model"]))
-        ids = (f"s{number}", above["session_id"] if above else None, above["root_id"] if above else None)
-        rows.append(session(*ids, status=status, created_at=number))
+        parent_id, root_id = (above.session_id, above.root_id) if above else (None, f"s{number}")
+        rows.append(
+            session_record(f"s{number}", parent_id=parent_id, root_id=root_id, status=status, created_at=number)
+        )
     kept = draw_(st.sets(st.integers(0, max(0, count - 1))))
     return draw_(st.permutations([row for number, row in enumerate(rows) if number not in kept]))
 
 
 @given(forests())
-def test_sessions_are_below_their_parents(rows: list[dict[str, Any]]) -> None:
+def test_sessions_are_below_their_parents(rows: list[SessionAtWork]) -> None:
     """Any sessions in any order, some missing: each comes once, right below its parent's tree, one step further in."""
     found = in_trees(rows)
-    assert sorted(row["session_id"] for row in found) == sorted(row["session_id"] for row in rows)
+    assert sorted(row["session_id"] for row in found) == sorted(row.session_id for row in rows)
     path: list[str] = []
-    known = {row["session_id"] for row in rows}
+    known = {row.session_id for row in rows}
     for row in found:
         del path[row["indent"] :]
         assert (path[-1] if path else None) == (row["parent_id"] if row["parent_id"] in known else None)
         path.append(row["session_id"])
     tops = [row["root_id"] for row in found if not row["indent"]]
-    urgent = [any(row["status"] == "waiting_for_input" for row in rows if row["root_id"] == root) for root in tops]
+    urgent = [any(row.status == "waiting_for_input" for row in rows if row.root_id == root) for root in tops]
     assert urgent == sorted(urgent, reverse=True)
 
 
@@ -129,8 +132,8 @@ def test_any_number_of_events_is_counted_by_the_second(times: list[int], now: in
     assert len(rates._seconds) <= len({second for second in times if second >= now - 60})
 
 
-def service(role: str, pid: int, node_id: str = "n1") -> dict[str, Any]:
-    return {"role": role, "pid": pid, "node_id": node_id, "address": ""}
+def service(role: str, pid: int, node_id: str = "n1") -> ServiceInfo:
+    return ServiceInfo(role, pid, node_id, "")
 
 
 def test_services_that_were_replaced_or_lost_are_told() -> None:

@@ -10,6 +10,7 @@ from sqlalchemy import delete, event, func, insert, literal, select
 
 from understudy.errors import UnknownSession
 from understudy.prices import Price
+from understudy.reads import Activity
 from understudy.store import overview
 from understudy.store.presence import log_ends
 from understudy.store.statements import EVENT
@@ -109,12 +110,12 @@ async def test_journals_that_are_gone_cost_a_look_nothing(store: str, tmp_path: 
             assert ends == {writer: seq for writer, seq in connection.execute(grouped)}
             assert len(ends) == 31
             event.listen(connection, "before_cursor_execute", lambda *call: asked.append(call[2]))
-            assert overview.activity(connection, kernel.namespace, ends) == {"cursors": ends, "events": []}
+            assert overview.activity(connection, kernel.namespace, ends) == Activity(ends, [])
             assert len(asked) == 1
             grown = {**ends, "gone-07": ends["gone-07"] - 1}
             found = overview.activity(connection, kernel.namespace, grown)
-            assert [told["session_id"] for told in found["events"]] == ["gone-7"]
-            assert (found["cursors"], len(asked)) == (ends, 3)
+            assert [told["session_id"] for told in found.events] == ["gone-7"]
+            assert (found.cursors, len(asked)) == (ends, 3)
             assert log_ends(connection, "nobody") == {}
         with kernel.service.database.writer.begin() as connection:  # no session has these
             connection.execute(delete(EVENT).where(~of_session))

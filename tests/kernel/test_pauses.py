@@ -13,11 +13,12 @@ from rich.console import Console
 
 from understudy.cluster.cli.rendering import print_pending, print_session, print_wakeups
 from understudy.cluster.client.follower import Follower
-from understudy.cluster.client.results import PendingInput, SessionInfo
+from understudy.cluster.client.results import SessionInfo
 from understudy.cluster.client.session_handle import Session
 from understudy.errors import AnswerConflict, DeadlineExceeded, InvalidInput, NotAsked, RunFailed
 from understudy.events import InputReceived, InputRequested
 from understudy.protocol import packed, unpacked
+from understudy.reads import PendingInput, SessionRecord
 
 from . import kernel as k
 
@@ -60,8 +61,8 @@ class Connection:
         done = await self._nodes.request(session_id, method, session_id, *map(packed, arguments))
         return unpacked(done, kind, method)
 
-    async def read(self, what: str, *arguments: Any, **options: Any) -> Any:
-        return await self._nodes.request(None, "read", what, list(arguments), options)
+    async def read(self, kind: Any, what: str, *arguments: Any, **options: Any) -> Any:
+        return unpacked(await self._nodes.request(None, "read", what, list(arguments), options), kind, what)
 
 
 @pytest.fixture
@@ -183,7 +184,7 @@ async def test_how_it_is_shown(kernel: k.Kernel, session: Session) -> None:
     run = await session.send.aio("go", run_id="r")
     assert (await run.result.aio(20)).pending
     await kernel.paused("s")
-    info = SessionInfo.from_row(await kernel.info("s"))
+    info = SessionInfo.of(unpacked(await kernel.info("s"), SessionRecord, "info"))
     shown = StringIO()
     print_pending(info.id, info.pending, Console(file=shown, width=200))
     assert all(part in shown.getvalue() for part in ("Which colour?", "red, blue", "understudy answer s r/1/0 TEXT"))
@@ -197,7 +198,8 @@ async def test_a_session_shows_what_those_below_it_ask(kernel: k.Kernel, capsys:
     await kernel.send("s")
     kid = (await kernel.until("s", "child_spawned"))[-1]["data"]["child_id"]
     await kernel.paused(kid)
-    root, *below = [SessionInfo.from_row(row) for row in await kernel.ask("read", "tree", ["s"], {})]
+    tree = unpacked(await kernel.ask("read", "tree", ["s"], {}), list[SessionRecord], "tree")
+    root, *below = map(SessionInfo.of, tree)
     assert (root.status, root.pending) == ("waiting_for_child", ())
     print_session(root, [], [], {info.id: info.pending for info in below})
     shown = " ".join(capsys.readouterr().out.split())

@@ -110,7 +110,7 @@ class Work:
             wanted = sorted(run for session, run in self.acknowledged if session == session_id)
             events = self.db.read(queries.session_events, session_id)
             assert sorted(event.run_id for event in events if event.type == "run_accepted") == wanted
-            assert sorted(run["run_id"] for run in self.db.read(queries.runs, session_id)) == wanted
+            assert sorted(run.run_id for run in self.db.read(queries.runs, session_id)) == wanted
             row = self.db.session(session_id)
             assert row["inbox_count"] == len(wanted)
             assert [seq for seq, _ in self.db.log(session_id)] == list(range(1, row["seq"] + 1))

@@ -24,7 +24,7 @@ from understudy.errors import (
 )
 from understudy.identifiers import new_identifier
 from understudy.placement import DEFAULT
-from understudy.protocol import NewSession
+from understudy.protocol import NewSession, ServiceDirectory
 from understudy.store.beginnings import TASK_UNTOLD
 from understudy.transport.repeating import REPEAT_SECONDS
 
@@ -61,16 +61,16 @@ class Directory(NodeDirectory):
         """Whether there is a node to ask."""
         return bool(self._handles)
 
-    async def _ask(self) -> dict[str, Any]:
+    async def _ask(self) -> ServiceDirectory:
         supervisor = self._world.cluster.actors.get("supervisor")
         if supervisor is None:
             raise ServiceGone("there is no supervisor")
-        found: dict[str, Any] = await self._world.call(supervisor, "directory", here=self._here)
+        found: ServiceDirectory = await self._world.call(supervisor, "directory", here=self._here)
         return found
 
-    async def update(self, directory: dict[str, Any]) -> None:
+    async def update(self, directory: ServiceDirectory) -> None:
         """See `NodeDirectory.update`."""
-        names = {node["node_id"]: f"node/{node['node_id']}" for node in directory["nodes"]}
+        names = {node.node_id: f"node/{node.node_id}" for node in directory.nodes}
         actors = self._world.cluster.actors
         found = {node_id: actors[name] for node_id, name in names.items() if name in actors}
         self._handles = found or self._handles

@@ -21,7 +21,7 @@ from understudy.node.node_calls import NodeCalls
 from understudy.node.node_service import NodeService
 from understudy.placement import DEFAULT, is_isolated
 from understudy.ports import ModelGateway
-from understudy.protocol import Attached, Exit, News, StepCall, Work, packed
+from understudy.protocol import Attached, Exit, News, ServiceDirectory, StepCall, Work, packed
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.store import queries
 from understudy.supervisor.ports import ADOPT_SECONDS
@@ -152,7 +152,7 @@ class NodeProcess(NodeCalls):
 
     async def _owner(self) -> str | None:
         row = await self.service.reading.query(queries.owner)
-        return row["holder"] if row is not None else None
+        return row.holder if row is not None else None
 
     def _pid_here(self, holder: str) -> int:
         node_id, pid, _ = holder.split("/")[-1].split(":") if holder else ("", "0", "")
@@ -290,10 +290,10 @@ class SupervisorProcess:
         )
         self._run = asyncio.get_running_loop().create_task(self.supervisor.run())
 
-    async def ready(self, timeout: float) -> dict[str, Any]:
+    async def ready(self, timeout: float) -> ServiceDirectory:
         return await self.supervisor.ready(timeout)
 
-    async def directory(self) -> dict[str, Any]:
+    async def directory(self) -> ServiceDirectory:
         return self.supervisor.directory()
 
     async def want(self, placement: str) -> None:

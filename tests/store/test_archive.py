@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import select, text
 
 from understudy import AgentSpec, HookContext, hook, tool
@@ -26,6 +27,7 @@ from understudy.errors import (
     UntrustedCode,
 )
 from understudy.placement import placement_key
+from understudy.protocol import packed
 from understudy.store import archive, budgets, queries, retention, trust, upgrades
 from understudy.store.check import check
 from understudy.store.engine import now
@@ -115,10 +117,10 @@ def content(dsn: str, session_id: str, namespace: str = "tests") -> dict[str, An
         events = [event.to_wire() for event in queries.session_events(connection, namespace, session_id)]
         info = queries.session_info(connection, namespace, session_id)
         return {
-            "messages": queries.messages(connection, namespace, session_id),
-            "runs": [{**run, "namespace": ""} for run in queries.runs(connection, namespace, session_id)],
+            "messages": [message.to_wire() for message in queries.messages(connection, namespace, session_id)],
+            "runs": [replace(run, namespace="") for run in queries.runs(connection, namespace, session_id)],
             "events": [{**event, "writer_seq": 0} for event in events],
-            "info": {**info, "frame_id": None, "actor_pid": None, "node_id": "", "updated_at": 0},
+            "info": replace(info, frame_id=None, actor_pid=None, node_id="", updated_at=0),
         }
 
 
@@ -130,7 +132,7 @@ def rows(dsn: str) -> dict[str, list[str]]:
 
 def children(dsn: str) -> list[str]:
     with opened(dsn) as database, database.read() as connection:
-        return [row["session_id"] for row in queries.tree(connection, "tests", "lead")][1:]
+        return [row.session_id for row in queries.tree(connection, "tests", "lead")][1:]
 
 
 def sealed(document: dict[str, Any]) -> bytes:
@@ -199,7 +201,7 @@ async def test_a_session_without_its_tree(tree: str, other: str) -> None:
     found, wanted = content(other, child), content(tree, child)
     assert (found["messages"], found["runs"]) == (wanted["messages"], wanted["runs"])
     info = found["info"]
-    assert (info["parent_id"], info["root_id"], info["depth"], info["call_id"]) == (None, child, 0, None)
+    assert (info.parent_id, info.root_id, info.depth, info.call_id) == (None, child, 0, None)
     with opened(other) as database, database.snapshot() as connection:
         assert check(connection, "tests") == []
 
@@ -437,7 +439,7 @@ async def test_waits_and_wakeups_go_on_elsewhere(
     assert await load(beside, waits, resume=True) is True
     assert await load(beside, sleeps) is True
     with opened(beside) as database, database.read() as connection:
-        assert queries.wakeups(connection, "tests", "sleeps") == before
+        assert packed(queries.wakeups(connection, "tests", "sleeps")) == before
     async with k.running(beside, tmp_path, server=server) as kernel:
         assert (await kernel.end("waits"))["status"] == "completed"
         await kernel.until("sleeps", "run_finished")

@@ -92,7 +92,7 @@ async def test_what_was_resumed_has_not_been_down_since(db: Store) -> None:
         return Verdict("resume", deaths=(death.at,), delay=MINUTE)
 
     await db.do(activation.crash, db.held("s", 1), paused, cause="process_died", pid=1, policy={})
-    [due_at] = [row["due_at"] for row in db.read(queries.timers, "node-1", 1 << 62)]
+    [due_at] = [timer.due_at for timer in db.read(queries.timers, "node-1", 1 << 62)]
     await db.do(timers.fire, "s", "pause", due_at)
     row = await db.journal.submit(lambda tx: tx.session("s"))
     assert Ready.of(row, "ready").cause == "resume"

@@ -382,5 +382,5 @@ async def test_what_goes_back_to_the_provider_can_be_sent(store: str) -> None:
 
 
 def provider_data(db: Store) -> Any:
-    [message] = [m for m in db.read(queries.messages, "s") if m["role"] == "assistant"]
-    return message["extra"]["provider"]
+    [message] = [m for m in db.read(queries.messages, "s") if m.role == "assistant"]
+    return message.extra["provider"]

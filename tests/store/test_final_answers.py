@@ -41,7 +41,7 @@ async def test_a_run_ends_with_its_final_answer(db: Store) -> None:
     result = await final(db)
     assert (result.won, result.ended) == (True, True)
     run, row = db.read(queries.run_info, "s", "r"), db.session()
-    assert (run["status"], run["text"], run["rounds"]) == ("completed", "done", 1)
+    assert (run.status, run.text, run.rounds) == ("completed", "done", 1)
     assert (row["status"], row["active"], row["run_id"], row["frame_id"]) == ("idle", 0, None, FRAME.frame_id)
     assert [kind for _, kind in db.log()][-3:] == ["assistant", "model_call_completed", "run_finished"]
     with db.database.read() as connection:
@@ -80,4 +80,4 @@ async def test_a_run_that_was_cancelled_before_its_final_answer_is_cancelled(db:
     await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
     await final(db)
     run = db.read(queries.run_info, "s", "r")
-    assert (run["status"], run["text"]) == ("cancelled", "done")
+    assert (run.status, run.text) == ("cancelled", "done")

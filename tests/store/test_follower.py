@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from understudy.protocol import Following, packed, unpacked
 from understudy.records import PAGE
 from understudy.store import queries
 
+from ..records import run_record
 from .test_store import Store, opened
 
 PATIENCE = 20.0
@@ -48,7 +50,7 @@ class Nodes:
             self.died = True
             raise ServiceGone("killed")
         event = RunFinished(session_id="s", seq=1, run_id="r", status="completed")
-        return {"events": [event.to_wire()], "streams": {}, "runs": {"s/r": {"status": "completed"}}}
+        return {"events": [event.to_wire()], "streams": {}, "runs": {"s/r": packed(run_record())}}
 
 
 async def test_a_death_after_many_new_followers_is_no_long_outage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +146,7 @@ async def test_an_end_is_told_while_homes_are_not(monkeypatch: pytest.MonkeyPatc
     async with follower.follow("s", ends=True) as subscription, asyncio.timeout(PATIENCE):
         kind, event, row = await subscription.queue.get()
     await follower.close()
-    assert (kind, event.run_id, row) == ("event", "r", {"status": "completed"})
+    assert (kind, event.run_id, row) == ("event", "r", run_record())
 
 
 class Service:
@@ -255,5 +257,5 @@ async def test_all_pages_of_a_long_log_are_read(monkeypatch: pytest.MonkeyPatch)
         return [row for row in log if row["seq"] > after][:10]
 
     monkeypatch.setattr(session_handle, "PAGE", 10)
-    assert [row async for row in session_handle._pages(read, 0)] == log
+    assert [row async for row in session_handle._pages(read, 0, itemgetter("seq"))] == log
     assert asked == [0, 12, 22]

@@ -77,7 +77,7 @@ async def rounds(kernel: k.Kernel, directory: Path) -> None:
     kernel.on_point = read_tree
     await kernel.run("s-tools", k.spec(k.script([("look", arguments), ("note", arguments)], "done"), [k.look, k.note]))
     kernel.on_point = None
-    assert ["look", "note"] in [row["tools"] for tree in trees for row in tree]
+    assert ["look", "note"] in [row.tools for tree in trees for row in tree]
     child = k.spec(k.script([("look", arguments)], "back"), [k.look], name="worker", hash="worker")
     spawns = [("spawn_agent", {"agent": "worker", "task": "go"})] * 2
     lead = k.spec(k.script(spawns, "done"), ["spawn_agent"], agents={"worker": child}, budget={"tokens": 100_000})

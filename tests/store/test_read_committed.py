@@ -42,7 +42,7 @@ async def overtaken(db: Store, *statements: str) -> AsyncIterator[None]:
 
 def owner(db: Store) -> tuple[str, int]:
     row = db.read(queries.owner)
-    return row["holder"], row["generation"]
+    return row.holder, row.generation
 
 
 TAKEOVER = "UPDATE owner SET generation = 2, holder = 'you'"
@@ -129,7 +129,7 @@ async def test_of_two_deadlines_of_a_drain_the_earlier_holds(db: Store) -> None:
     async with overtaken(db, "UPDATE drain SET deadline = 10"):
         begun = asyncio.create_task(db.do(draining.begin, "node-1", 50, reason="spot"))
     await begun
-    assert [row["deadline"] for row in db.read(queries.drains)] == [10]
+    assert [row.deadline for row in db.read(queries.drains)] == [10]
 
 
 async def test_a_tree_that_grows_while_it_is_removed_stays(db: Store) -> None:
@@ -170,7 +170,7 @@ async def test_two_drains_at_once_leave_somebody(store: str) -> None:
         await db.do(draining.begin, "a", 1 << 60, reason="", nodes=("a", "b"))
         with pytest.raises(CannotDrain):
             await db.do(draining.begin, "b", 1 << 60, reason="", nodes=("a", "b"))
-        assert [row["node_id"] for row in db.read(queries.drains)] == ["a"]
+        assert [row.node_id for row in db.read(queries.drains)] == ["a"]
 
 
 async def test_code_that_was_needed_lately_is_not_locked(db: Store) -> None:
@@ -199,7 +199,7 @@ async def test_a_late_end_of_a_drain_does_not_end_the_next(store: str) -> None:
 
     async def begun(db: Store) -> int:
         await db.do(draining.begin, "node-1", 1 << 60, reason="")
-        return int(db.read(queries.drains)[0]["started_at"])
+        return int(db.read(queries.drains)[0].started_at)
 
     async with opened(store) as db:
         await db.own()
@@ -207,6 +207,6 @@ async def test_a_late_end_of_a_drain_does_not_end_the_next(store: str) -> None:
         await db.do(draining.end, ["node-1"])
         second = await begun(db)
         await db.do(draining.finish, "node-1", first)
-        assert not db.read(queries.drains)[0]["finished_at"]
+        assert not db.read(queries.drains)[0].finished_at
         await db.do(draining.finish, "node-1", second)
-        assert db.read(queries.drains)[0]["finished_at"]
+        assert db.read(queries.drains)[0].finished_at

@@ -86,12 +86,12 @@ async def worked(store: str, tmp_path: Path, server: OfflineServer) -> str:
 
 
 def last_change(dsn: str, root_id: str) -> int:
-    return int(max(row["updated_at"] for row in read(dsn, queries.tree, root_id)))
+    return int(max(row.updated_at for row in read(dsn, queries.tree, root_id)))
 
 
 async def test_a_tree_goes_with_everything(worked: str) -> None:
     """Of a pruned tree no row of any table is left; others are untouched."""
-    ids = [row["session_id"] for row in read(worked, queries.tree, "old")]
+    ids = [row.session_id for row in read(worked, queries.tree, "old")]
     before = rows(worked)
     removed = await do(worked, lambda tx: retention.drop_tree(tx, "old"))
     assert (removed.sessions, removed.kept) == (2, "")
@@ -124,7 +124,7 @@ async def test_a_tree_at_work_is_never_removed(worked: str) -> None:
 
 async def test_a_tree_goes_as_a_whole(worked: str) -> None:
     """A child can't be removed without its parent; an unknown session is an error."""
-    child = read(worked, queries.tree, "old")[1]["session_id"]
+    child = read(worked, queries.tree, "old")[1].session_id
     before = rows(worked)
     with pytest.raises(Conflict, match="old"):
         await do(worked, lambda tx: retention.drop_tree(tx, child))

@@ -130,7 +130,7 @@ async def test_a_store_of_the_first_release_is_brought_up_to_date(store: str) ->
         journal.start()
         assert await journal.submit(lambda tx: beginnings.accept(tx, "s", "r", "go"))
         with database.read() as connection:
-            assert queries.session_info(connection, "tests", "s")["seq"] == 2
+            assert queries.session_info(connection, "tests", "s").seq == 2
         await journal.close()
 
 

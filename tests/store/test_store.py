@@ -133,7 +133,7 @@ class Store:
 
     def log(self, session_id: str = "s") -> list[tuple[int, str]]:
         """`(seq, role or type)` of all that the session's log holds, in order."""
-        messages = [(m["seq"], m["role"]) for m in self.read(queries.messages, session_id)]
+        messages = [(m.seq, m.role) for m in self.read(queries.messages, session_id)]
         return sorted(messages + [(e.seq, e.type) for e in self.read(queries.session_events, session_id)])
 
     def dump(self) -> list[Any]:
@@ -212,7 +212,7 @@ async def test_unknown_and_closed_sessions_accept_nothing(db: Store) -> None:
     with pytest.raises(SessionClosed):
         await db.accept("s", "new")
     assert await db.accept("s", "old") is False
-    assert db.read(queries.run_info, "s", "old")["status"] == "cancelled"
+    assert db.read(queries.run_info, "s", "old").status == "cancelled"
 
 
 @pytest.mark.parametrize("content", ["a\0b", "\U0001f9d1‍\U0001f680 �", "x" * 10_000_000], ids=["nul", "emoji", "10MB"])
@@ -225,7 +225,7 @@ async def test_any_content_comes_back_as_it_was(db: Store, content: str) -> None
     assert work.inbox[0].payload["content"] == content
     parts = [{"type": "text", "text": content}]
     await db.ask("s", entries=(Message("user", content, run_id="r"), Message("user", parts, run_id="r")))
-    assert [message["content"] for message in db.read(queries.messages, "s")] == [content, parts]
+    assert [message.content for message in db.read(queries.messages, "s")] == [content, parts]
 
 
 # Batches.
@@ -441,7 +441,7 @@ async def test_no_child_appears_behind_a_cancellation(db: Store) -> None:
     """A cancel reaches the running children; a spawn committed after it creates none, and its Ack says why."""
     await spawned(db)
     await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
-    assert db.read(queries.run_info, "kid", "task")["cancel_requested"] == "stop"
+    assert db.read(queries.run_info, "kid", "task").cancel_requested == "stop"
     ack = (await db.commit("s", 2, 2, spawns=(Spawn("r/1/1", "late", spec("kid"), "x"),))).ack
     assert ack.cancel == "stop"
     with pytest.raises(UnknownSession):
@@ -455,7 +455,7 @@ async def test_a_batch_of_a_run_that_was_ended_without_its_agent(db: Store) -> N
     epoch = (await db.activate("s")).epoch
     await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
     await db.commit("kid", 1, 2, finish=Finish("cancelled", ""), wait="idle")
-    assert db.read(queries.run_info, "s", "r")["status"] == "cancelled"
+    assert db.read(queries.run_info, "s", "r").status == "cancelled"
     before = db.dump()
     for batch in ({"wait": "child"}, {"wait": "input"}, {"finish": Finish("cancelled", ""), "wait": "idle"}):
         with pytest.raises(Fenced):
@@ -505,7 +505,7 @@ async def test_the_first_answer_wins(db: Store) -> None:
     await db.asking()
     first, late = await db.answer("s", content="one"), await db.answer("s", attempt=2, content="two")
     assert (first.won, late.won) == (True, False)
-    assert [m["content"] for m in db.read(queries.messages, "s")] == ["go", "one"]
+    assert [m.content for m in db.read(queries.messages, "s")] == ["go", "one"]
     row = db.session()
     assert (row["tokens_used"], row["tokens_redone"]) == (30, 15)
     assert [kind for _, kind in db.log()].count("model_call_completed") == 2
@@ -577,7 +577,7 @@ async def test_a_cancelled_run_keeps_the_text_of_a_late_answer_but_not_its_calls
     assert (result.won, result.calls, result.message.content) == (True, (), "so far")
     assert result.ended, "no process is needed for that"
     run = db.read(queries.run_info, "s", "r")
-    assert (run["status"], run["text"]) == ("cancelled", "so far")
+    assert (run.status, run.text) == ("cancelled", "so far")
 
 
 async def test_a_final_commit_before_the_cancellation_wins(db: Store) -> None:
@@ -586,7 +586,7 @@ async def test_a_final_commit_before_the_cancellation_wins(db: Store) -> None:
     await db.answer("s")
     await db.commit("s", 1, 2, finish=Finish("completed", "hi"), wait="idle")
     assert not await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
-    assert db.read(queries.run_info, "s", "r")["status"] == "completed"
+    assert db.read(queries.run_info, "s", "r").status == "completed"
 
 
 async def test_an_activation_in_the_answers_transaction_has_its_tool_calls(db: Store) -> None:
@@ -853,8 +853,8 @@ def test_several_processes_may_boot_at_once(store: str) -> None:
     assert [process.returncode for process in processes] == [0] * 4, errors
     database = Database(store)
     with database.read() as connection:
-        found = {row["session_id"] for row in queries.session_list(connection, "tests")}
-        runs = {row["run_id"] for row in queries.runs(connection, "tests", "shared")}
+        found = {row.session_id for row in queries.session_list(connection, "tests")}
+        runs = {row.run_id for row in queries.runs(connection, "tests", "shared")}
     database.close()
     assert (found, runs) == ({"shared", *names}, set(names))
 
@@ -979,7 +979,7 @@ async def test_a_child_that_is_cancelled_before_it_began_leaves_no_input_behind(
     await db.commit("s", 1, 2, spawns=(Spawn("r/1/0", "kid", spec("kid"), "x"),), calls=(call,), wait="child")
     await db.accept("kid", "more")
     await db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "stop"))
-    assert [run["status"] for run in db.read(queries.runs, "kid")] == ["cancelled", "cancelled"]
+    assert [run.status for run in db.read(queries.runs, "kid")] == ["cancelled", "cancelled"]
     row = db.session("kid")
     assert (row["inbox_count"], row["active"], row["closed"]) == (0, 0, 1)
 

@@ -70,7 +70,7 @@ async def test_a_program_that_awaits_is_never_blocked(cluster: LocalCluster) -> 
             [info.id for info in await session.tree.aio()] == ["s"] == [row.id for row in await cluster.sessions.aio()]
         )
         assert await session.children.aio() == [] == await session.pending.aio() == await session.budgets.aio()
-        assert [row["run_id"] for row in await session.runs.aio()] == ["r"]
+        assert [run.run_id for run in await session.runs.aio()] == ["r"]
         wakeup = await session.schedule.aio("later", 3600.0)
         assert await session.wakeups.aio() == [wakeup]
         assert await session.cancel_wakeup.aio(wakeup.name)

@@ -10,7 +10,7 @@ import pytest
 from understudy.cluster.ray.directory import NodeDirectory
 from understudy.config import Settings
 from understudy.errors import ServiceGone, StoreUnreachable
-from understudy.protocol import NewSession
+from understudy.protocol import NewSession, ServiceDirectory, ServiceProcess
 
 
 class Nodes(NodeDirectory):
@@ -25,11 +25,12 @@ class Nodes(NodeDirectory):
         self.homes_in_store: dict[str, str] = {}
         self.asked: list[tuple[str, str]] = []
 
-    async def directory(self) -> dict[str, Any]:
-        return {"nodes": [{"node_id": name} for name in self._handles if name not in self.dead]}
+    async def directory(self) -> ServiceDirectory:
+        there = [ServiceProcess(name, 1) for name in self._handles if name not in self.dead]
+        return ServiceDirectory(1, "supervising", there, [])
 
-    async def update(self, directory: dict[str, Any]) -> None:
-        self._handles = {node["node_id"]: None for node in directory["nodes"]}
+    async def update(self, directory: ServiceDirectory) -> None:
+        self._handles = {node.node_id: None for node in directory.nodes}
 
     async def call(
         self, node_id: str, method: str, *arguments: Any, call_id: str = "", timeout: float | None = 0.0

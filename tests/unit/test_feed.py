@@ -15,6 +15,9 @@ from understudy.events import Event, RunFinished, RunStarted
 from understudy.node import feed
 from understudy.node.feed import RING, Feed
 from understudy.protocol import Following, Watched
+from understudy.reads import RunRecord
+
+from ..records import run_record
 
 
 class Log:
@@ -39,10 +42,10 @@ class Log:
         await asyncio.sleep(0)
         return [event for event in self.events.get(session_id, ()) if event.seq > after][: feed.PAGE]
 
-    async def read_run(self, session_id: str, run_id: str) -> dict[str, Any]:
+    async def read_run(self, session_id: str, run_id: str) -> RunRecord:
         if session_id in self.removed:
             raise UnknownSession("it was removed")
-        return {"session_id": session_id, "run_id": run_id, "status": "completed"}
+        return run_record(session_id, run_id)
 
     def commit(self, session_id: str, gap: int = 1, *, ends: bool = False, foreign: bool = False) -> None:
         """Commit an event, `gap` places after the last one: messages share the numbers.
@@ -158,7 +161,7 @@ async def test_ends_tells_only_the_ends_of_runs() -> None:
         await asyncio.sleep(0)
     found = await watching
     assert [event["type"] for event in found.events] == ["run_finished"]
-    assert found.runs["a/r3"]["status"] == "completed"
+    assert found.runs["a/r3"].status == "completed"
 
 
 async def test_a_long_log_is_told_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -346,7 +346,7 @@ def test_sub_agents_and_questions(cluster: LocalCluster) -> None:
     run = session.send("go")
     asked = next(event for event in run if isinstance(event, ChildSpawned))
     below = cluster.session(asked.child_id)
-    result = below.run(below.runs()[0]["run_id"]).result(PATIENCE)
+    result = below.run(below.runs()[0].run_id).result(PATIENCE)
     assert result.status == "waiting_for_input"
     assert below.answer(result.pending[0].call_id, "the red one")
     assert run.result(PATIENCE, check=True).text == "all done"

@@ -490,7 +490,7 @@ async def test_what_can_not_be_started_is_told(machinery: Machinery) -> None:
             node.changed.clear()
             await node.changed.wait()
     assert "no node has GPU 1" in node.unschedulable[-1]["gpu"]
-    assert list(supervisor.directory()["problems"]) == ["gpu"]
+    assert list(supervisor.directory().problems) == ["gpu"]
 
 
 async def test_a_notice_of_the_cluster_begins_a_drain(machinery: Machinery) -> None:

@@ -14,6 +14,8 @@ from understudy.cluster.client.run_handle import Run
 from understudy.errors import DeadlineExceeded
 from understudy.events import RunFinished
 
+from ..records import run_record
+
 SECONDS = 0.02
 
 
@@ -38,7 +40,7 @@ async def test_a_time_out_holds_although_another_run_ends_at_that_moment(early: 
         run = Run(connection, "s", "behind", 0)  # type: ignore[arg-type]
         ended = RunFinished(session_id="s", seq=1, run_id="before", status="completed")
         asyncio.get_running_loop().call_later(
-            SECONDS - early, connection.queue.put_nowait, ("event", ended, {"status": "completed"})
+            SECONDS - early, connection.queue.put_nowait, ("event", ended, run_record(run_id="before"))
         )
         async with asyncio.timeout(10):
             with pytest.raises(DeadlineExceeded):

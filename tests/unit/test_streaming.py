@@ -53,9 +53,9 @@ class Connection:
             await asyncio.Event().wait()
         return self.news.pop(0)
 
-    async def read(self, what: str, _session_id: str, after: int, limit: int) -> list[dict[str, Any]]:
+    async def read(self, _kind: Any, what: str, _session_id: str, after: int, limit: int) -> list[Message]:
         assert what == "messages"
-        return [message.to_wire() for message in self.messages if message.seq > after][:limit]
+        return [message for message in self.messages if message.seq > after][:limit]
 
 
 def completed(attempt: int, seq: int = ANSWER + 1) -> Event:

@@ -1,0 +1,229 @@
+"""What clients, and the supervisor, read of the store: a node service answers it (`understudy.node.requests.READS`).
+
+The store makes these from its rows; `tables.py` there says what each column means. Those that have dataclasses of their
+own are public as they are. Events come in wire form (`EventWire`), messages as such.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import Struct
+
+from .events import EventWire
+
+
+@dataclass(frozen=True)
+class PendingInput:
+    """A tool call that waits for a person (`Session.answer`).
+
+    Attributes:
+        asked: how often this call has asked by now.
+        kind: `question` (the model asks) or `in_doubt` (the call had started when its process died).
+        options: answers that are offered; any other is taken as well.
+        asked_at: microseconds since 1970 UTC.
+    """
+
+    call_id: str
+    asked: int
+    run_id: str
+    kind: str
+    prompt: str
+    options: tuple[str, ...]
+    asked_at: int
+
+
+@dataclass(frozen=True)
+class Wakeup:
+    """An input that a session will get (`Session.schedule`).
+
+    Attributes:
+        due_at: microseconds since 1970 UTC.
+        every: seconds after which it is due again; None for once.
+    """
+
+    name: str
+    prompt: str
+    due_at: int
+    every: float | None
+
+
+@dataclass(frozen=True)
+class BudgetUse:
+    """One limit of a budget, and how far it is used up.
+
+    Attributes:
+        session_id: whose budget it is: the session's own, or one above it.
+        scope, resource: see `understudy.spec.Budget`. Of `cost` the amounts are millionths of the price table's
+            currency, of `seconds` microseconds.
+        reserved: for model calls in flight.
+        spent: nothing of `depth`; of `seconds` the time since the scope began.
+    """
+
+    session_id: str
+    scope: str
+    resource: str
+    allowed: int
+    reserved: int
+    spent: int
+
+
+@dataclass(frozen=True)
+class AccountRecord(BudgetUse):
+    """The whole row of it, as the console shows it."""
+
+    beyond: int
+    since: int
+
+
+@dataclass(frozen=True)
+class DrainInfo:
+    """A node that is drained.
+
+    Attributes:
+        left: sessions with work that are still there.
+        deadline: what is left then moves the hard way; like the other times in microseconds since 1970 UTC.
+        finished_at: when nothing was left; 0 before.
+    """
+
+    node_id: str
+    reason: str
+    left: int
+    started_at: int
+    deadline: int
+    finished_at: int
+
+
+class OwnerRecord(Struct, frozen=True):
+    """Who owns the namespace."""
+
+    generation: int
+    holder: str
+    lease_until: int
+
+
+class SessionRecord(Struct, frozen=True, omit_defaults=True):
+    """A session.
+
+    Attributes:
+        pending: what it asks people; None unless its status is `waiting_for_input`.
+        tools: tools it is at; None where a tree was not asked for.
+    """
+
+    session_id: str
+    agent: str
+    kind: str
+    status: str
+    parent_id: str | None
+    root_id: str
+    depth: int
+    call_id: str | None
+    epoch: int
+    seq: int
+    actor_pid: int | None
+    frame_id: str | None
+    node_id: str
+    restarts: int
+    tokens_used: int
+    tokens_redone: int
+    cost_used: int
+    created_at: int
+    updated_at: int
+    metadata_json: dict[str, Any] | None
+    error: dict[str, Any] | None
+    run_id: str | None
+    round: int
+    closed: int
+    active: int
+    wait: str | None
+    wait_attempt: int
+    placement: str
+    pending: list[PendingInput] | None = None
+    tools: list[str] | None = None
+
+
+class SessionAtWork(SessionRecord, frozen=True, kw_only=True):
+    """A session with work, and since when it waits, and for what end."""
+
+    wait_since: int
+    stuck: int
+    cancel_reason: str | None
+
+
+class Working(Struct, frozen=True):
+    """The sessions with work that want attention first, and how many have each status."""
+
+    rows: list[SessionAtWork]
+    statuses: dict[str, int]
+
+
+class Totals(Struct, frozen=True):
+    """How many sessions there are, and the statuses of the newest that have nothing to do."""
+
+    sessions: int
+    latest: dict[str, int]
+
+
+class Activity(Struct, frozen=True):
+    """What happened since the last look.
+
+    Attributes:
+        cursors: the place in each journal's own log, for the next look.
+    """
+
+    cursors: dict[str, int]
+    events: list[EventWire]
+
+
+class SessionPage(Struct, frozen=True):
+    """A page of sessions; `next` is the cursor of the next one, None at the end."""
+
+    rows: list[SessionRecord]
+    next: tuple[int, str] | None
+
+
+class RunRecord(Struct, frozen=True, omit_defaults=True):
+    """A run.
+
+    Attributes:
+        content: what went in, as it was sent.
+        usage: `Usage.to_wire()`.
+        pending: what it waits for; None unless it is paused.
+    """
+
+    namespace: str
+    session_id: str
+    run_id: str
+    digest: str
+    content: Any
+    source: str
+    status: str
+    text: str | None
+    output: Any
+    error: dict[str, Any] | None
+    rounds: int
+    usage: list[Any] | None
+    trace_id: str
+    parent_span_id: str
+    cancel_requested: str | None
+    accepted_at: int
+    started_at: int
+    finished_at: int
+    request_id: str
+    pending: list[PendingInput] | None = None
+
+
+class RunSummary(Struct, frozen=True):
+    """A run without what went in and came out."""
+
+    run_id: str
+    source: str
+    status: str
+    error: dict[str, Any] | None
+    rounds: int
+    usage: list[Any]
+    trace_id: str
+    accepted_at: int
+    started_at: int
+    finished_at: int
