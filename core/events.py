@@ -9,35 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypedDict, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
+
+from .event_wire import ENVELOPE, EventWire
 
 ERROR_CHARACTERS = 500
 """So much of an error message is in an event."""
 
 ERROR_UNCUT = 3 * ERROR_CHARACTERS
 """So much of it the journal is given, which takes secrets out before it cuts: a part of one is not recognized."""
-
-ENVELOPE = ("seq", "at", "session_id", "run_id", "round", "epoch", "trace_id", "agent", "parent_id", "root_id")
-
-
-class EventWire(TypedDict):
-    """An event as `Event.to_wire` makes it: in JSON, between processes, and where it is only passed on."""
-
-    type: str
-    seq: int
-    at: int
-    session_id: str
-    run_id: str | None
-    round: int
-    epoch: int
-    trace_id: str
-    agent: str
-    parent_id: str | None
-    root_id: str
-    writer_seq: int
-    data: dict[str, Any]
 
 
 def _type_of(name: str) -> str:
@@ -102,8 +84,7 @@ class UnknownEvent(Event, frozen=True, kw_only=True):
 
 
 class SessionCreated(Event, frozen=True, kw_only=True):
-    """The session exists. `call_id` is the parent's spawning tool call, if any; `restart`: how often its task had been
-    started before, in other sessions."""
+    """The session exists. `call_id`: the parent's call that spawned it, if any; `restart`: earlier starts of its task."""
 
     depth: int = 0
     call_id: str | None = None

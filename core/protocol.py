@@ -12,7 +12,7 @@ import msgspec
 
 from .config import ModelProfile
 from .errors import InvalidInput
-from .events import EventWire
+from .event_wire import EventWire
 from .identifiers import identifier_problem, wait_key
 from .messages import Message
 from .reads import RunRecord

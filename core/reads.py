@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from .events import EventWire
+from .event_wire import EventWire
 
 
 @dataclass(frozen=True)

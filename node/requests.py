@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from understudy.errors import InvalidSpec, UnderstudyError
-from understudy.events import EventWire
+from understudy.event_wire import EventWire
 from understudy.protocol import (
     Accepted,
     Following,

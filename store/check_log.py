@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Text, bindparam, select
 
-from understudy.events import ENVELOPE
+from understudy.event_wire import ENVELOPE
 from understudy.identifiers import wait_key
 from understudy.messages import Usage
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from understudy.events import ENVELOPE, ERROR_CHARACTERS, Event
+from understudy.event_wire import ENVELOPE
+from understudy.events import ERROR_CHARACTERS, Event
 from understudy.messages import WIRE_VERSION, Message
 from understudy.redaction import redacted
 

@@ -10,9 +10,9 @@ from dataclasses import fields, replace
 
 from sqlalchemy import Connection, and_, case, func, or_, select
 
+from understudy.event_wire import EventWire
 from understudy.events import (
     ChildRestarted,
-    EventWire,
     InputRequested,
     ModelCallCompleted,
     ModelCallFailed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, and_, select
 
 from understudy.errors import EventsPruned, UnknownRun
-from understudy.events import EventWire
+from understudy.event_wire import EventWire
 from understudy.reads import RunRecord
 
 from .entries import event_from_row

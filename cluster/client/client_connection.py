@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from understudy.config import Settings
-from understudy.events import EventWire
+from understudy.event_wire import EventWire
 from understudy.identifiers import new_identifier
 from understudy.protocol import NewSession, Spawned, packed, unpacked
 from understudy.reads import DrainInfo

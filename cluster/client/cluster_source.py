@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from understudy.events import EventWire
+from understudy.event_wire import EventWire
 
 from .client_connection import ClientConnection
 from .fleet import Result

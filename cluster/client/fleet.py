@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from understudy.errors import UnderstudyError
-from understudy.events import EventWire
+from understudy.event_wire import EventWire
 from understudy.messages import Usage
 from understudy.protocol import packed
 from understudy.reads import Activity, SessionAtWork, Totals, Working

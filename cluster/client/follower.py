@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError, UnknownSession
-from understudy.events import Event, EventWire
+from understudy.event_wire import EventWire
+from understudy.events import Event
 from understudy.identifiers import new_identifier
 from understudy.node.feed import ENDS
 from understudy.protocol import Following, Watched, packed, unpacked

@@ -10,7 +10,8 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from understudy.errors import InvalidInput
-from understudy.events import Event, EventWire
+from understudy.event_wire import EventWire
+from understudy.events import Event
 from understudy.identifiers import check_identifier, new_identifier, read_traceparent
 from understudy.messages import Message
 from understudy.protocol import Accepted, Input, NewWakeup, Scheduled

@@ -24,7 +24,8 @@ from understudy.errors import (
     UnknownRun,
     UnknownSession,
 )
-from understudy.events import Event, EventWire
+from understudy.event_wire import EventWire
+from understudy.events import Event
 from understudy.identifiers import check_identifier
 from understudy.json_text import jsonable
 from understudy.messages import Message

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.errors import UnderstudyError
-from understudy.events import ChildRestarted, ChildSpawned, EventWire
+from understudy.event_wire import EventWire
+from understudy.events import ChildRestarted, ChildSpawned
 from understudy.identifiers import new_identifier
 from understudy.json_text import jsonable
 from understudy.protocol import packed

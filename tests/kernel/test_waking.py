@@ -64,7 +64,7 @@ async def data(kernel: k.Kernel, event_type: str, session_id: str = "s") -> list
 async def due(kernel: k.Kernel) -> dict[tuple[str, str], int]:
     """When each timer of the node's sessions is due."""
     found = await kernel.service.reading.timers(kernel.node_id, 1 << 62)
-    return {(row["session_id"], row["name"]): row["due_at"] for row in found}
+    return {(timer.session_id, timer.name): timer.due_at for timer in found}
 
 
 async def fire(kernel: k.Kernel, name: str, session_id: str = "s") -> None:

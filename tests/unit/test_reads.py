@@ -14,7 +14,7 @@ import pytest
 from understudy import messages, reads
 from understudy.cluster.client.client_connection import ClientConnection
 from understudy.errors import InvalidInput
-from understudy.events import EventWire
+from understudy.event_wire import EventWire
 from understudy.node.requests import READS
 from understudy.protocol import Watched, packed, unpacked
 
