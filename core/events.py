@@ -84,7 +84,7 @@ class UnknownEvent(Event, frozen=True, kw_only=True):
 
 
 class SessionCreated(Event, frozen=True, kw_only=True):
-    """The session exists. `call_id`: the parent's call that spawned it, if any; `restart`: earlier starts of its task."""
+    """The session exists. `call_id`: the parent's call that spawned it; `restart`: earlier starts of its task."""
 
     depth: int = 0
     call_id: str | None = None
