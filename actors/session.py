@@ -73,7 +73,7 @@ class Activation:
                 status = "budget_exceeded" if refused else "failed"
                 return await self._finish(status, window.reply(), error=window.model_error)
             if window.wait == "model":  # taken up while a call is in flight: attach to it
-                return Step(None, window.request(window.round))
+                return Step(None, window.request(window.round, whole=True))
             if window.calls:
                 limit = window.spec.get("repeat_limit", 0)  # sessions of earlier versions have none
                 waits = {tool["name"] for tool in window.spec["tools"] if builtin(tool) == WAIT}

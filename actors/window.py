@@ -103,11 +103,14 @@ class Window:
                 break
         return count
 
-    def request(self, round_number: int, drafted: Sequence[Message] = ()) -> ModelRequest:
-        """The model call of a round. A pure function of the window: the same after any crash.
+    def request(
+        self, round_number: int, drafted: Sequence[Message] = (), *, whole: bool = False
+    ) -> ModelRequest:  # fmt: skip
+        """The model call of a round. What the model is sent is a pure function of the window: the same after any crash.
 
         Args:
             drafted: messages that are committed with the call.
+            whole: with all messages, also those that the gateway was sent before.
         """
         spec = self.spec
         self._conversation.extend(self.messages[self._told :])
@@ -116,18 +119,18 @@ class Window:
             {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
             for tool in spec["tools"]
         ]
-        hooks = spec.get("hooks", ())
+        points = {hook["point"] for hook in spec.get("hooks", ())}
         assert self.run_id is not None
         return ModelRequest(
             wait_key=wait_key(self.session_id, self.run_id, round_number),
             profile=spec["profile"],
             model=spec["model"],
-            messages=self._conversation.text(drafted),
             tools=tools,
             parameters=dict(spec["parameters"]),
             deadline=spec["deadline"],
             stall=spec.get("stall", 300.0),
-            ends_run=not self.continuations(drafted) and not any(hook["point"] in SEES_END for hook in hooks),
+            ends_run=not self.continuations(drafted) and points.isdisjoint(SEES_END),
+            **self._conversation.part(drafted, whole=whole or "before_model" in points),
         )
 
 

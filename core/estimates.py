@@ -15,7 +15,7 @@ BYTES_PER_TOKEN = 3
 def estimate_tokens(request: ModelRequest) -> int:
     """A careful guess of a request's input tokens."""
     tools = to_json(request.tools).encode() if request.tools else b""
-    return (len(request.messages) + len(tools)) // BYTES_PER_TOKEN + 1
+    return (request.left_out + len(request.messages) + len(tools)) // BYTES_PER_TOKEN + 1
 
 
 def estimate_usage(request: ModelRequest, text: str, calls: Iterable[tuple[str, str, str]] = ()) -> Usage:

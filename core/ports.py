@@ -20,6 +20,9 @@ class Node(Protocol):
     async def step(self, call: StepCall) -> Work | Exit:
         """Commit a batch, start or attach to its model call, and return the frame's next work when there is some.
 
+        A request may leave out what one before it had (`ModelRequest.left_out`), unless it is without a batch: that one
+        may be asked for because something was left out.
+
         Raises:
             Fenced: the activation is over; ask for other work with a call that names no session. So it is if the frame
                 has made a later call: this one was on the way too long.
@@ -68,7 +71,7 @@ class ModelGateway(Protocol):
 
         Returns:
             With `error` if the call failed, whatever the reason. None if the gateway does not have it, and there is no
-            request.
+            request, or one that leaves something out which the gateway does not have either.
         """
 
     async def growth(self, number: str, key: str, restarts: int, length: int) -> Growth:

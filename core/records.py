@@ -54,12 +54,17 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         wait_key: `session/run/round`; with `/attempt` it is the request key.
         profile: name of the model profile (endpoint and credentials) at the gateway.
         messages: a JSON array in the OpenAI chat completions form: as text, since nobody but the endpoint needs more of
-            it than its length, and to read and write a long one would take longer than all else about a call.
+            it than its length, and to read and write a long one would take longer than all else about a call. The end
+            of it, if `left_out`.
         tools: in the same form.
         parameters: temperature, max_tokens, … passed through to the endpoint.
         deadline: seconds for the whole call, retries included.
         stall: seconds without a byte from the endpoint after which a try is given up.
         ends_run: a final answer (`ModelAnswer.is_final`) is the run's: nothing in the agent's process has to see it.
+        text: names the text that the messages are of, which only grows, from request to request: no other has the name.
+        lasting: so many bytes of the text, from its beginning, are in the next request as well. 0: nobody shall keep
+            them.
+        left_out: so many of them are not in `messages`: the gateway has them from a request before, or asks for all.
     """
 
     wait_key: str
@@ -71,6 +76,9 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     deadline: float = 600.0
     stall: float = 300.0
     ends_run: bool = False
+    text: str = ""
+    lasting: int = 0
+    left_out: int = 0
 
     def limited_to(self, tokens: int) -> ModelRequest:
         """The same with the reply that is paid for; 0 for any length."""
@@ -78,6 +86,15 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
             return self
         parameters = {name: value for name, value in self.parameters.items() if name != "max_tokens"}
         return msgspec.structs.replace(self, parameters={**parameters, "max_completion_tokens": tokens})
+
+    def completed(self, beginning: bytes) -> ModelRequest:
+        """The same with all of its messages.
+
+        Args:
+            beginning: of the text: what was left out of it, and perhaps more.
+        """
+        messages = b"".join((memoryview(beginning)[: self.left_out], self.messages))
+        return msgspec.structs.replace(self, messages=messages, left_out=0)
 
 
 @dataclass(frozen=True, slots=True)

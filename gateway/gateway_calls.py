@@ -25,6 +25,7 @@ from understudy.tasks import Tasks
 from understudy.waiting import is_set_within, ticks
 
 from .gateway import Gateway
+from .histories import Histories
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class GatewayCalls:
         self._service = ""
         self._replaced: set[str] = set()
         self._profiles = Profiles()
+        self._histories = Histories()
         self._calls: dict[str, _HeldCall] = {}
         self._learned = asyncio.Event()
         self._heard = time.monotonic()
@@ -137,6 +139,7 @@ class GatewayCalls:
         self._require(number)
         call = self._calls.get(origin.key)
         if call is None:
+            request = self._histories.completed(origin, request) if request is not None else None
             if request is None:
                 return None
             call = self._calls[origin.key] = _HeldCall(origin, request)

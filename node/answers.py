@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from understudy.errors import UnderstudyError
 from understudy.placement import is_isolated
 from understudy.protocol import CallOrigin, Work
@@ -88,12 +90,16 @@ class Answers:
             self._go_on(of, result, resident, current, woken)
 
     async def lost(self, call: Call) -> None:
-        """A call is lost with its gateway: whoever waits for its answer makes it again, as the next attempt."""
+        """A call is lost with its gateway: whoever waits for its answer makes it again, as the next attempt. Or it
+        lacks messages: whoever waits brings all of them."""
         session_id, frames = call.origin.session_id, self._frames
         slot = frames.paging.holder(session_id)
         if slot is None:
+            # Its frame may have been given away in a commit that is on its way: before it is done, the session has one.
+            with contextlib.suppress(UnderstudyError):  # the sweep will look
+                await self._node.journal.submit(lambda _tx: None)
             frames.look_at(session_id)
-        elif slot.resting and slot.wait == "model" and self._calls.of_session(session_id) is None:
+        elif slot.resting and slot.wait == "model" and not self._calls.is_under_way(session_id):
             frames.resume(slot)
 
     def _end_rest(self, session_id: str, at: ActivationId, since: int, *, ended: bool, goes_on: bool) -> None:

@@ -7,7 +7,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec import structs
 
 from understudy.errors import ServiceGone, UnderstudyError, UnknownSession
 from understudy.ports import ModelGateway
@@ -20,6 +22,8 @@ from understudy.tasks import Tasks
 from .gateway_link import GatewayLink, Kill, never_killed
 
 log = logging.getLogger(__name__)
+
+Wanted = TypeVar("Wanted")
 
 GROWTH_SECONDS = 0.03
 """What comes of an answer within so many seconds is told together."""
@@ -44,6 +48,9 @@ class Call:
         self.is_whole = False
         self.gateway = ""
         """Which one has it; empty while none may have it."""
+        self.lacks = False
+        """The gateway does not have what the request leaves out: who takes the session up brings all of it."""
+        self.complete = asyncio.Event()
         self.aborted = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
@@ -51,6 +58,15 @@ class Call:
     def key(self) -> tuple[int, str]:
         """What it is found by: a session that is made again under a removed one's id has the same wait keys."""
         return self.origin.incarnation, self.origin.wait_key
+
+    def bring(self, request: ModelRequest) -> None:
+        """Here is the request again, with all of its messages."""
+        if self.lacks and self.request is not None:
+            self.request = structs.replace(
+                self.request, messages=request.messages, text=request.text, lasting=request.lasting, left_out=0
+            )
+            self.lacks = False
+            self.complete.set()
 
 
 class Calls:
@@ -62,7 +78,7 @@ class Calls:
     Args:
         service: what this node service is called, and no other.
         answered: commits an answer.
-        lost: told of a call that its gateway has died with, once it is forgotten here.
+        lost: told of a call that its gateway has died with, once it is forgotten here; and of one that lacks messages.
         grown: told of a session whose answer has grown.
         followed: whether somebody follows the answers of a session as they grow.
     """
@@ -103,8 +119,8 @@ class Calls:
         return list(self._calls.values())
 
     def sessions(self) -> set[str]:
-        """Those whose latest call is in flight."""
-        return set(self._latest)
+        """Those whose latest call needs nobody (`is_under_way`)."""
+        return {session_id for session_id in self._latest if self.is_under_way(session_id)}
 
     def find(self, incarnation: int, wait_key: str) -> Call | None:
         """The call in flight under this key."""
@@ -114,9 +130,15 @@ class Calls:
         """The latest call of a session, if that is in flight: if it waits for any here, it waits for that."""
         return self._latest.get(session_id)
 
+    def is_under_way(self, session_id: str) -> bool:
+        """Whether the latest call of a session is in flight, and lacks nothing."""
+        call = self._latest.get(session_id)
+        return call is not None and not call.lacks
+
     def is_ready(self, row: ActiveSession) -> bool:
-        """Whether an active session has something to do: it waits for nothing, or for a call that is lost."""
-        return row.wait is None or (row.wait == "model" and self.of_session(row.session_id) is None)
+        """Whether an active session has something to do: it waits for nothing, or for a call that is lost, or lacks
+        messages."""
+        return row.wait is None or (row.wait == "model" and not self.is_under_way(row.session_id))
 
     def start(self, call: Call) -> None:
         """Start a call, unless it is in flight."""
@@ -221,13 +243,25 @@ class Calls:
                 return ModelAnswer.aborted(call.origin.session_id) if call.aborted.is_set() else None
             call.gateway = attached.gateway
             try:
-                return await self._gateway.call(attached.number, call.origin, call.request)
+                answer = await self._gateway.call(attached.number, call.origin, call.request)
             except ServiceGone:
                 self.link.lost(attached)
             except Exception as error:
                 if not isinstance(error, UnderstudyError):  # such a one says that it can't be sent
                     log.exception("the model call of session %s failed", call.origin.session_id)
                 return ModelAnswer.failed(error, call.origin.session_id)
+            else:
+                if answer is not None or call.request is None:
+                    return answer
+                call.gateway = ""  # it made nothing of it
+                await self._completed(call)
+
+    async def _completed(self, call: Call) -> None:
+        """Wait until somebody has brought all messages of a call, or it is aborted."""
+        call.lacks = True
+        call.complete.clear()
+        await self._lost(call)
+        await _unless_aborted(call, call.complete.wait())
 
     async def _attached(self, call: Call) -> Attached | None:
         """The gateway; None if the call was aborted before any had it."""
@@ -235,15 +269,7 @@ class Calls:
             return await self.link.attached()
         if self.link.current is not None:
             return None if call.aborted.is_set() else self.link.current
-        waiting: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(self.link.attached()), asyncio.ensure_future(call.aborted.wait())
-        ]  # fmt: skip
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            return None if call.aborted.is_set() else await waiting[0]
-        finally:
-            for wait in waiting:
-                wait.cancel()
+        return await _unless_aborted(call, self.link.attached())
 
     async def _abort(self, call: Call) -> None:
         """Have the gateway abort a call; it may get lost with its attachment, and with the gateway the call does."""
@@ -311,3 +337,14 @@ class Calls:
             await asyncio.sleep(GROWTH_SECONDS)
             if not self._followed(session_id):
                 return
+
+
+async def _unless_aborted(call: Call, wanted: Awaitable[Wanted]) -> Wanted | None:
+    """What is waited for; None if the call is aborted first."""
+    waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(wanted), asyncio.ensure_future(call.aborted.wait())]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        return None if call.aborted.is_set() else await waiting[0]
+    finally:
+        for wait in waiting:
+            wait.cancel()

@@ -49,8 +49,8 @@ class Rounds:
         slots = self._frames.paging.slots
         if frame_id in self._frames.known.buried:  # its call was still on the way
             return Exit()
-        if call.activation is not None and call.batch is None and call.request is None:
-            raise InvalidInput("a step without a batch has a request", session_id=call.activation.session_id)
+        if call.activation is not None and call.batch is None and (call.request is None or call.request.left_out):
+            raise InvalidInput("a step without a batch has a whole request", session_id=call.activation.session_id)
         slot = slots.get(frame_id)
         if slot is not None and number == slot.answered and slot.session_id is not None:
             # The answer was lost, or an attempt was on the way for long and the frame has begun with the work.
@@ -225,7 +225,10 @@ class Rounds:
         """The activation found its session waiting for a model: follow that call, or issue it again if it is lost."""
         held = slot.activation
         assert held is not None
-        if self._calls.find(held.incarnation, request.wait_key) is None:
+        call = self._calls.find(held.incarnation, request.wait_key)
+        if call is not None and call.lacks:
+            await self._bring(slot, held, call, request)
+        if call is None:
             if self._node.homes.is_drained:
                 return await self._draining.dismiss(slot)
             try:
@@ -245,6 +248,19 @@ class Rounds:
                 return await self._frames.work(slot)
         slot.reply_echo = None
         return await self._frames.rest(slot, "model")
+
+    async def _bring(self, slot: Slot, held: ActivationId, call: Call, request: ModelRequest) -> None:
+        """Give a call its messages, if they are from the frame that has the session: no other may say what its model is
+        asked."""
+        try:
+            await self._node.journal.submit(
+                lambda tx: operations.require_held(tx.session(held.session_id), held, slot.frame_id), held.session_id
+            )
+        except Fenced:
+            self._frames.release(slot)
+            self._frames.look_at(held.session_id)
+            raise
+        call.bring(request)
 
     def _reissue(
         self, tx: Transaction, slot: Slot, held: ActivationId, request: ModelRequest

@@ -452,7 +452,7 @@ def told(instructions: str, messages: list[Message]) -> list[dict[str, Any]]:
     """What a model is sent of a history."""
     conversation = Conversation(instructions)
     conversation.extend(messages)
-    return json.loads(conversation.text())  # type: ignore[no-any-return]
+    return json.loads(conversation.part()["messages"])  # type: ignore[no-any-return]
 
 
 @given(entries)
@@ -474,10 +474,10 @@ def test_any_history_can_be_sent(history: list[tuple[str, Any]]) -> None:
     # Whatever was sent in between, and was not committed: the text is that of the messages.
     grown = Conversation("be kind")
     for number, message in enumerate(messages):
-        grown.text([Message("user", "not committed")])
-        grown.text([later for later in messages[number : number + 3] if later.role != "assistant"])
+        grown.part([Message("user", "not committed")])
+        grown.part([later for later in messages[number : number + 3] if later.role != "assistant"])
         grown.extend([message])
-    assert json.loads(grown.text()) == sent
+    assert json.loads(grown.part()["messages"]) == sent
     ids = [call["id"] for message in sent for call in message.get("tool_calls", ())]
     assert len(set(ids)) == len(ids)
     for message in sent:

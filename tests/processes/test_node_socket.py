@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from msgspec import structs
 
 from understudy.errors import Fenced, InvalidInput, ServiceGone
+from understudy.node.calls import Call
 from understudy.node.node_service import NodeService
 from understudy.node.node_socket import CLIENT, FRAME, NodeSocket
 from understudy.placement import DEFAULT
@@ -273,12 +274,45 @@ async def test_a_parked_session_is_nobodys(stage: Stage) -> None:
         call = {"frame": identity("thief"), "number": 1, "activation": list(held), "batch": packed(batch)}
         with pytest.raises(Fenced, match="does not wait for this request"):
             await asyncio.wait_for(channel.call(wait_key, "step", {**call, "request": wanted}), PATIENCE)
-    with pytest.raises(InvalidInput, match="a step without a batch has a request"):
+    with pytest.raises(InvalidInput, match="a step without a batch has a whole request"):
         await channel.call("4", "step", {"frame": identity("thief"), "number": 2, "activation": list(held)})
     await channel.close()
     assert await kernel.info("s") == before
     assert [call.request.wait_key for call in kernel.service.calls.in_flight()] == [request.wait_key]
     kernel.server.release()
+
+
+async def test_only_who_holds_a_session_brings_its_messages(stage: Stage) -> None:
+    """Given a call whose gateway lacks messages, of a session that has left its frame, when a frame without it names
+    its activation and brings some, then it is refused, and the model is not asked."""
+    _, work = await stage.frame("owner")
+    kernel = stage.kernel
+    held = ActivationId(work["session_id"], work["incarnation"], work["epoch"])
+    run_id = work["inbox"][0]["key"]
+    request = ModelRequest(f"s/{run_id}/1", "offline", "offline", b"]", text="t", lasting=40, left_out=40)
+    batch = Batch(*held, 1, start_run=run_id, wait="model", request_round=1, request_profile="offline")
+    owner = FrameIdentity("owner", 1, kernel.service.config.node_id, "")
+    step = StepCall(owner, 2, activation=held, batch=batch, request=request, leave=True)
+    lacking, lost = asyncio.Event(), kernel.service.calls._lost
+
+    async def told(call: Call) -> None:
+        await lost(call)
+        lacking.set()
+
+    with patch.object(kernel.service.calls, "_lost", told):
+        assert await kernel.service.step(step) == Exit()
+        await lacking.wait()
+    [call] = kernel.service.calls.in_flight()
+    channel = await Channel.connect(await stage.socket.admit(FRAME, "thief"))
+    whole = structs.replace(request, messages=b'[{"role":"user","content":"evil"}]', left_out=0)
+    forged = {"frame": identity("thief"), "number": 1, "activation": list(held)}
+    with pytest.raises(InvalidInput, match="has a whole request"):
+        await channel.call("1", "step", {**forged, "request": packed(request)})
+    with pytest.raises(Fenced, match="left its frame"):
+        await channel.call("2", "step", {**forged, "request": packed(whole)})
+    await channel.close()
+    assert call.lacks
+    assert kernel.server.count == 0
 
 
 async def test_a_client_makes_requests_only(stage: Stage) -> None:

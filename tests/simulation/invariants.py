@@ -85,6 +85,7 @@ class Invariants:
         self._activated_in: dict[str, SessionActivated] = {}
         self._asked: dict[str, Process] = {}
         self._made: Counter[str] = Counter()
+        self._committed: dict[str, list[list[tuple[str, str, int]]]] = {}
         self._abandoned: set[int] = set()
         self._moved: set[tuple[str, str | None]] = set()
         self._sent_off: set[tuple[str, str | None]] = set()
@@ -312,6 +313,7 @@ class Invariants:
 
     def check_model_call(self, request: ModelRequest) -> None:
         """A model is asked: nobody has its answer yet."""
+        self._check_sent(request)
         wait_key = request.wait_key
         session_id, run_id = wait_key.rpartition("/")[0].split("/", 1)
         process, before = self._world.scheduler.current, self._asked.get(wait_key)
@@ -331,17 +333,22 @@ class Invariants:
                 f"the model call {wait_key} is made {self._made[wait_key]} times, in {attempts[0][0]} attempts"
             )
 
-    def check_request(self, request: ModelRequest) -> None:
-        """A node service has a model call made: the model is sent what is committed. The gateway may get it late."""
-        wait_key = request.wait_key
+    def model_called(self, wait_key: str) -> None:
+        """A node service has a model call made: what is committed now is what the model is to be sent. The gateway may
+        get it late."""
         session_id = wait_key.partition("/")[0]
-        sent = [_said(message) for message in from_json(request.messages) if message["role"] != "system"]
         with self._world.store.committed() as connection:
             where = MESSAGE.c.session_id == session_id
             rows = connection.execute(select(MESSAGE.c.role, MESSAGE.c.body).where(where).order_by(MESSAGE.c.seq))
             stored = [_said({"role": row.role, **row.body}) for row in rows]
-        if sent != stored:
-            self.violated(f"the model call {wait_key} was sent {sent}, and the store has {stored}")
+        self._committed.setdefault(wait_key, []).append(stored)
+
+    def _check_sent(self, request: ModelRequest) -> None:
+        """The model is sent what was committed, whoever of frame and gateway wrote which part of it."""
+        sent = [_said(message) for message in from_json(request.messages) if message["role"] != "system"]
+        stored = self._committed[request.wait_key]
+        if sent not in stored:
+            self.violated(f"the model call {request.wait_key} was sent {sent}, and the store had {stored[-1]}")
 
     def sent_off(self, session_id: str, run_id: str | None) -> None:
         """A drain's deadline is over: what a session waits for here is ended, also if it has nowhere else to go."""
