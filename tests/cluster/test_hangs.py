@@ -78,39 +78,23 @@ def test_stopped_actor_is_replaced_and_its_tool_runs_once(on_both: Callable[[Sce
     on_both(scenario)
 
 
-def test_stopped_node_service_is_replaced(on_both: Callable[[Scenario], None]) -> None:
-    """Its supervisor kills it, Ray restarts it, and the answer to the call that was in flight is committed."""
+@pytest.mark.parametrize(("which", "requests"), [("node", 1), ("gateway", 2)], ids=["node", "gateway"])
+def test_stopped_service_is_replaced(on_both: Callable[[Scenario], None], which: str, requests: int) -> None:
+    """Its supervisor kills a node service, its node service a gateway, and Ray restarts it. The answer to the call that
+    was in flight is committed; one that a gateway held goes out again."""
 
     def scenario(stage: Stage) -> None:
         session = stage.spawn(tools=())
         stage.server.hold()
         run = session.send("hello")
         stage.server.wait(lambda stats: stats.in_flight == 1)
-        [pid] = stage.pids("node")
+        [pid] = stage.pids("node") if which == "node" else stage.gateways()
         kill(pid, signal.SIGSTOP)
         wait_until(lambda: gone(pid), "it is killed")
+        stage.server.wait(lambda stats: stats.requests == requests, PATIENCE)
         stage.server.release()
         assert run.result(PATIENCE).text == "offline: hello"
-        assert stage.server.stats.requests == 1
-        stage.check()
-
-    on_both(scenario)
-
-
-def test_stopped_gateway_is_replaced(on_both: Callable[[Scenario], None]) -> None:
-    """Its node service kills it, Ray restarts it, and the call it held goes out again."""
-
-    def scenario(stage: Stage) -> None:
-        session = stage.spawn(tools=())
-        stage.server.hold()
-        run = session.send("hello")
-        stage.server.wait(lambda stats: stats.in_flight == 1)
-        [pid] = stage.gateways()
-        kill(pid, signal.SIGSTOP)
-        wait_until(lambda: gone(pid), "it is killed")
-        stage.server.wait(lambda stats: stats.requests == 2, PATIENCE)
-        stage.server.release()
-        assert run.result(PATIENCE).text == "offline: hello"
+        assert stage.server.stats.requests == requests
         stage.check()
 
     on_both(scenario)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,7 +23,7 @@ from understudy.events import SessionActivated, ToolStarted
 from understudy.store.check import check
 from understudy.store.engine import Database
 
-from ..faults import PATIENCE, end, of, tools_of, wait_until
+from ..faults import PATIENCE, end, gone, of, tools_of, wait_until
 from ..kernel.kernel import script
 from ..postgres import PostgresServer
 
@@ -41,16 +41,45 @@ LOST = 15_000_000_000
 NETWORK = "10.213.77"
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
+def ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20).stdout
+
+
+def namespace_of(process: psutil.Process) -> str:
+    """The name of the network namespace of tests in this process: who finds it later knows whose it was."""
+    return f"understudy-{process.pid}-{process.create_time():.0f}"
+
+
+def cable_of(namespace: str) -> str:
+    """The name of this end of the cable to a network namespace."""
+    return f"us{namespace.split('-')[1]}"
+
+
+def remove(namespace: str) -> None:
+    """Take away a network namespace and its cable, as far as they are there."""
+    for command in (["link", "del", cable_of(namespace)], ["netns", "del", namespace]):
+        subprocess.run(["ip", *command], check=False, capture_output=True, timeout=20)
+
+
+def remove_remains() -> None:
+    """Take away what processes left that were killed in this test: their network would be in the way of the next one.
+    What runs in there is ended as well."""
+    living = {namespace_of(process) for process in psutil.process_iter()}
+    for line in ip("netns", "list").splitlines():
+        name = line.split()[0]
+        if re.fullmatch(r"understudy-\d+-\d+", name) and name not in living:
+            inside = ip("netns", "pids", name).split()
+            end(process for process in psutil.process_iter() if str(process.pid) in inside)
+            remove(name)
 
 
 class RemoteNode:
     """A Ray node in a network namespace, joined to this machine by a cable that can be pulled."""
 
     def __init__(self, address: str) -> None:
-        self._name = f"understudy-{uuid.uuid4().hex[:6]}"
-        self._cable = f"us{uuid.uuid4().hex[:8]}"
+        remove_remains()
+        self._name = namespace_of(psutil.Process())
+        self._cable = cable_of(self._name)
         ip("netns", "add", self._name)
         ip("link", "add", self._cable, "type", "veth", "peer", "name", "uplink", "netns", self._name)
         ip("addr", "add", f"{NETWORK}.1/30", "dev", self._cable)
@@ -89,8 +118,7 @@ class RemoteNode:
         """End everything in it, and take the namespace away."""
         end(self.processes())
         self._process.wait(20)
-        subprocess.run(["ip", "link", "del", self._cable], check=False, capture_output=True, timeout=20)
-        subprocess.run(["ip", "netns", "del", self._name], check=False, capture_output=True, timeout=20)
+        remove(self._name)
 
 
 @pytest.fixture
@@ -152,6 +180,44 @@ class Work:
         assert len(of(self.acting.events(), ToolStarted)) == 1
         assert self.answering.send("again").result(PATIENCE).ok
         assert violations(self.dsn) == []
+
+
+LEFT_BEHIND = """
+import os, signal, subprocess, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import psutil
+from tests.cluster import test_partition as partition
+
+name = partition.namespace_of(psutil.Process())
+partition.ip("netns", "add", name)
+partition.ip("link", "add", partition.cable_of(name), "type", "veth", "peer", "name", "uplink", "netns", name)
+command = ["ip", "netns", "exec", name, "sleep", "600"]
+process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(name, process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_run_left_is_taken_away() -> None:
+    """Given a process that was killed with its network namespace, cable and node there, when the next one begins, then
+    they are gone; those of a process that lives are not."""
+    mine = namespace_of(psutil.Process())
+    ip("netns", "add", mine)
+    try:
+        root = str(Path(__file__).parents[2])
+        said = subprocess.run(
+            [sys.executable, "-c", LEFT_BEHIND, root], capture_output=True, text=True, check=False, timeout=60
+        )
+        name, pid = said.stdout.split()
+        assert name in ip("netns", "list")
+        remove_remains()
+        assert name not in ip("netns", "list")
+        assert mine in ip("netns", "list")
+        assert gone(int(pid))
+        wait_until(lambda: f"{cable_of(name)}@" not in ip("link", "show"), "its cable is away")
+    finally:
+        remove(mine)
 
 
 def test_the_network_of_a_node_is_cut_and_heals(remote: RemoteNode, stores: dict[str, str], tmp_path: Path) -> None:

@@ -76,7 +76,6 @@ def test_every_folder_with_modules_is_a_declared_package() -> None:
     assert sorted(PACKAGE_DIRS) == sorted(PROJECT["tool"]["setuptools"]["packages"])
 
 
-@pytest.mark.thorough
 def test_wheel_has_every_file_and_nothing_else(wheel_files: set[str]) -> None:
     """The wheel has all modules, the data files beside them and `py.typed`, and nothing from outside the product."""
     expected = {inside_the_wheel(path) for path in product_files()}

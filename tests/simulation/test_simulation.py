@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from .. import tiers
+from .forks import ENVIRONMENT, Forks
 from .plan import Action, Fault, Plan, Task, Trigger, Work, agent, draw
 from .scheduler import Exhausted, Scheduler, Signal
 from .seeded import candidates, read
@@ -32,21 +34,31 @@ SEEDS = 8
 FRESH, SHARES = 5, 8
 """Of each backend, so many fresh ones in so many tests: who is done with other tests helps."""
 
+Simulate = Callable[..., "subprocess.CompletedProcess[str]"]
+
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
 
-def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The simulator's command line, in a process of its own: there the order of sets does not change."""
+def simulate_anew(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The simulator's command line, in a process that has loaded nothing yet."""
     return subprocess.run(
         [sys.executable, "-m", "tests.simulation", *arguments], cwd=ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONHASHSEED": "0"}, timeout=800,
+        env={**os.environ, **ENVIRONMENT}, timeout=800,
     )  # fmt: skip
 
 
+@pytest.fixture(scope="session")
+def simulate() -> Iterator[Simulate]:
+    """The simulator's command line, in forks of a process that has loaded everything."""
+    with Forks() as forks:
+        yield forks
+
+
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
-def test_the_same_seed_is_the_same_run(backend: str) -> None:
-    """Given a seed, when it is simulated twice, then both records are the same to the letter."""
-    first, second = (simulate("--seed", "4", "--backend", backend, "--verbose") for _ in range(2))
+def test_the_same_seed_is_the_same_run(simulate: Simulate, backend: str) -> None:
+    """Given a seed, when it is simulated in a new process and in a fork of an older one, then both records are the same
+    to the letter."""
+    first, second = (run("--seed", "4", "--backend", backend, "--verbose") for run in (simulate_anew, simulate))
     assert "simulated" in first.stdout, first.stderr
     assert first.stdout == second.stdout
 
@@ -63,7 +75,7 @@ def test_a_seed_is_the_same_run_whenever_garbage_is_collected() -> None:
     traces = [
         subprocess.run(
             [sys.executable, "-c", program, threshold], cwd=ROOT, capture_output=True, text=True, check=True,
-            env={**os.environ, "PYTHONHASHSEED": "0"}, timeout=400,
+            env={**os.environ, **ENVIRONMENT}, timeout=400,
         ).stdout
         for threshold in ("60", "20000")
     ]  # fmt: skip
@@ -83,7 +95,7 @@ def test_a_seed_is_the_same_run_whatever_ran_before() -> None:
     for backend in ("sqlite", "postgresql"):
         done = subprocess.run(
             [sys.executable, "-c", program, backend], cwd=ROOT, capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONHASHSEED": "0"}, timeout=800,
+            env={**os.environ, **ENVIRONMENT}, timeout=800,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
 
@@ -101,7 +113,7 @@ def test_a_seed_is_the_same_run_however_long_the_machine_is_up() -> None:
     traces = {
         subprocess.run(
             [sys.executable, "-c", program, str(by)], cwd=ROOT, capture_output=True, text=True, check=True,
-            env={**os.environ, "PYTHONHASHSEED": "0"}, timeout=800,
+            env={**os.environ, **ENVIRONMENT}, timeout=800,
         ).stdout
         for by in (-booted, 1e7)
     }  # fmt: skip
@@ -110,7 +122,7 @@ def test_a_seed_is_the_same_run_however_long_the_machine_is_up() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
-def test_seeds(backend: str) -> None:
+def test_seeds(simulate: Simulate, backend: str) -> None:
     """Given some seeds, then no invariant is violated."""
     done = simulate("--seeds", str(SEEDS), "--backend", backend)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
@@ -119,7 +131,7 @@ def test_seeds(backend: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
-def test_fresh_seeds(backend: str, share: int) -> None:
+def test_fresh_seeds(simulate: Simulate, backend: str, share: int) -> None:
     """Given seeds that nobody has tried, then no invariant is violated. The report's head says which they are. One that
     fails is named; it runs again with `--seed`, and its plan becomes a regression."""
     first = int(os.environ[tiers.FRESH_SEEDS]) + FRESH * share
@@ -129,7 +141,7 @@ def test_fresh_seeds(backend: str, share: int) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("plan", REGRESSIONS, ids=[path.stem for path in REGRESSIONS])
-def test_regressions(plan: Path) -> None:
+def test_regressions(simulate: Simulate, plan: Path) -> None:
     """Given a plan that failed once, then it fails no more."""
     done = simulate("--plan", str(plan))
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
@@ -169,17 +181,17 @@ def test_a_seeded_fault_is_noticed(name: str) -> None:
 
 
 @pytest.mark.thorough
-def test_a_failing_plan_is_made_shorter(tmp_path: Path) -> None:
+def test_a_failing_plan_is_made_shorter(simulate: Simulate, tmp_path: Path) -> None:
     """Given a seed that fails, then what is printed and kept is a shorter plan that fails in the same way."""
     fault = ("--fault", "accepted-input-wakes-nobody")
-    found = simulate(*fault, "--seeds", "20", "--stop", "--backend", "sqlite")
+    found = simulate_anew(*fault, "--seeds", "20", "--stop", "--backend", "sqlite")
     seed = re.search(r"^seed (\d+):", found.stdout, re.MULTILINE)
     assert seed, f"{found.stdout}\n{found.stderr[-3000:]}"
     kept = tmp_path / "plan.json"
     options = ("--backend", "sqlite", "--shrink", "30", "--save", str(kept))
-    shorter = simulate(*fault, "--seed", seed[1], *options)
+    shorter = simulate_anew(*fault, "--seed", seed[1], *options)
     assert shorter.returncode == 1
-    again = simulate(*fault, "--plan", str(kept))
+    again = simulate_anew(*fault, "--plan", str(kept))
     assert again.returncode == 1
     whole, short = draw(int(seed[1]), "sqlite"), Plan.from_json(kept.read_text())
     assert len(short.work) < len(whole.work)
