@@ -19,12 +19,13 @@ from sqlalchemy import event
 from understudy.events import ToolFinished
 from understudy.messages import Message, Usage
 from understudy.records import ActivationId, Batch, CallState, ModelAnswer
-from understudy.store import activation, beginnings, operations
-from understudy.store.activation import FrameRef
-from understudy.store.engine import Database
+from understudy.store.db.engine import Database
+from understudy.store.db.prepared import Prepared
+from understudy.store.db.tables import metadata
 from understudy.store.journal import Journal
-from understudy.store.prepared import Prepared
-from understudy.store.tables import metadata
+from understudy.store.operations import activation, beginnings
+from understudy.store.operations import batches as operations
+from understudy.store.operations.activation import FrameRef
 
 AT_ONCE = (1, 16, 64)
 ANSWER = ModelAnswer(

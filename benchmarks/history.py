@@ -12,9 +12,9 @@ from workload import agent, call
 
 from understudy import AgentSpec, Cluster
 from understudy.messages import Message
-from understudy.store.engine import Database
+from understudy.store.db.engine import Database
+from understudy.store.db.statements import MESSAGE, SESSION
 from understudy.store.entries import message_row
-from understudy.store.statements import MESSAGE, SESSION
 
 ROUNDS = 30
 LENGTHS = (10, 100, 1_000, 10_000)

@@ -14,8 +14,8 @@ from understudy.gateway.gateway import Gateway
 from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
-from understudy.store import activation, beginnings
-from understudy.store.activation import FrameRef
+from understudy.store.operations import activation, beginnings
+from understudy.store.operations.activation import FrameRef
 
 FEW = 10
 AGENTS = 8

@@ -26,8 +26,8 @@ from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
 from understudy.ports import Node
 from understudy.protocol import Exit, Following, Input, NewSession, Work
-from understudy.store import beginnings
-from understudy.store.activation import acquire
+from understudy.store.operations import beginnings
+from understudy.store.operations.activation import acquire
 from understudy.transport.remote_node import CalledNode
 from understudy.transport.signatures import signature_of
 

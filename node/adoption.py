@@ -14,9 +14,10 @@ from understudy.errors import UnderstudyError
 from understudy.events import Event
 from understudy.observability.export import Export
 from understudy.observability.metrics import Metrics, runs_of
-from understudy.store import presence, progress, queries
-from understudy.store.engine import now
-from understudy.store.presence import Log
+from understudy.store.db.engine import now
+from understudy.store.operations import presence, progress
+from understudy.store.operations.presence import Log
+from understudy.store.reads import queries
 from understudy.waiting import is_set_within
 
 from .basis import NodeBasis

@@ -8,8 +8,9 @@ from understudy.errors import UnderstudyError
 from understudy.placement import is_isolated
 from understudy.protocol import CallOrigin, Work
 from understudy.records import ActivationId, ModelAnswer
-from understudy.store import activation, operations
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.session_row import ActiveSession
+from understudy.store.operations import activation
+from understudy.store.operations import batches as operations
 from understudy.store.transaction import Transaction
 
 from .basis import NodeBasis

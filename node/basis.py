@@ -11,7 +11,7 @@ from understudy.errors import StaleGeneration
 from understudy.observability.metrics import Metrics
 from understudy.prices import Price
 from understudy.profiles import Profiles
-from understudy.store.engine import Database, now
+from understudy.store.db.engine import Database, now
 from understudy.store.journal import Committed, Journal
 from understudy.supervisor.groups import decide_end
 from understudy.tasks import Tasks

@@ -16,7 +16,7 @@ from understudy.ports import ModelGateway
 from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin
 from understudy.records import ModelAnswer, ModelRequest
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.session_row import ActiveSession
 from understudy.tasks import Tasks
 
 from .gateway_link import GatewayLink, Kill, never_killed

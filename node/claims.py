@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from understudy.records import ActivationId
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.session_row import ActiveSession
 
 FENCED = ActivationId("", 0, 0)
 """The epoch of an activation that is over: no session has it."""

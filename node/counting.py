@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from understudy.records import SESSION_STATUSES
-from understudy.store import gauges, presence
-from understudy.store.gauges import Counts
-from understudy.store.presence import Announced
+from understudy.store.operations import presence
+from understudy.store.operations.presence import Announced
+from understudy.store.reads import gauges
+from understudy.store.reads.gauges import Counts
 from understudy.waiting import is_set_within
 
 from .basis import NodeBasis

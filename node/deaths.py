@@ -11,9 +11,9 @@ from understudy.errors import StaleGeneration, UnderstudyError
 from understudy.ports import Verdict
 from understudy.protocol import Work
 from understudy.records import ActivationId
-from understudy.store import activation
-from understudy.store.engine import now
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.engine import now
+from understudy.store.db.session_row import ActiveSession
+from understudy.store.operations import activation
 from understudy.store.transaction import Transaction
 from understudy.supervisor.restarts import decide
 

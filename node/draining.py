@@ -12,9 +12,10 @@ from understudy.estimates import estimate_tokens
 from understudy.messages import Usage
 from understudy.protocol import Exit
 from understudy.records import ActivationId, Batch
-from understudy.store import activation, draining, operations
-from understudy.store.engine import now
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.engine import now
+from understudy.store.db.session_row import ActiveSession
+from understudy.store.operations import activation, draining
+from understudy.store.operations import batches as operations
 from understudy.store.transaction import Transaction
 from understudy.waiting import is_set_within
 

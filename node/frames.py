@@ -17,10 +17,11 @@ from understudy.messages import Message
 from understudy.placement import is_isolated
 from understudy.protocol import Exit, StepCall, Work
 from understudy.records import ActivationId
-from understudy.store import activation, operations
-from understudy.store.activation import FrameRef
-from understudy.store.engine import now
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.engine import now
+from understudy.store.db.session_row import ActiveSession
+from understudy.store.operations import activation
+from understudy.store.operations import batches as operations
+from understudy.store.operations.activation import FrameRef
 from understudy.store.transaction import Transaction
 
 from .assignments import Assignments

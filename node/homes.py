@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from understudy.identifiers import home_of
-from understudy.store.draining import Drain
+from understudy.store.operations.draining import Drain
 from understudy.store.transaction import Transaction
 
 

@@ -11,7 +11,7 @@ from understudy.config import ModelProfile, Settings
 from understudy.ports import ModelGateway
 from understudy.reads import OwnerRecord
 from understudy.redaction import know, passwords
-from understudy.store import queries
+from understudy.store.reads import queries
 from understudy.telemetry import header_values, telemetry_of
 
 from .basis import NodeConfig

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from understudy.placement import is_scarce
 from understudy.records import ActivationId
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.session_row import ActiveSession
 
 from .paging import Slot
 

@@ -17,11 +17,11 @@ from understudy.ports import ModelGateway
 from understudy.protocol import Exit, StepCall, Work
 from understudy.records import Ack, ActivationId, Batch
 from understudy.redaction import know
-from understudy.store import operations
-from understudy.store.engine import now
+from understudy.store.db.engine import now
+from understudy.store.db.session_row import ActiveSession
 from understudy.store.journal import Committed
-from understudy.store.operations import require_held
-from understudy.store.session_row import ActiveSession
+from understudy.store.operations import batches as operations
+from understudy.store.operations.batches import require_held
 from understudy.store.transaction import Transaction
 
 from .answers import Answers

@@ -7,9 +7,9 @@ from typing import Any
 
 from understudy.protocol import News
 from understudy.records import ActivationId, Cancelled
-from understudy.store import queries
+from understudy.store.db.session_row import ActiveSession
 from understudy.store.journal import Committed
-from understudy.store.session_row import ActiveSession
+from understudy.store.reads import queries
 
 from .basis import NodeBasis
 from .calls import Calls

@@ -24,9 +24,10 @@ from understudy.observability.server import address_of, serve_metrics
 from understudy.observability.span_sink import SpanSink
 from understudy.observability.spans import Attributes
 from understudy.redaction import redacted
-from understudy.store import content, presence, progress, queries
-from understudy.store.engine import now
+from understudy.store.db.engine import now
 from understudy.store.journal import Committed
+from understudy.store.operations import presence, progress
+from understudy.store.reads import content, queries
 from understudy.store.transaction import Transaction
 from understudy.telemetry import EVENT_LOG, captures_content
 

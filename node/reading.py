@@ -9,9 +9,9 @@ from typing import Any
 from understudy.errors import UnderstudyError
 from understudy.events import Event
 from understudy.reads import RunRecord, SessionRecord
-from understudy.store import queries
-from understudy.store.engine import Database
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.engine import Database
+from understudy.store.db.session_row import ActiveSession
+from understudy.store.reads import queries
 
 CLOSE_SECONDS = 10.0
 
@@ -20,7 +20,7 @@ LARGEST_KEPT = 1 << 20
 
 
 class Reading:
-    """The queries of `understudy.store.queries` for one namespace, as coroutines."""
+    """The queries of `understudy.store.reads.queries` for one namespace, as coroutines."""
 
     def __init__(self, database: Database, namespace: str) -> None:
         self._database = database

@@ -27,20 +27,9 @@ from understudy.protocol import (
     unpacked,
 )  # fmt: skip
 from understudy.reads import SessionRecord
-from understudy.store import (
-    activation,
-    beginnings,
-    budgets,
-    code,
-    draining,
-    endings,
-    overview,
-    queries,
-    questions,
-    requests,
-    traces,
-    wakeups,
-)  # fmt: skip
+from understudy.store import budgets
+from understudy.store.operations import activation, beginnings, code, draining, endings, questions, requests, wakeups
+from understudy.store.reads import overview, queries, traces
 from understudy.store.transaction import Transaction
 
 from .node_service import NodeService

@@ -13,8 +13,9 @@ from understudy.messages import Message
 from understudy.placement import is_isolated
 from understudy.protocol import CallOrigin, Exit, StepCall, Work
 from understudy.records import Ack, ActivationId, Batch, ModelRequest
-from understudy.store import activation, operations
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.session_row import ActiveSession
+from understudy.store.operations import activation
+from understudy.store.operations import batches as operations
 from understudy.store.transaction import Transaction
 
 from .basis import NodeBasis

@@ -15,7 +15,7 @@ from understudy.observability import conventions as names
 from understudy.observability.export import Export
 from understudy.observability.live_table import LIVE_TABLE
 from understudy.placement import is_scarce
-from understudy.store.engine import now
+from understudy.store.db.engine import now
 
 from .basis import NodeBasis
 from .calls import Calls

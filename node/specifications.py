@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.session_row import ActiveSession
 from understudy.store.transaction import Transaction
 
 from .reading import Reading

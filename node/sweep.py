@@ -6,9 +6,9 @@ import asyncio
 import logging
 
 from understudy.errors import StaleGeneration, UnderstudyError
-from understudy.store import queries
-from understudy.store.engine import now
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.engine import now
+from understudy.store.db.session_row import ActiveSession
+from understudy.store.reads import queries
 
 from .basis import NodeBasis
 from .calls import Calls

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator
 
 from understudy.errors import StaleGeneration
-from understudy.store import activation, draining
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.session_row import ActiveSession
+from understudy.store.operations import activation, draining
 from understudy.store.transaction import Transaction
 from understudy.supervisor.ports import TakenUp
 

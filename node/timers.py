@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from understudy.errors import UnderstudyError
-from understudy.store import timers
-from understudy.store.engine import now
+from understudy.store.db.engine import now
+from understudy.store.operations import timers
 from understudy.waiting import is_set_within
 
 from .basis import NodeBasis

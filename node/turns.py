@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.session_row import ActiveSession
 
 INTERRUPTED_IN_A_ROW = 3
 """So many interrupted sessions go first; then it is the turn of one that never was, if one is ready."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from .budgets import Grant
-from .prepared import Row, Statements
-from .statements import (
+from .db.prepared import Row, Statements
+from .db.statements import (
     ACCOUNT,
     ACCOUNT_KEY,
     ACCOUNT_STATE,

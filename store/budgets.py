@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from understudy.messages import Usage
 from understudy.prices import MILLION, Price, money
 
-from .prepared import Row
+from .db.prepared import Row
 
 MINIMAL_REPLY_TOKENS = 16
 """A budget that leaves less room for a reply is used up."""

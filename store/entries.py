@@ -11,8 +11,8 @@ from understudy.events import ERROR_CHARACTERS, Event
 from understudy.messages import WIRE_VERSION, Message
 from understudy.redaction import redacted
 
-from .prepared import Row
-from .session_row import SessionRow
+from .db.prepared import Row
+from .db.session_row import SessionRow
 
 
 def message_row(session_id: str, seq: int, message: Message, at: int) -> Row:

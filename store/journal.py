@@ -25,12 +25,12 @@ from understudy.events import Event
 from understudy.ports import DecideEnd
 from understudy.records import ActivationId, Cancelled
 
-from .engine import Database, now
-from .failures import StoreRace
-from .groups import deliver_each
+from .db.engine import Database, now
+from .db.failures import StoreRace
+from .db.session_row import SessionRow
+from .db.statements import SELECT_END_OF_LOG
+from .operations.groups import deliver_each
 from .outage import Outage
-from .session_row import SessionRow
-from .statements import SELECT_END_OF_LOG
 from .transaction import Transaction
 
 log = logging.getLogger(__name__)

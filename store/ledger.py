@@ -13,8 +13,8 @@ from sqlalchemy import Connection, bindparam, func, select
 from understudy.messages import Usage
 
 from .budgets import Grant, owners
-from .prepared import Row, read
-from .statements import ACCOUNT, MESSAGE, NAMESPACE, RESERVATION, RUN, SESSION, SESSION_IDS
+from .db.prepared import Row, read
+from .db.statements import ACCOUNT, MESSAGE, NAMESPACE, RESERVATION, RUN, SESSION, SESSION_IDS
 
 AT_ONCE = 500
 """Sessions whose rows are read with one SELECT."""

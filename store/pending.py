@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec import structs
 
-from .prepared import Row, Statements
-from .session_row import SessionRow
-from .statements import (
+from .db.prepared import Row, Statements
+from .db.session_row import SessionRow
+from .db.statements import (
     CALL_STATE,
     DELETE_INBOX,
     DELETE_TIMER,

@@ -15,11 +15,9 @@ from understudy.records import ActivationId, Cancelled, InboxItem
 
 from .accounts import Accounts
 from .budgets import Charge, owners
-from .entries import event_row, message_row, stamped
-from .pending import Pending, seldom_of
-from .prepared import Row, Statements, cursor_of, pipelined
-from .session_row import SessionRow
-from .statements import (
+from .db.prepared import Row, Statements, cursor_of, pipelined
+from .db.session_row import SessionRow
+from .db.statements import (
     ACCOUNT,
     EVENT,
     INBOX,
@@ -42,6 +40,8 @@ from .statements import (
     calls_of_round,
     select_sessions,
 )
+from .entries import event_row, message_row, stamped
+from .pending import Pending, seldom_of
 
 OF_SESSION = (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION)
 

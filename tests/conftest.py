@@ -113,7 +113,7 @@ def template(postgres_server: str) -> Iterator[str]:
     """Name of a database with the tables of a store: to copy it takes a third of the time that making them does."""
     from sqlalchemy import make_url
 
-    from understudy.store.engine import Database
+    from understudy.store.db.engine import Database
 
     from .postgres import database
 

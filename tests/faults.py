@@ -24,8 +24,8 @@ from sqlalchemy import text
 from understudy import AgentSpec, Cluster, Session, tool
 from understudy.config import ModelProfile
 from understudy.events import Event, RunStarted
-from understudy.store.check import check
-from understudy.store.engine import Database
+from understudy.store.check.check import check
+from understudy.store.db.engine import Database
 from understudy.testing.offline import OfflineServer
 
 PATIENCE = 60.0

@@ -12,8 +12,8 @@ import psycopg
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.pool import Pool
 
-from understudy.store.engine import Database
-from understudy.store.tables import metadata
+from understudy.store.db.engine import Database
+from understudy.store.db.tables import metadata
 
 NAMED = re.compile(r'\b(?:FROM|JOIN|INTO|UPDATE) "?(\w+)')
 

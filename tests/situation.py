@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from understudy.node.node_service import NodeService
-from understudy.store.engine import Database, now
-from understudy.store.statements import INBOX, QUESTION, SESSION, TIMER
+from understudy.store.db.engine import Database, now
+from understudy.store.db.statements import INBOX, QUESTION, SESSION, TIMER
 
 SESSION_FACTS = (
     "status", "wait", "wait_holder", "wait_attempt", "answer_key", "epoch", "batch_no", "frame_id", "node_id", "run_id",

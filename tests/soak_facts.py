@@ -21,9 +21,9 @@ from understudy.events import (
     ToolInDoubt,
 )
 from understudy.messages import Message, Usage
-from understudy.store.engine import Database
+from understudy.store.db.engine import Database
+from understudy.store.db.statements import EVENT, MESSAGE, RUN, SESSION
 from understudy.store.entries import event_from_row
-from understudy.store.statements import EVENT, MESSAGE, RUN, SESSION
 
 from .faults import Stage, of
 from .soak_kills import BACKEND, FRAME, GATEWAY, NODE, SERVER, Kill

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from understudy.events import Event
 from understudy.observability.spans import spans_of
-from understudy.store import queries
+from understudy.store.reads import queries
 
 from .collectors import HttpCollector
 from .kernel import kernel as k

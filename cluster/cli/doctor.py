@@ -22,8 +22,8 @@ from understudy.config import (
 from understudy.errors import UnderstudyError
 from understudy.profiles import check as check_profile
 from understudy.protocol import ServiceDirectory, unpacked
-from understudy.store import queries
-from understudy.store.engine import Database
+from understudy.store.db.engine import Database
+from understudy.store.reads import queries
 from understudy.telemetry import ENDPOINTS, captures_content, exports_spans, has_collector, protocol_of
 
 from ..client import background

@@ -12,8 +12,8 @@ from .command import counted
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from understudy.store.retention import Removed
     from understudy.store.transaction import Transaction
+    from understudy.store.upkeep.retention import Removed
 
 SHOWN = 20
 """So many ids a dry run prints; `--json` has all."""
@@ -81,7 +81,7 @@ class Totals:
 
 def candidates(connection: Connection, namespace: str, rules: Rules) -> tuple[list[tuple[str, int | None]], list[str]]:
     """Roots to look at, each with the time before which its last change must have been; sessions with old events."""
-    from understudy.store import retention
+    from understudy.store.upkeep import retention
 
     before = rules.trees_before
     roots = retention.finished_trees(connection, namespace, before) if before else []
@@ -96,7 +96,7 @@ def planned(connection: Connection, namespace: str, rules: Rules) -> Totals:
     Raises:
         UnknownSession, Conflict, SessionActive: the session that was named can't be removed.
     """
-    from understudy.store import retention
+    from understudy.store.upkeep import retention
 
     totals = Totals()
     gone: set[str] = set()
@@ -116,7 +116,7 @@ def operations(
     connection: Connection, namespace: str, rules: Rules
 ) -> list[tuple[str, Callable[[Transaction], Removed]]]:
     """What removes it: each tree, and each session's events, in a transaction of its own."""
-    from understudy.store import retention
+    from understudy.store.upkeep import retention
 
     trees, logs = candidates(connection, namespace, rules)
     found: list[tuple[str, Callable[[Transaction], Removed]]] = []

@@ -28,9 +28,9 @@ from .output import check_target, write
 from .pruning import Rules, Totals, operations, planned
 
 if TYPE_CHECKING:
-    from understudy.store.engine import Database
-    from understudy.store.retention import Removed
+    from understudy.store.db.engine import Database
     from understudy.store.transaction import Transaction
+    from understudy.store.upkeep.retention import Removed
 
 app = typer.Typer(help="Look after a store: schema, archives, retention, backups, proof.", no_args_is_help=True)
 
@@ -52,7 +52,7 @@ def opened(dsn: str | None, *, create: bool = False, current: bool = True) -> It
     Raises:
         StoreMissing, StoreUnreachable, StoreSchema, StoreVersion: it is not there, or can't be worked with.
     """
-    from understudy.store.engine import Database
+    from understudy.store.db.engine import Database
 
     settings = Settings.from_environment(store=dsn)
     path = settings.store.removeprefix("sqlite:///")
@@ -71,7 +71,7 @@ def through_journal(
     database: Database, namespace: str, work: Iterable[Callable[[Transaction], Result]], told: Callable[[Result], None]
 ) -> None:
     """Commit operations one after the other, and tell each one's result."""
-    from understudy.store.engine import now
+    from understudy.store.db.engine import now
     from understudy.store.journal import Journal
 
     async def run() -> None:
@@ -108,7 +108,7 @@ def age(text: str) -> int:
 @command
 def migrate(store: Store = None, json: Json = False) -> int:
     """Bring the schema to this version. Refused: a store of a newer version, and one that a cluster works with."""
-    from understudy.store import schema
+    from understudy.store.db import schema
 
     with opened(store, create=True, current=False) as (database, _):
         applied = database.prepare()
@@ -123,7 +123,7 @@ def migrate(store: Store = None, json: Json = False) -> int:
 @command
 def verify(store: Store = None, json: Json = False) -> int:
     """Compare the schema with what this version needs, and print the exact DDL that is missing. Changes nothing."""
-    from understudy.store import schema
+    from understudy.store.db import schema
 
     with opened(store, current=False) as (database, _), database.read() as connection:
         found = schema.differences(connection)
@@ -146,7 +146,7 @@ def ddl(
     store: Store = None,
 ) -> int:
     """Print the schema as SQL, one transaction, to be run by hand."""
-    from understudy.store import schema
+    from understudy.store.db import schema
 
     settings = Settings.from_environment(store=store)
     if since > schema.newest():
@@ -170,7 +170,7 @@ def export(
     json: Json = False,
 ) -> int:
     """Write a session into one JSON file, as it is at this moment."""
-    from understudy.store import archive
+    from understudy.store.upkeep import archive
 
     target = output or f"{session}.json"
     if target == "-" and json:
@@ -209,7 +209,7 @@ def import_(
     json: Json = False,
 ) -> int:
     """Take an archive in, all of it or nothing. Doing it twice changes nothing."""
-    from understudy.store import archive
+    from understudy.store.upkeep import archive
 
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -244,7 +244,7 @@ def prune(
     json: Json = False,
 ) -> int:
     """Remove what is old. Never what has work to do, and never what metrics and spans have not taken yet."""
-    from understudy.store.engine import now
+    from understudy.store.db.engine import now
 
     if not (trees or events or session):
         raise InvalidInput("nothing to do: name a rule, --trees AGE, --events AGE or --session ID")
@@ -270,7 +270,7 @@ def prune(
 
 
 def _remove(database: Database, namespace: str, rules: Rules, *, quiet: bool) -> Totals:
-    from understudy.store import retention
+    from understudy.store.upkeep import retention
 
     with database.snapshot() as connection:
         work = operations(connection, namespace, rules)
@@ -298,7 +298,7 @@ def _remove(database: Database, namespace: str, rules: Rules, *, quiet: bool) ->
 @command
 def vacuum(store: Store = None, json: Json = False) -> int:
     """Give the space of removed rows back (PostgreSQL: to the tables, and renew the planner's statistics)."""
-    from understudy.store import maintenance
+    from understudy.store.upkeep import maintenance
 
     with opened(store) as (database, _):
         before, after = maintenance.vacuum(database)
@@ -317,7 +317,7 @@ def backup(
     json: Json = False,
 ) -> int:
     """Copy the whole store into a new file, while it is in use."""
-    from understudy.store import maintenance
+    from understudy.store.upkeep import maintenance
 
     with opened(store) as (database, _), progress("backup", None, quiet=json) as advance:
         done = 0
@@ -336,7 +336,7 @@ def backup(
 @command
 def stats(store: Store = None, json: Json = False) -> int:
     """What the store holds, who owns it, how far metrics and spans are."""
-    from understudy.store import maintenance
+    from understudy.store.upkeep import maintenance
 
     with opened(store) as (database, namespace):
         found = maintenance.statistics(database, namespace)
@@ -367,8 +367,8 @@ def check(
     json: Json = False,
 ) -> int:
     """Prove from the tables alone that nothing was lost, doubled or left over. Exit code 1 if something was."""
-    from understudy.store import archive, maintenance
-    from understudy.store.check import check as find_violations
+    from understudy.store.check.check import check as find_violations
+    from understudy.store.upkeep import archive, maintenance
 
     with opened(store) as (database, namespace), database.snapshot() as connection:
         for session_id in sessions or ():

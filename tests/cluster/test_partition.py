@@ -20,8 +20,8 @@ from understudy import AgentSpec, Cluster, Session
 from understudy.cluster.client import background
 from understudy.environment import for_services
 from understudy.events import SessionActivated, ToolStarted
-from understudy.store.check import check
-from understudy.store.engine import Database
+from understudy.store.check.check import check
+from understudy.store.db.engine import Database
 
 from ..faults import PATIENCE, end, gone, of, tools_of, wait_until
 from ..kernel.kernel import script

@@ -18,8 +18,8 @@ import pytest
 
 from understudy.cluster.ray import own_ray
 from understudy.environment import for_services
-from understudy.store.check import check
-from understudy.store.engine import Database
+from understudy.store.check.check import check
+from understudy.store.db.engine import Database
 from understudy.testing.offline import OfflineServer
 
 from ..faults import end, wait_until

@@ -33,9 +33,9 @@ from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
 from understudy.prices import Price
 from understudy.protocol import News, packed, unpacked
-from understudy.store import queries
-from understudy.store.check import check
-from understudy.store.engine import Database
+from understudy.store.check.check import check
+from understudy.store.db.engine import Database
+from understudy.store.reads import queries
 from understudy.testing.offline import OfflineServer
 from understudy.transport.remote_node import CalledNode
 

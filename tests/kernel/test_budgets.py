@@ -32,8 +32,8 @@ from understudy.records import ModelRequest
 from understudy.spec import AgentSpec, Budget
 from understudy.store import budgets
 from understudy.store.budgets import Ask, Charge, Grant, Refusal
-from understudy.store.engine import Database
-from understudy.store.gauges import MARK
+from understudy.store.db.engine import Database
+from understudy.store.reads.gauges import MARK
 from understudy.testing.offline import Faults, Reply
 
 from .. import plans

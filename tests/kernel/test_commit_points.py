@@ -13,7 +13,7 @@ from sqlalchemy import or_, select
 
 from understudy.messages import INTERRUPTED
 from understudy.prices import Price
-from understudy.store.statements import ACCOUNT
+from understudy.store.db.statements import ACCOUNT
 
 from .. import tiers
 from . import kernel as k

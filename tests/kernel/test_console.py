@@ -16,7 +16,7 @@ from understudy.cluster.console import application, live
 from understudy.cluster.console.access import Binding, is_loopback, token_digest
 from understudy.cluster.console.live import Hub, SharedReads, TreeLog, with_totals
 from understudy.errors import InvalidConfiguration, StoreUnreachable
-from understudy.store import traces
+from understudy.store.reads import traces
 
 from ..console_stage import KernelSource, served
 from ..records import session_record

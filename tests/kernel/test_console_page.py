@@ -16,7 +16,7 @@ from understudy.actors.tools import ToolContext, tool
 from understudy.cluster.client import fleet
 from understudy.cluster.client.results import ServiceInfo
 from understudy.cluster.console import application
-from understudy.store import traces
+from understudy.store.reads import traces
 
 from ..console_stage import KernelSource, chromium, served
 from ..records import session_record

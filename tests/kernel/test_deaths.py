@@ -21,10 +21,10 @@ from understudy.node.requests import Requests
 from understudy.node.rounds import Rounds
 from understudy.protocol import Exit, FrameIdentity, News, StepCall, Work
 from understudy.records import ActivationId
-from understudy.store.beginnings import accept
-from understudy.store.engine import now
+from understudy.store.db.engine import now
+from understudy.store.db.session_row import ActiveSession
 from understudy.store.journal import Journal
-from understudy.store.session_row import ActiveSession
+from understudy.store.operations.beginnings import accept
 from understudy.store.transaction import Transaction
 from understudy.testing.offline import OfflineServer
 

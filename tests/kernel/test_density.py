@@ -20,9 +20,10 @@ from understudy.node import timers as timers_module
 from understudy.node.take_up import CHUNK
 from understudy.node.turns import Ready
 from understudy.protocol import News
-from understudy.store import beginnings, queries
-from understudy.store.engine import now
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.engine import now
+from understudy.store.db.session_row import ActiveSession
+from understudy.store.operations import beginnings
+from understudy.store.reads import queries
 from understudy.store.transaction import Transaction
 from understudy.supervisor.capacity import Memory
 

@@ -26,9 +26,9 @@ from understudy.node.departures import Departure, leaving
 from understudy.protocol import ServiceDirectory, ServiceProcess, packed
 from understudy.reads import DrainInfo
 from understudy.records import ModelAnswer
-from understudy.store import draining
-from understudy.store.draining import check_drain
-from understudy.store.engine import now
+from understudy.store.db.engine import now
+from understudy.store.operations import draining
+from understudy.store.operations.draining import check_drain
 from understudy.supervisor.drains import seconds_for
 from understudy.testing.offline import OfflineServer
 

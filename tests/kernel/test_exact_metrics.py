@@ -26,9 +26,11 @@ from understudy.observability.metrics import Metrics
 from understudy.observability.span_files import read_spans
 from understudy.observability.span_sink import TRIES_TOGETHER, SpanSink
 from understudy.observability.spans import spans_of
-from understudy.store import beginnings, presence, progress, queries, retention
 from understudy.store.journal import Journal
-from understudy.store.presence import Log
+from understudy.store.operations import beginnings, presence, progress
+from understudy.store.operations.presence import Log
+from understudy.store.reads import queries
+from understudy.store.upkeep import retention
 
 from ..prometheus import prometheus
 from ..store.test_archive import export, load

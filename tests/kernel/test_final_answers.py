@@ -11,9 +11,9 @@ from sqlalchemy import select
 from understudy import HookContext, hook
 from understudy.actors.hooks import describe_hook
 from understudy.records import ModelAnswer
-from understudy.store import operations
+from understudy.store.db.statements import SESSION
 from understudy.store.journal import Journal
-from understudy.store.statements import SESSION
+from understudy.store.operations import batches as operations
 
 from . import kernel as k
 

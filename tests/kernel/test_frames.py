@@ -14,7 +14,7 @@ from understudy.node.turns import Ready
 from understudy.placement import DEFAULT
 from understudy.protocol import FrameIdentity, StepCall, Work
 from understudy.records import ActivationId
-from understudy.store.session_row import ActiveSession
+from understudy.store.db.session_row import ActiveSession
 
 from . import kernel as k
 

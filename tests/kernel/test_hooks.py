@@ -22,7 +22,7 @@ from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidSpec
 from understudy.manifest import changes
 from understudy.messages import INTERRUPTED
-from understudy.store.code import digests
+from understudy.store.operations.code import digests
 from understudy.testing.offline import Faults
 
 from .. import tiers

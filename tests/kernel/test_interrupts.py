@@ -14,9 +14,9 @@ import pytest
 
 from understudy.actors.tools import tool
 from understudy.protocol import News
-from understudy.store.beginnings import accept
-from understudy.store.endings import request_cancel
 from understudy.store.journal import Journal
+from understudy.store.operations.beginnings import accept
+from understudy.store.operations.endings import request_cancel
 
 from . import kernel as k
 

@@ -10,8 +10,8 @@ import pytest
 
 from understudy.errors import StoreUnreachable
 from understudy.events import ModelCallCompleted, RunFinished
-from understudy.store import queries
 from understudy.store.journal import Committed, Journal
+from understudy.store.reads import queries
 
 from ..unit.test_metrics import value
 from . import kernel as k

@@ -18,7 +18,7 @@ from understudy.errors import StaleGeneration, StoreUnreachable
 from understudy.node import sweep
 from understudy.protocol import News
 from understudy.records import LEASE_SECONDS
-from understudy.store import activation, beginnings
+from understudy.store.operations import activation, beginnings
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k

@@ -11,9 +11,9 @@ from sqlalchemy import delete, event, func, insert, literal, select
 from understudy.errors import UnknownSession
 from understudy.prices import Price
 from understudy.reads import Activity
-from understudy.store import overview
-from understudy.store.presence import log_ends
-from understudy.store.statements import EVENT
+from understudy.store.db.statements import EVENT
+from understudy.store.operations.presence import log_ends
+from understudy.store.reads import overview
 
 from . import kernel as k
 

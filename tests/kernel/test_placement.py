@@ -23,7 +23,7 @@ from understudy.manifest import changes
 from understudy.node.node_service import NodeService
 from understudy.placement import ISOLATED, is_isolated, is_scarce, placement_key
 from understudy.protocol import Exit, StepCall, Work
-from understudy.store import code
+from understudy.store.operations import code
 
 from . import kernel as k
 

@@ -32,8 +32,10 @@ from understudy.observability.exporters import NoExporter, span_exporter
 from understudy.observability.metrics import Metrics
 from understudy.observability.span_files import FileSpanExporter
 from understudy.observability.span_sink import WITH_CONTENT, SpanSink
-from understudy.store import progress, queries, retention
+from understudy.store.operations import progress
+from understudy.store.reads import queries
 from understudy.store.transaction import Transaction
+from understudy.store.upkeep import retention
 from understudy.telemetry import telemetry_problems
 
 from ..collectors import GrpcCollector, HttpCollector, Request

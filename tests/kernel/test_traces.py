@@ -19,8 +19,11 @@ from understudy.events import Event
 from understudy.messages import Usage
 from understudy.observability.traces import TraceSpan, trace_of
 from understudy.records import ModelAnswer
-from understudy.store import activation, operations, progress, retention, traces
+from understudy.store.operations import activation, progress
+from understudy.store.operations import batches as operations
+from understudy.store.reads import traces
 from understudy.store.transaction import Transaction
+from understudy.store.upkeep import retention
 
 from .. import traced
 from . import kernel as k

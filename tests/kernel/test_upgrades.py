@@ -15,7 +15,7 @@ from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import SessionConflict
 from understudy.manifest import changes
 from understudy.spec import AgentSpec
-from understudy.store.engine import Database
+from understudy.store.db.engine import Database
 
 from . import kernel as k
 

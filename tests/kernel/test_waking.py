@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from understudy.actors.tools import tool
 from understudy.errors import InvalidInput, SessionClosed, UnknownSession
-from understudy.store import timers
+from understudy.store.operations import timers
 from understudy.supervisor.pool import Demand
 from understudy.testing.offline import OfflineServer
 from understudy.wakeups import MOST_WAKEUPS, microseconds, next_due, spoken, wait_problem, wakeup_problem

@@ -28,9 +28,11 @@ import pytest
 from sqlalchemy import event, text
 
 from understudy.errors import InvalidConfiguration, StoreBusy, StoreReadOnly, StoreRefused, StoreUnreachable
-from understudy.store import beginnings, postgresql, queries
-from understudy.store.engine import Database
-from understudy.store.postgresql import Address, BoundedConnection
+from understudy.store.db import postgresql
+from understudy.store.db.engine import Database
+from understudy.store.db.postgresql import Address, BoundedConnection
+from understudy.store.operations import beginnings
+from understudy.store.reads import queries
 
 from ..postgres import PostgresServer, free_port
 from ..store.test_store import Store, opened

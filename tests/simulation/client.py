@@ -25,7 +25,7 @@ from understudy.errors import (
 from understudy.identifiers import new_identifier
 from understudy.placement import DEFAULT
 from understudy.protocol import NewSession, ServiceDirectory
-from understudy.store.beginnings import TASK_UNTOLD
+from understudy.store.operations.beginnings import TASK_UNTOLD
 from understudy.transport.repeating import REPEAT_SECONDS
 
 from . import operator

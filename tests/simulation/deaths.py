@@ -29,8 +29,8 @@ from understudy.events import (
     ToolStarted,
 )
 from understudy.records import LEASE_SECONDS
+from understudy.store.db.statements import EVENT, MESSAGE, SESSION
 from understudy.store.entries import event_from_row
-from understudy.store.statements import EVENT, MESSAGE, SESSION
 
 from .tools import POLICY_OF
 

@@ -14,8 +14,8 @@ from understudy.messages import CUT_OFF
 from understudy.observability.metrics import Metrics
 from understudy.observability.spans import spans_of
 from understudy.placement import is_isolated
+from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 from understudy.store.entries import event_from_row
-from understudy.store.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 
 from .plan import MAX_CONTINUATIONS
 from .spans import key_of, text_of

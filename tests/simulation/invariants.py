@@ -29,11 +29,11 @@ from understudy.events import (
 )
 from understudy.json_text import from_json
 from understudy.records import LEASE_SECONDS, ModelRequest
-from understudy.store.check import check
+from understudy.store.check.check import check
+from understudy.store.db.session_row import SessionRow
+from understudy.store.db.statements import EVENT, MESSAGE, QUESTION, SESSION, TOOL_CALL
 from understudy.store.entries import event_from_row
 from understudy.store.journal import Committed
-from understudy.store.session_row import SessionRow
-from understudy.store.statements import EVENT, MESSAGE, QUESTION, SESSION, TOOL_CALL
 from understudy.testing.policies import content_text
 
 from . import deaths

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy import select
 
 from understudy.events import Event
+from understudy.store.db.statements import EVENT
 from understudy.store.entries import event_from_row
-from understudy.store.statements import EVENT
 
 if TYPE_CHECKING:
     from .world import World

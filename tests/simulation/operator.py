@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import Conflict, UnderstudyError
-from understudy.store import activation, archive, retention
 from understudy.store.journal import Journal
+from understudy.store.operations import activation
+from understudy.store.upkeep import archive, retention
 from understudy.supervisor.supervisor import LEASE_SECONDS as OWNER_LEASE_SECONDS
 from understudy.supervisor.supervisor import RENEW_SECONDS
 

@@ -23,7 +23,7 @@ from understudy.placement import DEFAULT, is_isolated
 from understudy.ports import ModelGateway
 from understudy.protocol import Attached, Exit, News, ServiceDirectory, StepCall, Work, packed
 from understudy.records import ModelAnswer, ModelRequest
-from understudy.store import queries
+from understudy.store.reads import queries
 from understudy.supervisor.ports import ADOPT_SECONDS
 from understudy.supervisor.supervisor import Supervisor
 from understudy.transport.remote_gateway import RemoteGateway

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from understudy.events import RunAccepted
-from understudy.store.statements import RUN
+from understudy.store.db.statements import RUN
 
 if TYPE_CHECKING:
     from understudy.store.transaction import Transaction

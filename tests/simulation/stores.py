@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, event
 
-from understudy.store.engine import Database
+from understudy.store.db.engine import Database
 
 if TYPE_CHECKING:
     from .world import World

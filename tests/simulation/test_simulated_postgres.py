@@ -12,9 +12,9 @@ from greenlet import GreenletExit
 from sqlalchemy import delete, insert, select, update
 
 from understudy.errors import StoreError, StoreUnreachable
-from understudy.store.engine import Database
-from understudy.store.failures import StoreRace
-from understudy.store.statements import OWNER
+from understudy.store.db.engine import Database
+from understudy.store.db.failures import StoreRace
+from understudy.store.db.statements import OWNER
 
 from .. import differential
 from ..round_robin import RoundRobin, Task

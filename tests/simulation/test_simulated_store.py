@@ -15,26 +15,17 @@ from sqlalchemy import Connection, insert, select, text
 from understudy.errors import StoreUnreachable, UnderstudyError
 from understudy.messages import Message, Usage
 from understudy.records import ActivationId, Batch, Finish, ModelAnswer
-from understudy.store import (
-    activation,
-    archive,
-    beginnings,
-    endings,
-    gauges,
-    ledger,
-    maintenance,
-    operations,
-    overview,
-    presence,
-    queries,
-    retention,
-)
-from understudy.store.activation import FrameRef
-from understudy.store.check import check
-from understudy.store.failures import StoreRace
-from understudy.store.session_row import SessionRow
-from understudy.store.tables import metadata
+from understudy.store import ledger
+from understudy.store.check.check import check
+from understudy.store.db.failures import StoreRace
+from understudy.store.db.session_row import SessionRow
+from understudy.store.db.tables import metadata
+from understudy.store.operations import activation, beginnings, endings, presence
+from understudy.store.operations import batches as operations
+from understudy.store.operations.activation import FrameRef
+from understudy.store.reads import gauges, overview, queries
 from understudy.store.transaction import Transaction
+from understudy.store.upkeep import archive, maintenance, retention
 from understudy.supervisor.groups import decide_end
 
 from ..kernel import kernel as k

@@ -19,8 +19,8 @@ from understudy.errors import StoreUnreachable, UnderstudyError
 from understudy.node.calls import Call, Calls
 from understudy.node.draining import Draining
 from understudy.records import ModelRequest
-from understudy.store import requests
 from understudy.store.journal import Committed, Journal
+from understudy.store.operations import requests
 from understudy.supervisor.capacity import Memory
 
 from . import model, stores, system, tools

@@ -28,12 +28,15 @@ from understudy.errors import (
 )
 from understudy.placement import placement_key
 from understudy.protocol import packed
-from understudy.store import archive, budgets, queries, retention, trust, upgrades
-from understudy.store.check import check
-from understudy.store.engine import now
+from understudy.store import budgets
+from understudy.store.check.check import check
+from understudy.store.db.engine import now
+from understudy.store.db.statements import ACCOUNT, SESSION
 from understudy.store.journal import Journal
-from understudy.store.statements import ACCOUNT, SESSION
+from understudy.store.operations import trust, upgrades
+from understudy.store.reads import queries
 from understudy.store.transaction import Transaction
+from understudy.store.upkeep import archive, retention
 from understudy.testing.offline import OfflineServer
 
 from ..kernel import kernel as k

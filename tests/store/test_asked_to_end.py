@@ -12,9 +12,9 @@ from understudy.errors import SessionClosed
 from understudy.messages import Message
 from understudy.records import CallState, Finish, Spawn
 from understudy.spec import Supervision
-from understudy.store import activation, beginnings, endings, wakeups
-from understudy.store.activation import FrameRef
-from understudy.store.check import check
+from understudy.store.check.check import check
+from understudy.store.operations import activation, beginnings, endings, wakeups
+from understudy.store.operations.activation import FrameRef
 
 from .test_store import Store, opened, spec
 

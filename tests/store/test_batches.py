@@ -15,7 +15,9 @@ from understudy.events import ToolFinished, ToolStarted
 from understudy.node.turns import Ready
 from understudy.ports import Death
 from understudy.records import Ack, Ask, Batch, CallState
-from understudy.store import activation, draining, operations, queries, timers
+from understudy.store.operations import activation, draining, timers
+from understudy.store.operations import batches as operations
+from understudy.store.reads import queries
 from understudy.supervisor.restarts import Verdict
 
 from ..kernel import kernel as k

@@ -21,7 +21,7 @@ from understudy.prices import Price
 from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin
 from understudy.records import CallState, ModelAnswer, ModelRequest
-from understudy.store import queries
+from understudy.store.reads import queries
 
 from .test_store import Store, opened
 

@@ -23,10 +23,12 @@ from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.records import ActivationId, Ask, Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.spec import Supervision
-from understudy.store import activation, beginnings, draining, endings, operations, prepared, questions, timers, wakeups
-from understudy.store.check import RULES, TOLD_OF_ONE_RULE, Violation, check
-from understudy.store.engine import Database
-from understudy.store.statements import EVENT, MESSAGE
+from understudy.store.check.check import RULES, TOLD_OF_ONE_RULE, Violation, check
+from understudy.store.db import prepared
+from understudy.store.db.engine import Database
+from understudy.store.db.statements import EVENT, MESSAGE
+from understudy.store.operations import activation, beginnings, draining, endings, questions, timers, wakeups
+from understudy.store.operations import batches as operations
 
 from ..postgres import database
 from .test_store import MINUTE, Store, opened, spec

@@ -8,8 +8,10 @@ import pytest
 
 from understudy.messages import Message, Usage
 from understudy.records import ModelAnswer
-from understudy.store import endings, operations, queries
-from understudy.store.check import check
+from understudy.store.check.check import check
+from understudy.store.operations import batches as operations
+from understudy.store.operations import endings
+from understudy.store.reads import queries
 
 from .test_store import FRAME, Store, opened
 

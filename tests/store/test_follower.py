@@ -21,7 +21,7 @@ from understudy.node.feed import Feed
 from understudy.node.reading import Reading
 from understudy.protocol import Following, packed, unpacked
 from understudy.records import PAGE
-from understudy.store import queries
+from understudy.store.reads import queries
 
 from ..records import run_record
 from .test_store import Store, opened

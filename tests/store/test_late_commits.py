@@ -16,8 +16,9 @@ import pytest
 from sqlalchemy import text
 
 from understudy.node.hosting import NodeHost
-from understudy.store import postgresql, queries
-from understudy.store.failures import StoreRace
+from understudy.store.db import postgresql
+from understudy.store.db.failures import StoreRace
+from understudy.store.reads import queries
 from understudy.store.transaction import Transaction
 from understudy.supervisor import probing
 

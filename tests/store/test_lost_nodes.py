@@ -12,8 +12,9 @@ from understudy.events import ToolStarted
 from understudy.identifiers import call_identifier
 from understudy.ports import Verdict
 from understudy.records import LEASE_SECONDS, ActivationId, Batch, CallState, Finish, ModelAnswer
-from understudy.store import activation, endings, operations, timers, wakeups
-from understudy.store.check import check
+from understudy.store.check.check import check
+from understudy.store.operations import activation, endings, timers, wakeups
+from understudy.store.operations import batches as operations
 from understudy.store.transaction import Transaction
 
 from .test_store import FRAME, Store, opened

@@ -21,10 +21,11 @@ from sqlalchemy import Connection, event, select, text
 
 from understudy.node.paging import Slot
 from understudy.node.requests import READS
-from understudy.store import gauges, queries, schema
-from understudy.store.engine import Database
-from understudy.store.statements import SESSION
-from understudy.store.tables import metadata
+from understudy.store.db import schema
+from understudy.store.db.engine import Database
+from understudy.store.db.statements import SESSION
+from understudy.store.db.tables import metadata
+from understudy.store.reads import gauges, queries
 from understudy.testing.offline import OfflineServer
 
 from .. import plans

@@ -12,8 +12,10 @@ import pytest
 
 from understudy.errors import CannotDrain, StaleGeneration, StoreOwned
 from understudy.ports import Verdict
-from understudy.store import activation, code, draining, queries, retention, timers, wakeups
+from understudy.store.operations import activation, code, draining, timers, wakeups
+from understudy.store.reads import queries
 from understudy.store.transaction import Transaction
+from understudy.store.upkeep import retention
 
 from ..processes.test_store_faults import PATIENCE, eventually
 from .test_store import FRAME, MINUTE, Store, opened

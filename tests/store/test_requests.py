@@ -13,8 +13,9 @@ from sqlalchemy import func, select, update
 from understudy.cluster.ray.connection import Connection
 from understudy.config import Settings
 from understudy.errors import CannotDrain
-from understudy.store import activation, beginnings, endings, requests, retention
-from understudy.store.statements import REQUEST, RUN
+from understudy.store.db.statements import REQUEST, RUN
+from understudy.store.operations import activation, beginnings, endings, requests
+from understudy.store.upkeep import retention
 from understudy.supervisor.drains import Drains
 
 from ..kernel import kernel as k

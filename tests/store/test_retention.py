@@ -11,12 +11,14 @@ import pytest
 from sqlalchemy import text
 
 from understudy.errors import Conflict, SessionActive, UnknownSession
-from understudy.store import archive, progress, queries, retention, wakeups
-from understudy.store.check import check
-from understudy.store.engine import now
+from understudy.store.check.check import check
+from understudy.store.db.engine import now
 from understudy.store.journal import Journal
-from understudy.store.retention import Removed
+from understudy.store.operations import progress, wakeups
+from understudy.store.reads import queries
 from understudy.store.transaction import Transaction
+from understudy.store.upkeep import archive, retention
+from understudy.store.upkeep.retention import Removed
 from understudy.testing.offline import OfflineServer
 
 from ..kernel import kernel as k

@@ -13,7 +13,8 @@ from understudy.errors import Fenced
 from understudy.messages import Message, Usage
 from understudy.ports import Verdict
 from understudy.records import ActivationId, Batch, ModelAnswer
-from understudy.store import activation, beginnings, operations
+from understudy.store.operations import activation, beginnings
+from understudy.store.operations import batches as operations
 
 from ..kernel import kernel as k
 from .test_store import FRAME, Store, opened, spec

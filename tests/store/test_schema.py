@@ -19,12 +19,15 @@ from understudy.config import check_store, split_schema
 from understudy.errors import InvalidConfiguration, StoreOwned, StoreSchema, StoreVersion
 from understudy.messages import Usage
 from understudy.records import ModelAnswer
-from understudy.store import activation, beginnings, operations, queries, schema
-from understudy.store.check import check
-from understudy.store.check_budgets import BUDGET_RULES
-from understudy.store.engine import Database
+from understudy.store.check.check import check
+from understudy.store.check.check_budgets import BUDGET_RULES
+from understudy.store.db import schema
+from understudy.store.db.engine import Database
+from understudy.store.db.tables import metadata
 from understudy.store.journal import Journal
-from understudy.store.tables import metadata
+from understudy.store.operations import activation, beginnings
+from understudy.store.operations import batches as operations
+from understudy.store.reads import queries
 
 pytestmark = pytest.mark.conformance
 

@@ -37,13 +37,15 @@ from understudy.ports import Death, Verdict
 from understudy.protocol import Work
 from understudy.records import ActivationId, Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.spec import Supervision
-from understudy.store import activation, beginnings, draining, endings, operations, queries
-from understudy.store.activation import FrameRef
-from understudy.store.check import check
-from understudy.store.engine import Database
-from understudy.store.failures import StoreRace
+from understudy.store.check.check import check
+from understudy.store.db.engine import Database
+from understudy.store.db.failures import StoreRace
+from understudy.store.db.statements import MESSAGE, calls_of_round
 from understudy.store.journal import Journal
-from understudy.store.statements import MESSAGE, calls_of_round
+from understudy.store.operations import activation, beginnings, draining, endings
+from understudy.store.operations import batches as operations
+from understudy.store.operations.activation import FrameRef
+from understudy.store.reads import queries
 from understudy.store.transaction import Transaction
 from understudy.supervisor.groups import decide_end
 

@@ -26,8 +26,9 @@ from typer.testing import CliRunner, Result
 from understudy.cluster.cli import store_commands
 from understudy.cluster.cli.main import app
 from understudy.config import redact
-from understudy.store import retention, schema
-from understudy.store.engine import Database, now
+from understudy.store.db import schema
+from understudy.store.db.engine import Database, now
+from understudy.store.upkeep import retention
 from understudy.testing.offline import OfflineServer
 
 from ..kernel import kernel as k

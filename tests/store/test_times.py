@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from understudy.records import ActivationId
-from understudy.store import journal, queries
+from understudy.store import journal
+from understudy.store.reads import queries
 
 from .test_store import MINUTE, Store, opened
 

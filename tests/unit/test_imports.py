@@ -15,12 +15,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 MAY_IMPORT = {
     "core": set(),
-    "store": {"core"},
+    "store": {"core", "store/db", "store/operations"},
+    "store/db": {"core"},
+    "store/operations": {"core", "store", "store/db"},
+    "store/reads": {"core", "store", "store/db", "store/operations"},
+    "store/check": {"core", "store", "store/db", "store/operations"},
+    "store/upkeep": {"core", "store", "store/db", "store/operations", "store/reads", "store/check"},
     "observability": {"core"},
     "gateway": {"core"},
     "actors": {"core"},
     "supervisor": {"core"},
-    "node": {"core", "store", "observability", "supervisor"},
+    "node": {"core", "store", "store/db", "store/operations", "store/reads", "observability", "supervisor"},
     "cluster": {"cluster/cli"},
     "cluster/client": {"core", "actors", "observability", "node", "cluster/ray"},
     "cluster/local": {"core", "actors", "gateway", "node", "supervisor", "cluster/client"},
@@ -28,8 +33,8 @@ MAY_IMPORT = {
     "cluster/console": {"core", "observability", "cluster/client"},
     "cluster/ray": {"core", "actors", "gateway", "node", "supervisor", "cluster/client", "cluster/console"},
     "cluster/cli": {
-        "core", "store", "observability", "examples", "cluster/client", "cluster/certify", "cluster/console",
-        "cluster/ray",
+        "core", "store", "store/db", "store/operations", "store/reads", "store/check", "store/upkeep", "observability",
+        "examples", "cluster/client", "cluster/certify", "cluster/console", "cluster/ray",
     },
     "examples": {"core", "actors", "cluster/cli", "cluster/client", "cluster/ray"},
 }  # fmt: skip

@@ -19,7 +19,7 @@ from understudy.errors import (
     UnderstudyError,
     Unschedulable,
 )
-from understudy.store.draining import check_drain
+from understudy.store.operations.draining import check_drain
 from understudy.supervisor import staffing, watching
 from understudy.supervisor import supervisor as supervising
 from understudy.supervisor.pool import Demand

@@ -11,9 +11,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import Pool
 from sqlalchemy.util import LRUCache
 
-from understudy.store.engine import Database
-from understudy.store.postgresql import JOURNAL_SECONDS, READER_SECONDS, SILENCE_MARGIN, TAKEOVER_LIMITS
-from understudy.store.prepared import statements_of
+from understudy.store.db.engine import Database
+from understudy.store.db.postgresql import JOURNAL_SECONDS, READER_SECONDS, SILENCE_MARGIN, TAKEOVER_LIMITS
+from understudy.store.db.prepared import statements_of
 
 from .dialect import Dialect
 from .driver import Connection

@@ -17,8 +17,8 @@ import psycopg
 from sqlalchemy import create_engine
 from sqlalchemy.pool import StaticPool
 
-from understudy.store import schema
-from understudy.store.tables import metadata
+from understudy.store.db import schema
+from understudy.store.db.tables import metadata
 
 Values = Mapping[str, Any] | Sequence[Any]
 

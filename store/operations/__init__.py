@@ -1,0 +1,1 @@
+"""What a transaction does: each function is one operation, or a part of one."""

@@ -1,0 +1,99 @@
+"""What is left of a run that ends without its agent: its last words, what it had done, results for its open calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from sqlalchemy import select
+
+from understudy import events
+from understudy.messages import INTERRUPTED, Message, storable
+from understudy.records import child_text
+
+from ..db.prepared import Row
+from ..db.session_row import SessionRow
+from ..db.statements import MESSAGE
+from ..transaction import Transaction
+from . import questions
+from .waiting import CALL_TIMER
+
+CANCELLED = "cancelled"
+
+ROUNDS_TOLD = 8
+"""Of so many last rounds a parent is told the tools: a long history is not read for it."""
+
+
+def last_text(tx: Transaction, row: SessionRow) -> str:
+    """The last thing the agent said in its current run, for a result that has no better one."""
+    # Without the run: one in which the agent has said nothing yet would be looked for through the whole history.
+    statement = (
+        select(MESSAGE.c.run_id, MESSAGE.c.body)
+        .where(
+            MESSAGE.c.namespace == tx.namespace,
+            MESSAGE.c.session_id == row.session_id,
+            MESSAGE.c.role == "assistant",
+        )
+        .order_by(MESSAGE.c.seq.desc())
+        .limit(1)
+    )
+    last = tx.read(statement, row.session_id).first()
+    return Message.from_wire(last.body).text if last is not None and last.run_id == row.run_id else ""
+
+
+def tools_used(tx: Transaction, row: SessionRow, run_id: str, rounds: int) -> list[list[Any]]:
+    """The tools that were executed in the last rounds of a run: `[name, count]`, by name."""
+    found: Counter[str] = Counter()
+    for number in range(max(1, rounds - ROUNDS_TOLD + 1), rounds + 1):
+        calls = tx.calls(row.session_id, run_id, number)
+        found.update(call["tool"] for call in calls if call["executions"] > 0 and call["state"] == "done")
+    return [list(item) for item in sorted(found.items())]
+
+
+def settle_calls(tx: Transaction, row: SessionRow) -> None:
+    """Give each open call of the current round its one result, as the agent would have: what it has, or that it ended.
+
+    A call in doubt is not said to be cancelled: nobody knows what became of it.
+    """
+    if row.run_id is None or row.calls_open <= 0:
+        return
+    tx.changed(row)
+    results = {item.key: item.payload for item in tx.inbox(row) if item.kind != "input"}
+    for call in tx.current_calls(row):
+        if call["state"] == "done":
+            continue
+        if call["state"] == "waiting":
+            tx.drop_timer(row, CALL_TIMER + call["call_id"])
+        content = (call["result"] or {}).get("content")
+        if content is None:
+            content = _settle(tx, row, call, results.get(call["call_id"]))
+        message = Message(
+            "tool", content, tool_call_id=call["call_id"], name=call["tool"], run_id=row.run_id, round=row.round
+        )
+        tx.append(row, message)
+        row.calls_open -= 1
+        tx.update_call(
+            row.session_id, call["call_id"], state="done", epoch=row.epoch, executions=call["executions"],
+            result=None, child_id=call["child_id"],
+        )  # fmt: skip
+
+
+def _settle(tx: Transaction, row: SessionRow, call: Row, result: dict[str, Any] | None) -> str:
+    """The text of a call's result; `result` is a child's, or the answer to the call."""
+    outcome, content = CANCELLED, CANCELLED
+    if result is not None and "status" in result:
+        outcome, content = "ok" if result["status"] == "completed" else "error", storable(child_text(result))
+    elif result is not None and result["decision"] != "rerun":
+        outcome, content = result["decision"], result["text"]
+    elif (call["state"] == "started" and call["child_id"] is None) or (
+        call["state"] == "asked" and questions.is_in_doubt(tx, row, call["call_id"])
+    ):
+        outcome, content = "interrupted", INTERRUPTED
+    since = tx.now if call["state"] == "requested" else call["updated_at"]
+    event = events.ToolFinished(
+        call_id=call["call_id"], tool=call["tool"], outcome=outcome, started_at=since,
+        duration=max(0, tx.now - since), executions=call["executions"],
+        error_message="" if outcome == "ok" else content[: events.ERROR_UNCUT],
+    )  # fmt: skip
+    tx.append(row, event)
+    return content

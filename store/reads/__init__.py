@@ -1,0 +1,1 @@
+"""What is read of the store, and changes nothing."""
