@@ -18,13 +18,16 @@ from hypothesis import settings
 
 from understudy.testing.offline import OfflineServer
 
-from . import tiers
+from . import compiled, tiers
 
 settings.register_profile("understudy", deadline=None, max_examples=100)
 settings.load_profile("understudy")
 
+compiled.share()
+
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call of Ray's without a cluster fails: it starts none
+os.environ.setdefault("REPORTER_UPDATE_INTERVAL_MS", "60000")  # what Ray says of each node's hardware, to nobody here
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would starve services beside the tests' own processes
 
 if (

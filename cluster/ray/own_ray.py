@@ -69,6 +69,8 @@ def start_ray() -> str:
     _marker().write_text(json.dumps({"port": port}))
     command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head"]
     command += [f"--port={port}", "--include-dashboard=false", "--disable-usage-stats", "--log-color=false"]
+    # It reads the logs of all processes ten times a second, for drivers that show them; ours do not (`connect_ray`).
+    command += ["--include-log-monitor=false"]
     # Ray gives its workers 15: on a busy machine sessions would wait for whatever else there is, also for their driver.
     environment = {"RAY_worker_niceness": "0", **for_services()}
     try:
