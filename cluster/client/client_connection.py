@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from understudy.config import Settings
 from understudy.event_wire import EventWire
 from understudy.identifiers import new_identifier
-from understudy.protocol import NewSession, Spawned, packed, unpacked
+from understudy.protocol import NewSession, Spawned
 from understudy.reads import DrainInfo
 
-from .follower import Follower, Homes
+from .follower import Follower, Homes, asked
 from .results import ServiceInfo
 
 Result = TypeVar("Result")
@@ -33,9 +33,7 @@ class ClientConnection(ABC):
 
     async def events(self, session_id: str, after: int) -> list[EventWire]:
         """Events of a session after a `seq`, in wire form."""
-        found = await self._homes.request(session_id, "events", session_id, after)
-        events: list[EventWire] = unpacked(found, list[EventWire], "the result of events")
-        return events
+        return await asked(self._homes, list[EventWire], session_id, "events", session_id, after)
 
     async def change(self, kind: type[Result], method: str, session_id: str, *arguments: Any) -> Result:
         """A request of a session's node service that could do more when it is repeated: its id is made here, once for
@@ -44,10 +42,7 @@ class ClientConnection(ABC):
         Args:
             kind: of its result.
         """
-        given = [packed(argument) for argument in arguments]
-        done = await self._homes.request(session_id, method, session_id, *given, new_identifier())
-        found: Result = unpacked(done, kind, f"the result of {method}")
-        return found
+        return await asked(self._homes, kind, session_id, method, session_id, *arguments, new_identifier())
 
     async def read(self, kind: type[Result], what: str, *arguments: Any, **options: Any) -> Result:
         """One of `READS`, at the node service of the session that the first argument names, if there is one.
@@ -56,9 +51,7 @@ class ClientConnection(ABC):
             kind: of what is read.
         """
         session_id = arguments[0] if arguments and isinstance(arguments[0], str) else None
-        done = await self._homes.request(session_id, "read", what, list(arguments), options)
-        found: Result = unpacked(done, kind, f"what was read of {what}")
-        return found
+        return await asked(self._homes, kind, session_id, "read", what, list(arguments), options)
 
     @abstractmethod
     async def spawn(

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError, UnknownSession
 from understudy.event_wire import EventWire
@@ -57,6 +57,9 @@ class Subscription:
     queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
 
+Result = TypeVar("Result")
+
+
 class Homes(Protocol):
     """The node services, and where sessions are at home (`NodeDirectory`)."""
 
@@ -76,6 +79,27 @@ class Homes(Protocol):
 
     async def learn(self) -> None:
         """Look anew which services there are."""
+
+
+async def asked(
+    nodes: Homes, kind: type[Result], session_id: str | None, method: str, *arguments: Any, turn: int = 0
+) -> Result:
+    """What a request has done, or read.
+
+    Args:
+        kind: of the result.
+        session_id: whose node service is asked; None for any.
+        arguments: data, or messages of `understudy.protocol`.
+        turn: see `Homes.request`.
+
+    Raises:
+        InvalidInput: the answer is of another kind; the text says where.
+        UnderstudyError: what the request raised.
+    """
+    done = await nodes.request(session_id, method, *map(packed, arguments), turn=turn)
+    what = f"read {arguments[0]}" if method == "read" else method
+    found: Result = unpacked(done, kind, f"the result of {what}")
+    return found
 
 
 class Follower:
@@ -200,8 +224,7 @@ class Follower:
         if before == after and seq not in (told, after):
             try:
                 async with asyncio.timeout(COMPARE_SECONDS):
-                    found = await self._nodes.request(session_id, "events", session_id, after)
-                events = unpacked(found, list[EventWire], "the result of events")
+                    events = await asked(self._nodes, list[EventWire], session_id, "events", session_id, after)
             except UnknownSession as error:  # it was removed
                 subscription.queue.put_nowait(("error", error))
                 return

@@ -20,7 +20,7 @@ from understudy.identifiers import new_identifier
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.prices import price_table
-from understudy.protocol import NewSession, Spawned, packed, unpacked
+from understudy.protocol import NewSession, Spawned
 from understudy.reads import DrainInfo, SessionRecord
 from understudy.supervisor.supervisor import Supervisor
 from understudy.testing.offline import OfflineServer, Policy
@@ -29,6 +29,7 @@ from understudy.transport.repeating import CLIENT_PATIENCE, REPEAT_SECONDS, Repe
 from ..client.background import LoopThread
 from ..client.client import Cluster, check_size
 from ..client.client_connection import ClientConnection
+from ..client.follower import asked
 from ..client.method import client_method
 from ..client.results import ServiceInfo
 from ..client.session_handle import Session
@@ -75,8 +76,7 @@ class LocalNodes:
 
     async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
         """The same, with each session's `seq`."""
-        done = await self.request(None, "read", "homes", [session_ids], {})
-        found = unpacked(done, dict[str, tuple[str, int]], "what was read of homes")
+        found = await asked(self, dict[str, tuple[str, int]], None, "read", "homes", [session_ids], {})
         return {session_id: (NODE, found.get(session_id, (NODE, 0))[1]) for session_id in session_ids}
 
     async def request(self, _session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
@@ -174,9 +174,7 @@ class LocalConnection(ClientConnection):
         runtime_env: dict[str, Any] | None = None,
     ) -> Spawned:
         """See `ClientConnection.spawn`."""
-        done = await self._nodes.request(None, "spawn", packed(session), blobs)
-        found: Spawned = unpacked(done, Spawned, "the result of spawn")
-        return found
+        return await asked(self._nodes, Spawned, None, "spawn", session, blobs)
 
     def code_placement(self) -> dict[str, Any]:
         """This process has it."""

@@ -12,11 +12,12 @@ from understudy.config import Settings
 from understudy.errors import ClusterUnreachable, ServiceGone, StoreUnreachable, UnderstudyError
 from understudy.identifiers import new_identifier
 from understudy.node.node_socket import CLIENT
-from understudy.protocol import NewSession, ServiceDirectory, Spawned, packed, unpacked
+from understudy.protocol import NewSession, ServiceDirectory, Spawned
 from understudy.transport.channel import Ticket
 from understudy.transport.remote_node import SocketCalls
 from understudy.transport.repeating import CLIENT_PATIENCE, REPEAT_SECONDS, Repeating
 
+from ..client.follower import asked
 from .names import node_name
 from .ray_edge import find_actor, own_node, through_ray, ticket
 
@@ -81,16 +82,14 @@ class NodeDirectory:
         if not self._single and time.monotonic() - self._learned > REFRESH_SECONDS:
             await self.learn()  # nodes may have joined
         self._turn += 1
-        done = await self.request(None, "spawn", packed(session), blobs, turn=self._turn)
-        found: Spawned = unpacked(done, Spawned, "the result of spawn")
+        found = await asked(self, Spawned, None, "spawn", session, blobs, turn=self._turn)
         self.settle(session.session_id, found.node_id)
         return found
 
     async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
         """For each session the node to ask and to follow, as the store has it now, and the session's `seq`."""
         anyone = next(iter(self._handles))
-        done = await self.request(None, "read", "homes", [session_ids], {})
-        found: dict[str, tuple[str, int]] = unpacked(done, dict[str, tuple[str, int]], "what was read of homes")
+        found = await asked(self, dict[str, tuple[str, int]], None, "read", "homes", [session_ids], {})
         if not self._single and any(node_id not in self._handles for node_id, _ in found.values()):
             await self.learn()
         homes = {}

@@ -10,7 +10,7 @@ import pytest
 from understudy.cluster.ray.directory import NodeDirectory
 from understudy.config import Settings
 from understudy.errors import ServiceGone, StoreUnreachable
-from understudy.protocol import NewSession, ServiceDirectory, ServiceProcess
+from understudy.protocol import COMPILED, NewSession, ServiceDirectory, ServiceProcess
 
 
 class Nodes(NodeDirectory):
@@ -52,7 +52,7 @@ class Nodes(NodeDirectory):
 
 
 async def spawn(nodes: Nodes, session_id: str) -> str:
-    found = await nodes.spawn(NewSession(session_id, {}), {})
+    found = await nodes.spawn(NewSession(session_id, dict.fromkeys(COMPILED, "x")), {})
     return found.node_id
 
 

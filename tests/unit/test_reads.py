@@ -66,7 +66,7 @@ class Homes:
     def __init__(self, answer: Any) -> None:
         self.answer = answer
 
-    async def request(self, _session_id: str | None, _method: str, *_arguments: Any) -> Any:
+    async def request(self, _session_id: str | None, _method: str, *_arguments: Any, turn: int = 0) -> Any:
         return self.answer
 
 
@@ -82,7 +82,7 @@ async def test_a_reply_of_another_shape_is_refused_with_its_place() -> None:
     """Given replies in which one field is wrong, or is missing, when a client reads them, then it is told which one."""
     good = packed(run_record())
     assert await client(good).read(reads.RunRecord, "run", "s", "r") == run_record()
-    with pytest.raises(InvalidInput, match=r"read of run is not understood: Expected `int`.*`\$\.rounds`"):
+    with pytest.raises(InvalidInput, match=r"result of read run is not understood: Expected `int`.*`\$\.rounds`"):
         await client({**good, "rounds": "many"}).read(reads.RunRecord, "run", "s", "r")
     session = packed(session_record(pending=[]))
     del session["epoch"]
