@@ -219,9 +219,9 @@ async def family(dsn: str, directory: Path) -> None:
                 kernel.kill(worker)
 
         await kernel.spawn("lead", lead)
-        await kernel.send("lead", "go", "r'1")
+        await kernel.send("lead", "go", "r.1")
         kernel.on_point = die
-        await kernel.end("lead", "r'1")
+        await kernel.end("lead", "r.1")
         await kernel.run("other", k.spec(k.script("hi"), name="other"))
 
 

@@ -105,8 +105,8 @@ async def test_a_call_outlasts_its_service(store: str, tmp_path: Path) -> None:
     for label in ("in flight", "before the commit", "after the commit"):
         async with k.running(store, tmp_path, frames=1) as kernel:
             kernel.server.hold()
-            await kernel.spawn(label[:6].strip(), k.spec(k.script("done")))
-            name, requests = label[:6].strip(), kernel.server.count
+            name, requests = label.split()[0], kernel.server.count
+            await kernel.spawn(name, k.spec(k.script("done")))
             await kernel.send(name)
             await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
             if label == "in flight":
