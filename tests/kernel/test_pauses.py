@@ -45,7 +45,7 @@ class Nodes:
     async def call(self, _node_id: str, _request: str, method: str, *arguments: Any, timeout: float) -> Any:
         return await asyncio.wait_for(self.request(None, method, *arguments), timeout)
 
-    async def request(self, _session_id: str | None, method: str, *arguments: Any) -> Any:
+    async def request(self, _session_id: str | None, method: str, *arguments: Any, turn: int = 0) -> Any:
         asked = asyncio.run_coroutine_threadsafe(self._kernel.ask(method, *arguments), self._loop)
         return await asyncio.wrap_future(asked)
 

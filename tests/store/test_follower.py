@@ -163,7 +163,9 @@ class Service:
         found: dict[str, tuple[str, int]] = await self.reading.query(queries.homes, session_ids)
         return {session_id: found.get(session_id, ("node-1", 0)) for session_id in session_ids}
 
-    async def request(self, session_id: str, _method: str, _session_id: str, after: int) -> list[dict[str, Any]]:
+    async def request(
+        self, session_id: str, _method: str, _session_id: str, after: int, turn: int = 0
+    ) -> list[dict[str, Any]]:
         await self.reading.session(session_id)
         return [event.to_wire() for event in await self.reading.events(session_id, after)]
 
