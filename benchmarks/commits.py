@@ -23,8 +23,7 @@ from understudy.store.db.engine import Database
 from understudy.store.db.prepared import Prepared
 from understudy.store.db.tables import metadata
 from understudy.store.journal import Journal
-from understudy.store.operations import activation, beginnings
-from understudy.store.operations import batches as operations
+from understudy.store.operations import activation, batches, beginnings
 from understudy.store.operations.activation import FrameRef
 
 AT_ONCE = (1, 16, 64)
@@ -114,11 +113,11 @@ class Worker:
         for _ in range(count):
             batch = self._batch()
             await self._journal.submit(
-                lambda tx, b=batch: operations.commit(tx, b, "frame", holder="node"),  # type: ignore[misc]
+                lambda tx, b=batch: batches.commit(tx, b, "frame", holder="node"),  # type: ignore[misc]
                 self._session_id,
             )
             result = await self._journal.submit(
-                lambda tx: operations.answer(
+                lambda tx: batches.answer(
                     tx, self._session_id, "run", self._round, 1, "model", ANSWER, incarnation=self._held.incarnation
                 ),
                 self._session_id,

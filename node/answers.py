@@ -9,8 +9,7 @@ from understudy.placement import is_isolated
 from understudy.protocol import CallOrigin, Work
 from understudy.records import ActivationId, ModelAnswer
 from understudy.store.db.session_row import ActiveSession
-from understudy.store.operations import activation
-from understudy.store.operations import batches as operations
+from understudy.store.operations import activation, batches
 from understudy.store.transaction import Transaction
 
 from .basis import NodeBasis
@@ -43,9 +42,9 @@ class Answers:
         spare = None if slot is not None or ends_run else self._frames.take_spare(of.session_id, of.placement)
         ready, at, ended, leaves = Ready(of.session_id, of.placement, of.root_id), FENCED, False, False
 
-        def operation(tx: Transaction) -> tuple[operations.AnswerResult, Work | None, Work | None]:
+        def operation(tx: Transaction) -> tuple[batches.AnswerResult, Work | None, Work | None]:
             nonlocal at, ended, leaves
-            result = operations.answer(
+            result = batches.answer(
                 tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation,
                 ends_run=ends_run,
             )  # fmt: skip
@@ -124,7 +123,7 @@ class Answers:
                 self._frames.supply.changed.set()
 
     def _go_on(
-        self, of: CallOrigin, result: operations.AnswerResult, resident: Slot | None, current: Work | None,
+        self, of: CallOrigin, result: batches.AnswerResult, resident: Slot | None, current: Work | None,
         woken: ActiveSession | None,
     ) -> None:  # fmt: skip
         """A run goes on with its answer: in the frame that waited for it, or in another one."""

@@ -14,8 +14,7 @@ from understudy.protocol import Exit
 from understudy.records import ActivationId, Batch
 from understudy.store.db.engine import now
 from understudy.store.db.session_row import ActiveSession
-from understudy.store.operations import activation, draining
-from understudy.store.operations import batches as operations
+from understudy.store.operations import activation, batches, draining
 from understudy.store.transaction import Transaction
 from understudy.waiting import is_set_within
 
@@ -98,7 +97,7 @@ class Draining:
         batch = replace(batch, wait=None) if batch.wait == "model" else batch
 
         def operation(tx: Transaction) -> tuple[str | None, ActiveSession]:
-            result = operations.commit(tx, batch, slot.frame_id, holder=self._node.holder)
+            result = batches.commit(tx, batch, slot.frame_id, holder=self._node.holder)
             for spawn in batch.spawns:
                 child = tx.find(spawn.child_id)
                 if child is not None and child.epoch == 0:

@@ -20,7 +20,7 @@ from understudy.redaction import know
 from understudy.store.db.engine import now
 from understudy.store.db.session_row import ActiveSession
 from understudy.store.journal import Committed
-from understudy.store.operations import batches as operations
+from understudy.store.operations import batches
 from understudy.store.operations.batches import require_held
 from understudy.store.transaction import Transaction
 
@@ -135,7 +135,7 @@ class NodeService(NodeBasis):
             with self.claims.committing(batch.session_id) as claim:
                 claim.activation = batch.activation
                 result = await self.journal.submit(
-                    lambda tx: operations.commit(tx, batch, frame_id, holder=self.holder), batch.session_id
+                    lambda tx: batches.commit(tx, batch, frame_id, holder=self.holder), batch.session_id
                 )
         except Fenced:
             self.metrics.count_fenced()

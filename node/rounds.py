@@ -14,8 +14,7 @@ from understudy.placement import is_isolated
 from understudy.protocol import CallOrigin, Exit, StepCall, Work
 from understudy.records import Ack, ActivationId, Batch, ModelRequest
 from understudy.store.db.session_row import ActiveSession
-from understudy.store.operations import activation
-from understudy.store.operations import batches as operations
+from understudy.store.operations import activation, batches
 from understudy.store.transaction import Transaction
 
 from .basis import NodeBasis
@@ -108,7 +107,7 @@ class Rounds:
             self._frames.wake(woken)
         return await self._frames.rest(slot, None)
 
-    async def _stay(self, slot: Slot, batch: Batch, result: operations.CommitResult) -> Work | Exit:
+    async def _stay(self, slot: Slot, batch: Batch, result: batches.CommitResult) -> Work | Exit:
         """The session keeps its frame: it goes on at once, or waits in it."""
         if result.wait is None:
             slot.wait = None
@@ -142,12 +141,12 @@ class Rounds:
 
     def _commit(
         self, slot: Slot, batch: Batch, request: ModelRequest | None, *, leave: bool
-    ) -> Callable[[Transaction], operations.CommitResult]:
+    ) -> Callable[[Transaction], batches.CommitResult]:
         """The operation that commits a batch; with it the session leaves its frame, if it has to."""
         price = self._node.profiles.price(batch.request_profile, batch.request_model)
 
-        def commit(tx: Transaction) -> operations.CommitResult:
-            result = operations.commit(tx, batch, slot.frame_id, holder=self._node.holder, price=price)
+        def commit(tx: Transaction) -> batches.CommitResult:
+            result = batches.commit(tx, batch, slot.frame_id, holder=self._node.holder, price=price)
             if request is not None and result.ack.replayed and result.wait == "model":
                 _require_waited_for(request, tx.session(batch.session_id))
             if request is not None and self._is_lost(batch, request, result):  # before the session leaves its frame
@@ -165,7 +164,7 @@ class Rounds:
 
     async def _commit_step(
         self, slot: Slot, batch: Batch, request: ModelRequest | None, following: Ready | None, *, leave: bool
-    ) -> tuple[operations.CommitResult | None, Work | None]:
+    ) -> tuple[batches.CommitResult | None, Work | None]:
         """Commit the batch and, in the same transaction, activate the session that the frame turns to.
 
         With the commit the frame holds that session: before anything else is awaited, or others would find it ready.
@@ -173,11 +172,11 @@ class Rounds:
         """
         commit, refused = self._commit(slot, batch, request, leave=leave), False
 
-        def first(tx: Transaction) -> operations.CommitResult | UnderstudyError:
+        def first(tx: Transaction) -> batches.CommitResult | UnderstudyError:
             nonlocal refused
             refused = True
             try:
-                result: operations.CommitResult | UnderstudyError = commit(tx)
+                result: batches.CommitResult | UnderstudyError = commit(tx)
             except OVER as error:
                 row = tx.find(batch.session_id)
                 if row is not None and row.batch_no < batch.batch_no:  # else it was overtaken by the frame's own
@@ -255,7 +254,7 @@ class Rounds:
         asked."""
         try:
             await self._node.journal.submit(
-                lambda tx: operations.require_held(tx.session(held.session_id), held, slot.frame_id), held.session_id
+                lambda tx: batches.require_held(tx.session(held.session_id), held, slot.frame_id), held.session_id
             )
         except Fenced:
             self._frames.release(slot)
@@ -274,14 +273,14 @@ class Rounds:
             return None, True
         return issued, False
 
-    def _is_lost(self, batch: Batch, request: ModelRequest, result: operations.CommitResult) -> bool:
+    def _is_lost(self, batch: Batch, request: ModelRequest, result: batches.CommitResult) -> bool:
         """Whether the batch was committed by a service that died with the call: that goes out as the next attempt."""
         if result.wait != "model" or result.holder == self._node.holder:
             return False
         return self._calls.find(batch.incarnation, request.wait_key) is None
 
     def _start_call(
-        self, batch: Batch, request: ModelRequest, result: operations.CommitResult, placement: str, root_id: str
+        self, batch: Batch, request: ModelRequest, result: batches.CommitResult, placement: str, root_id: str
     ) -> None:
         """Send the call out that the commit waits for, if it waits for one."""
         if result.wait != "model":

@@ -1,4 +1,4 @@
-"""The operations: every change of the store is one of these functions, each with its key and its condition.
+"""A batch and what follows from it: each change is one function, with its key and its condition.
 
 An operation runs inside a `Transaction`, possibly beside others. It first checks its condition and raises without
 having changed anything, then changes rows in memory. The table in DESIGN §3 names who may call which.

@@ -13,7 +13,7 @@ from understudy.actors.hooks import describe_hook
 from understudy.records import ModelAnswer
 from understudy.store.db.statements import SESSION
 from understudy.store.journal import Journal
-from understudy.store.operations import batches as operations
+from understudy.store.operations import batches
 
 from . import kernel as k
 
@@ -35,7 +35,7 @@ def sees_requests(_context: HookContext) -> None:
     """Nothing comes of it."""
 
 
-def batches(kernel: k.Kernel) -> int:
+def batches_of(kernel: k.Kernel) -> int:
     """How many batches the session's only activation has committed."""
     with kernel.service.database.read() as connection:
         return int(connection.execute(select(SESSION.c.batch_no)).scalar_one())
@@ -52,7 +52,7 @@ async def test_what_takes_a_process_to_end_a_run(store: str, tmp_path: Path, poi
     async with k.running(store, tmp_path, frames=1) as kernel:
         run = await kernel.run("s", k.spec(k.script("done"), hooks=hooks))
         assert (run["status"], run["text"]) == ("completed", "done")
-        assert batches(kernel) == expected
+        assert batches_of(kernel) == expected
         kernel.check("s")
 
 
@@ -68,7 +68,7 @@ async def test_a_run_ends_without_any_process(store: str, tmp_path: Path) -> Non
         kernel.kill(worker, replace=False)
         kernel.server.release()
         run = await kernel.end("s")
-        assert (run["status"], run["text"], batches(kernel)) == ("completed", "done", 1)
+        assert (run["status"], run["text"], batches_of(kernel)) == ("completed", "done", 1)
         await kernel.send("s", run_id="q")
         kernel.add_frame()
         assert (await kernel.end("s", "q"))["status"] == "completed"
@@ -107,7 +107,7 @@ async def test_an_answer_that_another_service_committed_lets_the_next_run_begin(
             other = Journal(database, kernel.namespace, "other", lambda _: None)
             other.start()
             await other.submit(
-                lambda tx: operations.answer(
+                lambda tx: batches.answer(
                     tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation,
                     ends_run=True,
                 )

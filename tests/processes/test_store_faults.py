@@ -440,8 +440,9 @@ async def test_a_statement_that_takes_too_long(
 
 PEER = """
 import asyncio, sys
-from understudy.store import beginnings, postgresql
-from understudy.store.engine import Database
+from understudy.store.db import postgresql
+from understudy.store.operations import beginnings
+from understudy.store.db.engine import Database
 from understudy.store.journal import Journal
 
 postgresql.TAKEOVER_LIMITS["idle_in_transaction_session_timeout"] = 1000

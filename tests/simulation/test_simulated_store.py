@@ -20,8 +20,7 @@ from understudy.store.check.check import check
 from understudy.store.db.failures import StoreRace
 from understudy.store.db.session_row import SessionRow
 from understudy.store.db.tables import metadata
-from understudy.store.operations import activation, beginnings, endings, presence
-from understudy.store.operations import batches as operations
+from understudy.store.operations import activation, batches, beginnings, endings, presence
 from understudy.store.operations.activation import FrameRef
 from understudy.store.reads import gauges, overview, queries
 from understudy.store.transaction import Transaction
@@ -201,7 +200,7 @@ class Node:
             elif row.wait == "model":
                 got = ModelAnswer("hi", usage=Usage(10, 5))
                 key = (session_id, row.run_id, row.round, row.wait_attempt, "m", got)
-                operations.answer(tx, *key, incarnation=row.incarnation)
+                batches.answer(tx, *key, incarnation=row.incarnation)
             elif row.active:
                 self._activate_or_commit(tx, row)
         except UnderstudyError:
@@ -224,7 +223,7 @@ class Node:
         else:
             fields.update(entries=(Message("user", "go", run_id=run_id),), request_tokens=20)
         held = ActivationId(session_id, row.incarnation, row.epoch)
-        operations.commit(tx, Batch(*held, row.batch_no + 1, **fields), row.frame_id, holder=self._name)
+        batches.commit(tx, Batch(*held, row.batch_no + 1, **fields), row.frame_id, holder=self._name)
 
 
 @pytest.mark.thorough

@@ -15,8 +15,7 @@ from understudy.events import ToolFinished, ToolStarted
 from understudy.node.turns import Ready
 from understudy.ports import Death
 from understudy.records import Ack, Ask, Batch, CallState
-from understudy.store.operations import activation, draining, timers
-from understudy.store.operations import batches as operations
+from understudy.store.operations import activation, batches, draining, timers
 from understudy.store.reads import queries
 from understudy.supervisor.restarts import Verdict
 
@@ -127,9 +126,9 @@ async def test_a_frame_whose_batch_is_lost_turns_to_no_other_session(store: str,
     """Given a session that queues for the only frame, when the batch with which that would turn to it can't follow its
     last one, then the frame's process ends, which counts as a death, and both sessions go on in another frame."""
     tools = [("note", {"path": str(tmp_path / "notes"), "text": "x"})]
-    commit = operations.commit
+    commit = batches.commit
 
-    def lose(tx: Any, batch: Batch, frame_id: str, **more: Any) -> operations.CommitResult:
+    def lose(tx: Any, batch: Batch, frame_id: str, **more: Any) -> batches.CommitResult:
         if batch.session_id == "s" and batch.epoch == 1 and batch.wait == "model" and batch.batch_no > 1:
             raise BatchLost("batch 4 can't follow", session_id="s")
         return commit(tx, batch, frame_id, **more)
@@ -142,7 +141,7 @@ async def test_a_frame_whose_batch_is_lost_turns_to_no_other_session(store: str,
         await begun.wait()
         await kernel.spawn("next", k.spec(k.script("done")))
         await kernel.send("next")
-        with patch.object(operations, "commit", lose):
+        with patch.object(batches, "commit", lose):
             may_end.set()
             with pytest.raises(BatchLost):
                 await worker.task

@@ -27,8 +27,7 @@ from understudy.store.check.check import RULES, TOLD_OF_ONE_RULE, Violation, che
 from understudy.store.db import prepared
 from understudy.store.db.engine import Database
 from understudy.store.db.statements import EVENT, MESSAGE
-from understudy.store.operations import activation, beginnings, draining, endings, questions, timers, wakeups
-from understudy.store.operations import batches as operations
+from understudy.store.operations import activation, batches, beginnings, draining, endings, questions, timers, wakeups
 
 from ..postgres import database
 from .test_store import MINUTE, Store, opened, spec
@@ -165,7 +164,7 @@ class Play:
 
         async def answer() -> None:
             self.calls.discard(key)
-            await self.db.do(operations.answer, *key, "m", got, incarnation=self.db.held(key[0], 0).incarnation)
+            await self.db.do(batches.answer, *key, "m", got, incarnation=self.db.held(key[0], 0).incarnation)
 
         return answer
 
@@ -247,7 +246,7 @@ class Play:
         batch = Batch(*key, **fields)
 
         async def commit() -> None:
-            result = await self.db.do(operations.commit, batch, row["frame_id"], holder="h")
+            result = await self.db.do(batches.commit, batch, row["frame_id"], holder="h")
             if result.wait == "model" and not result.ack.replayed:
                 run_id = batch.start_run or row["run_id"]
                 self.calls.add((batch.session_id, run_id, batch.request_round, 1))

@@ -9,8 +9,7 @@ import pytest
 from understudy.messages import Message, Usage
 from understudy.records import ModelAnswer
 from understudy.store.check.check import check
-from understudy.store.operations import batches as operations
-from understudy.store.operations import endings
+from understudy.store.operations import batches, endings
 from understudy.store.reads import queries
 
 from .test_store import FRAME, Store, opened
@@ -27,11 +26,11 @@ async def db(store: str) -> AsyncIterator[Store]:
         yield made
 
 
-async def final(db: Store) -> operations.AnswerResult:
+async def final(db: Store) -> batches.AnswerResult:
     """The answer to the first call of a session, which has nothing to see in it."""
     incarnation = db.held("s", 0).incarnation
-    found: operations.AnswerResult = await db.do(
-        operations.answer, "s", "r", 1, 1, "m", DONE, incarnation=incarnation, ends_run=True
+    found: batches.AnswerResult = await db.do(
+        batches.answer, "s", "r", 1, 1, "m", DONE, incarnation=incarnation, ends_run=True
     )
     return found
 

@@ -91,8 +91,8 @@ async def test_a_commit_takes_effect_while_its_repetition_waits_for_it(
 
 HANGING = """
 import asyncio, sys
-from understudy.store import beginnings
-from understudy.store.engine import Database
+from understudy.store.operations import beginnings
+from understudy.store.db.engine import Database
 from understudy.store.journal import Journal
 
 async def main(dsn):

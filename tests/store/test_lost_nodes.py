@@ -13,8 +13,7 @@ from understudy.identifiers import call_identifier
 from understudy.ports import Verdict
 from understudy.records import LEASE_SECONDS, ActivationId, Batch, CallState, Finish, ModelAnswer
 from understudy.store.check.check import check
-from understudy.store.operations import activation, endings, timers, wakeups
-from understudy.store.operations import batches as operations
+from understudy.store.operations import activation, batches, endings, timers, wakeups
 from understudy.store.transaction import Transaction
 
 from .test_store import FRAME, Store, opened
@@ -30,12 +29,12 @@ async def acting(db: Store, *, started: bool) -> ActivationId:
     await db.asking()
     answer = ModelAnswer(tool_calls=(("p", "act", "{}"),))
     held = db.held("s", 1)
-    await db.do(operations.answer, "s", "r", 1, 1, "m", answer, incarnation=held.incarnation)
+    await db.do(batches.answer, "s", "r", 1, 1, "m", answer, incarnation=held.incarnation)
     if started:
         call_id = call_identifier("r", 1, 0)
         entries = (ToolStarted(call_id=call_id, tool="act"),)
         await db.do(
-            operations.commit, Batch(*held, 2, entries=entries, calls=(CallState(call_id, "started"),)), FRAME.frame_id
+            batches.commit, Batch(*held, 2, entries=entries, calls=(CallState(call_id, "started"),)), FRAME.frame_id
         )
     return held
 
@@ -51,7 +50,7 @@ async def test_a_call_that_may_begin_is_waited_for(store: str) -> None:
         row = db.session()
         assert (row["epoch"], row["wait"], row["status"]) == (held.epoch + 1, "timer", "waiting_for_timer")
         with pytest.raises(Fenced):
-            await db.do(operations.commit, Batch(*held, 3), FRAME.frame_id)
+            await db.do(batches.commit, Batch(*held, 3), FRAME.frame_id)
 
 
 @pytest.mark.parametrize(("started", "may_live"), [(False, True), (True, False)])
@@ -73,10 +72,10 @@ async def test_a_waiting_session_is_fenced_too(store: str) -> None:
         verdict = await db.do(activation.crash, held, lambda _: Verdict("resume"), **CRASH, may_live=True)
         assert verdict == Verdict("resume")
         answer = ModelAnswer(tool_calls=(("p", "act", "{}"),))
-        assert (await db.do(operations.answer, "s", "r", 1, 1, "m", answer, incarnation=held.incarnation)).won
+        assert (await db.do(batches.answer, "s", "r", 1, 1, "m", answer, incarnation=held.incarnation)).won
         call = CallState(call_identifier("r", 1, 0), "started")
         with pytest.raises(Fenced):
-            await db.do(operations.commit, Batch(*held, 2, calls=(call,)), FRAME.frame_id)
+            await db.do(batches.commit, Batch(*held, 2, calls=(call,)), FRAME.frame_id)
 
 
 @pytest.mark.parametrize("started", [True, False])
@@ -89,7 +88,7 @@ async def test_an_abort_is_fenced_too(store: str, started: bool) -> None:
         row = db.session()
         assert (row["epoch"], row["wait"]) == (held.epoch + 1, "timer" if started else None)
         with pytest.raises(Fenced):
-            await db.do(operations.commit, Batch(*held, 3), FRAME.frame_id)
+            await db.do(batches.commit, Batch(*held, 3), FRAME.frame_id)
         with db.database.read() as connection:
             assert check(connection, db.namespace) == []
 

@@ -42,8 +42,7 @@ from understudy.store.db.engine import Database
 from understudy.store.db.failures import StoreRace
 from understudy.store.db.statements import MESSAGE, calls_of_round
 from understudy.store.journal import Journal
-from understudy.store.operations import activation, beginnings, draining, endings
-from understudy.store.operations import batches as operations
+from understudy.store.operations import activation, batches, beginnings, draining, endings
 from understudy.store.operations.activation import FrameRef
 from understudy.store.reads import queries
 from understudy.store.transaction import Transaction
@@ -92,15 +91,15 @@ class Store:
         """The activation of a session that the store has now."""
         return ActivationId(session_id, self.session(session_id)["incarnation"], epoch)
 
-    async def commit(self, session_id: str, epoch: int, number: int, **fields: Any) -> operations.CommitResult:
+    async def commit(self, session_id: str, epoch: int, number: int, **fields: Any) -> batches.CommitResult:
         frame_id = self.session(session_id)["frame_id"] or FRAME.frame_id
         batch = Batch(*self.held(session_id, epoch), number, **fields)
-        return await self.do(operations.commit, batch, frame_id, holder="h")
+        return await self.do(batches.commit, batch, frame_id, holder="h")
 
     async def answer(self, session_id: str, round_number: int = 1, attempt: int = 1, **fields: Any) -> Any:
         got = ModelAnswer(**{"content": "hi", "usage": Usage(10, 5), **fields})
         key = (session_id, "r", round_number, attempt, "m", got)
-        return await self.do(operations.answer, *key, incarnation=self.held(session_id, 0).incarnation)
+        return await self.do(batches.answer, *key, incarnation=self.held(session_id, 0).incarnation)
 
     async def ask(self, session_id: str, epoch: int = 1, number: int = 1, round_number: int = 1, **fields: Any) -> Any:
         """The batch that ends in a model call."""
@@ -344,7 +343,7 @@ async def check_log(dsn: str, steps: list[tuple[Any, ...]]) -> None:
                 calls = tuple((f"p{index}", "t", "{}") for index in range(arguments[0]))
                 got = ModelAnswer("hi", calls, usage=Usage(1, 1))
                 key = ("s", row["run_id"] or "r0", row["round"], 1, "m", got)
-                return db.do(operations.answer, *key, incarnation=row["incarnation"])
+                return db.do(batches.answer, *key, incarnation=row["incarnation"])
             if kind == "finish":
                 return db.commit("s", epoch, number + 1, finish=Finish("completed", "x"), wait="idle")
             return db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "why"))
@@ -597,7 +596,7 @@ async def test_an_activation_in_the_answers_transaction_has_its_tool_calls(db: S
     got = ModelAnswer(tool_calls=(("p", "t", "{}"),), usage=Usage(1, 1))
     _, work = await db.journal.submit_all(
         [
-            lambda tx: operations.answer(tx, "s", "r", 1, 1, "m", got, incarnation=tx.session("s").incarnation),
+            lambda tx: batches.answer(tx, "s", "r", 1, 1, "m", got, incarnation=tx.session("s").incarnation),
             lambda tx: activation.activate(tx, "s", FRAME),
         ]
     )
@@ -612,7 +611,7 @@ async def test_an_activation_after_a_commit_in_one_transaction_sees_its_results(
     await db.commit("s", 1, 2, calls=(CallState("r/1/0", "started"),))
     batch = Batch(*db.held("s", 1), 3, calls=(CallState("r/1/0", "finished", executions=1, result={"content": "x"}),))
     _, work = await db.journal.submit_all(
-        [lambda tx: operations.commit(tx, batch, FRAME.frame_id), lambda tx: activation.activate(tx, "s", FRAME)]
+        [lambda tx: batches.commit(tx, batch, FRAME.frame_id), lambda tx: activation.activate(tx, "s", FRAME)]
     )
     assert [(call.state, call.result) for call in work.calls] == [("finished", {"content": "x"})]
 
@@ -646,7 +645,7 @@ async def test_a_tree_shares_its_roots_budget(db: Store) -> None:
     got = ModelAnswer("x", usage=Usage(20, 10))
     for attempt in (1, 2):
         incarnation = db.held("kid", 1).incarnation
-        await db.do(operations.answer, "kid", "task", 1, attempt, "m", got, incarnation=incarnation)
+        await db.do(batches.answer, "kid", "task", 1, attempt, "m", got, incarnation=incarnation)
     assert db.accounts() == {"tree tokens": (100, 0, 15 + 30 + 30)}
 
 
@@ -819,8 +818,8 @@ def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
 
 BOOT = """
 import asyncio, sys
-from understudy.store import beginnings
-from understudy.store.engine import Database
+from understudy.store.operations import beginnings
+from understudy.store.db.engine import Database
 from understudy.store.journal import Journal
 
 async def main(dsn, name):
@@ -934,7 +933,7 @@ async def test_a_tool_call_keeps_its_child(db: Store) -> None:
     assert (await db.activate("s")).calls[0].child_id == "kid"
     batch = Batch(*db.held("s", 3), 1, calls=(CallState("r/1/0", "finished", result={"content": "y"}),))
     _, work = await db.journal.submit_all(
-        [lambda tx: operations.commit(tx, batch, FRAME.frame_id), lambda tx: activation.activate(tx, "s", FRAME)]
+        [lambda tx: batches.commit(tx, batch, FRAME.frame_id), lambda tx: activation.activate(tx, "s", FRAME)]
     )
     assert [(call.child_id, call.result and call.result["content"]) for call in work.calls] == [("kid", "y")]
 

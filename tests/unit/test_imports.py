@@ -193,7 +193,7 @@ def test_circles_are_found() -> None:
         ("core/__init__.py", "from understudy.cluster.client.client import Cluster", True),
         ("actors/x.py", "from ..errors import Fenced", False),
         ("actors/x.py", "from understudy.actors.tools import tool", False),
-        ("actors/x.py", "from understudy.store.queries import apply", False),
+        ("actors/x.py", "from understudy.store.reads.queries import apply", False),
         ("actors/x.py", "def late():\n    import understudy.cluster.client.client", False),
         ("core/x.py", "from understudy.actors.tools import tool", False),
         ("core/x.py", "from .actors.tools import tool", False),
