@@ -230,9 +230,7 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     parent_span_id: str = ""
 
     def __post_init__(self) -> None:
-        _require(identifier_problem(self.run_id, "run_id"))
-        if not self.content or not isinstance(self.content, (str, list)):
-            _require("content must be a text or a list of content parts, and not empty.")
+        _require(identifier_problem(self.run_id, "run_id") or content_problem(self.content))
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -300,6 +298,14 @@ class Watched(msgspec.Struct):
     streams: dict[str, tuple[str, int, str]] = {}
     runs: dict[str, RunRecord] = {}
     gone: list[str] = []
+
+
+def content_problem(content: Any) -> str | None:
+    """What is wrong with an input; None if nothing is."""
+    empty = not content.strip() if isinstance(content, str) else not content
+    if empty or not isinstance(content, (str, list)):
+        return "An input must be a text or a list of content parts, and must not be empty."
+    return None
 
 
 def _require(problem: str | None) -> None:

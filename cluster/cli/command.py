@@ -66,7 +66,7 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
                 code = function(*arguments, **options)
         except UnderstudyError as error:
             if options.get("json"):  # where stdout takes no more, this goes nowhere
-                print_json({"error": error.to_wire()})
+                print_json({"error": {**error.to_wire(), "hint": error.hint}})
             told = str(error).removesuffix(f" {error.hint}") if error.hint else str(error)
             errors.print(f"[red]error[/red] {escape(told)}", soft_wrap=True)
             if error.hint:
@@ -102,7 +102,8 @@ class Commands(TyperGroup):
             yield
         except USAGE_ERROR as error:
             if self.as_json:
-                print_json({"error": InvalidInput(error.format_message()).to_wire()})
+                wrong = InvalidInput(error.format_message())
+                print_json({"error": {**wrong.to_wire(), "hint": wrong.hint}})
             if getattr(error, "option_name", "") == "--json":  # the one that all commands have
                 error.possibilities = []
                 error.message = "--json comes after the command: understudy COMMAND --json"

@@ -14,7 +14,7 @@ from understudy.event_wire import EventWire
 from understudy.events import Event
 from understudy.identifiers import check_identifier, new_identifier, read_traceparent
 from understudy.messages import Message
-from understudy.protocol import Accepted, Input, NewWakeup, Scheduled
+from understudy.protocol import Accepted, Input, NewWakeup, Scheduled, content_problem
 from understudy.reads import BudgetUse, PendingInput, RunRecord, SessionRecord, Wakeup
 from understudy.records import PAGE
 from understudy.wakeups import name_problem, wakeup_problem
@@ -53,8 +53,9 @@ class Session:
             UnknownSession, SessionClosed: there is nobody to send to.
             RunConflict: the `run_id` was used for another input.
         """
-        if not content or not isinstance(content, (str, list)):
-            raise InvalidInput("send takes a text or a list of content parts, and it must not be empty")
+        problem = content_problem(content)
+        if problem is not None:
+            raise InvalidInput(problem, session_id=self.id)
         run_id = check_identifier(run_id, "run_id") if run_id is not None else new_identifier()
         caller = current_span() if traceparent is None else read_traceparent(traceparent) if traceparent else None
         run = Input(run_id, content, *(caller or ()))

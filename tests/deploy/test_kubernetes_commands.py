@@ -34,7 +34,9 @@ def test_a_node_without_ray_has_nothing_to_drain() -> None:
     environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:9"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert json.loads(done.stdout)["error"]["code"] == "cluster_unreachable"
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "cluster_unreachable"
+    assert error["hint"]  # the next step is for scripts as well
 
 
 @pytest.mark.parametrize("drained", [True, False])

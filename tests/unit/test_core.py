@@ -296,8 +296,9 @@ def test_a_wrong_message_is_refused_where_it_is_wrong(change: dict[str, Any], wh
     ("kind", "message", "problem"),
     [
         (Input, {"run_id": "a/b", "content": "go"}, "run_id 'a/b' must be 1 to 128"),
-        (Input, {"run_id": "r", "content": None}, "content must be a text"),
-        (Input, {"run_id": "r", "content": []}, "content must be a text"),
+        (Input, {"run_id": "r", "content": None}, "must be a text"),
+        (Input, {"run_id": "r", "content": []}, "must not be empty"),
+        (Input, {"run_id": "r", "content": " \n"}, "must not be empty"),
         (NewWakeup, {"name": "w", "prompt": "go", "seconds": math.nan}, "seconds is nan"),
         (NewWakeup, {"name": "w/x", "prompt": "go", "seconds": 1.0}, "name is 'w/x'"),
         (NewWakeup, {"name": "w", "prompt": "go", "seconds": 1.0, "every": 0.0}, "every is 0.0"),
