@@ -94,8 +94,12 @@ class ToolCalls:
         begun = self._begun.get(call.call_id)
         if begun is not None and may_go_on(begun):
             return Outcome("interrupted", GOES_ON), call.executions + 1, None
-        spec = next((tool for tool in self._window.spec["tools"] if tool["name"] == call.tool), None)
-        return _without_result(call, spec), call.executions, None
+        return _without_result(call, self._specs.get(call.tool)), call.executions, None
+
+    @property
+    def _specs(self) -> dict[str, dict[str, Any]]:
+        """The agent's tools, by name."""
+        return {tool["name"]: tool for tool in self._window.spec["tools"]}
 
     async def bring(self, repeated: set[str]) -> str | None:
         """Bring every call of the round to its result; what is waited for where children or people are not ready.
@@ -105,7 +109,7 @@ class ToolCalls:
         """
         window = self._window
         limit = asyncio.Semaphore(window.spec["parallel_tools"])
-        specs = {tool["name"]: tool for tool in window.spec["tools"]}
+        specs = self._specs
         calls = [call for call in window.calls if call.call_id not in self._results]
         # First what others do: sub-agents begin at once, and a tool that kills its process takes no question with it.
         for handed_over in (True, False):

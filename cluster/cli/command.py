@@ -52,6 +52,11 @@ class Terminated(KeyboardInterrupt):
     """The process was asked to end: its command ends as at Ctrl-C."""
 
 
+def _described(error: UnderstudyError) -> dict[str, Any]:
+    """An error for scripts, with the next step."""
+    return {"error": {**error.to_wire(), "hint": error.hint}}
+
+
 def command(function: Callable[..., Any]) -> Callable[..., Any]:
     """Turn our errors into a clear line on stderr, the next step below it (JSON with `--json`), and an exit code.
 
@@ -66,7 +71,7 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
                 code = function(*arguments, **options)
         except UnderstudyError as error:
             if options.get("json"):  # where stdout takes no more, this goes nowhere
-                print_json({"error": {**error.to_wire(), "hint": error.hint}})
+                print_json(_described(error))
             told = str(error).removesuffix(f" {error.hint}") if error.hint else str(error)
             errors.print(f"[red]error[/red] {escape(told)}", soft_wrap=True)
             if error.hint:
@@ -102,8 +107,7 @@ class Commands(TyperGroup):
             yield
         except USAGE_ERROR as error:
             if self.as_json:
-                wrong = InvalidInput(error.format_message())
-                print_json({"error": {**wrong.to_wire(), "hint": wrong.hint}})
+                print_json(_described(InvalidInput(error.format_message())))
             if getattr(error, "option_name", "") == "--json":  # the one that all commands have
                 error.possibilities = []
                 error.message = "--json comes after the command: understudy COMMAND --json"

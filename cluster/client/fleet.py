@@ -139,10 +139,12 @@ class Rates:
             failed = event["type"] == "run_finished" and data["status"] in ("failed", "quarantined", "budget_exceeded")
             restored = event["type"] == "session_activated" and data["cause"] != "ready"
             if failed or restored or event["type"] in INCIDENT_TYPES:
-                told = {"type": event["type"], "at": event["at"], "session_id": event["session_id"]}
                 self.incidents.append(
-                    {**told, "agent": event["agent"], "run_id": event["run_id"], "seq": event["seq"], "data": data}
-                )
+                    {
+                        "type": event["type"], "at": event["at"], "session_id": event["session_id"],
+                        "agent": event["agent"], "run_id": event["run_id"], "seq": event["seq"], "data": data,
+                    }
+                )  # fmt: skip
 
     def _count(self, event: EventWire) -> None:
         second, found = event["at"] // 1_000_000, counts(event)

@@ -193,10 +193,8 @@ class Session:
             UnknownSession, UnknownRun: there is none.
             EventsPruned: its events were removed.
         """
-        loop, read = (
-            asyncio.get_running_loop(),
-            partial(self._connection.read, list[EventWire], "trace", self.id, run_id),
-        )
+        loop = asyncio.get_running_loop()
+        read = partial(self._connection.read, list[EventWire], "trace", self.id, run_id)
         return await asyncio.to_thread(
             _trace, lambda after: asyncio.run_coroutine_threadsafe(read(after), loop).result()
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
 
+from msgspec import Struct
 from sqlalchemy import Text, and_, bindparam, delete, func, select, union_all, update
 
 from understudy.identifiers import call_identifier
@@ -18,6 +20,20 @@ from .session_row import SessionRow
 def table_of(model: type) -> Any:
     """The SQLAlchemy table behind a SQLModel class."""
     return model.__table__  # type: ignore[attr-defined]
+
+
+def columns_of(table: Any, record: Any) -> list[Any]:
+    """The columns that a record is made from, in the order of its fields; those that no column has are filled in
+    otherwise.
+
+    Args:
+        record: a class: a msgspec structure, a dataclass or a named tuple.
+    """
+    if is_dataclass(record):
+        names = tuple(field.name for field in fields(record))
+    else:
+        names = record.__struct_fields__ if issubclass(record, Struct) else record._fields
+    return [table.c[name] for name in names if name in table.c]
 
 
 (
@@ -56,7 +72,7 @@ FIXED = {
 }  # fmt: skip
 MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED]
 # The specification is large and fixed: it is read once, not in every round.
-SESSION_COLUMNS = [SESSION.c[name] for name in SessionRow.__struct_fields__]
+SESSION_COLUMNS = columns_of(SESSION, SessionRow)
 
 NAMESPACE: Any = bindparam("ns", type_=Text)
 SESSION_IDS: Any = bindparam("ids", type_=Text, expanding=True)

@@ -12,7 +12,7 @@ from understudy.errors import CannotDrain
 from understudy.identifiers import home_of
 
 from ..db.session_row import SessionRow
-from ..db.statements import DRAIN
+from ..db.statements import DRAIN, columns_of
 from ..transaction import Transaction
 
 
@@ -107,7 +107,7 @@ def end_stops(tx: Transaction) -> None:
 
 def drains(tx: Transaction, *, lock: bool = False) -> dict[str, Drain]:
     """The nodes that are drained, or were, and how that stands; locked for who writes what follows from it."""
-    statement = select(*(DRAIN.c[name] for name in Drain.__struct_fields__))
+    statement = select(*columns_of(DRAIN, Drain))
     statement = statement.where(DRAIN.c.namespace == tx.namespace).order_by(DRAIN.c.node_id)
     return {row.node_id: Drain(*row) for row in tx.connection.execute(tx.locking(statement) if lock else statement)}
 

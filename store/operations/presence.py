@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select
 
-from ..db.statements import EVENT, EXPORT_CURSOR, METRIC_STATE, SERVICE
+from ..db.statements import EVENT, EXPORT_CURSOR, METRIC_STATE, SERVICE, columns_of
 from ..transaction import Transaction
 from .progress import SPANS
 
@@ -72,7 +72,7 @@ def forget(tx: Transaction, node_ids: Collection[str]) -> None:
 
 def services(connection: Connection, namespace: str) -> list[Announced]:
     """What was announced, by node."""
-    statement = select(*(SERVICE.c[field.name] for field in fields(Announced)))
+    statement = select(*columns_of(SERVICE, Announced))
     statement = statement.where(SERVICE.c.namespace == namespace).order_by(SERVICE.c.node_id)
     return [Announced(*row) for row in connection.execute(statement)]
 

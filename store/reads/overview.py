@@ -6,7 +6,7 @@ Each query reads a bounded number of rows, however much the store holds.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from sqlalchemy import Connection, and_, case, func, or_, select
 
@@ -40,7 +40,7 @@ from understudy.reads import (
 
 from ..budgets import owners
 from ..db.engine import now
-from ..db.statements import ACCOUNT, EVENT, RUN, SESSION
+from ..db.statements import ACCOUNT, EVENT, RUN, SESSION, columns_of
 from ..entries import event_from_row
 from ..operations.presence import log_ends
 from .queries import INFO_COLUMNS, session_info
@@ -182,7 +182,7 @@ def event_page(
 
 def latest_runs(connection: Connection, namespace: str, session_id: str, limit: int = 50) -> list[RunSummary]:
     """The latest runs of a session, newest first, without what went in and came out."""
-    found = select(*(RUN.c[name] for name in RunSummary.__struct_fields__))
+    found = select(*columns_of(RUN, RunSummary))
     found = found.where(RUN.c.namespace == namespace, RUN.c.session_id == session_id)
     rows = connection.execute(found.order_by(RUN.c.accepted_at.desc()).limit(limit)).mappings()
     return [RunSummary(**{**row, "usage": Usage.from_wire(row["usage"]).to_wire()}) for row in rows]
@@ -201,7 +201,7 @@ def budgets(connection: Connection, namespace: str, session_id: str) -> list[Acc
     holders = [owner for owner, _ in owners(connection.execute(select(SESSION.c.accounts).where(*key)).scalar())]
     if not holders:
         return []
-    found = select(*(ACCOUNT.c[field.name] for field in fields(AccountRecord)))
+    found = select(*columns_of(ACCOUNT, AccountRecord))
     found = found.where(ACCOUNT.c.namespace == namespace, ACCOUNT.c.session_id.in_(holders))
     at = now()
     kept = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -33,6 +32,7 @@ from ..db.statements import (
     SESSION,
     TIMER,
     calls_of_round,
+    columns_of,
     table_of,
 )
 from ..entries import event_from_row
@@ -56,9 +56,9 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
 
 
-INFO_COLUMNS = [SESSION.c[name] for name in SessionRecord.__struct_fields__ if name not in ("pending", "tools")]
-RUN_COLUMNS = [RUN.c[name] for name in RunRecord.__struct_fields__ if name != "pending"]
-ACTIVE_COLUMNS = [SESSION.c[name] for name in ActiveSession.__struct_fields__]
+INFO_COLUMNS = columns_of(SESSION, SessionRecord)
+RUN_COLUMNS = columns_of(RUN, RunRecord)
+ACTIVE_COLUMNS = columns_of(SESSION, ActiveSession)
 
 
 def _of_session(table: Any) -> tuple[Any, Any]:
@@ -73,7 +73,7 @@ def _of_writer(table: Any) -> tuple[Any, Any]:
 
 SELECT_INFO = select(*INFO_COLUMNS).where(*_of_session(SESSION))
 SELECT_QUESTIONS = (
-    select(*(QUESTION.c[field.name] for field in fields(PendingInput)))
+    select(*columns_of(QUESTION, PendingInput))
     .join(
         SESSION,
         and_(
@@ -124,7 +124,7 @@ SELECT_ACTIVATIONS = select(*ACTIVE_COLUMNS).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id.in_(bindparam("sessions", expanding=True))
 )
 SELECT_TIMERS = (
-    select(*(TIMER.c[name] for name in DueTimer._fields))
+    select(*columns_of(TIMER, DueTimer))
     .join(SESSION, and_(SESSION.c.namespace == TIMER.c.namespace, SESSION.c.session_id == TIMER.c.session_id))
     .where(
         TIMER.c.namespace == bindparam("ns"), TIMER.c.due_at <= bindparam("until"),
@@ -135,13 +135,11 @@ SELECT_TIMERS = (
 SELECT_BLOB = select(CODE_BLOB.c.data).where(
     CODE_BLOB.c.namespace == bindparam("ns"), CODE_BLOB.c.digest == bindparam("digest")
 )
-SELECT_METRIC_STATE = select(*(METRIC_STATE.c[name] for name in Checkpoint._fields)).where(*_of_writer(METRIC_STATE))
+SELECT_METRIC_STATE = select(*columns_of(METRIC_STATE, Checkpoint)).where(*_of_writer(METRIC_STATE))
 SELECT_EXPORT_CURSOR = select(EXPORT_CURSOR.c.writer_seq).where(
     *_of_writer(EXPORT_CURSOR), EXPORT_CURSOR.c.sink == bindparam("sink")
 )
-SELECT_OWNER = select(*(OWNER.c[name] for name in OwnerRecord.__struct_fields__)).where(
-    OWNER.c.namespace == bindparam("ns")
-)
+SELECT_OWNER = select(*columns_of(OWNER, OwnerRecord)).where(OWNER.c.namespace == bindparam("ns"))
 
 
 def session_info(connection: Connection, namespace: str, session_id: str) -> SessionRecord:
