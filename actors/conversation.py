@@ -8,7 +8,7 @@ from typing import Any
 
 from understudy.identifiers import new_identifier
 from understudy.json_text import to_json
-from understudy.messages import INTERRUPTED, Message
+from understudy.messages import ALWAYS, INTERRUPTED, Message
 
 WORTH_KEEPING = 32 * 1024
 """In bytes: what is shorter goes to the gateway whole, each time, which costs a tenth of a millisecond."""
@@ -35,6 +35,8 @@ class Conversation:
     def extend(self, messages: Iterable[Message]) -> None:
         """Add what was committed, in order."""
         for message in messages:
+            if message.visibility != ALWAYS:
+                continue
             if message.role == "tool":
                 provider_id = self._open.pop(message.tool_call_id or "", None)
                 if provider_id is not None:
@@ -46,11 +48,15 @@ class Conversation:
             else:
                 self._add({"role": message.role, "content": message.content})
 
-    def part(self, drafted: Iterable[Message] = (), *, whole: bool = True) -> dict[str, Any]:
+    def part(
+        self, drafted: Iterable[Message] = (), passing: Iterable[Message] = (), *, whole: bool = True
+    ) -> dict[str, Any]:  # fmt: skip
         """What a `ModelRequest` says of its messages: all of them, and those behind them that will be committed with
         the call, inputs and results of tools.
 
         Args:
+            passing: messages for this request only. They come last, so that what comes before them is the beginning of
+                the next request, too: endpoints keep what they made of it.
             whole: leave nothing out.
         """
         length, still_open = len(self._text), dict(self._open)
@@ -58,6 +64,8 @@ class Conversation:
         try:
             self.extend(drafted)
             self._close()
+            for message in passing:
+                self._add({"role": message.role, "content": message.content})
             with memoryview(self._text) as text:
                 messages = b"".join((text[left_out:], b"]"))
         finally:

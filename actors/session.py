@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from understudy.messages import CUT_OFF, Message
+from understudy.messages import CUT_OFF, NEVER, Message
 from understudy.ports import Node
 from understudy.records import Batch, Finish, ModelRequest
 from understudy.wakeups import WAIT
@@ -20,7 +20,7 @@ from .hooks import Hooks, LoadedHook
 from .repeats import NO_PROGRESS, judge
 from .tool_calls import Loader, ToolCalls, given_up
 from .tools import builtin
-from .window import CONTINUE, Window
+from .window import CONTINUATION, CONTINUE, Window
 
 HookLoader = Callable[[dict[str, Any]], Awaitable[LoadedHook]]
 
@@ -93,7 +93,7 @@ class Activation:
                 return await self._finish("completed", window.reply())
             if window.continuations() >= window.spec["max_continuations"]:
                 return await self._finish("completed", window.reply())
-            self._commits.draft.say(window, Message("user", CONTINUE, name="continuation"))
+            self._commits.draft.say(window, Message("user", CONTINUE, origin=CONTINUATION))
             return await self._ask()
 
     async def _start_run(self) -> bool:
@@ -119,10 +119,8 @@ class Activation:
 
     def _last(self) -> Message | None:
         """The run's last message, whether committed or still in the draft."""
-        if self._commits.draft.messages:
-            return self._commits.draft.messages[-1]
-        last = self.window.messages[-1] if self.window.messages else None
-        return last if last is not None and last.run_id == self.window.run_id else None
+        seen = (said for said in self.window.backwards(self._commits.draft.messages) if said.visibility != NEVER)
+        return next(seen, None)
 
     async def _ask(self) -> Step:
         """The next model call, or the end of the run where a limit or a hook forbids it."""

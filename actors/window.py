@@ -7,13 +7,16 @@ from itertools import chain
 from typing import Any
 
 from understudy.identifiers import wait_key
-from understudy.messages import CUT_OFF, Message
+from understudy.messages import CUT_OFF, THIS_ROUND, Message
 from understudy.protocol import Work
 from understudy.records import Ack, ActivationId, CallState, InboxItem, ModelRequest
 
 from .conversation import Conversation
 
 CONTINUE = "Your last message was cut off. Continue exactly where it stopped, without repeating anything."
+CONTINUATION = "continuation"
+"""The origin of that message."""
+
 SEES_END = ("after_model", "run_end")
 """Hooks at these points see a run's last answer before the run ends."""
 
@@ -89,7 +92,7 @@ class Window:
                 if pieces and (message.extra or {}).get("finish_reason") != CUT_OFF:
                     break
                 pieces.append(message.text)
-            elif message.name != "continuation":
+            elif message.origin != CONTINUATION:
                 break
         return "".join(reversed(pieces))
 
@@ -97,11 +100,21 @@ class Window:
         """How often in a row the reply was continued."""
         count = 0
         for message in self.backwards(drafted):
-            if message.name == "continuation":
+            if message.origin == CONTINUATION:
                 count += 1
             elif message.role != "assistant":
                 break
         return count
+
+    def _passing(self, drafted: Sequence[Message], round_number: int) -> list[Message]:
+        """The messages that are for the model call of this round only, in order."""
+        found: list[Message] = []
+        for message in self.backwards(drafted):
+            if message.round < round_number - 1:
+                break
+            if message.visibility == THIS_ROUND and message.round == round_number - 1:
+                found.append(message)
+        return found[::-1]
 
     def request(
         self, round_number: int, drafted: Sequence[Message] = (), *, whole: bool = False
@@ -113,6 +126,7 @@ class Window:
             whole: with all messages, also those that the gateway was sent before.
         """
         spec = self.spec
+        assert self.run_id is not None
         self._conversation.extend(self.messages[self._told :])
         self._told = len(self.messages)
         tools = [
@@ -120,7 +134,6 @@ class Window:
             for tool in spec["tools"]
         ]
         points = {hook["point"] for hook in spec.get("hooks", ())}
-        assert self.run_id is not None
         return ModelRequest(
             wait_key=wait_key(self.session_id, self.run_id, round_number),
             profile=spec["profile"],
@@ -130,7 +143,9 @@ class Window:
             deadline=spec["deadline"],
             stall=spec.get("stall", 300.0),
             ends_run=not self.continuations(drafted) and points.isdisjoint(SEES_END),
-            **self._conversation.part(drafted, whole=whole or "before_model" in points),
+            **self._conversation.part(
+                drafted, self._passing(drafted, round_number), whole=whole or "before_model" in points
+            ),
         )
 
 

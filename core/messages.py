@@ -23,6 +23,9 @@ INTERRUPTED = "interrupted: the agent's process died while this tool ran; its ou
 CUT_OFF = "length"
 """The `finish_reason` of a reply that reached its longest length: it has to be continued."""
 
+ALWAYS, THIS_ROUND, NEVER = "always", "this_round", "never"
+"""In which model calls a message is (`Message.visibility`)."""
+
 
 def storable(text: str) -> str:
     """The text as every store can keep it: NUL becomes U+FFFD, and see `encodable`."""
@@ -116,6 +119,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type",
 
     Attributes:
         extra: opaque provider data (reasoning items, signatures) that must go back unchanged.
+        origin: who added the message, if it is no input, answer or result: `continuation`, `steer`, `hook:NAME`, ….
+        visibility: in which model calls it is: in all that follow (`always`), in the next one only, behind all others
+            (`this_round`), or in none (`never`): then it is a record for the session itself.
         created_at: microseconds since 1970 UTC, set by the committing journal.
     """
 
@@ -129,6 +135,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type",
     seq: int = 0
     created_at: int = 0
     extra: dict[str, Any] | None = None
+    origin: str = ""
+    visibility: str = ALWAYS
 
     @property
     def text(self) -> str:
@@ -142,10 +150,12 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type",
         data: dict[str, Any] = {"role": self.role, "content": self.content, "run_id": self.run_id, "round": self.round}
         if self.tool_calls:
             data["tool_calls"] = [msgspec.to_builtins(call) for call in self.tool_calls]
-        for field in ("tool_call_id", "name", "seq", "created_at", "extra"):
+        for field in ("tool_call_id", "name", "seq", "created_at", "extra", "origin"):
             value = getattr(self, field)
             if value:
                 data[field] = value
+        if self.visibility != ALWAYS:
+            data["visibility"] = self.visibility
         return data
 
     @classmethod

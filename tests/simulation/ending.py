@@ -195,7 +195,7 @@ class Ending:
             task, last = json.loads(messages[0].body["content"])["name"], messages[-1]
             pieces, cut_off = [last.body["content"]], 0
             for asked, reply in zip(messages[-2::-2], messages[-3::-2], strict=False):
-                if asked.body.get("name") != "continuation":
+                if asked.body.get("origin") != "continuation":
                     break
                 pieces.append(reply.body["content"])
                 cut_off += 1
