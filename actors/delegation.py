@@ -7,12 +7,17 @@ from typing import Any
 from understudy.records import Ask, CallState, Spawn
 
 from .asking import REQUEST_USER_INPUT, read_question
+from .recall import RECALL_TOOLS, read_recall
 from .spawning import spawn_of
 from .tools import SPAWN_AGENT, builtin
 from .waking import STORE_TOOLS, read_for_store
 from .window import Window
 
-READERS = {REQUEST_USER_INPUT: read_question, **dict.fromkeys(STORE_TOOLS, read_for_store)}
+READERS = {
+    REQUEST_USER_INPUT: read_question,
+    **dict.fromkeys(STORE_TOOLS, read_for_store),
+    **dict.fromkeys(RECALL_TOOLS, read_recall),
+}
 """What the calls of built-in tools ask that others answer: a person, or the store."""
 
 
@@ -34,6 +39,6 @@ def wanted_by(call: CallState, spec: dict[str, Any], window: Window) -> Spawn | 
 def wait_for(missing: list[CallState], specs: dict[str, dict[str, Any]]) -> str:
     """What a session waits for whose round lacks these calls: a person first, then a time, then its sub-agents."""
     kinds = {builtin(specs[call.tool]) for call in missing}
-    if kinds - {SPAWN_AGENT, *STORE_TOOLS}:
+    if REQUEST_USER_INPUT in kinds or kinds - {SPAWN_AGENT, *READERS}:
         return "input"
     return "child" if kinds == {SPAWN_AGENT} else "timer"

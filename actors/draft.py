@@ -81,5 +81,6 @@ class Draft:
             request_model=window.spec["model"] if wait == "model" else "",
             request_profile=window.spec["profile"] if wait == "model" else "",
             request_tokens=estimate_tokens(charged) if charged else 0,
-            request_output=wanted_reply(charged) if charged else 0,
+            request_output=wanted_reply(charged.parameters) if charged else 0,
+            request_purpose=request.purpose if request else "",
         )

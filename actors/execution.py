@@ -25,8 +25,9 @@ from .tools import LoadedTool, ToolContext
 
 logger = logging.getLogger(__name__)
 
-MAX_RESULT_CHARACTERS = 50_000
-"""A longer result is cut in its middle: a model needs its beginning and end, and nobody needs 10 MB in a message."""
+MAX_RESULT_CHARACTERS = 1_000_000
+"""A longer result is cut in its middle: nobody needs 10 MB in a message. What of it a model is shown is less, and says
+`AgentSpec.context`."""
 
 CANCEL_GRACE = 2.0
 """Seconds an async tool has to end once it is cancelled; one that needs more is treated as stuck."""

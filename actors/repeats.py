@@ -54,7 +54,7 @@ def repeats(messages: Sequence[Message], call_id: str, waits: Collection[str] = 
             break
         if message.role == "tool":
             results[message.tool_call_id] = message.text
-        if message.role != "assistant":
+        if message.role != "assistant" or message.origin:
             continue
         if wanted is None:
             wanted = next(_signature(call) for call in message.tool_calls if call.call_id == call_id)

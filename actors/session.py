@@ -10,12 +10,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from understudy.errors import ContextOverflow
 from understudy.messages import CUT_OFF, NEVER, Message
 from understudy.ports import Node
 from understudy.records import Batch, Finish, ModelRequest
 from understudy.wakeups import WAIT
 
 from .commits import Commits, Patience
+from .context import Exhausted
+from .folding import make_room, take_summary
 from .hooks import Hooks, LoadedHook
 from .repeats import NO_PROGRESS, judge
 from .tool_calls import Loader, ToolCalls, given_up
@@ -69,9 +72,7 @@ class Activation:
             if window.cancel is not None:
                 return await self._finish("cancelled", window.reply())
             if window.model_error is not None:
-                refused = window.model_error["code"] == "budget_exceeded"  # by an account; nothing was asked
-                status = "budget_exceeded" if refused else "failed"
-                return await self._finish(status, window.reply(), error=window.model_error)
+                return await self._after_error(window.model_error)
             if window.wait == "model":  # taken up while a call is in flight: attach to it
                 return Step(None, window.request(window.round, whole=True))
             if window.calls:
@@ -86,6 +87,7 @@ class Activation:
                 if window.cancel is None and waiting is not None:
                     return await self._step(wait=waiting)
                 continue
+            take_summary(window, self._commits.draft)
             last = self._last()
             if last is None or last.role != "assistant":
                 return await self._ask()
@@ -125,15 +127,27 @@ class Activation:
     async def _ask(self) -> Step:
         """The next model call, or the end of the run where a limit or a hook forbids it."""
         window = self.window
-        if window.round >= window.spec["max_rounds"]:
+        if window.rounds() >= window.spec["max_rounds"]:
             return await self._finish("round_limit", window.reply())
+        try:
+            make_room(window, self._commits.draft)
+        except Exhausted:
+            return await self._finish("failed", window.reply(), error=window.model_error)
         request = window.request(window.round + 1, self._commits.draft.messages)
-        refused = await self._hooks.before_model(request, window.round + 1)
+        refused = await self._hooks.before_model(request, window.round + 1) if not request.purpose else None
         if refused is not None:
             return await self._finish("failed", window.reply(), error=refused)
         step = await self._step(wait="model", round_number=window.round + 1, request=request)
         step.request = request
         return step
+
+    async def _after_error(self, error: dict[str, Any]) -> Step:
+        """Go on after a model call that failed: with less of the history, or as before if it was to fold that."""
+        if error["code"] == "budget_exceeded":  # by an account; nothing was asked
+            return await self._finish("budget_exceeded", self.window.reply(), error=error)
+        if error["code"] == ContextOverflow.code or self.window.asked_to_fold():
+            return await self._ask()
+        return await self._finish("failed", self.window.reply(), error=error)
 
     async def _finish(self, status: str, text: str, error: dict[str, Any] | None = None) -> Step:
         await self._calls.end()

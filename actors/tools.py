@@ -20,6 +20,7 @@ from .asking import REQUEST_USER_INPUT, REQUEST_USER_INPUT_SPEC
 from .code import fingerprint, import_reference, packed, resolve, unloadable, unpacked
 from .parameters import ToolContext as ToolContext
 from .parameters import context_parameter, convertible_types, has_local_dataclass, parameters_schema, parse_docstring
+from .recall import RECALL_TOOLS
 from .waking import STORE_TOOLS
 
 BUILTIN_TOOLS: dict[str, str] = {
@@ -35,6 +36,7 @@ BUILTIN_TOOLS: dict[str, str] = {
 TOOL_GROUPS: dict[str, tuple[str, ...]] = {
     "files": ("read_file", "write_file", "edit_file", "glob", "grep"),
     "explore": ("read_file", "glob", "grep"),
+    "recall": ("recall", "read_message"),
 }
 
 SPAWN_AGENT = "spawn_agent"
@@ -186,7 +188,12 @@ _SPAWN_AGENT_SPEC: dict[str, Any] = {
     "source": {"builtin": SPAWN_AGENT},
 }
 
-_LOOP_TOOLS = {SPAWN_AGENT: _SPAWN_AGENT_SPEC, REQUEST_USER_INPUT: REQUEST_USER_INPUT_SPEC, **STORE_TOOLS}
+_LOOP_TOOLS = {
+    SPAWN_AGENT: _SPAWN_AGENT_SPEC,
+    REQUEST_USER_INPUT: REQUEST_USER_INPUT_SPEC,
+    **STORE_TOOLS,
+    **RECALL_TOOLS,
+}
 """Tools that the session loop executes itself."""
 
 

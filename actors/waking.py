@@ -26,7 +26,8 @@ from understudy.wakeups import (
 from .asking import read_arguments
 
 
-def _tool(name: str, description: str, properties: dict[str, Any], *required: str) -> dict[str, Any]:
+def store_tool(name: str, description: str, properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """The specification of a tool that the store answers."""
     parameters = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
     return {
         "name": name, "description": description, "parameters": parameters, "on_crash": "rerun", "timeout": None,
@@ -39,7 +40,7 @@ NAME = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$", "description": "N
 STORE_TOOLS = {
     tool["name"]: tool
     for tool in (
-        _tool(
+        store_tool(
             WAIT,
             "Wait for a time, then go on. Other calls of the same turn don't wait for it: look at what you wait for in "
             "your next turn.",
@@ -53,7 +54,7 @@ STORE_TOOLS = {
             },
             "seconds",
         ),
-        _tool(
+        store_tool(
             SCHEDULE_WAKEUP,
             "Have yourself woken later: you will get the prompt as a new input in this conversation. You can give your "
             f"final answer meanwhile. At most {MOST_WAKEUPS} wakeups at a time; one of the same name is replaced.",
@@ -76,8 +77,8 @@ STORE_TOOLS = {
             "prompt",
             "seconds",
         ),
-        _tool(LIST_WAKEUPS, "List the wakeups of this conversation that are to come.", {}),
-        _tool(CANCEL_WAKEUP, "Cancel a wakeup of this conversation.", {"name": NAME}, "name"),
+        store_tool(LIST_WAKEUPS, "List the wakeups of this conversation that are to come.", {}),
+        store_tool(CANCEL_WAKEUP, "Cancel a wakeup of this conversation.", {"name": NAME}, "name"),
     )
 }
 """What the store answers: the specification of each tool by its name."""

@@ -6,11 +6,26 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+import msgspec
+from msgspec import structs
+
+from understudy.errors import ContextOverflow
 from understudy.identifiers import wait_key
-from understudy.messages import CUT_OFF, THIS_ROUND, Message
+from understudy.json_text import to_json
+from understudy.messages import ALWAYS, CUT_OFF, THIS_ROUND, Message
 from understudy.protocol import Work
+from understudy.recall import READ_MESSAGE
 from understudy.records import Ack, ActivationId, CallState, InboxItem, ModelRequest
 
+from .context import (
+    FOLD,
+    FOLD_ANSWER,
+    FOLD_REQUEST,
+    Measure,
+    Policy,
+    Trouble,
+    View,
+)
 from .conversation import Conversation
 
 CONTINUE = "Your last message was cut off. Continue exactly where it stopped, without repeating anything."
@@ -19,6 +34,8 @@ CONTINUATION = "continuation"
 
 SEES_END = ("after_model", "run_end")
 """Hooks at these points see a run's last answer before the run ends."""
+
+FOLDING = frozenset({FOLD, FOLD_REQUEST, FOLD_ANSWER})
 
 OUTPUT_TOKENS = 4096
 """How long a reply may be when the specification sets no limit of its own; used only where a budget is set."""
@@ -37,8 +54,15 @@ class Window:
         self.session_id = session_id
         self.spec = spec
         self.messages: list[Message] = []
-        self._conversation = Conversation(spec["instructions"])
+        self.policy = msgspec.convert(spec.get("context") or {}, Policy)
+        self.recall = any(tool["source"].get("builtin") == READ_MESSAGE for tool in spec.get("tools", ()))
+        self._tools = [
+            {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
+            for tool in spec.get("tools", ())
+        ]
+        self._conversation = self._begun(View())
         self._told = 0  # so many of the messages are in the conversation
+        self._folds: list[Message] = []  # records, requests and answers, as they are committed
         self.known_seq = 0
         self.incarnation = 0
         self.epoch = 0
@@ -64,7 +88,9 @@ class Window:
         """Take in what the node service says; False if earlier messages are missing here."""
         if work.after_seq > self.known_seq:
             return False
-        self.messages += [message for message in work.messages if message.seq > self.known_seq]
+        new = [message for message in work.messages if message.seq > self.known_seq]
+        self.messages += new
+        self._folds += [message for message in new if message.origin in FOLDING]
         self.known_seq = max(self.known_seq, work.seq)
         self.incarnation, self.epoch, self.batch_no = work.incarnation, work.epoch, work.batch_no
         self.calls, self.inbox = list(work.calls), list(work.inbox)
@@ -88,11 +114,11 @@ class Window:
         """The final answer: the last assistant message, with the pieces before it that were cut off by length."""
         pieces: list[str] = []
         for message in self.backwards():
-            if message.role == "assistant":
-                if pieces and (message.extra or {}).get("finish_reason") != CUT_OFF:
+            if message.role == "assistant" and not message.origin:
+                if pieces and not _is_cut_off(message):
                     break
                 pieces.append(message.text)
-            elif message.origin != CONTINUATION:
+            elif message.role == "tool" or not message.origin:
                 break
         return "".join(reversed(pieces))
 
@@ -102,9 +128,77 @@ class Window:
         for message in self.backwards(drafted):
             if message.origin == CONTINUATION:
                 count += 1
-            elif message.role != "assistant":
+            elif message.role == "assistant" and not message.origin:
+                if count and not _is_cut_off(message):
+                    break
+            elif message.role == "tool" or not message.origin:
                 break
         return count
+
+    def rounds(self) -> int:
+        """Model calls of the current run, without those that folded its history."""
+        folds = sum(message.origin == FOLD_REQUEST and message.run_id == self.run_id for message in self._folds)
+        return self.round - folds
+
+    def view(self, drafted: Sequence[Message] = ()) -> View:
+        """Which part of the history a model is sent, and how: the last record says so."""
+        records = (message for message in chain(reversed(drafted), reversed(self._folds)) if message.origin == FOLD)
+        record = next(records, None)
+        if record is None:
+            return View()
+        view = View.of(record)
+        # A record that is about to be committed will be behind all that is.
+        return view if view.seq else structs.replace(view, seq=self.known_seq)
+
+    def fold_answer(self) -> tuple[Message, Message] | None:
+        """A summary that has come and of which nothing was made yet, and what was asked for it."""
+        if len(self._folds) < 2 or self._folds[-1].origin != FOLD_ANSWER or self._folds[-1].run_id != self.run_id:
+            return None
+        return self._folds[-1], self._folds[-2]
+
+    def asked_to_fold(self) -> bool:
+        """Whether the last model call was for a summary, and has brought none so far."""
+        last = self._folds[-1] if self._folds else None
+        if last is None or last.origin == FOLD:
+            return False
+        number = last.round + (last.origin == FOLD_REQUEST)
+        return (last.run_id, number) == (self.run_id, self.round)
+
+    def trouble(self) -> Trouble:
+        """What has gone wrong with the size of requests since the run last got on."""
+        asked = 0
+        for message in self.backwards() if self.asked_to_fold() else ():
+            if message.visibility == ALWAYS:
+                break
+            asked += message.origin == FOLD_REQUEST
+        failed = self._folds[-1] if self._folds and self._folds[-1].origin != FOLD else None
+        failed = self._folds[-2] if failed is not None and failed.origin == FOLD_ANSWER else failed
+        refused = self.model_error is not None and self.model_error["code"] == ContextOverflow.code
+        return Trouble(refused, asked, failed)
+
+    def measure(self, drafted: Sequence[Message]) -> Measure:
+        """How large the next request would be."""
+        return self._shown(drafted).measure(drafted)
+
+    def measured_per_byte(self) -> float:
+        """Tokens for each byte of text, as the endpoint's counts have shown them; 0 if they have not."""
+        return self._conversation.measured_per_byte()
+
+    def _begun(self, view: View) -> Conversation:
+        """A conversation in which nothing was said yet."""
+        tools = len(to_json(self._tools).encode()) if self._tools else 0
+        return Conversation(self.spec["instructions"], self.policy, view, tools=tools, recall=self.recall)
+
+    def _shown(self, drafted: Sequence[Message]) -> Conversation:
+        """The conversation in its present view, with all that is committed."""
+        view = self.view(drafted)
+        known = self._conversation.view
+        if structs.replace(view, seq=0, window=0) != structs.replace(known, seq=0, window=0):
+            self._conversation = self._begun(view)
+            self._told = 0
+        self._conversation.extend(self.messages[self._told :])
+        self._told = len(self.messages)
+        return self._conversation
 
     def _passing(self, drafted: Sequence[Message], round_number: int) -> list[Message]:
         """The messages that are for the model call of this round only, in order."""
@@ -127,29 +221,36 @@ class Window:
         """
         spec = self.spec
         assert self.run_id is not None
-        self._conversation.extend(self.messages[self._told :])
-        self._told = len(self.messages)
-        tools = [
-            {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
-            for tool in spec["tools"]
-        ]
+        conversation, passing = self._shown(drafted), self._passing(drafted, round_number)
+        fold = next((message for message in passing if message.origin == FOLD_REQUEST), None)
         points = {hook["point"] for hook in spec.get("hooks", ())}
         return ModelRequest(
             wait_key=wait_key(self.session_id, self.run_id, round_number),
             profile=spec["profile"],
             model=spec["model"],
-            tools=tools,
-            parameters=dict(spec["parameters"]),
+            tools=self._tools,
+            parameters=dict(spec["parameters"]) | ({"tool_choice": "none"} if fold and self._tools else {}),
             deadline=spec["deadline"],
             stall=spec.get("stall", 300.0),
-            ends_run=not self.continuations(drafted) and points.isdisjoint(SEES_END),
-            **self._conversation.part(
-                drafted, self._passing(drafted, round_number), whole=whole or "before_model" in points
+            ends_run=fold is None and not self.continuations(drafted) and points.isdisjoint(SEES_END),
+            purpose=FOLD_ANSWER if fold is not None else "",
+            **(
+                conversation.beginning((fold.extra or {})["through"], fold)
+                if fold is not None
+                else conversation.part(drafted, passing, whole=whole or "before_model" in points)
             ),
         )
 
 
-def wanted_reply(request: ModelRequest) -> int:
-    """The longest reply that a request wants, in tokens."""
-    parameters = request.parameters
-    return int(parameters.get("max_completion_tokens") or parameters.get("max_tokens") or OUTPUT_TOKENS)
+def _is_cut_off(message: Message) -> bool:
+    return (message.extra or {}).get("finish_reason") == CUT_OFF
+
+
+def wanted_reply(parameters: dict[str, Any]) -> int:
+    """The longest reply that a request with these parameters wants, in tokens."""
+    return stated_reply(parameters) or OUTPUT_TOKENS
+
+
+def stated_reply(parameters: dict[str, Any]) -> int:
+    """The same where the parameters say it; else 0."""
+    return int(parameters.get("max_completion_tokens") or parameters.get("max_tokens") or 0)

@@ -309,6 +309,17 @@ class ModelRefused(ModelError):
     hint = "Check the model's name, the key and the request."
 
 
+class ContextOverflow(ModelRefused):
+    """The endpoint refused the request as longer than its model's context window.
+
+    `details["window"]` has the window in tokens, where the endpoint said it. An agent's session folds its history and
+    asks again; a run ends with this error if nothing more can be left out, or the specification forbids it.
+    """
+
+    code = "context_overflow"
+    hint = "Send less, use a model with a larger context window, or let the history be folded (AgentSpec.context)."
+
+
 class ModelProtocolError(ModelError):
     """The endpoint answered something that is not the OpenAI chat completions protocol."""
 

@@ -199,12 +199,13 @@ class CancelRequested(Event, frozen=True, kw_only=True):
 
 
 class ModelCallStarted(Event, frozen=True, kw_only=True):
-    """A model call goes out under `request_key` = session/run/round/attempt."""
+    """A model call goes out under `request_key` = session/run/round/attempt. `purpose`: see `ModelRequest`."""
 
     request_key: str = ""
     model: str = ""
     profile: str = ""
     attempt: int = 1
+    purpose: str = ""
 
 
 class ModelCallReissued(Event, frozen=True, kw_only=True):

@@ -121,7 +121,7 @@ class CallOrigin(msgspec.Struct, frozen=True):
 
     Attributes:
         model, profile: that the request names.
-        ends_run: see `ModelRequest`.
+        ends_run, purpose: see `ModelRequest`.
     """
 
     session_id: str
@@ -134,6 +134,7 @@ class CallOrigin(msgspec.Struct, frozen=True):
     profile: str
     model: str
     ends_run: bool = False
+    purpose: str = ""
 
     @property
     def wait_key(self) -> str:

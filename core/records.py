@@ -65,6 +65,8 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         lasting: so many bytes of the text, from its beginning, are in the next request as well. 0: nobody shall keep
             them.
         left_out: so many of them are not in `messages`: the gateway has them from a request before, or asks for all.
+        tokens: its input as estimated by who asks, who knows what the endpoint counted before; 0 if nobody did.
+        purpose: what the answer is for: empty for the run to go on with, `fold_answer` for a summary of its history.
     """
 
     wait_key: str
@@ -79,6 +81,8 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str = ""
     lasting: int = 0
     left_out: int = 0
+    tokens: int = 0
+    purpose: str = ""
 
     def limited_to(self, tokens: int) -> ModelRequest:
         """The same with the reply that is paid for; 0 for any length."""
@@ -245,6 +249,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
         wait: None to go on; `model`, `child`, `input` (a person), `timer` (a wait's time) or `idle` to wait for that.
         request_round, request_model, request_profile: of the model call, when `wait` is `model`.
         request_tokens, request_output: its input as estimated, and the longest reply it wants; 0 without a budget.
+        request_purpose: see `ModelRequest`.
     """
 
     session_id: str
@@ -264,6 +269,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     request_tokens: int = 0
     asks: tuple[Ask, ...] = ()
     request_output: int = 0
+    request_purpose: str = ""
 
     @property
     def activation(self) -> ActivationId:

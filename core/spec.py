@@ -155,6 +155,30 @@ class Supervision(Strict):
     exceeded: Literal["escalate", "report"] = "escalate"
 
 
+class Context(Strict):
+    """How much of a long history a model is sent (docs/context.md). The log always has all of it.
+
+    Attributes:
+        window: tokens that the model can read and write in one call. None: as known for the model's name
+            (`understudy.windows`), and otherwise learned when the endpoint refuses a request as too long.
+        representation: `terse` shortens older results of tools once the context is nearly full; `full` never does.
+        fold: what is done next with older messages: a summary by the model takes their place (`summarise`), or notes
+            under headings (`notes`), or nothing does (`drop`). `none` leaves them where they are.
+        fold_at: the share of the window from which on that is done.
+        keep: the share of the window that the latest messages have, which stay as they are.
+        elide: characters that older results keep under `terse`, by tool; `*` for all others.
+        longest_result: characters of a tool's result that the model is ever shown; `read_message` has all of it.
+    """
+
+    window: int | None = Field(None, ge=256, le=100_000_000)
+    representation: Literal["full", "terse"] = "terse"
+    fold: Literal["none", "drop", "summarise", "notes"] = "summarise"
+    fold_at: float = Field(0.75, ge=0.1, le=0.95)
+    keep: float = Field(0.25, ge=0.02, le=0.5)
+    elide: dict[str, Annotated[int, Field(ge=0, le=1_000_000)]] = Field(default_factory=lambda: {"*": 400})
+    longest_result: int = Field(50_000, ge=500, le=1_000_000)
+
+
 class AgentSpec(Strict):
     """What an agent is and may do.
 
@@ -177,6 +201,7 @@ class AgentSpec(Strict):
         allow_bash: `bash` is refused unless this is true.
         deadline: seconds for one model call, retries included.
         stall: seconds without a byte from the endpoint after which a try of a model call is given up, and made again.
+        context: how much of a long history the model is sent.
         supervision: what becomes of this agent's sub-agents that end badly.
         restart_type: as a sub-agent: `temporary` is never started again, `transient` when it ends badly, `permanent`
             whatever way it ends. Being started again means anew: another session with the same task and no history.
@@ -219,6 +244,7 @@ class AgentSpec(Strict):
     parameters: dict[str, Any] = Field(default_factory=dict)
     budget: Budgets | None = None
     restart: RestartPolicy = Field(default_factory=RestartPolicy)
+    context: Context = Field(default_factory=Context)
     supervision: Supervision = Field(default_factory=Supervision)
     restart_type: Literal["permanent", "transient", "temporary"] = "temporary"
     on_parent_end: Literal["cancel", "abandon", "wait"] = "cancel"

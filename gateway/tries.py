@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
@@ -14,12 +14,13 @@ import aiohttp
 import httpx2
 import openai
 
-from understudy.errors import ModelError, ModelProtocolError, ModelRefused, ModelUnavailable
+from understudy.errors import ContextOverflow, ModelError, ModelProtocolError, ModelRefused, ModelUnavailable
 from understudy.estimates import estimate_usage
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.waiting import answered_within
 
 from .endpoint import Endpoint, read_within
+from .overflow import is_overflow, stated_window
 from .sse import MAX_ANSWER, Completion, EndpointError, EventStream, Malformed
 
 PROVIDER = "openai"
@@ -234,7 +235,15 @@ class Tries:
             raise _Failure(self._endpoint.clean(message), status=status, code=error.code, retry_after=after) from None
         if kind == "text/html" and status not in (401, 403):
             self._not_the_protocol(status, kind, "")
-        self._fail(ModelRefused, f"refused the request: {message}", status=status, code=error.code)
+        self._refuse(message, status, error.code)
+
+    def _refuse(self, message: str, status: int | None, code: Any) -> NoReturn:
+        """The endpoint said no; where it says that the request is too long, its session can do something about it."""
+        if is_overflow(message, code):
+            window = stated_window(message)
+            details = {"window": window} if window else {}
+            self._fail(ContextOverflow, f"refused the request: {message}", status=status, code=code, details=details)
+        self._fail(ModelRefused, f"refused the request: {message}", status=status, code=code)
 
     def _reported_error(self, body: Any) -> NoReturn:
         """An error in place of an answer, under status 200: its code decides, and unknown ones are worth a retry."""
@@ -242,7 +251,7 @@ class Tries:
         what = self._endpoint.clean(f"the endpoint reported: {message or body}")
         status = code if isinstance(code, int) else None
         if code in FINAL_CODES or (status is not None and 400 <= status < 500 and status not in RETRIED):
-            self._fail(ModelRefused, f"refused the request: {what}", status=status, code=code)
+            self._refuse(what, status, code)
         raise _Failure(what, status=status, code=code) from None
 
     def _not_the_protocol(self, status: int, kind: str, what: str) -> NoReturn:
@@ -252,9 +261,18 @@ class Tries:
             status=status,
         )
 
-    def _fail(self, kind: type[ModelError], what: str, *, status: int | None = None, code: Any = None) -> NoReturn:
+    def _fail(
+        self,
+        kind: type[ModelError],
+        what: str,
+        *,
+        status: int | None = None,
+        code: Any = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> NoReturn:
         """Raise `kind`, without the chain of causes: those can hold headers, and so the key."""
-        details: dict[str, Any] = {
+        details = {
+            **(details or {}),
             "base_url": self._endpoint.shown_url,
             "retries": self._retries,
             "started_at": self._started_at,

@@ -46,7 +46,7 @@ class Answers:
             nonlocal at, ended, leaves
             result = batches.answer(
                 tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation,
-                ends_run=ends_run,
+                ends_run=ends_run, purpose=of.purpose,
             )  # fmt: skip
             row = tx.session(of.session_id)
             at, ended = row.activation, row.wait == "idle" or (result.ended and not result.repeated)

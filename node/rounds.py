@@ -296,7 +296,7 @@ class Rounds:
         request = request.limited_to(issued.longest_reply)
         origin = CallOrigin(
             of.session_id, of.incarnation, run_id, round_number, issued.attempt, placement, root_id, request.profile,
-            request.model, request.ends_run,
+            request.model, request.ends_run, request.purpose,
         )  # fmt: skip
         self._calls.start(Call(origin, request))
         if self._claims.cancelled.get(of.session_id) == run_id:

@@ -17,6 +17,7 @@ from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMis
 from understudy.identifiers import digest
 from understudy.placement import DEFAULT, placement_key
 from understudy.spec import AgentSpec
+from understudy.windows import known_window
 
 from .packages import PY_MODULES, RAYS_OWN, addresses, package_key, within_job
 
@@ -108,6 +109,7 @@ def compile_spec(
         "parameters": spec.parameters,
         "budget": [{"scope": budget.scope, **budget.limits()} for budget in spec.budgets] or None,
         "restart": spec.restart.model_dump(),
+        "context": {**spec.context.model_dump(), "window": spec.context.window or known_window(model)},
         "supervision": spec.supervision.model_dump(),
         "metadata": spec.metadata,
         **{name: getattr(spec, name) for name in PLAIN},

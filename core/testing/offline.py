@@ -119,6 +119,7 @@ class OfflineServer:
         latency: seconds until the first byte of an answer.
         chunk_delay: seconds between the events of a streamed answer; 0 sends them all at once.
         port: 0 for a free one.
+        window: tokens of its models' context windows: longer requests are refused as OpenAI does; None for no limit.
 
     Attributes:
         requests: the last `RECORDED` chat requests.
@@ -133,8 +134,10 @@ class OfflineServer:
         chunk_delay: float = 0.0,
         faults: Faults | None = None,
         port: int = 0,
+        window: int | None = None,
     ) -> None:
         self.policy = policy or default_policy
+        self.window = window
         self.latency = latency
         self.chunk_delay = chunk_delay
         self.faults = faults or Faults()
@@ -305,6 +308,12 @@ class OfflineServer:
             reply, body, f"chatcmpl-{key.hex()}", len(dump) + (len(compact(tools)) if tools else 0)
         )
         usage = completion.usage
+        if self.window is not None and usage["prompt_tokens"] > self.window:
+            text = (
+                f"This model's maximum context length is {self.window} tokens. However, your messages resulted in "
+                f"{usage['prompt_tokens']} tokens. Please reduce the length of the messages."
+            )
+            return self._error(400, text, "context_length_exceeded")
         self.change(
             repeats=key in self._seen,
             prompt_tokens=usage["prompt_tokens"],

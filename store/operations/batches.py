@@ -15,7 +15,7 @@ from sqlalchemy import bindparam, select
 from understudy import events
 from understudy.errors import BatchLost, Fenced
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
-from understudy.messages import Message, ToolCall, Usage, encodable, storable
+from understudy.messages import ALWAYS, NEVER, Message, ToolCall, Usage, encodable, storable
 from understudy.prices import Price
 from understudy.records import Ack, ActivationId, Batch, CallState, Finish, ModelAnswer
 
@@ -214,8 +214,9 @@ def _wait_for_model(tx: Transaction, row: SessionRow, batch: Batch, holder: str,
     row.wait_attempt, row.wait_since, row.wait_holder = 1, tx.now, holder
     row.answer_key, row.answer_ended, row.redone = "", 0, 0
     event = events.ModelCallStarted(
-        request_key=request_key(row), model=batch.request_model, profile=batch.request_profile, attempt=1
-    )
+        request_key=request_key(row), model=batch.request_model, profile=batch.request_profile, attempt=1,
+        purpose=batch.request_purpose,
+    )  # fmt: skip
     tx.append(row, event)
 
 
@@ -248,7 +249,7 @@ class AnswerResult:
 
 def answer(
     tx: Transaction, session_id: str, run_id: str, round_number: int, attempt: int, model: str, got: ModelAnswer, *,
-    incarnation: int, ends_run: bool = False,
+    incarnation: int, ends_run: bool = False, purpose: str = "",
 ) -> AnswerResult:  # fmt: skip
     """Commit a model's answer where it arrives. Key: the wait; the first answer wins, whatever its attempt.
 
@@ -258,6 +259,7 @@ def answer(
     Args:
         incarnation: the session's when it asked.
         ends_run: it is the run's answer, which ends with it.
+        purpose: what it is for, if not for the run to go on with: then it asks for no tools, and no model sees it.
     """
     row = tx.session(session_id)
     key = f"{wait_key(session_id, run_id, round_number)}/{attempt}"
@@ -307,8 +309,8 @@ def answer(
         row.progress += 1
         row.redone = 0  # while it waited, its process could do nothing
         # A cancelled run keeps the late answer's text and usage, but its tool calls would never be answered.
-        wanted = got.tool_calls if row.cancel_reason is None else ()
-        message, calls = _append_answer(tx, row, run_id, round_number, got, wanted)
+        wanted = got.tool_calls if row.cancel_reason is None and not purpose else ()
+        message, calls = _append_answer(tx, row, run_id, round_number, got, wanted, purpose)
     tx.append(row, event)
     row.wait, row.answer_key = None, key
     if row.cancel_reason is not None or ends_run:
@@ -352,6 +354,14 @@ def _trace_of(tx: Transaction, session_id: str, run_id: str) -> str:
     return found or trace_identifier(session_id, run_id)
 
 
+def _facts(got: ModelAnswer) -> dict[str, Any]:
+    """What is kept of an answer beside what it says."""
+    facts: dict[str, Any] = {"finish_reason": got.finish_reason}
+    if got.usage.input_tokens and not got.usage.estimated:
+        facts["input_tokens"] = got.usage.input_tokens
+    return {**facts, "provider": encodable(got.extra)} if got.extra else facts
+
+
 def _append_answer(
     tx: Transaction,
     row: SessionRow,
@@ -359,6 +369,7 @@ def _append_answer(
     round_number: int,
     got: ModelAnswer,
     wanted: tuple[tuple[str, str, str], ...],
+    purpose: str,
 ) -> tuple[Message, tuple[CallState, ...]]:  # fmt: skip
     calls = tuple(
         CallState(
@@ -377,8 +388,10 @@ def _append_answer(
         tool_calls=tuple(ToolCall(call.call_id, call.tool, call.arguments, call.provider_id) for call in calls),
         run_id=run_id,
         round=round_number,
-        extra={"finish_reason": got.finish_reason, **({"provider": encodable(got.extra)} if got.extra else {})},
+        extra=_facts(got),
         created_at=tx.now,
+        origin=purpose,
+        visibility=NEVER if purpose else ALWAYS,
     )
     seq = tx.append(row, message)
     row.calls_open = len(calls)

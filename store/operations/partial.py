@@ -20,6 +20,9 @@ from .waiting import CALL_TIMER
 
 CANCELLED = "cancelled"
 
+LAST_ANSWERS = 8
+"""So many are read to find one that is not a summary of the history."""
+
 ROUNDS_TOLD = 8
 """Of so many last rounds a parent is told the tools: a long history is not read for it."""
 
@@ -35,10 +38,13 @@ def last_text(tx: Transaction, row: SessionRow) -> str:
             MESSAGE.c.role == "assistant",
         )
         .order_by(MESSAGE.c.seq.desc())
-        .limit(1)
+        .limit(LAST_ANSWERS)
     )
-    last = tx.read(statement, row.session_id).first()
-    return Message.from_wire(last.body).text if last is not None and last.run_id == row.run_id else ""
+    for found in tx.read(statement, row.session_id):
+        message = Message.from_wire(found.body)
+        if message.run_id != row.run_id or not message.origin:
+            return message.text if message.run_id == row.run_id else ""
+    return ""
 
 
 def tools_used(tx: Transaction, row: SessionRow, run_id: str, rounds: int) -> list[list[Any]]:

@@ -12,13 +12,14 @@ from sqlalchemy import select
 from understudy import events
 from understudy.errors import UnderstudyError
 from understudy.identifiers import digest
+from understudy.recall import READ_MESSAGE, RECALL
 from understudy.records import Ask
 from understudy.wakeups import CANCEL_WAKEUP, LIST_WAKEUPS, SCHEDULE_WAKEUP, WAIT, microseconds, spoken
 
 from ..db.session_row import SessionRow
 from ..db.statements import TIMER
 from ..transaction import Transaction
-from . import wakeups
+from . import recall, wakeups
 
 CALL_TIMER = "call:"
 """The timer of a call that waits, with its id behind it."""
@@ -26,7 +27,7 @@ CALL_TIMER = "call:"
 LATE = 5_000_000
 """A wait that lasted so much longer than asked for (microseconds) has a result that says so."""
 
-STORE_ANSWERS = (WAIT, SCHEDULE_WAKEUP, LIST_WAKEUPS, CANCEL_WAKEUP)
+STORE_ANSWERS = (WAIT, SCHEDULE_WAKEUP, LIST_WAKEUPS, CANCEL_WAKEUP, RECALL, READ_MESSAGE)
 
 
 def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
@@ -41,7 +42,10 @@ def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
     )  # fmt: skip
     arguments = asked.arguments or {}
     if asked.kind != WAIT:
-        decision, text = _about_wakeups(tx, row, asked, arguments)
+        of_log = asked.kind in (RECALL, READ_MESSAGE)
+        decision, text = (
+            recall.answer(tx, row, asked.kind, arguments) if of_log else _about_wakeups(tx, row, asked, arguments)
+        )
         hand_in(tx, row, asked.call_id, {"decision": decision, "text": text, "since": since})
         return
     wanted = microseconds(arguments["seconds"])

@@ -1,0 +1,65 @@
+"""Making room in a model's context: what an activation adds to its batch before it asks its model."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from .context import FOLD, INPUT_CHARACTERS, View, fold_request, learned_window, next_step
+from .draft import Draft
+from .window import Window, stated_reply
+
+LEAST_WORDS, MOST_WORDS = 100, 1_500
+"""How long a summary may be that is asked for."""
+
+
+def make_room(window: Window, draft: Draft) -> None:
+    """Add what is due so that the next request fits into the model's context: records of what it is sent from now on,
+    or a request for a summary, which is then what the model is asked next.
+
+    Raises:
+        Exhausted: the endpoint has refused what is left, and nothing more can be left out.
+    """
+    trouble, recorded = window.trouble(), window.view(draft.messages)
+    view, measure, reply = recorded, window.measure(draft.messages), stated_reply(window.spec["parameters"])
+    if trouble.refused and not trouble.asked:
+        said = ((window.model_error or {}).get("details") or {}).get("window", 0)
+        known = view.window or window.policy.window or 0
+        view = replace(view, window=learned_window(said, known, measure.tokens, reply))
+    while True:
+        step = next_step(window.policy, view, measure, trouble, reply)
+        if isinstance(step, View):
+            view = replace(step, input=_input(window, step.through) if step.through > view.through else step.input)
+        if view != recorded:
+            view = replace(view, per_byte=window.measured_per_byte())
+            draft.say(window, view.record())
+            recorded = view
+        if step is None:
+            return
+        if isinstance(step, int):
+            words = round((view.window or window.policy.window or 0) * window.policy.keep / 2)
+            words = min(max(words, LEAST_WORDS), MOST_WORDS)
+            draft.say(window, fold_request(window.policy, step, measure.tokens, words))
+            return
+        trouble = replace(trouble, refused=False)
+        measure = window.measure(draft.messages)
+
+
+def take_summary(window: Window, draft: Draft) -> None:
+    """Record the summary that has come, if one has: from now on it stands for what it is of."""
+    found = window.fold_answer()
+    if found is None or any(message.origin == FOLD for message in draft.messages):
+        return
+    answer, asked = found
+    summary, through = answer.text.strip(), (asked.extra or {})["through"]
+    if not summary:
+        return  # as a failure: history is as it was
+    view = replace(window.view(), through=through, summary=summary, gap=False, input=_input(window, through))
+    draft.say(window, view.record())
+
+
+def _input(window: Window, through: int) -> str:
+    """The current run's last input, if it is left out with what is up to a `seq`."""
+    for message in window.backwards():
+        if message.role == "user" and not message.origin:
+            return message.text if message.seq <= through and len(message.text) <= INPUT_CHARACTERS else ""
+    return ""
