@@ -47,8 +47,8 @@ ANY_REPLY = 4_096
 """Tokens that are kept free for a reply of any length, unless that is more than a quarter of the window."""
 LONGEST, SHORTEST = 16_000, 500
 """Characters that each message keeps where nothing else helps: at first, and at last."""
-WORTH_WHILE = 0.1
-"""A fold is made for this share of the context or more."""
+WORTH_WHILE = 0.13
+"""A fold is made for this share of what may be used, or more."""
 NEARLY_FULL = 0.95
 """Until this share of the context is used a fold that failed holds nothing up."""
 ATTEMPTS = 3
@@ -270,7 +270,7 @@ def next_step(policy: Policy, view: View, measure: Measure, trouble: Trouble, re
     limit = max(window // 4, window - (reply or min(ANY_REPLY, window // 4)))
     if not trouble.refused and measure.tokens <= policy.fold_at * limit:
         return None
-    keep, least = policy.keep * limit, WORTH_WHILE * limit
+    keep, least = policy.keep * limit, WORTH_WHILE * policy.fold_at * limit
     cut = measure.cut(keep, max(view.through, view.elided))
     if policy.representation == "terse" and not trouble.asked and measure.saved(cut) > 2 * least:
         return msgspec.structs.replace(view, elided=cut)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
+from understudy.actors.context import FOLD
 from understudy.events import RunFinished, TimerFired, TimerSet
 from understudy.messages import CUT_OFF
 from understudy.observability.metrics import Metrics
@@ -188,6 +189,9 @@ class Ending:
         )
         said: dict[tuple[str, str], list[Any]] = {}
         for row in connection.execute(statement):
+            if "visibility" in row.body:  # it is about the history, and no part of it
+                self._world.counts["folded"] += row.body["origin"] == FOLD
+                continue
             said.setdefault((row.session_id, row.run_id), []).append(row)
         ended = select(RUN.c.session_id, RUN.c.run_id, RUN.c.rounds, RUN.c.text).where(RUN.c.status == "completed")
         for run in connection.execute(ended):

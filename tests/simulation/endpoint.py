@@ -18,6 +18,8 @@ from understudy.messages import CUT_OFF
 from understudy.testing.policies import Refusal, Reply, default_policy
 from understudy.testing.protocol import Completion, check_body, error_body
 
+from .folding import summary, unfolded
+
 
 class Endpoint(httpx2.AsyncBaseTransport):
     """Answers chat completions, streamed, in virtual time.
@@ -54,7 +56,7 @@ class Endpoint(httpx2.AsyncBaseTransport):
         kind = self._chosen.choice(("500", "429", "connect", "cut", "slow")) if fault else ""
         try:
             messages = check_body(body)
-            reply = self._reply(body, list(messages))
+            reply = summary(unfolded(messages)) or self._reply(body, unfolded(messages))
         except Refusal as error:
             self.refused.append(error.message)
             return httpx2.Response(error.status, content=error_body(error.status, error.message), headers=JSON)

@@ -37,6 +37,7 @@ from understudy.store.journal import Committed
 from understudy.testing.policies import content_text
 
 from . import deaths
+from .folding import due_to_be_sent, unfolded
 from .hooks import refused
 from .operator import RIVAL
 from .tools import POLICY_OF
@@ -339,13 +340,17 @@ class Invariants:
         session_id = wait_key.partition("/")[0]
         with self._world.store.committed() as connection:
             where = MESSAGE.c.session_id == session_id
-            rows = connection.execute(select(MESSAGE.c.role, MESSAGE.c.body).where(where).order_by(MESSAGE.c.seq))
-            stored = [_said({"role": row.role, **row.body}) for row in rows]
+            chosen = select(MESSAGE.c.seq, MESSAGE.c.role, MESSAGE.c.body)
+            rows = connection.execute(chosen.where(where).order_by(MESSAGE.c.seq)).all()
+        stored = [
+            _said({"role": row.role, **row.body}) for row in due_to_be_sent(rows, int(wait_key.rpartition("/")[2]))
+        ]
         self._committed.setdefault(wait_key, []).append(stored)
 
     def _check_sent(self, request: ModelRequest) -> None:
         """The model is sent what was committed, whoever of frame and gateway wrote which part of it."""
-        sent = [_said(message) for message in from_json(request.messages) if message["role"] != "system"]
+        messages = unfolded(from_json(request.messages))
+        sent = [_said(message) for message in messages if message["role"] != "system"]
         stored = self._committed[request.wait_key]
         if sent not in stored:
             self.violated(f"the model call {request.wait_key} was sent {sent}, and the store had {stored[-1]}")

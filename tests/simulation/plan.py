@@ -13,6 +13,7 @@ from typing import Any
 
 from understudy.placement import DEFAULT, ISOLATED
 
+from .folding import folding
 from .hooks import HOOKS
 from .tools import BY_POLICY, TOOLS
 
@@ -158,7 +159,7 @@ class Plan:
             found |= {"grandchildren"} if any(helper["agents"] for helper in helpers) else set()
             helpers += [inner for helper in helpers for inner in helper["agents"].values()]
             found |= {"children"} if helpers else set()
-            found |= {"hooks"} if "hooks" in work.spec else set()
+            found |= {name for name in ("hooks", "context") if name in work.spec}
             found |= {f"placement {spec['placement']}" for spec in (work.spec, *helpers) if spec.get("placement")}
             found |= {f"budget {name}" for limit in work.spec["budget"] or () for name in limit if name != "scope"}
             found |= {f"tool {tool['on_crash']}" for tool in work.spec["tools"] if "on_crash" in tool}
@@ -652,6 +653,9 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     placements = random.Random(f"{seed}/placements")
     if placements.random() < 0.15:
         work = tuple(placed(placements, item) for item in work)
+    folds = random.Random(f"{seed}/folds")
+    if folds.random() < 0.3:
+        work = tuple(replace(item, spec=folding(folds, item.spec)) for item in work)
     forks = random.Random(f"{seed}/forked")
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
