@@ -44,15 +44,20 @@ def make_room(window: Window, draft: Draft) -> None:
         measure = window.measure(draft.messages)
 
 
-def take_summary(window: Window, draft: Draft) -> None:
-    """Record the summary that has come, if one has: from now on it stands for what it is of."""
+def summary_of(window: Window, draft: Draft) -> str | None:
+    """The summary that has come, and of which nothing was made yet; None if there is none, or it is empty: then history
+    stays as it was."""
     found = window.fold_answer()
     if found is None or any(message.origin == FOLD for message in draft.messages):
-        return
-    answer, asked = found
-    summary, through = answer.text.strip(), (asked.extra or {})["through"]
-    if not summary:
-        return  # as a failure: history is as it was
+        return None
+    return found[0].text.strip() or None
+
+
+def take_summary(window: Window, draft: Draft, summary: str) -> None:
+    """Record the summary that has come: from now on it stands for what it is of."""
+    found = window.fold_answer()
+    assert found is not None
+    through = (found[1].extra or {})["through"]
     view = replace(window.view(), through=through, summary=summary, gap=False, input=_input(window, through))
     draft.say(window, view.record())
 

@@ -10,89 +10,53 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import structs
 
-from understudy.errors import InvalidSpec, Refused, ToolError
+from understudy.errors import InvalidSpec, ToolError
 from understudy.json_text import from_json
-from understudy.messages import INTERRUPTED
+from understudy.messages import INTERRUPTED, NEVER, Message, encodable
 from understudy.records import CallState, ModelRequest
 
 from .code import fingerprint, import_reference, packed, resolve, unloadable, unpacked
+from .directives import (
+    ALLOWED,
+    FAIL_CLOSED,
+    Directive,
+    HookContext,
+    Inject,
+    Refuse,
+    Replace,
+    Stop,
+    problem_of,
+)
 from .execution import Outcome, presentable, run
-from .window import Window
+from .window import REQUEST, Window
 
 logger = logging.getLogger(__name__)
 
-POINTS = ("run_start", "before_model", "after_model", "before_tool", "after_tool", "tool_error", "run_end")
+POINTS = tuple(ALLOWED)
 """Where a hook can be called."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, kw_only=True)
-class HookContext:
-    """What a hook is told: a copy of its own, so that changing it changes nothing else.
-
-    Attributes:
-        round: of the model call or tool call; 0 at the start of a run.
-        call_id: of the tool call; empty elsewhere.
-        call_key: of the tool call, the model call or the run: the same in every activation, however often a hook is
-            called. Together with the point it is an idempotency key.
-        arguments: of the tool call, by name, as the model wrote them (in `before_tool`: as the hooks before this one
-            left them); None where that is no JSON object.
-        outcome: of the tool call (`ToolFinished` names them), or the status with which the run ends.
-        text: the input (`run_start`), the model's reply (`after_model`), the result that the model is about to be told
-            (`after_tool`, `tool_error`), or the run's answer (`run_end`).
-        messages: what the model is asked, in the OpenAI chat completions form (`before_model`).
-        redone: this may be a repetition: a process that died or was cut off may have called the hook before.
-    """
-
-    point: str
-    session_id: str
-    run_id: str
-    round: int
-    agent: str
-    call_key: str
-    call_id: str = ""
-    tool: str = ""
-    arguments: dict[str, Any] | None = None
-    outcome: str = ""
-    text: str = ""
-    messages: list[dict[str, Any]] | None = None
-    redone: bool = False
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """The tool call is not executed (`before_tool`), or the run ends without another model call (`before_model`).
-
-    Attributes:
-        reason: for the model, or for whoever reads how the run ended.
-    """
-
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replace:
-    """The tool is called with other arguments (`before_tool`), or the model is told another text (`after_tool`)."""
-
-    arguments: dict[str, Any] | None = None
-    text: str | None = None
-
-
 @dataclass(frozen=True)
 class HookDefinition:
-    """What `@hook` knows about a function."""
+    """What `@hook` knows about a function.
+
+    Attributes:
+        on_failure: `refuse` or `ignore`; None for what is usual at its point.
+    """
 
     name: str
     point: str
     function: Callable[..., Any] = field(repr=False)
+    on_failure: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,23 +68,30 @@ class LoadedHook:
     is_async: bool
 
 
-def hook(point: str, /, *, name: str | None = None) -> Callable[[Function], Function]:
+def hook(
+    point: str, /, *, name: str | None = None, on_failure: Literal["refuse", "ignore"] | None = None
+) -> Callable[[Function], Function]:
     """Mark a function, plain or async, as a hook. It takes a `HookContext` and stays what it is.
 
     Args:
         point: one of `POINTS`.
         name: the function's name by default.
+        on_failure: what follows if it raises, takes too long or can't be loaded: `refuse`, as if it had returned that
+            (only where it could), or `ignore`. None: `refuse` before a tool call or a model call, else `ignore`.
 
     Raises:
-        InvalidSpec: there is no such point, or the function can't be marked.
+        InvalidSpec: there is no such point, the function can't be marked, or nothing can be refused at the point.
     """
     if point not in POINTS:
         raise InvalidSpec(f"there is no hook {point!r}; there are: {', '.join(POINTS)}.")
 
+    if on_failure not in (None, "ignore") and (on_failure != "refuse" or Refuse not in ALLOWED[point]):
+        raise InvalidSpec(f"a hook at {point} can't have on_failure={on_failure!r}: nothing can be refused there.")
+
     def mark(target: Function) -> Function:
         chosen = name or str(getattr(target, "__name__", "")) or type(target).__name__
         try:
-            target.__understudy_hook__ = HookDefinition(chosen, point, target)  # type: ignore[attr-defined]
+            target.__understudy_hook__ = HookDefinition(chosen, point, target, on_failure)  # type: ignore[attr-defined]
         except AttributeError:
             raise InvalidSpec(f"{target!r} can't be a hook itself: wrap it in a function of your own.") from None
         return target
@@ -143,7 +114,10 @@ def describe_hook(
     source, blobs = {"import": reference or ""}, dict[str, bytes]()
     if reference is None:
         source, blobs = packed(f"hook {definition.name!r}", item, item, pickle)
-    return {"name": definition.name, "point": definition.point, "source": source} | fingerprint(item), blobs
+    described = {"name": definition.name, "point": definition.point, "source": source}
+    if definition.on_failure is not None:
+        described["on_failure"] = definition.on_failure
+    return described | fingerprint(item), blobs
 
 
 def load_hook(
@@ -163,6 +137,48 @@ def load_hook(
     if not isinstance(definition, HookDefinition) or definition.point != spec["point"]:
         raise ToolError(f"hook {spec['name']!r} can't be loaded here: it is no {spec['point']} hook any more.")
     return LoadedHook(spec["name"], function, inspect.iscoroutinefunction(function))
+
+
+@dataclass
+class Wanted:
+    """What the hooks of a point want together.
+
+    Attributes:
+        text: as they left it.
+        messages: to be added, in order; among them records of what is replaced in the next model call.
+        refused: why the run does not go on; None if it does.
+        stopped: the answer with which the run ends; None if it does not.
+        goes_on: why the run does not end; None if it does.
+    """
+
+    text: str
+    messages: list[Message] = field(default_factory=list)
+    refused: str | None = None
+    stopped: str | None = None
+    goes_on: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no other hook is called."""
+        return (self.refused, self.stopped, self.goes_on) != (None, None, None)
+
+    def note(self, name: str, directive: Directive) -> None:
+        """Take in what a hook of this name wants."""
+        if isinstance(directive, Inject):
+            text, visible = presentable(directive.text), directive.visibility
+            self.messages.append(Message(directive.role, text, origin=f"hook:{name}", visibility=visible))
+        elif isinstance(directive, Replace):
+            changed = {what: getattr(directive, what) for what in directive.given() - {"text", "arguments"}}
+            if changed:
+                self.messages.append(Message("user", origin=REQUEST, visibility=NEVER, extra=encodable(changed)))
+            self.text = self.text if directive.text is None else presentable(directive.text)
+        elif isinstance(directive, Refuse):
+            self.refused = presentable(f"the hook {name} refused: {directive.reason}")
+        elif isinstance(directive, Stop):
+            self.stopped = presentable(directive.text)
+        else:
+            self.goes_on = presentable(directive.reason)
+            self.messages.append(Message("user", self.goes_on, origin=f"hook:{name}"))
 
 
 class HookFailed(Exception):
@@ -194,25 +210,53 @@ class Hooks:
         self.stuck = False
         self._shown: set[str] = set()
 
-    async def see(self, point: str, *, text: str, outcome: str = "") -> None:
+    def has(self, point: str) -> bool:
+        """Whether somebody is to be called at a point."""
+        return point in self._at
+
+    async def see(self, point: str, *, text: str = "", outcome: str = "") -> None:
         """Call the hooks of a point that is only seen."""
         for spec in self._at.get(point, ()):
             await self._observe(spec, self._context(point, text=text, outcome=outcome))
 
-    async def before_model(self, request: ModelRequest, round_number: int) -> dict[str, Any] | None:
-        """Call the hooks before a model call; the error with which the run ends if one refuses it, or fails."""
+    async def ask(
+        self, point: str, *, text: str = "", outcome: str = "", calls: tuple[tuple[str, ...], ...] = ()
+    ) -> Wanted:  # fmt: skip
+        """Call the hooks of a point, each with the text as those before it left it, until one ends it."""
+        wanted = Wanted(text)
+        for spec in self._at.get(point, ()):
+            context = self._context(point, text=wanted.text, outcome=outcome, calls=calls)
+            if await self._add(wanted, spec, context):
+                break
+        return wanted
+
+    async def before_model(self, round_number: int, request: Callable[[list[Message]], ModelRequest]) -> Wanted:
+        """Call the hooks before a model call, each with the messages as those before it left them.
+
+        Args:
+            request: what the model is asked with these messages behind the others.
+        """
+        wanted = Wanted("")
         for spec in self._at.get("before_model", ()):
-            context = self._context("before_model", round_number=round_number, messages=from_json(request.messages))
-            try:
-                wanted = await self._call(spec, context, Refuse)
-            except HookFailed as failed:
-                message = f"the model was not asked: {failed}"
-            else:
-                if wanted is None:
-                    continue
-                message = f"the hook {spec['name']} refused to ask the model: {wanted.reason}"
-            return Refused(presentable(message), session_id=self._window.session_id).to_wire()
-        return None
+            asked = from_json(request(wanted.messages).messages)
+            context = self._context("before_model", round_number=round_number, messages=asked)
+            if await self._add(wanted, spec, context):
+                break
+        return wanted
+
+    async def _add(self, wanted: Wanted, spec: dict[str, Any], context: HookContext) -> bool:
+        """Call a hook and note what it wants; True if no other is called after that."""
+        try:
+            found = await self._call(spec, context)
+        except HookFailed as failed:
+            if not _fails_closed(spec):
+                logger.warning("session %s goes on: %s", context.session_id, failed)
+                return False
+            wanted.refused = str(failed)
+            return True
+        for directive in found:
+            wanted.note(spec["name"], directive)
+        return wanted.is_over
 
     async def before_tool(self, call: CallState, tool: dict[str, Any]) -> CallState | Outcome:
         """Call the hooks before a tool call is executed.
@@ -224,14 +268,17 @@ class Hooks:
             # Asked about, it had been started before, by a process that died.
             context = self._of_call("before_tool", call, redone=self._window.redone or call.state != "requested")
             try:
-                wanted = await self._call(spec, context, Refuse, Replace)
-                if isinstance(wanted, Replace):
-                    call = structs.replace(call, arguments=_fitting(spec, tool, wanted))
+                wanted = await self._call(spec, context)
+                for replaced in (one for one in wanted if isinstance(one, Replace)):
+                    call = structs.replace(call, arguments=_fitting(spec, tool, replaced))
+                refusal = next((one for one in wanted if isinstance(one, Refuse)), None)
+                if refusal is None:
                     continue
-                if wanted is None:
-                    continue
-                reason = f"the hook {spec['name']} refused it: {wanted.reason}"
+                reason = f"the hook {spec['name']} refused it: {refusal.reason}"
             except HookFailed as failed:
+                if not _fails_closed(spec):
+                    logger.warning("session %s goes on: %s", context.session_id, failed)
+                    continue
                 reason = str(failed)
             if call.state == "requested":
                 return Outcome("refused", presentable(f"not executed: {reason}"))
@@ -245,25 +292,25 @@ class Hooks:
         self._shown.add(call.call_id)  # if a cancel ends this, it is shown once more
         for spec in self._at.get("after_tool", ()):
             context = self._of_call("after_tool", call, outcome, redone=redone)
-            # A repeated call's text stays, since repetitions are counted by it.
-            allowed = () if outcome.outcome == "repeated" else (Replace,)
-            wanted = await self._observe(spec, context, *allowed)
-            if wanted is not None:
-                outcome = replace(outcome, content=presentable(wanted.text))
+            for wanted in await self._observe(spec, context):
+                if outcome.outcome == "repeated":  # its text stays, since repetitions are counted by it
+                    logger.warning("session %s: the text of a repeated call stays", context.session_id)
+                else:
+                    outcome = replace(outcome, content=presentable(wanted.text))
         for spec in self._at.get("tool_error", ()) if outcome.outcome != "ok" else ():
             await self._observe(spec, self._of_call("tool_error", call, outcome, redone=redone))
         return outcome
 
-    async def _observe(self, spec: dict[str, Any], context: HookContext, *allowed: type) -> Any:
+    async def _observe(self, spec: dict[str, Any], context: HookContext) -> Sequence[Any]:
         """Call a hook whose failure holds nobody up."""
         try:
-            return await self._call(spec, context, *allowed)
+            return await self._call(spec, context)
         except HookFailed as failed:
             logger.warning("session %s goes on: %s", context.session_id, failed)
-            return None
+            return ()
 
-    async def _call(self, spec: dict[str, Any], context: HookContext, *allowed: type) -> Any:
-        """What the hook returns: None, or one of the allowed.
+    async def _call(self, spec: dict[str, Any], context: HookContext) -> Sequence[Any]:
+        """What the hook wants: nothing, or directives that it may return at its point.
 
         Raises:
             HookFailed: for whatever reason.
@@ -279,9 +326,12 @@ class Hooks:
         self.stuck = self.stuck or stuck
         if outcome != "ok":
             raise HookFailed(f"the hook {name} failed: {found}")
-        if found is not None and not (isinstance(found, allowed) and _means_something(context.point, found)):
-            raise HookFailed(f"the hook {name} failed: {found!r} means nothing as the result of {context.point}")
-        return found
+        wanted = () if found is None else found if isinstance(found, (list, tuple)) else (found,)
+        problems = (problem_of(context.point, one, context.outcome) for one in wanted)
+        problem = next((text for text in problems if text is not None), None)
+        if problem is not None:
+            raise HookFailed(f"the hook {name} failed: {problem}")
+        return wanted
 
     def _context(self, point: str, *, round_number: int | None = None, **facts: Any) -> HookContext:
         window = self._window
@@ -325,12 +375,10 @@ def _fitting(spec: dict[str, Any], tool: dict[str, Any], wanted: Replace) -> str
     return text
 
 
-def _means_something(point: str, found: Any) -> bool:
-    """Whether this directive says something at this point."""
-    if isinstance(found, Refuse):
-        return isinstance(found.reason, str)
-    given, other = (found.text, found.arguments) if point == "after_tool" else (found.arguments, found.text)
-    return isinstance(given, str if point == "after_tool" else dict) and other is None
+def _fails_closed(spec: dict[str, Any]) -> bool:
+    """Whether a failure of this hook is a refusal."""
+    usual = "refuse" if spec["point"] in FAIL_CLOSED else "ignore"
+    return bool(spec.get("on_failure", usual) == "refuse")
 
 
 def _same(result: Any) -> Any:

@@ -10,16 +10,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from understudy.errors import ContextOverflow
+from msgspec.structs import replace
+
+from understudy.errors import ContextOverflow, Refused
 from understudy.messages import CUT_OFF, NEVER, Message
 from understudy.ports import Node
 from understudy.records import Batch, Finish, ModelRequest
 from understudy.wakeups import WAIT
 
 from .commits import Commits, Patience
-from .context import Exhausted
-from .folding import make_room, take_summary
-from .hooks import Hooks, LoadedHook
+from .context import FOLD_REQUEST, Exhausted
+from .folding import make_room, summary_of, take_summary
+from .hooks import Hooks, LoadedHook, Wanted
 from .repeats import NO_PROGRESS, judge
 from .tool_calls import Loader, ToolCalls, given_up
 from .tools import builtin
@@ -47,6 +49,7 @@ class Activation:
     def __init__(self, window: Window, node: Node, load: Loader, load_hook: HookLoader, frame_id: str) -> None:
         self.window = window
         self.patience = Patience()
+        self._ended: Finish | None = None  # as hooks want it
         self._hooks = Hooks(window, load_hook, self.patience.expect)
         self._commits = Commits(window, node, frame_id, self.patience)
         self._calls = ToolCalls(window, self._commits, self._hooks, self.patience, node, load, frame_id)
@@ -68,26 +71,23 @@ class Activation:
         answer = self._new_answer()
         if answer is not None:
             await self._hooks.see("after_model", text=answer.text)
+            if window.calls and self._hooks.has("before_tools"):
+                await self._hooks.ask("before_tools", calls=tuple((c.call_id, c.tool) for c in window.calls))
         while True:
             if window.cancel is not None:
                 return await self._finish("cancelled", window.reply())
+            if self._ended is not None:
+                return await self._finish(self._ended.status, self._ended.text, error=self._ended.error)
             if window.model_error is not None:
                 return await self._after_error(window.model_error)
             if window.wait == "model":  # taken up while a call is in flight: attach to it
                 return Step(None, window.request(window.round, whole=True))
             if window.calls:
-                limit = window.spec.get("repeat_limit", 0)  # sessions of earlier versions have none
-                waits = {tool["name"] for tool in window.spec["tools"] if builtin(tool) == WAIT}
-                repeated, hopeless = judge(window.messages, window.calls, limit, waits)
-                if hopeless:
-                    return await self._finish("failed", window.reply(), error=NO_PROGRESS)
-                waiting = await self._calls.bring(repeated)
-                if window.cancel is None and self._calls.leave:
-                    return await self._step(leave=True)
-                if window.cancel is None and waiting is not None:
-                    return await self._step(wait=waiting)
+                step = await self._bring_calls()
+                if step is not None:
+                    return step
                 continue
-            take_summary(window, self._commits.draft)
+            await self._take_summary()
             last = self._last()
             if last is None or last.role != "assistant":
                 return await self._ask()
@@ -98,6 +98,25 @@ class Activation:
             self._commits.draft.say(window, Message("user", CONTINUE, origin=CONTINUATION))
             return await self._ask()
 
+    async def _bring_calls(self) -> Step | None:
+        """Bring the round's calls to their results; the step that ends the activation here, if one does."""
+        window = self.window
+        limit = window.spec.get("repeat_limit", 0)  # sessions of earlier versions have none
+        waits = {tool["name"] for tool in window.spec["tools"] if builtin(tool) == WAIT}
+        repeated, hopeless = judge(window.messages, window.calls, limit, waits)
+        if hopeless:
+            return await self._finish("failed", window.reply(), error=NO_PROGRESS)
+        calls = window.calls
+        waiting = await self._calls.bring(repeated)
+        if window.cancel is None and self._calls.leave:
+            return await self._step(leave=True)
+        if window.cancel is None and waiting is not None:
+            return await self._step(wait=waiting)
+        if window.cancel is None and self._hooks.has("after_tools"):
+            ended = tuple((call.call_id, call.tool, self._calls.outcome(call.call_id)) for call in calls)
+            self._ended = self._end_of(await self._hooks.ask("after_tools", calls=ended))
+        return None
+
     async def _start_run(self) -> bool:
         item = next((item for item in self.window.inbox if item.kind == "input"), None)
         if item is None:
@@ -106,10 +125,27 @@ class Activation:
         self.window.run_id, self.window.round = item.key, 0
         self.window.trace_id = item.payload["trace_id"]
         self.window.calls = []
-        message = Message("user", item.payload["content"])
-        await self._hooks.see("run_start", text=message.text)
-        self._commits.draft.say(self.window, message)
+        message, draft = Message("user", item.payload["content"]), self._commits.draft
+        wanted = Wanted(message.text)
+        for point in ("run_start",) if self.window.messages else ("session_start", "run_start"):
+            if not wanted.is_over:
+                before, wanted = wanted.messages, await self._hooks.ask(point, text=wanted.text)
+                wanted.messages[:0] = before
+        if wanted.text != message.text:
+            message = replace(message, content=wanted.text)
+        # What was refused no model is ever sent.
+        draft.say(self.window, replace(message, visibility=NEVER) if wanted.refused is not None else message)
+        self._ended = self._end_of(wanted)
         return True
+
+    def _end_of(self, wanted: Wanted) -> Finish | None:
+        """Add what hooks want to be added; how the run ends if they want it to."""
+        for message in wanted.messages:
+            self._commits.draft.say(self.window, message)
+        if wanted.refused is not None:
+            error = Refused(wanted.refused, session_id=self.window.session_id).to_wire()
+            return Finish("failed", self.window.reply(), error=error)
+        return Finish("completed", wanted.stopped) if wanted.stopped is not None else None
 
     def _new_answer(self) -> Message | None:
         """The model's answer, as long as nothing has followed from it that an agent's process did."""
@@ -133,10 +169,19 @@ class Activation:
             make_room(window, self._commits.draft)
         except Exhausted:
             return await self._finish("failed", window.reply(), error=window.model_error)
-        request = window.request(window.round + 1, self._commits.draft.messages)
-        refused = await self._hooks.before_model(request, window.round + 1) if not request.purpose else None
-        if refused is not None:
-            return await self._finish("failed", window.reply(), error=refused)
+        number, draft = window.round + 1, self._commits.draft
+        if any(message.origin == FOLD_REQUEST for message in draft.messages):
+            await self._before_fold()
+        elif self._hooks.has("before_model"):
+
+            def asked(more: list[Message]) -> ModelRequest:
+                of_round = [replace(message, run_id=window.run_id, round=window.round) for message in more]
+                return window.request(number, [*draft.messages, *of_round])
+
+            ended = self._end_of(await self._hooks.before_model(number, asked))
+            if ended is not None:
+                return await self._finish(ended.status, ended.text, error=ended.error)
+        request = window.request(number, draft.messages)
         step = await self._step(wait="model", round_number=window.round + 1, request=request)
         step.request = request
         return step
@@ -150,11 +195,34 @@ class Activation:
         return await self._finish("failed", self.window.reply(), error=error)
 
     async def _finish(self, status: str, text: str, error: dict[str, Any] | None = None) -> Step:
+        window = self.window
         await self._calls.end()
         if status == "round_limit":
             error = {"code": "round_limit", "message": f"no answer after {self.window.round} rounds"}
-        await self._hooks.see("run_end", text=text, outcome=status)
-        return await self._step(wait="idle", finish=Finish(status, text, error=error))
+        wanted = await self._hooks.ask("run_end", text=text, outcome=status)
+        if wanted.goes_on is not None and not window.calls:
+            self._end_of(wanted)
+            return await self._ask()
+        ended = self._end_of(wanted) or Finish(status, wanted.text, error=error)
+        if wanted.refused is not None:  # its answer goes to nobody
+            ended = replace(ended, text="")
+        return await self._step(wait="idle", finish=ended)
+
+    async def _before_fold(self) -> None:
+        """Let hooks say what the model is asked in order to fold its history."""
+        entries = self._commits.draft.entries
+        at = next(n for n, one in enumerate(entries) if isinstance(one, Message) and one.origin == FOLD_REQUEST)
+        asked = entries[at]
+        assert isinstance(asked, Message)
+        wanted = await self._hooks.ask("before_fold", text=asked.text)
+        entries[at] = replace(asked, content=wanted.text)
+
+    async def _take_summary(self) -> None:
+        """Record the summary that has come, if one has, as hooks leave it."""
+        summary = summary_of(self.window, self._commits.draft)
+        if summary is not None:
+            wanted = await self._hooks.ask("after_fold", text=summary)
+            take_summary(self.window, self._commits.draft, wanted.text)
 
     async def _step(
         self, *, wait: str | None = None, finish: Finish | None = None, leave: bool = False, round_number: int = 0,

@@ -70,6 +70,11 @@ class ToolCalls:
         self._begun: dict[str, asyncio.Future[Any]] = {}
         self._finding_out: list[asyncio.Future[Any]] = []
 
+    def outcome(self, call_id: str) -> str:
+        """How a call of the round ended; empty if it has not."""
+        found = self._results.get(call_id)
+        return found.outcome if found is not None else ""
+
     @property
     def stuck(self) -> bool:
         """Whether a tool goes on that ignores its cancellation."""

@@ -32,6 +32,9 @@ CONTINUE = "Your last message was cut off. Continue exactly where it stopped, wi
 CONTINUATION = "continuation"
 """The origin of that message."""
 
+REQUEST = "request"
+"""The origin of a record of what is replaced in the model call of its round: `model`, `parameters`, `tools`."""
+
 SEES_END = ("after_model", "run_end")
 """Hooks at these points see a run's last answer before the run ends."""
 
@@ -56,7 +59,7 @@ class Window:
         self.messages: list[Message] = []
         self.policy = msgspec.convert(spec.get("context") or {}, Policy)
         self.recall = any(tool["source"].get("builtin") == READ_MESSAGE for tool in spec.get("tools", ()))
-        self._tools = [
+        self._tools: list[dict[str, Any]] = [
             {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
             for tool in spec.get("tools", ())
         ]
@@ -134,6 +137,16 @@ class Window:
             elif message.role == "tool" or not message.origin:
                 break
         return count
+
+    def _replaced(self, drafted: Sequence[Message], round_number: int) -> dict[str, Any]:
+        """What hooks have replaced in the model call of this round."""
+        found: dict[str, Any] = {}
+        for message in self.backwards(drafted):
+            if message.round < round_number - 1:
+                break
+            if message.origin == REQUEST and message.round == round_number - 1:
+                found = {**(message.extra or {}), **found}
+        return found
 
     def rounds(self) -> int:
         """Model calls of the current run, without those that folded its history."""
@@ -223,13 +236,17 @@ class Window:
         assert self.run_id is not None
         conversation, passing = self._shown(drafted), self._passing(drafted, round_number)
         fold = next((message for message in passing if message.origin == FOLD_REQUEST), None)
+        replaced = self._replaced(drafted, round_number) if fold is None else {}
+        wanted = replaced.get("tools")
+        tools = self._tools if wanted is None else [one for one in self._tools if one["function"]["name"] in wanted]
+        unusable = {"tool_choice": "none"} if fold is not None and tools else {}
         points = {hook["point"] for hook in spec.get("hooks", ())}
         return ModelRequest(
             wait_key=wait_key(self.session_id, self.run_id, round_number),
             profile=spec["profile"],
-            model=spec["model"],
-            tools=self._tools,
-            parameters=dict(spec["parameters"]) | ({"tool_choice": "none"} if fold and self._tools else {}),
+            model=replaced.get("model", spec["model"]),
+            tools=tools,
+            parameters={**replaced.get("parameters", spec["parameters"]), **unusable},
             deadline=spec["deadline"],
             stall=spec.get("stall", 300.0),
             ends_run=fold is None and not self.continuations(drafted) and points.isdisjoint(SEES_END),

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.actors.hooks import HookContext, Refuse, Replace, hook
+    from understudy.actors.directives import Continue, HookContext, Inject, Refuse, Replace, Stop
+    from understudy.actors.hooks import hook
     from understudy.actors.tools import ToolContext, tool
     from understudy.cluster.client.client import Cluster
     from understudy.cluster.client.results import RunResult, SessionInfo
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from .events import Event
     from .messages import Message, ToolCall, Usage
     from .reads import PendingInput, Wakeup
-    from .spec import AgentSpec, Budget, RestartPolicy, Supervision
+    from .spec import AgentSpec, Budget, Context, RestartPolicy, Supervision
 
     __version__: str
 
@@ -47,9 +48,12 @@ __all__ = [
     "Cluster",
     "ClusterError",
     "Conflict",
+    "Context",
+    "Continue",
     "DeadlineExceeded",
     "Event",
     "HookContext",
+    "Inject",
     "InvalidConfiguration",
     "InvalidInput",
     "InvalidSpec",
@@ -65,6 +69,7 @@ __all__ = [
     "Session",
     "SessionClosed",
     "SessionInfo",
+    "Stop",
     "StoreError",
     "Supervision",
     "ToolCall",
@@ -84,17 +89,21 @@ _HOMES = {
     "AgentSpec": "spec",
     "Budget": "spec",
     "Cluster": "cluster.client.client",
+    "Context": "spec",
+    "Continue": "actors.directives",
     "Event": "events",
-    "HookContext": "actors.hooks",
+    "HookContext": "actors.directives",
+    "Inject": "actors.directives",
     "Message": "messages",
     "PendingInput": "reads",
-    "Refuse": "actors.hooks",
-    "Replace": "actors.hooks",
+    "Refuse": "actors.directives",
+    "Replace": "actors.directives",
     "RestartPolicy": "spec",
     "Supervision": "spec",
     "Run": "cluster.client.run_handle",
     "RunResult": "cluster.client.results",
     "Session": "cluster.client.session_handle",
+    "Stop": "actors.directives",
     "SessionInfo": "cluster.client.results",
     "ToolCall": "messages",
     "ToolContext": "actors.tools",
