@@ -51,7 +51,7 @@ def take_summary(window: Window, draft: Draft) -> None:
         return
     answer, asked = found
     summary, through = answer.text.strip(), (asked.extra or {})["through"]
-    if not summary:
+    if not summary or (answer.extra or {}).get("finish_reason") == "aborted":  # its run was interrupted
         return  # as a failure: history is as it was
     view = replace(window.view(), through=through, summary=summary, gap=False, input=_input(window, through))
     draft.say(window, view.record())

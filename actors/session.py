@@ -21,6 +21,7 @@ from .context import Exhausted
 from .folding import make_room, take_summary
 from .hooks import Hooks, LoadedHook
 from .repeats import NO_PROGRESS, judge
+from .steering import inputs_of, steers, take_steers
 from .tool_calls import Loader, ToolCalls, given_up
 from .tools import builtin
 from .window import CONTINUATION, CONTINUE, Window
@@ -89,7 +90,7 @@ class Activation:
                 continue
             take_summary(window, self._commits.draft)
             last = self._last()
-            if last is None or last.role != "assistant":
+            if last is None or last.role != "assistant" or steers(window.inbox):
                 return await self._ask()
             if (last.extra or {}).get("finish_reason") != CUT_OFF:
                 return await self._finish("completed", window.reply())
@@ -99,16 +100,19 @@ class Activation:
             return await self._ask()
 
     async def _start_run(self) -> bool:
-        item = next((item for item in self.window.inbox if item.kind == "input"), None)
-        if item is None:
+        inputs = inputs_of(self.window)
+        if not inputs:
             return False
-        self._commits.draft.start_run = item.key
-        self.window.run_id, self.window.round = item.key, 0
-        self.window.trace_id = item.payload["trace_id"]
+        first, *others = inputs
+        self._commits.draft.start_run = first.key
+        self._commits.draft.merge_runs = tuple(item.key for item in others)
+        self.window.run_id, self.window.round = first.key, 0
+        self.window.trace_id = first.payload["trace_id"]
         self.window.calls = []
-        message = Message("user", item.payload["content"])
-        await self._hooks.see("run_start", text=message.text)
-        self._commits.draft.say(self.window, message)
+        messages = [Message("user", item.payload["content"]) for item in inputs]
+        await self._hooks.see("run_start", text="\n\n".join(message.text for message in messages))
+        for message in messages:
+            self._commits.draft.say(self.window, message)
         return True
 
     def _new_answer(self) -> Message | None:
@@ -129,6 +133,7 @@ class Activation:
         window = self.window
         if window.rounds() >= window.spec["max_rounds"]:
             return await self._finish("round_limit", window.reply())
+        take_steers(window, self._commits.draft)
         try:
             make_room(window, self._commits.draft)
         except Exhausted:
