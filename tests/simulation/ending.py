@@ -147,10 +147,11 @@ class Ending:
             if body.get("origin") == STEER and not run_id.startswith(COPIED):
                 said.setdefault(session_id, []).append((run_id, body["content"]))
                 places[session_id, body["content"]] = seq
-        calls = select(EVENT.c.session_id, EVENT.c.seq).where(EVENT.c.type == ModelCallStarted.type)
+        calls = select(EVENT).where(EVENT.c.type == ModelCallStarted.type)
         began: dict[str, list[int]] = {}
-        for session_id, seq in connection.execute(calls):
-            began.setdefault(session_id, []).append(seq)
+        for event in map(event_from_row, connection.execute(calls).mappings()):
+            if isinstance(event, ModelCallStarted) and not event.purpose:  # one that folds the history has none
+                began.setdefault(event.session_id, []).append(event.seq)
         dropped = Counter[tuple[str, str | None, str]]()
         events = select(EVENT).where(EVENT.c.type == SteerDropped.type)
         for event in map(event_from_row, connection.execute(events).mappings()):
