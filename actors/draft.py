@@ -25,6 +25,7 @@ class Draft:
     asks: list[Ask] = field(default_factory=list)
     inbox_done: list[int] = field(default_factory=list)
     start_run: str | None = None
+    merge_runs: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.entries or self.calls or self.spawns or self.asks or self.inbox_done or self.start_run)
@@ -75,6 +76,7 @@ class Draft:
             asks=tuple(self.asks),
             inbox_done=tuple(self.inbox_done),
             start_run=self.start_run,
+            merge_runs=self.merge_runs,
             finish=finish,
             wait=wait,
             request_round=round_number,

@@ -50,7 +50,8 @@ def summary_of(window: Window, draft: Draft) -> str | None:
     found = window.fold_answer()
     if found is None or any(message.origin == FOLD for message in draft.messages):
         return None
-    return found[0].text.strip() or None
+    interrupted = (found[0].extra or {}).get("finish_reason") == "aborted"  # with its run
+    return None if interrupted else found[0].text.strip() or None
 
 
 def take_summary(window: Window, draft: Draft, summary: str) -> None:

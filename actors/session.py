@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from understudy.errors import ContextOverflow, Refused
-from understudy.messages import CUT_OFF, NEVER, Message
+from understudy.messages import ALWAYS, CUT_OFF, NEVER, Message
 from understudy.ports import Node
 from understudy.records import Batch, Finish, ModelRequest
 from understudy.wakeups import WAIT
@@ -23,6 +23,7 @@ from .context import FOLD_REQUEST, Exhausted
 from .folding import make_room, summary_of, take_summary
 from .hooks import Hooks, LoadedHook, Wanted
 from .repeats import NO_PROGRESS, judge
+from .steering import inputs_of, steers, take_steers
 from .tool_calls import Loader, ToolCalls, given_up
 from .tools import builtin
 from .window import CONTINUATION, CONTINUE, Window
@@ -89,7 +90,7 @@ class Activation:
                 continue
             await self._take_summary()
             last = self._last()
-            if last is None or last.role != "assistant":
+            if last is None or last.role != "assistant" or steers(window.inbox):
                 return await self._ask()
             if (last.extra or {}).get("finish_reason") != CUT_OFF:
                 return await self._finish("completed", window.reply())
@@ -118,23 +119,27 @@ class Activation:
         return None
 
     async def _start_run(self) -> bool:
-        item = next((item for item in self.window.inbox if item.kind == "input"), None)
-        if item is None:
+        inputs = inputs_of(self.window)
+        if not inputs:
             return False
-        self._commits.draft.start_run = item.key
-        self.window.run_id, self.window.round = item.key, 0
-        self.window.trace_id = item.payload["trace_id"]
+        first, *others = inputs
+        self._commits.draft.start_run = first.key
+        self._commits.draft.merge_runs = tuple(item.key for item in others)
+        self.window.run_id, self.window.round = first.key, 0
+        self.window.trace_id = first.payload["trace_id"]
         self.window.calls = []
-        message, draft = Message("user", item.payload["content"]), self._commits.draft
-        wanted = Wanted(message.text)
+        messages = [Message("user", item.payload["content"]) for item in inputs]
+        text = "\n\n".join(message.text for message in messages)
+        wanted = Wanted(text)
         for point in ("run_start",) if self.window.messages else ("session_start", "run_start"):
             if not wanted.is_over:
                 before, wanted = wanted.messages, await self._hooks.ask(point, text=wanted.text)
                 wanted.messages[:0] = before
-        if wanted.text != message.text:
-            message = replace(message, content=wanted.text)
-        # What was refused no model is ever sent.
-        draft.say(self.window, replace(message, visibility=NEVER) if wanted.refused is not None else message)
+        if wanted.text != text:
+            messages = [Message("user", wanted.text)]
+        visibility = NEVER if wanted.refused is not None else ALWAYS  # what was refused no model is ever sent
+        for message in messages:
+            self._commits.draft.say(self.window, replace(message, visibility=visibility))
         self._ended = self._end_of(wanted)
         return True
 
@@ -165,6 +170,7 @@ class Activation:
         window = self.window
         if window.rounds() >= window.spec["max_rounds"]:
             return await self._finish("round_limit", window.reply())
+        take_steers(window, self._commits.draft)
         try:
             make_room(window, self._commits.draft)
         except Exhausted:

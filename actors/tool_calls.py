@@ -16,7 +16,15 @@ from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
 from understudy.messages import INTERRUPTED
 from understudy.ports import Node
-from understudy.records import LEASE_SECONDS, CallState, InboxItem, LogEntry, Spawn, child_text
+from understudy.records import (
+    INTERRUPTED_BY_STEER,
+    LEASE_SECONDS,
+    CallState,
+    InboxItem,
+    LogEntry,
+    Spawn,
+    child_text,
+)
 from understudy.waiting import retrieve_error
 
 from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began
@@ -69,6 +77,7 @@ class ToolCalls:
         self._ended: dict[str, tuple[Outcome, int, InboxItem | None]] = {}
         self._begun: dict[str, asyncio.Future[Any]] = {}
         self._finding_out: list[asyncio.Future[Any]] = []
+        self._handed_over: set[str] = set()
 
     def outcome(self, call_id: str) -> str:
         """How a call of the round ended; empty if it has not."""
@@ -121,12 +130,14 @@ class ToolCalls:
             due = [
                 self._due(call, specs, limit, repeated)
                 for call in calls
-                if window.cancel is None and is_delegated(call, specs.get(call.tool)) is handed_over
+                if not self._stops and is_delegated(call, specs.get(call.tool)) is handed_over
             ]
             await self._all([work for work in due if work is not None])
         if window.cancel is not None:
             return None
         await self.take_children()
+        if window.interrupted:
+            await self._give_up()
         missing = [call for call in window.calls if call.call_id not in self._results]
         if missing:
             return wait_for(missing, specs)
@@ -134,6 +145,28 @@ class ToolCalls:
             self._commits.draft.settle(window, call, self._results[call.call_id])
         window.calls = []
         return None
+
+    @property
+    def _stops(self) -> bool:
+        """Whether nothing more is begun: the run shall end, or is interrupted."""
+        return self._window.cancel is not None or self._window.interrupted
+
+    async def _give_up(self) -> None:
+        """Give the calls of an interrupted round their results, as at the end of a run; not those that others are at:
+        sub-agents go on, and the store has answered what waited for people or a time."""
+        for call in self._window.calls:
+            if call.call_id in self._results or self._is_with_others(call) or await self._known(call) is not None:
+                continue
+            ended, executions, item = self._ended.get(call.call_id) or self._left(call)
+            begun = self._begun.get(call.call_id)
+            self.leave = self.leave or (begun is not None and may_go_on(begun))
+            await self._conclude(call, ended, executions=executions, item=item)
+
+    def _is_with_others(self, call: CallState) -> bool:
+        """Whether a sub-agent, a person or the store is at a call, and its result is not here yet."""
+        if call.call_id in self._handed_over or call.child_id is not None:
+            return True
+        return call.state in ("asked", "waiting") and answer_to(call, self._window.inbox) is None
 
     async def _all(self, due: list[Coroutine[Any, Any, Outcome | None]]) -> None:
         """Do what is due about some calls of the round, all at once."""
@@ -198,7 +231,7 @@ class ToolCalls:
                     continue
                 if self._commits.draft:
                     await self._commits.flush()
-                    if self._window.cancel is not None:
+                    if self._stops:
                         return await self._stop(pending)
                 elif watch is None:
                     watched = self._window.activation, self._window.run_id or ""
@@ -211,7 +244,10 @@ class ToolCalls:
     async def _interrupt(self, watch: asyncio.Task[str], pending: set[asyncio.Task[Any]]) -> None:
         reason = await watch
         await self._stop(pending)
-        self._window.cancel = reason
+        if reason == INTERRUPTED_BY_STEER:
+            self._window.interrupted = True
+        else:
+            self._window.cancel = reason
 
     async def _stop(self, pending: set[asyncio.Task[Any]]) -> None:
         for task in pending:
@@ -225,6 +261,7 @@ class ToolCalls:
             if call.state == "started" and spec["on_crash"] == "ask":
                 self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
                 self._commits.draft.asks.append(ask_about(call))
+                self._handed_over.add(call.call_id)
                 return None
             outcome: Outcome | None = None
             item = answer_to(call, self._window.inbox) if call.state in ("asked", "waiting") else None
@@ -255,7 +292,7 @@ class ToolCalls:
         while outcome is None:
             if spec["on_crash"] != "rerun":
                 before = await self._fence(call, ToolStarted(call_id=call.call_id, tool=call.tool))
-                if self._window.cancel is not None:
+                if self._stops:
                     return Outcome("cancelled", "cancelled")
             self._patience.expect(time.monotonic() + timeout)
             ids = {"run_id": self._window.run_id or "", "trace_id": self._window.trace_id}
@@ -334,6 +371,7 @@ class ToolCalls:
             self._commits.draft.calls[call.call_id] = started
         else:
             self._commits.draft.asks.append(replace(wanted, prompt=presentable(wanted.prompt)))
+        self._handed_over.add(call.call_id)
         return None
 
     async def _conclude(

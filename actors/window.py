@@ -51,6 +51,7 @@ class Window:
         incarnation: of the session: another one of the same id has nothing to do with it.
         budgeted: its model calls are charged to accounts, so they must say what they want.
         redone: what is done next may have been done before, by a process that died or was cut off.
+        interrupted: what the run is at does not go on: a steer says so that the model was not sent yet.
     """
 
     def __init__(self, session_id: str, spec: dict[str, Any]) -> None:
@@ -81,6 +82,7 @@ class Window:
         self.budgeted = False
         self.depth = 0
         self.redone = False
+        self.interrupted = False
 
     @property
     def activation(self) -> ActivationId:
@@ -100,11 +102,13 @@ class Window:
         self.run_id, self.round, self.trace_id = work.run_id, work.round, work.trace_id
         self.wait, self.model_error, self.cancel = work.wait, work.model_error, work.cancel
         self.depth, self.budgeted, self.redone = work.depth, work.budgeted, work.redone
+        self.interrupted = any(item.interrupts for item in self.inbox)
         return True
 
     def acknowledge(self, ack: Ack) -> None:
         """Take in what a commit returned."""
         self.cancel, self.inbox = ack.cancel, list(ack.inbox)
+        self.interrupted = self.interrupted or any(item.interrupts for item in self.inbox)
 
     def backwards(self, drafted: Sequence[Message] = ()) -> Iterator[Message]:
         """The messages of the current run, the newest first."""
@@ -115,28 +119,30 @@ class Window:
 
     def reply(self) -> str:
         """The final answer: the last assistant message, with the pieces before it that were cut off by length."""
-        pieces: list[str] = []
-        for message in self.backwards():
-            if message.role == "assistant" and not message.origin:
-                if pieces and not _is_cut_off(message):
-                    break
-                pieces.append(message.text)
-            elif message.role == "tool" or not message.origin:
-                break
+        pieces = [message.text for message in self._pieces() if message.role == "assistant"]
         return "".join(reversed(pieces))
 
-    def continuations(self, drafted: Sequence[Message] = ()) -> int:
-        """How often in a row the reply was continued."""
-        count = 0
+    def continuations(self, drafted: Sequence[Message] = (), *, coming: bool = False) -> int:
+        """How often in a row the reply was continued; or the one that is to come."""
+        return sum(message.origin == CONTINUATION for message in self._pieces(drafted, coming=coming))
+
+    def _pieces(self, drafted: Sequence[Message] = (), *, coming: bool = False) -> Iterator[Message]:
+        """The last reply, or the one that is to come: its pieces and what had them continued, the newest first.
+
+        What steered the run may be between them; a reply that was steered instead of being continued is another one.
+        """
+        belongs, found = not coming, coming
         for message in self.backwards(drafted):
             if message.origin == CONTINUATION:
-                count += 1
+                belongs = True
+                yield message
             elif message.role == "assistant" and not message.origin:
-                if count and not _is_cut_off(message):
-                    break
+                if not belongs or (found and not _is_cut_off(message)):
+                    return
+                belongs, found = False, True
+                yield message
             elif message.role == "tool" or not message.origin:
-                break
-        return count
+                return
 
     def _replaced(self, drafted: Sequence[Message], round_number: int) -> dict[str, Any]:
         """What hooks have replaced in the model call of this round."""
@@ -249,7 +255,7 @@ class Window:
             parameters={**replaced.get("parameters", spec["parameters"]), **unusable},
             deadline=spec["deadline"],
             stall=spec.get("stall", 300.0),
-            ends_run=fold is None and not self.continuations(drafted) and points.isdisjoint(SEES_END),
+            ends_run=fold is None and not self.continuations(drafted, coming=True) and points.isdisjoint(SEES_END),
             purpose=FOLD_ANSWER if fold is not None else "",
             **(
                 conversation.beginning((fold.extra or {})["through"], fold)

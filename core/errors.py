@@ -173,6 +173,13 @@ class NotAsked(Conflict):
     hint = "`understudy show SESSION` lists what the session waits for."
 
 
+class NotRunning(Conflict):
+    """The session has no run that could be steered: none is at work, or the one that is was asked to end."""
+
+    code = "not_running"
+    hint = "Use `send`: it begins a run of its own."
+
+
 class SessionActive(Conflict):
     """The session, or one below it, has work to do; nothing was changed."""
 

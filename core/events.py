@@ -84,11 +84,17 @@ class UnknownEvent(Event, frozen=True, kw_only=True):
 
 
 class SessionCreated(Event, frozen=True, kw_only=True):
-    """The session exists. `call_id`: the parent's call that spawned it; `restart`: earlier starts of its task."""
+    """The session exists. `call_id`: the parent's call that spawned it; `restart`: earlier starts of its task.
+
+    Attributes:
+        forked_from: the session that its first messages are copies of, up to the `seq` of `forked_at`; empty for none.
+    """
 
     depth: int = 0
     call_id: str | None = None
     restart: int = 0
+    forked_from: str = ""
+    forked_at: int = 0
 
 
 class SessionActivated(Event, frozen=True, kw_only=True):
@@ -171,6 +177,24 @@ class RunStarted(Event, frozen=True, kw_only=True):
     queued: int = 0
 
 
+class RunMerged(Event, frozen=True, kw_only=True):
+    """The input is a part of another run, `into`, and this run ends with that one. `queued`: since it was accepted."""
+
+    into: str = ""
+    queued: int = 0
+
+
+class SteerDropped(Event, frozen=True, kw_only=True):
+    """The run is about to end as `status`, and the model was not sent what had been accepted to steer it.
+
+    Attributes:
+        steers: ids of the requests.
+    """
+
+    status: str = ""
+    steers: list[str] | None = None
+
+
 class RunFinished(Event, frozen=True, kw_only=True):
     """The run ended; nothing more happens in it.
 
@@ -180,6 +204,7 @@ class RunFinished(Event, frozen=True, kw_only=True):
         started_at: microseconds since 1970 UTC; 0 when it never began.
         links: `TRACE-SPAN` of each run that it went on from: the session's previous one, or the one of the sub-agent
             whose task was started again.
+        merged_into: the run that its input was a part of, which has its rounds and its usage; empty for none.
     """
 
     status: str = "completed"
@@ -190,6 +215,7 @@ class RunFinished(Event, frozen=True, kw_only=True):
     error_code: str = ""
     error_message: str = ""
     links: list[str] | None = None
+    merged_into: str = ""
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):

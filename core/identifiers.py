@@ -10,6 +10,9 @@ from collections.abc import Iterable
 
 from .errors import InvalidInput
 
+COPIED = "fork:"
+"""How the ids of runs and tool calls begin that a fork has copies of."""
+
 IDENTIFIER = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 

@@ -16,7 +16,7 @@ from .event_wire import EventWire
 from .identifiers import identifier_problem, wait_key
 from .messages import Message
 from .reads import RunRecord
-from .records import ActivationId, Batch, CallState, Cancelled, InboxItem, ModelRequest
+from .records import ActivationId, Batch, CallState, Cancelled, InboxItem, Interrupted, ModelRequest
 from .wakeups import wakeup_problem
 
 COMPILED = ("name", "hash", "model", "profile")
@@ -108,11 +108,13 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
         sessions: that were written.
         cancelled: their runs that were asked to end, by session.
         killed: activations that were ended by force, by frame.
+        interrupted: their runs that were interrupted by a steer, by session.
     """
 
     sessions: list[str] = []
     cancelled: dict[str, Cancelled] = {}
     killed: dict[str, ActivationId] = {}
+    interrupted: dict[str, Interrupted] = {}
 
 
 class CallOrigin(msgspec.Struct, frozen=True):
@@ -244,6 +246,49 @@ class Accepted(msgspec.Struct, frozen=True):
 
     created: bool
     after: int
+
+
+class Steer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message for the run that a session is at.
+
+    Attributes:
+        content: a text, or content parts as the model's protocol has them.
+        interrupt: what the run is at does not go on: its model call and its tools.
+    """
+
+    content: Any
+    interrupt: bool = False
+
+    def __post_init__(self) -> None:
+        _require(content_problem(self.content))
+
+
+class Steered(msgspec.Struct, frozen=True):
+    """A steer is durable.
+
+    Attributes:
+        run_id: the run that it is for.
+        after: the session's `seq` before it.
+    """
+
+    run_id: str
+    after: int
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """A session that is wanted with the messages of another one.
+
+    Attributes:
+        session_id: its id.
+        at: `seq` of the last of these messages; 0 for none.
+    """
+
+    session_id: str
+    at: int
+
+    def __post_init__(self) -> None:
+        _require(identifier_problem(self.session_id, "session_id"))
+        _require("at must be the seq of a message, or 0." if self.at < 0 else None)
 
 
 class NewWakeup(msgspec.Struct, frozen=True):

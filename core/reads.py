@@ -189,6 +189,7 @@ class RunRecord(Struct, frozen=True, omit_defaults=True):
     Attributes:
         content: what went in, as it was sent.
         usage: `Usage.to_wire()`.
+        merged_into: the run that its input was a part of, which has its rounds and its usage; empty for none.
         pending: what it waits for; None unless it is paused.
     """
 
@@ -211,6 +212,7 @@ class RunRecord(Struct, frozen=True, omit_defaults=True):
     started_at: int
     finished_at: int
     request_id: str
+    merged_into: str = ""
     pending: list[PendingInput] | None = None
 
 

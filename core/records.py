@@ -22,6 +22,12 @@ LEASE_SECONDS = 4.0
 
 NO_USAGE = Usage()
 
+STEER = "steer"
+"""The kind of an inbox row that changes a run's course, and the origin of the message that it becomes."""
+
+INTERRUPTED_BY_STEER = ""
+"""What a session's process is told instead of a reason to end: the run goes on, and what it is at does not."""
+
 RUN_STATUSES = (
     "completed",
     "round_limit",
@@ -194,8 +200,8 @@ class InboxItem(msgspec.Struct, frozen=True):
     """Something that reached a session.
 
     Attributes:
-        kind: `input`, `child_result` or `answer`.
-        key: of what it is: the input's run, the spawning call, the call that was answered.
+        kind: `input`, `child_result`, `answer` or `steer`.
+        key: of what it is: the input's run, the spawning call, the call that was answered, the request that steers.
         payload: as `kind` has it.
     """
 
@@ -203,6 +209,16 @@ class InboxItem(msgspec.Struct, frozen=True):
     kind: str
     key: str
     payload: dict[str, Any]
+
+    @property
+    def is_result(self) -> bool:
+        """Whether it is the result of a tool call."""
+        return self.kind in ("child_result", "answer")
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether it is a steer that does not wait for what the run is at."""
+        return self.kind == STEER and bool(self.payload.get("interrupt"))
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -221,6 +237,19 @@ class ActivationId(NamedTuple):
     session_id: str
     incarnation: int
     epoch: int
+
+
+class Interrupted(NamedTuple):
+    """A run that was interrupted by a steer, and goes on.
+
+    Attributes:
+        round: of the model call that it waited for; 0 if it waited for none.
+    """
+
+    run_id: str
+    incarnation: int
+    epoch: int
+    round: int
 
 
 class Cancelled(NamedTuple):
@@ -245,6 +274,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
         asks: tool calls that wait for an answer from now on.
         inbox_done: ids of inbox rows that this batch takes care of.
         start_run: id of the run that begins with this batch.
+        merge_runs: ids of the runs whose inputs are a part of it.
         finish: how the current run ends with this batch.
         wait: None to go on; `model`, `child`, `input` (a person), `timer` (a wait's time) or `idle` to wait for that.
         request_round, request_model, request_profile: of the model call, when `wait` is `model`.
@@ -270,6 +300,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     asks: tuple[Ask, ...] = ()
     request_output: int = 0
     request_purpose: str = ""
+    merge_runs: tuple[str, ...] = ()
 
     @property
     def activation(self) -> ActivationId:

@@ -199,6 +199,8 @@ class AgentSpec(Strict):
         parallel_tools: tool calls of one round that run at once.
         max_depth: how deep the tree below this agent may grow.
         allow_bash: `bash` is refused unless this is true.
+        follow_ups: inputs that wait when the session begins a run: each is a run of its own, in order (`queue`), or
+            they become messages of that run, and their runs end with it (`merge`).
         deadline: seconds for one model call, retries included.
         stall: seconds without a byte from the endpoint after which a try of a model call is given up, and made again.
         context: how much of a long history the model is sent.
@@ -239,6 +241,7 @@ class AgentSpec(Strict):
     parallel_tools: int = Field(8, ge=1, le=64)
     max_depth: int = Field(3, ge=0, le=16)
     allow_bash: bool = False
+    follow_ups: Literal["queue", "merge"] = "queue"
     deadline: float = Field(600.0, gt=0, le=86_400)
     stall: float = Field(300.0, gt=0, le=86_400)
     parameters: dict[str, Any] = Field(default_factory=dict)

@@ -172,11 +172,12 @@ class Calls:
             if call.task is not None:
                 call.task.cancel()
 
-    def abort(self, session_id: str, incarnation: int, run_id: str) -> None:
-        """Close the connection of a run's call; what came so far is its answer."""
+    def abort(self, session_id: str, incarnation: int, run_id: str, round_number: int | None = None) -> None:
+        """Close the connection of a run's call, or only of the one of this round; what came so far is its answer."""
         for call in self._of_session.get(session_id, ()):
             of = (call.origin.incarnation, call.origin.run_id)
-            if of == (incarnation, run_id) and not call.aborted.is_set():
+            meant = round_number in (None, call.origin.round)
+            if of == (incarnation, run_id) and meant and not call.aborted.is_set():
                 call.aborted.set()
                 if call.gateway:
                     self._tasks.spawn(self._abort(call))

@@ -35,6 +35,7 @@ class Claims:
 
     Attributes:
         cancelled: runs that were asked to end while commits of our own are under way for their sessions.
+        interrupted: the same for runs that were interrupted, each with the round whose model call is not wanted.
     """
 
     def __init__(self, wake: Callable[[ActiveSession], None]) -> None:
@@ -42,6 +43,7 @@ class Claims:
         self._own = Counter[str]()
         self._missed: dict[str, ActiveSession] = {}
         self.cancelled: dict[str, str] = {}
+        self.interrupted: dict[str, tuple[str, int]] = {}
 
     def __contains__(self, session_id: object) -> bool:
         return session_id in self._own
@@ -79,6 +81,7 @@ class Claims:
         else:
             del self._own[session_id]
             self.cancelled.pop(session_id, None)
+            self.interrupted.pop(session_id, None)
             row = self._missed.pop(session_id, None)
         if row is None or activation is None or row.activation == activation:
             return row

@@ -1,4 +1,4 @@
-"""How activations at work learn that their run shall end, or that they are over themselves."""
+"""How activations at work learn that their run shall end or is interrupted, or that they are over themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from understudy.errors import Fenced
-from understudy.records import ActivationId
+from understudy.records import INTERRUPTED_BY_STEER, ActivationId
 
 
 class Interrupts:
@@ -51,6 +51,10 @@ class Interrupts:
             del self._watches[activation]
             if not watch[1].done():
                 watch[1].set_result(reason)
+
+    def interrupt(self, activation: ActivationId, run_id: str) -> None:
+        """The run goes on, and what it is at does not."""
+        self.cancel(activation, run_id, INTERRUPTED_BY_STEER)
 
     def fence(self, activation: ActivationId, reason: str) -> None:
         """The activation is over itself."""

@@ -15,7 +15,7 @@ from understudy.config import ModelProfile
 from understudy.errors import Fenced
 from understudy.ports import ModelGateway
 from understudy.protocol import Exit, StepCall, Work
-from understudy.records import Ack, ActivationId, Batch
+from understudy.records import INTERRUPTED_BY_STEER, Ack, ActivationId, Batch
 from understudy.redaction import know
 from understudy.store.db.engine import now
 from understudy.store.db.session_row import ActiveSession
@@ -153,7 +153,9 @@ class NodeService(NodeBasis):
             work = await self.journal.submit(lambda tx: current_work(tx, activation, frame_id, 1 << 62))
             if work.run_id != run_id:
                 raise Fenced(f"run {run_id} is over", session_id=activation.session_id)
-            return work.cancel if work.cancel is not None else await reason
+            if work.cancel is not None:
+                return work.cancel or "cancelled"
+            return INTERRUPTED_BY_STEER if any(item.interrupts for item in work.inbox) else await reason
 
     async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from understudy.protocol import News
-from understudy.records import ActivationId, Cancelled
+from understudy.records import ActivationId, Cancelled, Interrupted
 from understudy.store.db.session_row import ActiveSession
 from understudy.store.journal import Committed
 from understudy.store.reads import queries
@@ -61,6 +61,7 @@ class Notices:
         for node_id, news in self._by_home(committed).items():
             self._tell_home(node_id, news)
         self._condemn(committed.killed)
+        self._interrupt(committed.interrupted)
         self.act(committed.cancelled, committed.woken)
         self._timers.note(committed.timers.items())
         if committed.repeated:  # what the try before this one changed was not told: look everywhere
@@ -74,6 +75,7 @@ class Notices:
         A notice that gets lost costs time only: the sweep finds what it would have told.
         """
         self._condemn(news.killed)
+        self._interrupt(news.interrupted)
         self.act(news.cancelled, {})
         self._feed.forget(news.sessions)
         self._node.spawn_task(self._timers.look())
@@ -98,6 +100,15 @@ class Notices:
                 self._claims.miss(row)
             else:
                 self.wake(row)
+
+    def _interrupt(self, interrupted: dict[str, Interrupted]) -> None:
+        """Have what these runs are at not go on. Where this is not heard, they go on when it has ended."""
+        for session_id, (run_id, incarnation, epoch, round_number) in interrupted.items():
+            self._interrupts.interrupt(ActivationId(session_id, incarnation, epoch), run_id)
+            if round_number:
+                self._calls.abort(session_id, incarnation, run_id, round_number)
+                if session_id in self._claims:  # its call goes out only after this commit is told
+                    self._claims.interrupted[session_id] = run_id, round_number
 
     def wake(self, row: ActiveSession) -> None:
         """Let a session go on, if it is at home here."""
@@ -135,6 +146,8 @@ class Notices:
             news.sessions.append(session_id)
             if session_id in committed.cancelled:
                 news.cancelled[session_id] = committed.cancelled[session_id]
+            if session_id in committed.interrupted:
+                news.interrupted[session_id] = committed.interrupted[session_id]
             if session_id in killed:
                 frame_id, activation = killed[session_id]
                 news.killed[frame_id] = activation

@@ -16,11 +16,14 @@ from understudy.event_wire import EventWire
 from understudy.protocol import (
     Accepted,
     Following,
+    Fork,
     Input,
     NewSession,
     NewWakeup,
     Scheduled,
     Spawned,
+    Steer,
+    Steered,
     Watched,
     Work,
     packed,
@@ -28,7 +31,18 @@ from understudy.protocol import (
 )  # fmt: skip
 from understudy.reads import SessionRecord
 from understudy.store import budgets
-from understudy.store.operations import activation, beginnings, code, draining, endings, questions, requests, wakeups
+from understudy.store.operations import (
+    activation,
+    beginnings,
+    code,
+    draining,
+    endings,
+    forks,
+    questions,
+    requests,
+    steering,
+    wakeups,
+)
 from understudy.store.reads import overview, queries, traces
 from understudy.store.transaction import Transaction
 
@@ -171,6 +185,21 @@ class Requests:
             return endings.request_cancel(tx, tx.session(session_id), reason, run_id)
 
         return await self._once(bool, session_id, request_id, operation)
+
+    async def steer(self, session_id: str, wanted: Steer, request_id: str) -> Steered:
+        """Accept a message for the run that the session is at. See `steering.steer`."""
+
+        def operation(tx: Transaction) -> Steered:
+            accepted = steering.steer(tx, session_id, wanted, request_id)
+            self._node.homes.take_in(tx, session_id)
+            return accepted
+
+        return await self._once(Steered, session_id, request_id, operation)
+
+    async def fork(self, session_id: str, wanted: Fork, request_id: str) -> Spawned:
+        """Get or create a fork of the session. See `forks.fork`."""
+        home = self._node.homes.home_for(wanted.session_id)
+        return await self._once(Spawned, session_id, request_id, lambda tx: forks.fork(tx, session_id, wanted, home))
 
     async def close(self, session_id: str, reason: str, request_id: str) -> bool:
         """Take no more input; True if the session was open."""

@@ -291,7 +291,8 @@ class Rounds:
     def _call(
         self, request: ModelRequest, issued: activation.Issued, of: ActivationId, placement: str, root_id: str
     ) -> None:
-        """Send a call out, of a session that is claimed; a run that was asked to end meanwhile aborts it."""
+        """Send a call out, of a session that is claimed; a run that was asked to end, or interrupted, meanwhile aborts
+        it."""
         _, run_id, round_number = split_wait_key(request.wait_key)
         request = request.limited_to(issued.longest_reply)
         origin = CallOrigin(
@@ -301,6 +302,8 @@ class Rounds:
         self._calls.start(Call(origin, request))
         if self._claims.cancelled.get(of.session_id) == run_id:
             self._calls.abort(of.session_id, of.incarnation, run_id)
+        if self._claims.interrupted.get(of.session_id) == (run_id, round_number):
+            self._calls.abort(of.session_id, of.incarnation, run_id, round_number)
 
 
 def split_wait_key(key: str) -> tuple[str, str, int]:

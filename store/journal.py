@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from understudy.errors import StoreBusy, StoreError, StoreUnreachable, UnderstudyError
 from understudy.events import Event
 from understudy.ports import DecideEnd
-from understudy.records import ActivationId, Cancelled
+from understudy.records import ActivationId, Cancelled, Interrupted
 
 from .db.engine import Database, now
 from .db.failures import StoreRace
@@ -60,6 +60,7 @@ class Committed:
         written: every session that was changed, as it is now, and its `seq` before.
         timers: when each timer that was set is due, by session and name.
         cancelled: which run of each session was asked to end.
+        interrupted: which run of each session was interrupted by a steer.
         killed: frames that must end, with the activation whose run was ended by force.
         repeated: an earlier try may have been committed unnoticed; what it changed is not told again.
     """
@@ -67,6 +68,7 @@ class Committed:
     events: list[Event]
     woken: dict[str, SessionRow]
     cancelled: dict[str, Cancelled]
+    interrupted: dict[str, Interrupted]
     written: dict[str, tuple[int, SessionRow]]
     timers: dict[tuple[str, str], int]
     killed: dict[str, ActivationId]
@@ -328,7 +330,7 @@ class Journal:
         if tx.writer_seq is not None:
             self.writer_seq, self._end_known, self._doubted = tx.writer_seq, True, False
         return Committed(
-            tx.committed_events, tx.woken, tx.cancelled, tx.written, tx.timers, tx.killed, count, 0.0,
+            tx.committed_events, tx.woken, tx.cancelled, tx.interrupted, tx.written, tx.timers, tx.killed, count, 0.0,
             repeated=unnoticed or any(submitted.tried for submitted in group),
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, func, select
 
+from understudy.identifiers import COPIED
 from understudy.messages import Usage
 
 from .budgets import Grant, owners
@@ -34,7 +35,12 @@ SELECT_RUNS = select(RUN.c.run_id, RUN.c.usage).where(
 )
 SELECT_ROUNDS = (
     select(MESSAGE.c.session_id, MESSAGE.c.run_id, func.count().label("rounds"))
-    .where(MESSAGE.c.namespace == NAMESPACE, MESSAGE.c.session_id.in_(SESSION_IDS), MESSAGE.c.role == "assistant")
+    .where(
+        MESSAGE.c.namespace == NAMESPACE,
+        MESSAGE.c.session_id.in_(SESSION_IDS),
+        MESSAGE.c.role == "assistant",
+        ~MESSAGE.c.run_id.startswith(COPIED),
+    )
     .group_by(MESSAGE.c.session_id, MESSAGE.c.run_id)
 )
 

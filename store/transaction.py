@@ -11,7 +11,7 @@ from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import Event
 from understudy.messages import Message
 from understudy.ports import DecideEnd
-from understudy.records import ActivationId, Cancelled, InboxItem
+from understudy.records import ActivationId, Cancelled, InboxItem, Interrupted
 
 from .accounts import Accounts
 from .budgets import Charge, owners
@@ -60,6 +60,7 @@ class Transaction:
         committed_events: the events in order, for the projection.
         woken: sessions whose wait ended here; they are ready for a frame.
         cancelled: which run of each session was asked to end here.
+        interrupted: which run of each session was interrupted by a steer here.
         timers: when each timer that was set here is due, by session and name.
         killed: activations whose run was ended by force here, by the frame whose process must go.
         stopping: sub-agents that their group stops, which are asked to end one after the other.
@@ -94,6 +95,7 @@ class Transaction:
         self.committed_events: list[Event] = []
         self.woken: dict[str, SessionRow] = {}
         self.cancelled: dict[str, Cancelled] = {}
+        self.interrupted: dict[str, Interrupted] = {}
         self.timers: dict[tuple[str, str], int] = {}
         self.killed: dict[str, ActivationId] = {}
         self.stopping: list[str] = []

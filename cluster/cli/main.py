@@ -21,6 +21,7 @@ from . import (
     console_command,
     dashboards_command,
     rendering,
+    steering_commands,
     store_commands,
     top_command,
     trace_command,
@@ -48,6 +49,8 @@ app.command()(console_command.console)
 app.command()(trace_command.trace)
 app.command()(dashboards_command.dashboards)
 app.command()(up_command.up)
+app.command()(steering_commands.steer)
+app.command()(steering_commands.fork)
 
 
 def _print_version(wanted: bool) -> None:

@@ -27,6 +27,9 @@ PLAIN = (
 )  # fmt: skip
 """Fields that are compiled as they are."""
 
+UNUSUAL = {"follow_ups": "queue"}
+"""Fields that are left out where they say what is usual, as older versions did."""
+
 PLACING = {"isolation": "shared", "resources": {}, "labels": {}, "environment": (), "runtime_env": {}}
 """Fields that decide which processes a session runs in; left out where they say nothing, as older versions did."""
 
@@ -114,8 +117,9 @@ def compile_spec(
         "metadata": spec.metadata,
         **{name: getattr(spec, name) for name in PLAIN},
         **({"hooks": hooks} if hooks else {}),
-        **{name: getattr(spec, name) for name, default in PLACING.items() if getattr(spec, name) != default},
-    }
+        **{name: getattr(spec, name) for name, default in (UNUSUAL | PLACING).items()
+           if getattr(spec, name) != default},
+    }  # fmt: skip
     compiled["hash"] = digest(json.dumps(_identity(compiled), sort_keys=True, default=str))
     compiled["on_change"] = spec.on_change  # not a part of what the agent is
     return Compiled(compiled, blobs, own_code)

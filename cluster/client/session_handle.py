@@ -14,7 +14,17 @@ from understudy.event_wire import EventWire
 from understudy.events import Event
 from understudy.identifiers import check_identifier, new_identifier, read_traceparent
 from understudy.messages import Message
-from understudy.protocol import Accepted, Input, NewWakeup, Scheduled, content_problem
+from understudy.protocol import (
+    Accepted,
+    Fork,
+    Input,
+    NewWakeup,
+    Scheduled,
+    Spawned,
+    Steer,
+    Steered,
+    content_problem,
+)
 from understudy.reads import BudgetUse, PendingInput, RunRecord, SessionRecord, Wakeup
 from understudy.records import PAGE
 from understudy.wakeups import name_problem, wakeup_problem
@@ -70,6 +80,53 @@ class Session:
     async def cancel(self, reason: str = "cancelled by the client") -> bool:
         """Ask the current run to end, and all it spawned; True if there was one."""
         return await self._connection.change(bool, "cancel", self.id, None, reason)
+
+    @client_method
+    async def steer(self, content: str | list[dict[str, Any]], *, interrupt: bool = False) -> Run:
+        """Send a message to the run that the session is at; returns that run when the message is durably accepted.
+
+        The model is sent it in the run's next round, behind what the run has got by then; an answer that comes before
+        that does not end the run. If the run ends otherwise first, an event says so (`SteerDropped`).
+
+        Args:
+            interrupt: what the run is at does not go on: the model call in flight is ended, and what has come of it
+                kept; tools are cancelled; questions to people and waits are given up. Sub-agents go on, and the message
+                is sent when they have ended.
+
+        Raises:
+            InvalidInput: there is no content.
+            NotRunning: no run is at work, or it is about to end: use `send`.
+            UnknownSession: there is no such session.
+        """
+        problem = content_problem(content)
+        if problem is not None:
+            raise InvalidInput(problem, session_id=self.id)
+        steered = await self._connection.change(Steered, "steer", self.id, Steer(content, interrupt))
+        return Run(self._connection, self.id, steered.run_id)
+
+    @client_method
+    async def fork(self, at: int, *, session_id: str | None = None) -> Session:
+        """Make a session of its own that begins with copies of this one's messages, under the same specification.
+
+        This session may be at work, closed or quarantined: nothing about it changes. The fork's use of tokens, money
+        and budgets begins at nothing. Its metadata have `forked_from` and `forked_at`.
+
+        Args:
+            at: `seq` of the last message that is copied, at which every tool call has its result; 0 for none. To have
+                an input edited, fork before it and send another one.
+            session_id: the fork's; the same one with the same origin and place is made once.
+
+        Raises:
+            InvalidInput: there is no such message, or a tool call has no result there; `details["allowed"]` has the
+                nearest places.
+            SessionConflict: the id is another session's.
+            UnknownSession: there is no session to fork.
+        """
+        if not isinstance(at, int) or isinstance(at, bool) or at < 0:
+            raise InvalidInput("at must be the seq of a message, or 0.", session_id=self.id)
+        identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
+        await self._connection.change(Spawned, "fork", self.id, Fork(identifier, at))
+        return Session(self._connection, identifier)
 
     @client_method
     async def pending(self) -> list[PendingInput]:

@@ -81,7 +81,8 @@ class LogRule:
 
 
 class Sequence(LogRule):
-    """Messages and events of a session share 1 to `session.seq`, each once; only what retention removed is missing."""
+    """Messages and events of a session share 1 to `session.seq`, each once; only what retention removed, or a fork was
+    not given, is missing."""
 
     # A message that is missing in the pruned part looks like an event that was removed; `tool_results` and `run_usage`
     # notice most of these.

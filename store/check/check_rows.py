@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy import and_, case, exists, false, func, not_, or_, select, true
 
-from understudy.records import RUN_STATUSES
+from understudy.records import RUN_STATUSES, STEER
 from understudy.wakeups import MOST_WAKEUPS
 
 from ..db.prepared import Row
@@ -90,14 +90,16 @@ def run_events(scope: Scope) -> Iterator[Wrong]:
 @selected
 def run_state(scope: Scope) -> Iterator[Wrong]:
     """A queued run's input is in the inbox; a running or paused one is its session's current run; an ended one is
-    neither.
+    neither. One that was merged is running while the run is that it is a part of, and did not begin by itself.
     """
     in_inbox = exists().where(same_session(INBOX, RUN), INBOX.c.kind == "input", INBOX.c.key == RUN.c.run_id)
     is_current = func.coalesce(SESSION.c.run_id == RUN.c.run_id, false())
     began, ended = RUN.c.started_at > 0, RUN.c.finished_at > 0
+    is_part = and_(RUN.c.merged_into != "", func.coalesce(SESSION.c.run_id == RUN.c.merged_into, false()))
     right = or_(
         and_(RUN.c.status == "queued", not_(began), not_(ended), in_inbox, not_(is_current)),
         and_(RUN.c.status.in_(("running", "waiting_for_input")), began, not_(ended), not_(in_inbox), is_current),
+        and_(RUN.c.status == "running", is_part, not_(began), not_(ended), not_(in_inbox), not_(is_current)),
         and_(RUN.c.status.in_(ENDED), ended, not_(in_inbox), not_(is_current)),
     )
     columns = (RUN.c.session_id, RUN.c.run_id, RUN.c.status, RUN.c.started_at, RUN.c.finished_at)
@@ -129,7 +131,7 @@ def current_run(scope: Scope) -> Iterator[Wrong]:
     left = or_(
         SESSION.c.round != 0, SESSION.c.calls_open != 0, SESSION.c.children_open != 0, SESSION.c.trace_id != "",
         SESSION.c.cancel_reason.is_not(None), SESSION.c.run_usage.is_not(None), SESSION.c.held.is_not(None),
-        SESSION.c.group_state.is_not(None), SESSION.c.aborted != 0,
+        SESSION.c.group_state.is_not(None), SESSION.c.aborted != 0, SESSION.c.merged.is_not(None),
     )  # fmt: skip
     statement = (
         select(SESSION.c.session_id, SESSION.c.run_id, RUN.c.run_id.label("found"))
@@ -173,7 +175,7 @@ def inbox(scope: Scope) -> Iterator[Wrong]:
 @selected
 def inbox_items(scope: Scope) -> Iterator[Wrong]:
     """Each inbox row is an input of an open session, or a child's result or an answer for an open call of the current
-    run.
+    run, or is to steer that run.
     """
     run = exists().where(same_session(RUN, INBOX), RUN.c.run_id == INBOX.c.key)
     call = (
@@ -187,6 +189,7 @@ def inbox_items(scope: Scope) -> Iterator[Wrong]:
         and_(INBOX.c.kind == "input", SESSION.c.closed == 0, run),
         and_(INBOX.c.kind == "child_result", func.coalesce(call, "").in_(("requested", "started"))),
         and_(INBOX.c.kind == "answer", func.coalesce(call, "").in_(("asked", "waiting"))),
+        and_(INBOX.c.kind == STEER, SESSION.c.run_id.is_not(None), SESSION.c.held.is_(None)),
     )
     statement = (
         select(INBOX.c.session_id, INBOX.c.item, INBOX.c.kind, INBOX.c.key)

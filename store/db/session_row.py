@@ -96,3 +96,4 @@ class SessionRow(ActiveSession):
     accounts: str | None = None
     cost_used: int = 0
     last_span: str = ""
+    merged: list[Any] | None = None

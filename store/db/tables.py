@@ -105,6 +105,7 @@ class Session(NamespaceTable, table=True):
         moved: 1 since a drained node gave it away, until its next activation.
         redone: 1 if what is done before the next model call may have been done before, since the last one, by a process
             that died or from which the session was taken.
+        merged: runs whose inputs are a part of the current one: `[run_id, trace_id, parent_span_id]` of each.
         next_spec: `{"spec", "placement"}` that it goes on with as soon as its current run has ended.
         last_span: `TRACE-SPAN` of the run that its next one goes on from: its last one, or that of the sub-agent whose
             task is started again in it; empty before there is one.
@@ -192,6 +193,7 @@ class Session(NamespaceTable, table=True):
     accounts: str | None = text_column()
     cost_used: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     last_span: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})
+    merged: list[Any] | None = json_column()
 
 
 class Run(NamespaceTable, table=True):
@@ -200,6 +202,7 @@ class Run(NamespaceTable, table=True):
     Attributes:
         digest: tells the same input from another under one id.
         request_id: of the client's request that brought it, which may arrive again after the session is removed.
+        merged_into: the run that its input is a part of; empty for none.
     """
 
     __tablename__ = "run"
@@ -221,6 +224,7 @@ class Run(NamespaceTable, table=True):
     started_at: int = number_column()
     finished_at: int = number_column()
     request_id: str = text_column("")
+    merged_into: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})
 
 
 class Message(NamespaceTable, table=True):

@@ -234,7 +234,7 @@ def _executing(tx: Transaction, row: SessionRow) -> list[CallState]:
     """Calls that a frame has to execute, or did when its process died; not those that are a child's or a person's, nor
     those whose results are in the inbox: a sub-agent that a budget refused has no session."""
     calls = [call for call in open_calls(tx, row) if call.state in ("requested", "started") and call.child_id is None]
-    told = {item.key for item in tx.inbox(row) if item.kind != "input"} if calls else ()
+    told = {item.key for item in tx.inbox(row) if item.is_result} if calls else ()
     return [call for call in calls if call.call_id not in told]
 
 

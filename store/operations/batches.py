@@ -23,7 +23,7 @@ from ..budgets import Ask
 from ..db.session_row import SessionRow
 from ..db.statements import EVENT, RUN, TOOL_CALL
 from ..transaction import Transaction
-from . import charging, questions, waiting
+from . import charging, follow_ups, questions, steering, waiting
 from .beginnings import spawn
 from .endings import DEADLINE_TIMER, end_without_agent, finish_run
 
@@ -72,14 +72,15 @@ def commit(
     row.wait_error = None
     cancel = row.cancel_reason
     if batch.start_run is not None:
-        if not _start_run(tx, row, batch.start_run):
+        if not _start_run(tx, row, batch.start_run, batch.merge_runs):
             # The input was cancelled while a frame took it up: the batch is void, and the frame looks again. Until it
             # has, the session is at work: its frame's death must be noticed, and an input must not wake it twice.
             if row.wait == "idle" and not row.closed:
                 row.wait, row.active, row.status = None, 1, "running"
             return CommitResult(_ack(tx, row, 0, replayed=True), None, 0, "")
         cancel = row.cancel_reason
-    if batch.finish is not None and row.calls_open > 0:
+    finish = None if steering.outlives(tx, row, batch.finish) else batch.finish
+    if finish is not None and row.calls_open > 0:
         waiting.drop_all(tx, row)
     first_seq = row.seq + 1
     for entry in batch.entries:
@@ -91,8 +92,10 @@ def commit(
     tx.take_inbox(row, batch.inbox_done)
     for asked in batch.asks if cancel is None else ():
         (waiting if asked.kind in waiting.STORE_ANSWERS else questions).ask(tx, row, asked)
-    if batch.finish is not None:
-        finish_run(tx, row, batch.finish)
+    if batch.asks and steering.is_interrupted(tx, row):
+        steering.answer_waits(tx, row)
+    if finish is not None:
+        finish_run(tx, row, finish)
         over = row.epoch != batch.epoch
         return CommitResult(_ack(tx, row, first_seq), row.wait, 0, "", over=over)
     _set_wait(tx, row, batch, holder, price)
@@ -128,7 +131,11 @@ def _set_wait(tx: Transaction, row: SessionRow, batch: Batch, holder: str, price
     if batch.wait in (None, "idle") or row.cancel_reason is not None:
         return
     if batch.wait == "model":
-        _wait_for_model(tx, row, batch, holder, price)
+        if steering.unread(tx, row) and not batch.request_purpose:
+            # The session asks anew, with what its process had not heard of.
+            row.redone = 1
+        else:
+            _wait_for_model(tx, row, batch, holder, price)
     elif batch.wait == "child" and row.children_open:
         row.wait, row.wait_since, row.status = "child", tx.now, "waiting_for_child"
     elif batch.wait in ("input", "timer") and not _has_result(tx, row):
@@ -138,7 +145,7 @@ def _set_wait(tx: Transaction, row: SessionRow, batch: Batch, holder: str, price
 
 def _has_result(tx: Transaction, row: SessionRow) -> bool:
     """Whether a result has come in for a call that has none yet: the session takes it up instead of waiting."""
-    told = {item.key for item in tx.inbox(row) if item.kind != "input"}
+    told = {item.key for item in tx.inbox(row) if item.is_result}
     calls = tx.current_calls(row) if told else ()
     return any(call["call_id"] in told and call["state"] not in ("finished", "done") for call in calls)
 
@@ -171,10 +178,11 @@ def _ack(tx: Transaction, row: SessionRow, first_seq: int, *, replayed: bool = F
     return Ack(row.seq, first_seq, tx.inbox(row), row.cancel_reason, replayed)
 
 
-def _start_run(tx: Transaction, row: SessionRow, run_id: str) -> bool:
-    item = next((item for item in tx.inbox(row) if item.kind == "input" and item.key == run_id), None)
-    if item is None:
+def _start_run(tx: Transaction, row: SessionRow, run_id: str, merged: tuple[str, ...]) -> bool:
+    inputs = {item.key: item for item in tx.inbox(row) if item.kind == "input"}
+    if not inputs.keys() >= {run_id, *merged}:
         return False
+    item = inputs[run_id]
     payload = item.payload
     row.run_id, row.round, row.run_usage, row.run_started_at = run_id, 0, None, tx.now
     row.trace_id, row.parent_span_id = payload["trace_id"], payload["parent_span_id"]
@@ -185,6 +193,8 @@ def _start_run(tx: Transaction, row: SessionRow, run_id: str) -> bool:
     end = dict.fromkeys(("text", "output", "error", "usage"))
     tx.update_run(row.session_id, run_id, **end, status="running", rounds=0, started_at=tx.now, finished_at=0)
     tx.append(row, events.RunStarted(queued=tx.now - payload["accepted_at"]))
+    if merged:
+        follow_ups.merge(tx, row, [inputs[other] for other in merged])
     charging.begin_run(tx, row)
     deadline = charging.deadline(tx, row)
     if deadline is not None:
@@ -258,7 +268,7 @@ def answer(
 
     Args:
         incarnation: the session's when it asked.
-        ends_run: it is the run's answer, which ends with it.
+        ends_run: it is the run's answer, which ends with it, unless there is a steer that the model was not sent.
         purpose: what it is for, if not for the run to go on with: then it asks for no tools, and no model sees it.
     """
     row = tx.session(session_id)
@@ -304,7 +314,8 @@ def answer(
     message: Message | None = None
     calls: tuple[CallState, ...] = ()
     if failed:
-        row.wait_error = got.error
+        aborted = got.error is not None and got.error["code"] == "aborted"
+        row.wait_error = None if aborted and steering.is_interrupted(tx, row) else got.error
     else:
         row.progress += 1
         row.redone = 0  # while it waited, its process could do nothing
@@ -313,6 +324,7 @@ def answer(
         message, calls = _append_answer(tx, row, run_id, round_number, got, wanted, purpose)
     tx.append(row, event)
     row.wait, row.answer_key = None, key
+    ends_run = ends_run and not steering.unread(tx, row)
     if row.cancel_reason is not None or ends_run:
         row.answer_ended = 1
         if row.cancel_reason is not None:

@@ -69,11 +69,15 @@ def create_session(
     parent: SessionRow | None = None,
     call_id: str | None = None,
     replaces: SessionRow | None = None,
+    forked: int = 0,
+    origin: str = "",
 ) -> bool:
     """Get or create a session; True when it was created.
 
     Args:
         replaces: the sub-agent whose task is started again in this one.
+        forked: the last `seq` of the messages that it begins with, which are another session's.
+        origin: that session.
 
     Raises:
         SessionConflict: it exists with another specification, and does not take this one on (`upgrades.take_on`).
@@ -100,6 +104,8 @@ def create_session(
         lifecycle=spec.get("lifecycle", "ephemeral"),
         shutdown=upgrades.shutdown_of(spec),
         restart_number=restart_number,
+        seq=forked and forked + 1,  # behind an answer there is its event, also where that is missing
+        pruned_seq=forked and forked + 1,
     )
     if parent is not None:
         row.parent_id, row.root_id, row.depth = parent.session_id, parent.root_id, parent.depth + 1
@@ -107,7 +113,10 @@ def create_session(
         row.start_order = replaces.start_order if replaces else parent.seq
         row.last_span = run_link(parent.trace_id, replaces.session_id, TASK) if replaces else ""
     tx.create(row, spec, metadata)
-    tx.append(row, events.SessionCreated(depth=row.depth, call_id=call_id, restart=restart_number))
+    event = events.SessionCreated(
+        depth=row.depth, call_id=call_id, restart=restart_number, forked_from=origin, forked_at=forked
+    )
+    tx.append(row, event)
     return True
 
 

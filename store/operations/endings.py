@@ -15,7 +15,7 @@ from understudy.records import Cancelled, Finish, InboxItem
 from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
 from ..transaction import Transaction
-from . import groups, wakeups
+from . import follow_ups, groups, steering, wakeups
 from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, told
 from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
@@ -47,6 +47,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
     if run_id is None:
         return
     tx.changed(row)
+    steering.drop(tx, row, _ending(row, finish)[0])
     if hold and row.children_open > 0:
         row.held, row.wait, row.status = asdict(finish), "child", "waiting_for_child"
         row.wait_since, row.active = tx.now, 1
@@ -67,6 +68,8 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
             links=[row.last_span] if row.last_span else None,
         ),
     )  # fmt: skip
+    if row.merged:
+        follow_ups.end(tx, row, status, finish, error)
     row.last_span = run_link(row.trace_id, row.session_id, run_id)
     if row.cancel_reason is not None:
         tx.drop_timer(row, SHUTDOWN_TIMER)

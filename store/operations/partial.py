@@ -64,7 +64,7 @@ def settle_calls(tx: Transaction, row: SessionRow) -> None:
     if row.run_id is None or row.calls_open <= 0:
         return
     tx.changed(row)
-    results = {item.key: item.payload for item in tx.inbox(row) if item.kind != "input"}
+    results = {item.key: item.payload for item in tx.inbox(row) if item.is_result}
     for call in tx.current_calls(row):
         if call["state"] == "done":
             continue

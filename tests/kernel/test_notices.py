@@ -108,6 +108,23 @@ async def test_a_cancel_elsewhere_aborts_the_call_at_home(postgres: str, server:
         server.release()
 
 
+async def test_an_interruption_elsewhere_aborts_the_call_at_home(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a session of `a` that waits for a model, when `b` accepts a steer that interrupts it, then `a` closes the
+    connection, and the run goes on there with the message."""
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        server.hold()
+        await a.spawn("s", k.spec())
+        await a.send("s")
+        await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
+        await b.ask("steer", "s", {"content": "left", "interrupt": True})
+        await asyncio.to_thread(server.wait, lambda stats: stats.aborted == 1)
+        server.release()
+        assert (await asyncio.wait_for(a.end("s"), PATIENCE))["text"] == "offline: left"
+        assert activated_at(await b.events("s")) == {"a"}
+
+
 @pytest.mark.parametrize("what", ["input", "cancel"])
 async def test_a_lost_notice_is_swept(
     postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

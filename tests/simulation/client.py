@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from understudy.cluster.client.follower import Follower
@@ -14,9 +15,12 @@ from understudy.config import Settings
 from understudy.errors import (
     AnswerConflict,
     ClusterUnreachable,
+    InvalidInput,
     NotAsked,
+    NotRunning,
     ServiceGone,
     SessionClosed,
+    SessionConflict,
     StoreUnreachable,
     UnderstudyError,
     UnknownRun,
@@ -87,6 +91,19 @@ class Directory(NodeDirectory):
         return await asyncio.wait_for(self._world.call(handle, method, *arguments, here=self._here), timeout)
 
 
+@dataclass(frozen=True)
+class Steering:
+    """What was accepted to steer a run, the times of the request and of its answer, and the log's end before it."""
+
+    request_id: str
+    run_id: str
+    content: str
+    interrupts: bool
+    since: float
+    until: float
+    after: int
+
+
 class Client:
     """A driver.
 
@@ -94,6 +111,7 @@ class Client:
         sent: the content of each run that it wants of the present session.
         accepted: the runs that were acknowledged, in order.
         followed: the `seq` of every event that it was told.
+        steers: what was accepted to steer its runs.
         asked_to_end: ephemeral sub-agents, and which incarnation of each, whose tasks it asked to end.
         finished: it has seen the end of all that it has begun.
         replaced: another session had the id before, whose last events a follower can be shown (docs/guarantees.md).
@@ -108,9 +126,11 @@ class Client:
         self._moments = Moments(work.actions)
         self._specification = 0
         self._recurring: list[str] = []
+        self._forks: list[str] = []
         self.sent: dict[str, str] = {}
         self.accepted: list[str] = []
         self.refused: list[str] = []
+        self.steers: list[Steering] = []
         self.asked_to_end: list[tuple[str, int]] = []
         self.closed = False
         self._random = random.Random(f"{world.plan.seed}/client/{work.session_id}")
@@ -208,6 +228,42 @@ class Client:
             self.accepted.append(action.what["run_id"])
             self.world.counts["sent"] += 1
 
+    async def _steer(self, action: Action) -> None:
+        request_id, since = new_identifier(), self.world.scheduler.time()
+        try:
+            done = await self.request("steer", self.session_id, action.what, request_id, session_id=self.session_id)
+        except (NotRunning, UnknownSession) as error:
+            self.world.note(f"not steered: {error.code}")
+            return
+        until, what = self.world.scheduler.time(), action.what
+        self.steers.append(
+            Steering(request_id, done["run_id"], what["content"], what["interrupt"], since, until, done["after"])
+        )
+        self.world.counts["interrupted" if what["interrupt"] else "steered"] += 1
+
+    async def _fork(self, action: Action) -> None:
+        """Fork the session at one of its messages, or at the nearest place, and send the fork an input."""
+        fork_id, pick = action.what["session_id"], action.what["pick"]
+        try:
+            found = await self.request("read", "messages", [self.session_id], {}, session_id=self.session_id)
+            places = [0, *(message["seq"] for message in found)]
+            at = places[int(pick * len(places))]
+            try:
+                await self._fork_at(fork_id, at)
+            except InvalidInput as error:
+                await self._fork_at(fork_id, error.details["allowed"][0])
+        except (UnknownSession, SessionConflict) as error:
+            self.world.note(f"no fork: {error}")
+            return
+        self._forks.append(fork_id)
+        run = {"run_id": "r0", "content": action.what["content"]}
+        await self.request("send", fork_id, run, new_identifier(), session_id=fork_id)
+        self.world.counts["forked"] += 1
+
+    async def _fork_at(self, fork_id: str, at: int) -> None:
+        wanted = {"session_id": fork_id, "at": at}
+        await self.request("fork", self.session_id, wanted, new_identifier(), session_id=self.session_id)
+
     async def _cancel(self, action: Action) -> None:
         run_id = action.what["run_id"]
         await self._change("cancel", self.session_id, run_id, f"cancel {run_id} {action.at} {action.on or ''}")
@@ -295,18 +351,19 @@ class Client:
             await self._change("cancel_wakeup", self.session_id, self._recurring.pop())
 
     async def _attend(self) -> None:
-        """Answer what sessions of the tree ask."""
+        """Answer what sessions of the tree, and of forks, ask."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if not self.world.committed("SELECT 1 FROM question WHERE answered_at = 0"):
                 continue  # a person would be told; asking all the time takes the simulation's time
-            try:
-                tree = await self.request("read", "tree", [self.session_id], {}, session_id=self.session_id)
-            except UnknownSession:
-                continue
-            for row in tree:
-                for question in row.get("pending") or ():
-                    await self._answer(row["session_id"], question)
+            for root_id in (self.session_id, *self._forks):
+                try:
+                    tree = await self.request("read", "tree", [root_id], {}, session_id=root_id)
+                except UnknownSession:
+                    continue
+                for row in tree:
+                    for question in row.get("pending") or ():
+                        await self._answer(row["session_id"], question)
 
     async def _answer(self, session_id: str, question: dict[str, Any]) -> None:
         kind = question["kind"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
 from understudy.actors.context import FOLD
-from understudy.events import RunFinished, TimerFired, TimerSet
+from understudy.events import ModelCallStarted, RunFinished, SteerDropped, TimerFired, TimerSet
+from understudy.identifiers import COPIED
 from understudy.messages import CUT_OFF
 from understudy.observability.metrics import Metrics
 from understudy.observability.spans import spans_of
@@ -18,7 +20,7 @@ from understudy.placement import is_isolated
 from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 from understudy.store.entries import event_from_row
 
-from .plan import MAX_CONTINUATIONS
+from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of
 from .tools import POLICY_OF
 
@@ -71,6 +73,7 @@ class Ending:
             self._interruptions(connection)
             self._results(connection)
             self._waits(connection)
+            self._steers(connection)
             self._leftovers(connection)
         self._answers()
         self._tokens()
@@ -124,21 +127,66 @@ class Ending:
         roots = {client.session_id for client in self._world.clients}
         ended = Counter(
             (row.session_id, row.error["message"])
-            for row in connection.execute(select(RUN.c.session_id, RUN.c.error).where(RUN.c.status == "cancelled"))
+            for row in connection.execute(
+                select(RUN.c.session_id, RUN.c.error).where(RUN.c.status == "cancelled", RUN.c.merged_into == "")
+            )
             if row.session_id in roots and row.error["message"].startswith("cancel ")
         )
         for (session_id, request), count in ended.items():
             if count > 1:
                 self._violated(f"the request {request!r} cancelled {count} runs of {session_id}")
 
+    def _steers(self, connection: Any) -> None:
+        """What was accepted to steer a run is in its log once, or the log says that it was dropped; what was accepted
+        first comes first. Nothing is dropped from a run that completed. A model call that began after that has it."""
+        said: dict[str, list[tuple[str | None, str]]] = {}
+        places: dict[tuple[str, str], int] = {}
+        columns = (MESSAGE.c.session_id, MESSAGE.c.seq, MESSAGE.c.run_id, MESSAGE.c.body)
+        messages = select(*columns).where(MESSAGE.c.role == "user").order_by(MESSAGE.c.seq)
+        for session_id, seq, run_id, body in connection.execute(messages):
+            if body.get("origin") == STEER and not run_id.startswith(COPIED):
+                said.setdefault(session_id, []).append((run_id, body["content"]))
+                places[session_id, body["content"]] = seq
+        calls = select(EVENT).where(EVENT.c.type == ModelCallStarted.type)
+        began: dict[str, list[int]] = {}
+        for event in map(event_from_row, connection.execute(calls).mappings()):
+            if isinstance(event, ModelCallStarted) and not event.purpose:  # one that folds the history has none
+                began.setdefault(event.session_id, []).append(event.seq)
+        dropped = Counter[tuple[str, str | None, str]]()
+        events = select(EVENT).where(EVENT.c.type == SteerDropped.type)
+        for event in map(event_from_row, connection.execute(events).mappings()):
+            assert isinstance(event, SteerDropped)
+            dropped.update((event.session_id, event.run_id, request_id) for request_id in event.steers or ())
+            if event.status == "completed":
+                self._violated(f"run {event.run_id} of {event.session_id} completed, and a steer of it was dropped")
+        for client in self._world.clients:
+            mine, session_id = said.get(client.session_id, []), client.session_id
+            for one in client.steers:
+                count = mine.count((one.run_id, one.content)) + dropped[session_id, one.run_id, one.request_id]
+                if count != 1:
+                    self._violated(f"{one.content!r} for run {one.run_id} of {session_id} is in its log {count} times")
+                place = places.get((session_id, one.content), 0)
+                if any(one.after < seq < place for seq in began.get(session_id, ())):
+                    self._violated(f"{session_id} asked its model without {one.content!r}, which had been accepted")
+            if len(mine) + sum(key[0] == session_id for key in dropped.elements()) != len(client.steers):
+                self._violated(f"{session_id} was steered by what nobody had sent: {mine}")
+            order = {content: place for place, (_, content) in enumerate(mine)}
+            read = [one for one in client.steers if one.content in order]
+            for first, then in permutations(read, 2):
+                if first.until < then.since and order[first.content] > order[then.content]:
+                    self._violated(f"{session_id} has {then.content!r} before {first.content!r}")
+
     def _interruptions(self, connection: Any) -> None:
-        """Tools and model calls are cancelled only in runs that were asked to end."""
+        """Tools and model calls are cancelled only in runs that were asked to end, or that a client interrupted."""
         kinds = (
             "cancel_requested", "tool_finished", "model_call_failed", "shutdown_forced", "session_quarantined",
             "child_spawned", "run_finished",
         )  # fmt: skip
         statement = select(EVENT).where(EVENT.c.type.in_(kinds)).order_by(EVENT.c.session_id, EVENT.c.seq)
         asked: set[tuple[str, str | None]] = set()
+        interrupted = {
+            (client.session_id, one.run_id) for client in self._world.clients for one in client.steers if one.interrupts
+        }
         for row in connection.execute(statement).mappings():
             event, run = event_from_row(row), (row["session_id"], row["run_id"])
             if row["type"] in ("cancel_requested", "shutdown_forced", "session_quarantined"):
@@ -149,6 +197,8 @@ class Ending:
             elif isinstance(event, RunFinished):
                 if run not in asked and event.error_code == "aborted":
                     self._violated(f"{run} failed, since a model call was aborted, and it was not cancelled")
+            elif run in interrupted:
+                continue
             elif run not in asked and getattr(event, "outcome", "") == "cancelled":
                 self._violated(f"call {event.call_id} of {run} was cancelled, and its run was not")  # type: ignore[attr-defined]
             elif run not in asked and getattr(event, "error_code", "") == "aborted" and not event.late:  # type: ignore[attr-defined]
@@ -166,7 +216,7 @@ class Ending:
         for session_id, body in connection.execute(statement):
             call_id, text = body["tool_call_id"], body["content"]
             call = calls.get((session_id, call_id))
-            if call is None or call.tool not in POLICY_OF:
+            if call is None or call.tool not in POLICY_OF or call_id.startswith(COPIED):
                 continue
             key = f"{session_id}/{call_id}"
             seen = session_id not in self._seen.with_hooks or ("after_tool", key) in self._seen.hooked
@@ -193,12 +243,15 @@ class Ending:
                 self._world.counts["folded"] += row.body["origin"] == FOLD
                 continue
             said.setdefault((row.session_id, row.run_id), []).append(row)
-        ended = select(RUN.c.session_id, RUN.c.run_id, RUN.c.rounds, RUN.c.text).where(RUN.c.status == "completed")
+        columns = (RUN.c.session_id, RUN.c.run_id, RUN.c.rounds, RUN.c.text)
+        ended = select(*columns).where(RUN.c.status == "completed", RUN.c.merged_into == "")
         for run in connection.execute(ended):
             key, messages = f"{run.session_id}/{run.run_id}", said[run.session_id, run.run_id]
-            task, last = json.loads(messages[0].body["content"])["name"], messages[-1]
+            inputs = [message.body for message in messages if message.role == "user" and not message.body.get("origin")]
+            task, last = json.loads(inputs[-1]["content"])["name"], messages[-1]
             pieces, cut_off = [last.body["content"]], 0
-            for asked, reply in zip(messages[-2::-2], messages[-3::-2], strict=False):
+            course = [message for message in messages if message.body.get("origin") != STEER]
+            for asked, reply in zip(course[-2::-2], course[-3::-2], strict=False):
                 if asked.body.get("origin") != "continuation":
                     break
                 pieces.append(reply.body["content"])

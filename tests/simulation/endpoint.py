@@ -15,10 +15,11 @@ import httpx2
 from understudy.actors.window import CONTINUE
 from understudy.identifiers import digest
 from understudy.messages import CUT_OFF
-from understudy.testing.policies import Refusal, Reply, default_policy
+from understudy.testing.policies import Refusal, Reply, content_text, default_policy
 from understudy.testing.protocol import Completion, check_body, error_body
 
 from .folding import summary, unfolded
+from .plan import STEER
 
 
 class Endpoint(httpx2.AsyncBaseTransport):
@@ -84,6 +85,7 @@ class Endpoint(httpx2.AsyncBaseTransport):
 
     def _reply(self, body: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
         """The model's reply, or the rest of one that was cut off; some are cut off anew."""
+        messages = [message for message in messages if not content_text(message).startswith(f"{STEER} ")]
         said, heard = "", list[dict[str, Any]]()
         while messages[-1]["content"] == CONTINUE:
             said = messages[-2]["content"] + said

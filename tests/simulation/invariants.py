@@ -317,6 +317,7 @@ class Invariants:
         self._check_sent(request)
         wait_key = request.wait_key
         session_id, run_id = wait_key.rpartition("/")[0].split("/", 1)
+        self._hooked_in_time.discard(("run_end", f"{session_id}/{run_id}"))  # one that was steered goes on
         process, before = self._world.scheduler.current, self._asked.get(wait_key)
         self._asked[wait_key] = process
         # A gateway whose machine was given up does what it was told before that, as soon as it goes on.

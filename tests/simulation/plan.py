@@ -18,6 +18,9 @@ from .hooks import HOOKS
 from .tools import BY_POLICY, TOOLS
 
 SPAWN = "spawn_agent"
+STEER = "steer"
+"""How messages begin that steer a run: the model does what it would have done without them."""
+
 MAX_CONTINUATIONS = 2
 WINDOWS = (12.0, 20.0, 30.0, 60.0)
 """Within one of these times faults happen; after it everything is healed, and all work must end."""
@@ -160,6 +163,8 @@ class Plan:
             helpers += [inner for helper in helpers for inner in helper["agents"].values()]
             found |= {"children"} if helpers else set()
             found |= {name for name in ("hooks", "context") if name in work.spec}
+            found |= {"merge"} if "follow_ups" in work.spec else set()
+            found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {f"placement {spec['placement']}" for spec in (work.spec, *helpers) if spec.get("placement")}
             found |= {f"budget {name}" for limit in work.spec["budget"] or () for name in limit if name != "scope"}
             found |= {f"tool {tool['on_crash']}" for tool in work.spec["tools"] if "on_crash" in tool}
@@ -307,6 +312,45 @@ def put_away(chosen: random.Random, work: Work, window: float) -> Work:
     at = max(action.at for action in work.actions if action.on is None) + chosen.random() * window / 2
     action = Action(at, "put_away", {"run_id": "back", "content": content})
     return replace(work, actions=(*work.actions, action))
+
+
+def steered(chosen: random.Random, work: Work, window: float) -> Work:
+    """The same work; its client steers the runs, now and then and at some moments, and perhaps interrupts them."""
+    if any(action.kind == "replace" for action in work.actions):
+        return work
+    actions = list(work.actions)
+    interrupts = chosen.choice((0.0, 0.5, 1.0))
+    for number in range(chosen.choice((4, 8, 16))):
+        what = {"content": f"{STEER} {work.session_id}.{number}", "interrupt": chosen.random() < interrupts}
+        at, moment = round(chosen.random() * window / 2, 3), None
+        if chosen.random() < 0.9:
+            event = chosen.choice(("run_started", "model_call_started", "model_call_completed", "tool_started"))
+            at, moment = soon(chosen), Trigger(event, chosen.choice((1, 2, 3, 5, 8)))
+        actions.append(Action(at, "steer", what, moment))
+        if chosen.random() < 0.1:
+            actions.append(Action(at + soon(chosen), "cancel", {"run_id": None}, moment))
+    return replace(work, actions=tuple(sorted(actions, key=_order)))
+
+
+def forking(chosen: random.Random, work: Work) -> Work:
+    """The same work; its client forks the session, and the forks get an input each."""
+    actions = list(work.actions)
+    for number in range(chosen.choice((1, 2))):
+        content = task(chosen, f"{work.session_id}.f{number}", policies_of(work.spec), spawns=False).text()
+        what = {"session_id": f"{work.session_id}.f{number}", "pick": round(chosen.random(), 3), "content": content}
+        moment = Trigger(chosen.choice(MOMENTS), chosen.choice((2, 5, 8, 13)))
+        actions.append(Action(soon(chosen), "fork", what, moment))
+    return replace(work, actions=tuple(sorted(actions, key=_order)))
+
+
+def merging(chosen: random.Random, work: Work) -> Work:
+    """The same work; inputs that wait are merged, and most of them come early."""
+    actions = tuple(
+        replace(action, at=0.1) if action.kind == "send" and chosen.random() < 0.7 else action
+        for action in work.actions
+    )
+    spec = {**work.spec, "follow_ups": "merge"}
+    return replace(work, spec=spec, actions=tuple(sorted(actions, key=_order)))
 
 
 def wakeup(chosen: random.Random, task_name: str, name: str, policies: list[str]) -> dict[str, Any]:
@@ -656,6 +700,14 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     folds = random.Random(f"{seed}/folds")
     if folds.random() < 0.3:
         work = tuple(replace(item, spec=folding(folds, item.spec)) for item in work)
+    steering = random.Random(f"{seed}/steering")
+    if steering.random() < 0.2:
+        work = tuple(steered(steering, item, window) if steering.random() < 0.8 else item for item in work)
+    merged = random.Random(f"{seed}/follow_ups")
+    if merged.random() < 0.15:
+        work = tuple(merging(merged, item) if merged.random() < 0.8 else item for item in work)
+    split = random.Random(f"{seed}/forks")
+    work = tuple(forking(split, item) if split.random() < 0.1 else item for item in work)
     forks = random.Random(f"{seed}/forked")
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,

@@ -1,0 +1,59 @@
+"""`understudy steer` and `understudy fork`, on the cluster in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from understudy import AgentSpec, tool
+from understudy.cluster.cli import steering_commands
+from understudy.cluster.cli.main import app
+from understudy.testing import LocalCluster
+
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+    """A cluster that the commands connect to."""
+    with LocalCluster() as made:
+
+        @contextlib.contextmanager
+        def connected(_store: str | None, **_options: Any) -> Iterator[LocalCluster]:
+            yield made
+
+        monkeypatch.setattr(steering_commands, "connected", connected)
+        yield made
+
+
+def test_a_run_is_steered_and_its_session_forked(cluster: LocalCluster) -> None:
+    """Given a run whose tool is at work, when it is steered, then its id is printed and it answers to that; a fork of
+    its session has the id that was asked for. Without a run, or at no message, the command fails and says why."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    @tool(on_crash="rerun")
+    def works() -> str:
+        """Work until somebody says so."""
+        begun.set()
+        may_end.wait(PATIENCE)
+        return "worked"
+
+    session, runner = cluster.spawn(AgentSpec(name="a", tools=[works]), session_id="s"), CliRunner()
+    run = session.send("call works {}")
+    assert begun.wait(PATIENCE)
+    steered = runner.invoke(app, ["steer", "s", "rather this", "--json"])
+    assert json.loads(steered.stdout) == {"session_id": "s", "run_id": run.run_id}
+    may_end.set()
+    assert run.result(PATIENCE, check=True).text == "offline: rather this"
+    assert runner.invoke(app, ["steer", "s", "too late"]).exit_code == 1
+    last = session.messages()[-1].seq
+    made = runner.invoke(app, ["fork", "s", "--at", str(last), "--session", "f"])
+    assert (made.exit_code, made.stdout.strip()) == (0, "f")
+    assert len(cluster.session("f").messages()) == len(session.messages())
+    assert runner.invoke(app, ["fork", "s", "--at", str(last + 50)]).exit_code == 2
