@@ -23,7 +23,7 @@ help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/installed ## agents at work, some of them killed on the way; needs no key
-	$(BIN)/understudy run --chaos 2
+	$(BIN)/python -P -m understudy.examples.survey --chaos 2
 
 dev: $(VENV)/installed-dev ## .venv with everything that tests and checks need
 

@@ -1,1 +1,1 @@
-"""The job "survey a directory": what `understudy run` shows. Written with what any user has."""
+"""The job "survey a directory": what `make demo` shows. Written with what any user has."""

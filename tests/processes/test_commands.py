@@ -61,6 +61,42 @@ def test_a_command_that_is_told_to_end(number: signal.Signals, text: str) -> Non
     assert errors.count("\n") == 1
 
 
+RUNS = """
+import sys
+from understudy.cluster.cli.main import app
+from understudy.cluster.client import client
+from understudy.testing import LocalCluster
+
+class Cluster:
+    @classmethod
+    def connect(cls, store, **options):
+        return LocalCluster(store)
+
+client.Cluster = Cluster
+app(["run", "call wait {\\"seconds\\": 600}", "--tool", "wait", "--session", "s", "--run-id", "r",
+     "--store", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_not_waited_for_any_more(tmp_path: Path, number: signal.Signals) -> None:
+    """Given a run at work, when its command is interrupted or terminated, then it says that the run goes on and how to
+    wait for it or to end it; its exit code is that of the signal."""
+    store = f"sqlite:///{tmp_path}/store.db"
+    with subprocess.Popen(
+        [sys.executable, "-c", RUNS, store], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any("waits until" in line for line in lines)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("", 128 + number)
+    assert "the run goes on" in errors
+    assert f"understudy run --session s --run-id r --store {store}" in errors
+    assert f"understudy cancel s --store {store}" in errors
+
+
 @pytest.mark.thorough
 def test_a_console_without_a_token_is_for_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other addresses without a token, and tokens that can be guessed, are refused before anything is connected."""

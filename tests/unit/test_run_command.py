@@ -248,6 +248,8 @@ def test_a_crash_on_the_way(run: Run, cluster: LocalCluster) -> None:
     done = run("call list_wakeups {}\n", "--tool", "list_wakeups")
     assert done.exit_code == 0, done.output
     assert done.stdout.count("offline: ") == 1
+    assert "the agent's process is gone" in done.stderr
+    assert "restored after" in done.stderr
 
 
 class Terminal:
