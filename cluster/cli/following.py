@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from understudy.errors import AnswerConflict, DeadlineExceeded, InvalidInput, NotAsked
+from understudy.errors import (
+    AnswerConflict,
+    DeadlineExceeded,
+    InvalidInput,
+    NotAsked,
+    StoreUnreachable,
+    UnderstudyError,
+)
 from understudy.events import (
     ChildFinished,
     ChildRestarted,
@@ -175,7 +182,10 @@ class Following:
 
     def _people(self) -> bool:
         """Ask what is asked; whether nothing goes on without the answers that nobody gave."""
-        tree = self.session.tree()
+        try:
+            tree = self.session.tree()
+        except StoreUnreachable:  # the run waits for it, and so does who waits for the run
+            return False
         asked = [(info.id, item) for info in tree for item in info.pending]
         for session_id, item in asked:
             if (session_id, item.call_id, item.asked) in self._seen:
@@ -216,7 +226,11 @@ class Following:
     def _calls(self, event: ModelCallCompleted) -> Iterator[str]:
         """The tool calls that an answer asks for: the answer is right before its event."""
         read = self.session._connection.read(list[Message], "messages", self.session.id, event.seq - 2, 1)
-        for message in background.wait(read):
+        try:
+            found = background.wait(read)
+        except UnderstudyError:  # what the calls were is seen by their results
+            return
+        for message in found:
             if message.seq == event.seq - 1:
                 for call in message.tool_calls:
                     arguments = " ".join(call.arguments.split())

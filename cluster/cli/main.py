@@ -77,26 +77,20 @@ def send(
     session: SessionId,
     text: Annotated[str, typer.Argument(help="The input; `-` reads it from stdin.")],
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer, streaming it.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait.", min=0.0)] = None,
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Send an input to a session."""
+    """Send an input to a session, and follow its run as `understudy run` does."""
     content = sys.stdin.read() if text == "-" else text
     with connected(store) as cluster:
-        sent = cluster.session(session).send(content, run_id=run_id)
+        handle = cluster.session(session)
+        sent = handle.send(content, run_id=run_id)
         if not wait:
             print_json({"session_id": session, "run_id": sent.run_id}) if json else print(sent.run_id)
             return 0
-        if not json and timeout is None:
-            rendering.stream(sent)
-        result = sent.result(timeout)
-    if json:
-        print_json(result)
-    else:
-        rendering.print_end(result, streamed=timeout is None)
-    return 0 if result.ok else run_command.WAITS if result.pending else 1
+        return run_command.follow(cluster, handle, sent, timeout=timeout, reads=text != "-", store=store, json=json)
 
 
 @app.command()

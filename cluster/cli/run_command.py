@@ -12,11 +12,12 @@ import typer
 
 from understudy.config import OFFLINE_MODEL, Settings, redact
 from understudy.errors import InvalidInput, UnknownSession
+from understudy.events import SessionMigrated
 from understudy.json_text import jsonable
 from understudy.protocol import content_problem
 from understudy.spec import AgentSpec
 
-from .command import Json, Store, Terminated, command, connected, errors, print_json
+from .command import TERMINATED, Json, Store, Terminated, command, connected, errors, print_json
 from .rendering import escape
 
 if TYPE_CHECKING:
@@ -105,18 +106,7 @@ def run(
         return 0
     with connected(store) as cluster:
         handle, sent = _begin(cluster, spec if options else None, session, content, run_id)
-        try:
-            return _follow(cluster, handle, sent, timeout=timeout, reads=prompt != "-", store=store, json=json)
-        except KeyboardInterrupt as interruption:
-            terminated = isinstance(interruption, Terminated)
-            errors.print(
-                f"{'ended by SIGTERM' if terminated else 'interrupted'}; the run goes on",
-                style="yellow",
-                soft_wrap=True,
-            )
-            _hint("wait for it", "run", "--session", handle.id, "--run-id", sent.run_id, store=store)
-            _hint("end it", "cancel", handle.id, store=store)
-            raise typer.Exit(143 if terminated else 130) from None
+        return follow(cluster, handle, sent, timeout=timeout, reads=prompt != "-", store=store, json=json)
 
 
 def _check_new(session: str | None) -> None:
@@ -142,16 +132,49 @@ def _begin(
         except UnknownSession:
             pass
     agent = spec if spec is not None else AgentSpec(name="assistant")
+    seq = _seq(cluster, session)
     handle = cluster.spawn(agent, session_id=session)
+    for event in handle.events(seq) if seq is not None else ():
+        if isinstance(event, SessionMigrated):
+            changed = ", ".join(event.changed or ())
+            errors.print(f"[yellow]the session goes on as another agent: {escape(changed)}[/yellow]", soft_wrap=True)
     if (agent.model or cluster._settings.model) == OFFLINE_MODEL:
         errors.print(f"[dim]{OFFLINE}[/dim]", soft_wrap=True)
     return handle, handle.send(content or "", run_id=run_id)
 
 
+def _seq(cluster: Cluster, session: str | None) -> int | None:
+    """Where the log of a session ends; None if there is none."""
+    try:
+        return cluster.session(session).info().seq if session is not None else None
+    except UnknownSession:
+        return None
+
+
+def follow(
+    cluster: Cluster, session: Session, run: Run, *, timeout: float | None, reads: bool, store: str | None, json: bool
+) -> int:  # fmt: skip
+    """Follow a run to its end, or until it waits for people; returns the exit code.
+
+    Args:
+        timeout: seconds to wait; the run goes on.
+        reads: stdin is not read for something else.
+        store: the command's option, for the commands that are told.
+    """
+    try:
+        return _follow(cluster, session, run, timeout=timeout, reads=reads, store=store, json=json)
+    except KeyboardInterrupt as interruption:
+        terminated = isinstance(interruption, Terminated)
+        said = TERMINATED if terminated else "interrupted"
+        errors.print(f"{said}; the run goes on", style="yellow", soft_wrap=True)
+        _hint("wait for it", "run", "--session", session.id, "--run-id", run.run_id, store=store)
+        _hint("end it", "cancel", session.id, store=store)
+        raise typer.Exit(143 if terminated else 130) from None
+
+
 def _follow(
     cluster: Cluster, session: Session, run: Run, *, timeout: float | None, reads: bool, store: str | None, json: bool
 ) -> int:  # fmt: skip
-    """Follow a run to its end, or until it waits for people; returns the exit code."""
     from .following import Following, Screen
 
     screen = Screen(streams=not json and sys.stdout.isatty())

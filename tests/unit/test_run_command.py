@@ -80,6 +80,25 @@ def test_a_session_is_continued_as_it_is(run: Run, cluster: LocalCluster) -> Non
     assert system == {"role": "system", "content": "Be brief."}
 
 
+def test_a_session_goes_on_as_another_agent(run: Run, cluster: LocalCluster) -> None:
+    """Given options of an agent and a session that exists, then it goes on as that agent, and what differs is told;
+    nothing is told where nothing differs."""
+    assert run("one", "--session", "s", "--instructions", "Be brief.").exit_code == 0
+    assert "another agent" not in run("two", "--session", "s", "--instructions", "Be brief.").stderr
+    assert "another agent: instructions" in run("three", "--session", "s", "--instructions", "Be long.").stderr
+
+
+def test_an_input_to_a_session_is_followed_in_the_same_way(run: Run, cluster: LocalCluster) -> None:
+    """Given `understudy send`, then its output and exit codes are those of `understudy run`."""
+    session = cluster.spawn(AgentSpec(name="clerk", tools=["request_user_input"]), session_id="s")
+    done = CliRunner().invoke(app, ["send", "s", "hello"])
+    assert (done.exit_code, done.stdout) == (0, "offline: hello\n")
+    asked = CliRunner().invoke(app, ["send", "s", 'call request_user_input {"prompt": "Which?"}', "--json"])
+    assert asked.exit_code == run_command.WAITS
+    (pending,) = session.pending()
+    assert json.loads(asked.stdout)["pending"][0]["call_id"] == pending.call_id
+
+
 def test_a_run_is_followed_again(run: Run) -> None:
     """Given a session and a run id without a prompt, then that run's result is waited for; an unknown one is an error
     of the command, not of its usage."""
@@ -250,6 +269,12 @@ def test_a_crash_on_the_way(run: Run, cluster: LocalCluster) -> None:
     assert done.stdout.count("offline: ") == 1
     assert "the agent's process is gone" in done.stderr
     assert "restored after" in done.stderr
+
+
+def test_the_shell_completes_tools() -> None:
+    """Groups and built-in tools are offered for `--tool`."""
+    assert run_command._tools("wri") == ["write_file"]
+    assert {"files", "explore", "wait"} <= set(run_command._tools(""))
 
 
 class Terminal:
