@@ -186,9 +186,9 @@ class Following:
             tree = self.session.tree()
         except StoreUnreachable:  # the run waits for it, and so does who waits for the run
             return False
-        asked = [(info.id, item) for info in tree for item in info.pending]
+        asked = [(_whose(info, item), item) for info in tree for item in info.pending]
         for session_id, item in asked:
-            if (session_id, item.call_id, item.asked) in self._seen:
+            if (session_id, item.call_id, item.asked) in self._seen:  # also one that those above it have as theirs
                 continue
             self._seen.add((session_id, item.call_id, item.asked))
             if not (self.interactive and item.kind in ANSWERED_HERE and self._answered(session_id, item)):
@@ -236,6 +236,10 @@ class Following:
                     arguments = " ".join(call.arguments.split())
                     shown = arguments if len(arguments) <= SHOWN_ARGUMENTS else f"{arguments[:SHOWN_ARGUMENTS]}…"
                     yield f"· {call.name} {shown if shown != '{}' else ''}".rstrip()
+
+
+def _whose(info: SessionInfo, item: PendingInput) -> str:
+    return getattr(item, "session_id", "") or info.id
 
 
 def _at_work(tree: list[SessionInfo], asking: list[str]) -> bool:

@@ -178,8 +178,7 @@ def _follow(
     from .following import Following, Screen
 
     screen = Screen(streams=not json and sys.stdout.isatty())
-    interactive = reads and not json and sys.stdin.isatty() and sys.stderr.isatty()
-    following = Following(cluster, session, run, screen, interactive)
+    following = Following(cluster, session, run, screen, interactive=reads and not json and _at_terminal())
     result = following.result(timeout)
     if json:
         print_json(jsonable(result) if result is not None else _waiting(following))
@@ -194,9 +193,14 @@ def _follow(
     return WAITS if result is None or result.pending else 0 if result.ok else 1
 
 
+def _at_terminal() -> bool:
+    """Whether a person can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def _waiting(following: Following) -> dict[str, Any]:
     """In the form of a `RunResult`, each question with the session that asks."""
-    pending = [{"session_id": session_id, **jsonable(item)} for session_id, item in following.left]
+    pending = [{**jsonable(item), "session_id": session_id} for session_id, item in following.left]
     ids = {"run_id": following.run.run_id, "session_id": following.session.id}
     return {"text": "", "status": "waiting_for_input", **ids, "pending": pending}
 

@@ -177,20 +177,13 @@ def test_a_question_of_a_sub_agent(run: Run, cluster: LocalCluster, tmp_path: Pa
 
 def test_a_question_at_a_terminal(run: Run, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a person at the terminal, then the question is asked there, and its answer taken, an option by number."""
-    monkeypatch.setattr(following.Following, "__init__", _interactive(following.Following.__init__))
+    monkeypatch.setattr(run_command, "_at_terminal", lambda: True)
     text = 'call request_user_input {"prompt": "Which?", "options": ["red", "blue"]}'
     done = run(text, "--tool", "request_user_input", stdin="2\n")
     assert (done.exit_code, done.stdout) == (0, "offline: blue\n")
     assert "1. red" in done.stderr
     put_off = run(text, "--tool", "request_user_input", stdin="\n")
     assert put_off.exit_code == run_command.WAITS
-
-
-def _interactive(init: Any) -> Any:
-    def made(self: Any, cluster: Any, session: Any, run: Any, screen: Any, _interactive: bool) -> None:
-        init(self, cluster, session, run, screen, True)
-
-    return made
 
 
 def question(kind: str, options: tuple[str, ...] = ()) -> PendingInput:
@@ -211,7 +204,7 @@ def test_what_a_line_at_the_terminal_says() -> None:
 def test_a_kind_of_question_that_is_not_known(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a person at the terminal and a kind that this version can't take an answer to, then it is shown with the
     command that answers it."""
-    monkeypatch.setattr(following.Following, "__init__", _interactive(following.Following.__init__))
+    monkeypatch.setattr(run_command, "_at_terminal", lambda: True)
     monkeypatch.setattr(following, "ANSWERED_HERE", ())
     done = run('call request_user_input {"prompt": "Which?"}', "--tool", "request_user_input", stdin="x\n")
     assert done.exit_code == run_command.WAITS
