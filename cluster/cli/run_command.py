@@ -13,14 +13,16 @@ import typer
 from understudy.config import OFFLINE_MODEL, Settings, redact
 from understudy.errors import InvalidInput, UnknownSession
 from understudy.events import SessionMigrated
+from understudy.identifiers import identifier_problem
 from understudy.json_text import jsonable
 from understudy.protocol import content_problem
-from understudy.spec import AgentSpec
 
 from .command import TERMINATED, Json, Store, Terminated, command, connected, errors, print_json
 from .rendering import escape
 
 if TYPE_CHECKING:
+    from understudy.spec import AgentSpec
+
     from ..client.client import Cluster
     from ..client.results import RunResult
     from ..client.run_handle import Run
@@ -86,44 +88,45 @@ def run(
     """
     from ..client.agent_options import AgentOptions
 
-    options = AgentOptions(
-        agent, tuple(tool or ()), model, instructions, allow_bash, max_rounds, budget_tokens
-    )  # fmt: skip
+    options = AgentOptions(agent, tuple(tool or ()), model, instructions, allow_bash, max_rounds, budget_tokens)
     spec, text = options.read(Path.cwd())
     content = sys.stdin.read() if prompt == "-" else prompt if prompt is not None else text
     if content is None and not (session and run_id and not dry_run and not options):
         raise InvalidInput('say what to do: understudy run "PROMPT"; to wait for a run: --session and --run-id')
     if run_id is not None and session is None:
         raise InvalidInput("--run-id goes with --session: each session has run ids of its own")
-    problem = content_problem(content) if content is not None else None
-    if problem is not None:  # before there is a session
-        raise InvalidInput(problem)
+    _check(session, run_id, content)  # before there is a session
     if dry_run:
-        _check_new(session)
+        if session is not None:
+            raise InvalidInput("--dry-run shows a new session's first request, without a store: leave out --session")
         from ..client.preview import first_request
 
         print_json(first_request(spec, content or "", model=Settings.from_environment(store=store).model))
         return 0
     with connected(store) as cluster:
-        handle, sent = _begin(cluster, spec if options else None, session, content, run_id)
+        handle, sent = _begin(cluster, spec, bool(options), session, content, run_id)
         return follow(cluster, handle, sent, timeout=timeout, reads=prompt != "-", store=store, json=json)
 
 
-def _check_new(session: str | None) -> None:
-    if session is not None:
-        raise InvalidInput("--dry-run shows a new session's first request, without a store: leave out --session")
+def _check(session: str | None, run_id: str | None, content: str | None) -> None:
+    named = {"--session": session, "--run-id": run_id}
+    problems = [identifier_problem(value, name) for name, value in named.items() if value is not None]
+    problems += [content_problem(content)] if content is not None else []
+    found = [problem for problem in problems if problem is not None]
+    if found:
+        raise InvalidInput("; ".join(found))
 
 
 def _begin(
-    cluster: Cluster, spec: AgentSpec | None, session: str | None, content: str | None, run_id: str | None
+    cluster: Cluster, spec: AgentSpec, described: bool, session: str | None, content: str | None, run_id: str | None
 ) -> tuple[Session, Run]:
     """Send the input to the session, which is created if there is none.
 
     Args:
-        spec: None for what the session is, or a plain assistant.
+        described: the options describe the agent; else a session that exists goes on as what it is.
         content: None to follow a run that there is.
     """
-    if spec is None and session is not None:
+    if not described and session is not None:
         handle = cluster.session(session)
         if content is None:
             return handle, handle.run(str(run_id))
@@ -131,14 +134,13 @@ def _begin(
             return handle, handle.send(content, run_id=run_id)
         except UnknownSession:
             pass
-    agent = spec if spec is not None else AgentSpec(name="assistant")
     seq = _seq(cluster, session)
-    handle = cluster.spawn(agent, session_id=session)
+    handle = cluster.spawn(spec, session_id=session)
     for event in handle.events(seq) if seq is not None else ():
         if isinstance(event, SessionMigrated):
             changed = ", ".join(event.changed or ())
             errors.print(f"[yellow]the session goes on as another agent: {escape(changed)}[/yellow]", soft_wrap=True)
-    if (agent.model or cluster._settings.model) == OFFLINE_MODEL:
+    if (spec.model or cluster._settings.model) == OFFLINE_MODEL:
         errors.print(f"[dim]{OFFLINE}[/dim]", soft_wrap=True)
     return handle, handle.send(content or "", run_id=run_id)
 

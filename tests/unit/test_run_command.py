@@ -133,6 +133,7 @@ def test_a_run_that_does_not_complete(run: Run, tmp_path: Path) -> None:
         (("x", "--tool", "flies", "--tool", "no:where"), "ModuleNotFoundError"),
         (("x", "--tool", "bash"), "--allow-bash"),
         (("x", "--run-id", "r"), "--session"),
+        (("x", "--session", "s", "--run-id", "no id"), "--run-id 'no id'"),
         (("x", "--dry-run", "--session", "s"), "leave out --session"),
     ],
 )
