@@ -27,6 +27,7 @@ from understudy.events import (
     ModelCallCompleted,
     ModelCallFailed,
     ModelCallReissued,
+    ModelCallStarted,
     RunStarted,
     SessionActivated,
     SessionCrashed,
@@ -128,6 +129,8 @@ class Following:
     left: list[tuple[str, PendingInput]] = field(default_factory=list)
     """What is asked and was not answered here, by the session that asks."""
     _seen: set[tuple[str, str, int]] = field(default_factory=set)
+    _purposes: dict[str, str] = field(default_factory=dict)
+    _held: dict[str, list[TextDelta | StreamRestarted]] = field(default_factory=dict)
     _looks: bool = True
 
     def result(self, timeout: float | None = None) -> RunResult | None:
@@ -211,10 +214,15 @@ class Following:
         return True
 
     def _show(self, event: Event) -> None:
-        if isinstance(event, TextDelta):
-            self.screen.text(event.text)
-        elif isinstance(event, StreamRestarted):
-            self.screen.void()
+        if isinstance(event, (TextDelta, StreamRestarted)):
+            self._text(event)
+        elif isinstance(event, ModelCallStarted):
+            call = event.request_key.rpartition("/")[0]
+            self._purposes[call] = event.purpose
+            if event.purpose:
+                self.screen.note("· the history is folded to fit the model's window")
+            for piece in self._held.pop(call, ()):
+                self._text(piece)
         elif isinstance(event, ModelCallCompleted):
             for line in self._calls(event) if event.tool_calls else ():
                 self.screen.note(line)
@@ -222,6 +230,19 @@ class Following:
             told = progress(event)
             if told is not None:
                 self.screen.note(*told)
+
+    def _text(self, event: TextDelta | StreamRestarted) -> None:
+        """Part of an answer; that of a call which is for something else is not for people. What a call is for says the
+        event of its start, which may come after the first of its text."""
+        call = event.request_key.rpartition("/")[0]
+        if call not in self._purposes:
+            self._held.setdefault(call, []).append(event)
+        elif self._purposes[call]:
+            return
+        elif isinstance(event, TextDelta):
+            self.screen.text(event.text)
+        else:
+            self.screen.void()
 
     def _calls(self, event: ModelCallCompleted) -> Iterator[str]:
         """The tool calls that an answer asks for: the answer is right before its event."""

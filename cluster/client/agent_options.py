@@ -15,8 +15,8 @@ from .checking import agent_problems
 
 DEFAULT_NAME = "assistant"
 
-IN_WORKSPACE = frozenset([*BUILTIN_TOOLS, *TOOL_GROUPS])
-"""Tools that work in a directory."""
+IN_WORKSPACE = frozenset(BUILTIN_TOOLS) | {group for group, names in TOOL_GROUPS.items() if {*names} & {*BUILTIN_TOOLS}}
+"""Tools that work in a directory, and groups that have some."""
 
 
 def known_tools() -> list[str]:

@@ -17,7 +17,7 @@ from understudy.actors.tools import tool_names
 from understudy.cluster.cli.main import app
 from understudy.cluster.client.agent_file import read_agent
 from understudy.errors import InvalidInput, InvalidSpec
-from understudy.spec import AgentSpec, Budget, RestartPolicy, Supervision
+from understudy.spec import AgentSpec, Budget, Context, RestartPolicy, Supervision
 
 TOOLS = """
 from understudy import hook, tool
@@ -170,6 +170,15 @@ backoff_max = 4
 jitter = 0.1
 reset_after = 9
 
+[context]
+window = 32000
+representation = "full"
+fold = "notes"
+fold_at = 0.5
+keep = 0.1
+elide = { glob = 100 }
+longest_result = 1000
+
 [supervision]
 strategy = "one_for_all"
 max_restarts = 1
@@ -196,6 +205,7 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str) -> None:
         (AgentSpec, set(data)),
         (RestartPolicy, set(data["restart"])),
         (Supervision, set(data["supervision"])),
+        (Context, set(data["context"])),
         (Budget, set().union(*scopes)),
     ]
     for model, given in nested:

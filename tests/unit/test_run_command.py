@@ -15,7 +15,15 @@ from understudy.cluster.cli.following import Screen, progress, read_answer
 from understudy.cluster.cli.main import app
 from understudy.cluster.client import client
 from understudy.errors import InvalidInput
-from understudy.events import SessionActivated, SessionCrashed, ToolFinished
+from understudy.events import (
+    Event,
+    ModelCallStarted,
+    SessionActivated,
+    SessionCrashed,
+    StreamRestarted,
+    TextDelta,
+    ToolFinished,
+)
 from understudy.reads import PendingInput
 from understudy.spec import AgentSpec
 from understudy.testing import LocalCluster
@@ -308,6 +316,43 @@ def test_text_and_progress_do_not_share_a_line(monkeypatch: pytest.MonkeyPatch) 
     quiet.text("nothing")
     quiet.void()
     assert terminal.written.splitlines() == lines
+
+
+class Told:
+    """A run whose events are these."""
+
+    def __init__(self, *events: Event) -> None:
+        self.events = events
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def result(self) -> str:
+        return "ended"
+
+
+def test_only_the_text_of_answers_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a call for something else, a call whose text comes before the event of its start, and one that was lost,
+    then the terminal has the answers' text, in order, with what is void told."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr("sys.stderr", terminal)
+    events = (
+        ModelCallStarted(request_key="s/r/1/1", purpose="fold_answer"),
+        TextDelta(request_key="s/r/1/1", text="a summary"),
+        TextDelta(request_key="s/r/2/1", text="Hel"),
+        ModelCallStarted(request_key="s/r/2/1"),
+        StreamRestarted(request_key="s/r/2/2"),
+        TextDelta(request_key="s/r/2/2", text="Hello"),
+    )
+    unused: Any = None
+    run: Any = Told(*events)
+    assert following.Following(unused, unused, run, Screen(streams=True), False).result() == "ended"
+    lines = terminal.written.splitlines()
+    assert [lines[1], lines[3]] == ["Hel", "Hello"]
+    assert "folded" in lines[0]
+    assert "void" in lines[2]
+    assert "a summary" not in terminal.written
 
 
 def test_what_is_told_of_events() -> None:
