@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-all check clean
+.PHONY: help install demo dev test test-all check clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,8 +22,10 @@ PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3 python; d
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST)
 
+install: $(VENV)/installed ## .venv with the command `understudy`
+
 demo: $(VENV)/installed ## agents at work, some of them killed on the way; needs no key
-	$(BIN)/understudy run --chaos 2
+	$(BIN)/python -P -m understudy.examples.survey --chaos 2
 
 dev: $(VENV)/installed-dev ## .venv with everything that tests and checks need
 

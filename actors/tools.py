@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, TypeVar, overload
 
 from understudy.errors import InvalidSpec, ToolError
+from understudy.suggestions import did_you_mean
 
 from .asking import REQUEST_USER_INPUT, REQUEST_USER_INPUT_SPEC
 from .code import fingerprint, import_reference, packed, resolve, unloadable, unpacked
@@ -138,9 +139,9 @@ def describe(
         InvalidSpec: the name is unknown, the entry is no tool, or it must travel by value and `pickle` is None.
     """
     if isinstance(item, str):
-        if item not in TOOL_GROUPS and item not in BUILTIN_TOOLS and item not in _LOOP_TOOLS:
-            known = ", ".join([*TOOL_GROUPS, *BUILTIN_TOOLS, *_LOOP_TOOLS])
-            raise InvalidSpec(f"no tool is named {item!r}; known: {known}.")
+        problem = tool_name_problem(item)
+        if problem is not None:
+            raise InvalidSpec(f"{problem}.")
         return [_describe_builtin(name) for name in TOOL_GROUPS.get(item, (item,))], {}
     definition = getattr(item, "__understudy_tool__", None)
     if not isinstance(definition, ToolDefinition):
@@ -195,6 +196,19 @@ _LOOP_TOOLS = {
     **RECALL_TOOLS,
 }
 """Tools that the session loop executes itself."""
+
+
+def tool_names() -> list[str]:
+    """The names that `AgentSpec.tools` may have: groups, and tools that come with Understudy."""
+    return [*TOOL_GROUPS, *BUILTIN_TOOLS, *_LOOP_TOOLS]
+
+
+def tool_name_problem(name: str) -> str | None:
+    """What is wrong with the name of a tool or a group; None if nothing is."""
+    known = tool_names()
+    if name in known:
+        return None
+    return f"no tool is named {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}"
 
 
 def builtin(spec: dict[str, Any]) -> str | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -20,6 +21,7 @@ from pydantic import (
 
 from .errors import InvalidSpec
 from .prices import MILLION
+from .suggestions import did_you_mean
 
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
 
@@ -39,7 +41,8 @@ class _AllProblems(ModelMetaclass):
         try:
             return super().__call__(*args, **data)
         except ValidationError as error:
-            raise InvalidSpec(_describe(cls.__name__, error), details={"problems": problems(error)}) from None
+            found = problems(error, cls)
+            raise InvalidSpec(_describe(cls.__name__, found), details={"problems": found}) from None
 
 
 class Strict(BaseModel, metaclass=_AllProblems):
@@ -48,16 +51,36 @@ class Strict(BaseModel, metaclass=_AllProblems):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
-def problems(error: ValidationError) -> list[dict[str, str]]:
-    """Every problem as `{"field", "problem"}`, in the order of the fields."""
-    return [
-        {"field": ".".join(str(part) for part in item["loc"] if part not in TAGS) or "(whole)", "problem": item["msg"]}
-        for item in error.errors(include_url=False, include_context=False, include_input=False)
-    ]
+def problems(error: ValidationError, model: Any) -> list[dict[str, str]]:
+    """Every problem as `{"field", "problem"}`, in the order of the fields; `model` is what was to be made."""
+    found = []
+    for item in error.errors(include_url=False, include_context=False, include_input=False):
+        place, problem = item["loc"], item["msg"]
+        if item["type"] == "extra_forbidden":
+            problem = f"there is no such field{did_you_mean(str(place[-1]), _fields_at(model, place[:-1]))}"
+        field = ".".join(str(part) for part in place if part not in TAGS) or "(whole)"
+        found.append({"field": field, "problem": problem})
+    return found
 
 
-def _describe(kind: str, error: ValidationError) -> str:
-    found = problems(error)
+def _fields_at(model: Any, place: tuple[int | str, ...]) -> list[str]:
+    """The fields of the model at this place in another one."""
+    for part in place:
+        if isinstance(part, str) and part not in TAGS:
+            model = next(_models_in(model.model_fields[part].annotation), None)
+            if model is None:
+                return []
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> Iterator[Any]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
+
+
+def _describe(kind: str, found: list[dict[str, str]]) -> str:
     lines = "; ".join(f"{item['field']}: {item['problem']}" for item in found)
     return f"{kind} has {len(found)} problem{'s' if len(found) != 1 else ''}: {lines}."
 

@@ -1,1 +1,1 @@
-"""Examples that are part of the package: `understudy run` is one of them."""
+"""Examples that are part of the package: `make demo` shows one of them."""

@@ -60,8 +60,8 @@ def _described(error: UnderstudyError) -> dict[str, Any]:
 def command(function: Callable[..., Any]) -> Callable[..., Any]:
     """Turn our errors into a clear line on stderr, the next step below it (JSON with `--json`), and an exit code.
 
-    0 done, 1 the run or check failed or the store refused it, 2 wrong usage or configuration, 130 interrupted, 143
-    ended by SIGTERM. An interruption's own text says what became of the work.
+    0 done, 1 the run or check failed or the store refused it, 2 wrong usage or configuration, 3 the run waits for a
+    person's answer, 130 interrupted, 143 ended by SIGTERM. An interruption's own text says what became of the work.
     """
 
     @wraps(function)

@@ -1,15 +1,13 @@
 """The command line. The words are those of the API; `--json` prints one JSON document on stdout and nothing else.
 
-Exit codes: 0 done, 1 the run or check failed or the store refused, 2 wrong usage or configuration, 130 interrupted,
-143 ended by SIGTERM.
+Exit codes: 0 done, 1 the run or check failed or the store refused, 2 wrong usage or configuration, 3 the run waits for
+a person's answer, 130 interrupted, 143 ended by SIGTERM.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,10 +15,12 @@ import typer
 from understudy.errors import InvalidInput
 
 from . import (
+    agents_command,
     certify_command,
     console_command,
     dashboards_command,
     rendering,
+    run_command,
     steering_commands,
     store_commands,
     top_command,
@@ -42,6 +42,8 @@ app = typer.Typer(
 )
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `understudy ps --all` lists them.")]
 
+app.command()(run_command.run)
+app.add_typer(agents_command.app, name="agents")
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
 app.command()(top_command.top)
@@ -74,66 +76,24 @@ def main_options(
 
 @app.command()
 @command
-def run(
-    directory: Annotated[Path, typer.Argument(help="What to survey.", exists=True, file_okay=False)] = Path("."),
-    chaos: Annotated[int, typer.Option(help="SIGKILL so many session actors on the way.", min=0, max=100)] = 0,
-    seed: Annotated[int, typer.Option(help="Of the choice of victims.")] = 0,
-    verify: Annotated[bool, typer.Option(help="Compare the report with one computed directly.")] = False,
-    model: Annotated[str | None, typer.Option(help="Default: UNDERSTUDY_MODEL, or `offline` without a key.")] = None,
-    session: Annotated[str | None, typer.Option(help="Session id: the same one is not surveyed twice.")] = None,
-    store: Store = None,
-    json: Json = False,
-) -> int:
-    """Survey a directory with a tree of agents: a lead, and a surveyor for each part."""
-    from understudy.examples.survey.job import run_survey
-    from understudy.examples.survey.view import SurveyView, outcome_to_json
-
-    # The offline model answers at once unless told otherwise; with some latency there is a tree to watch.
-    os.environ.setdefault("UNDERSTUDY_OFFLINE_LATENCY", "0.4")
-    with connected(store, model=model) as cluster, SurveyView(quiet=json) as view:
-        outcome = run_survey(
-            cluster, directory.resolve(), chaos=chaos, seed=seed, session_id=session, on_update=view.update
-        )
-    matches = None
-    if verify:
-        from understudy.examples.survey.tools import survey_directly
-
-        matches = survey_directly(str(directory.resolve())) == outcome.report
-    if json:
-        print_json({**outcome_to_json(outcome), **({"verified": matches} if verify else {})})
-    else:
-        view.finish(outcome)
-        if verify:
-            print(f"report equals a direct computation: {'yes' if matches else 'NO'}")
-    return 0 if outcome.status == "completed" and matches is not False else 1
-
-
-@app.command()
-@command
 def send(
     session: SessionId,
     text: Annotated[str, typer.Argument(help="The input; `-` reads it from stdin.")],
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer, streaming it.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait.", min=0.0)] = None,
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Send an input to a session."""
+    """Send an input to a session, and follow its run as `understudy run` does."""
     content = sys.stdin.read() if text == "-" else text
     with connected(store) as cluster:
-        sent = cluster.session(session).send(content, run_id=run_id)
+        handle = cluster.session(session)
+        sent = handle.send(content, run_id=run_id)
         if not wait:
             print_json({"session_id": session, "run_id": sent.run_id}) if json else print(sent.run_id)
             return 0
-        if not json and timeout is None:
-            rendering.stream(sent)
-        result = sent.result(timeout)
-    if json:
-        print_json(result)
-    else:
-        rendering.print_end(result, streamed=timeout is None)
-    return 0 if result.ok else 1
+        return run_command.follow(cluster, handle, sent, timeout=timeout, reads=text != "-", store=store, json=json)
 
 
 @app.command()

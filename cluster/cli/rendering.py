@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import markup
 from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
-from understudy.events import Event, InputRequested, StreamRestarted, TextDelta
+from understudy.events import Event
 from understudy.messages import Message, Usage
 from understudy.prices import money
 from understudy.reads import BudgetUse, DrainInfo, PendingInput, RunRecord, Wakeup
 
-from ..client.results import RunResult, ServiceInfo, SessionInfo
-
-if TYPE_CHECKING:
-    from ..client.run_handle import Run
+from ..client.results import ServiceInfo, SessionInfo
 
 STATUS_STYLE = {
     "running": "green",
@@ -66,33 +62,6 @@ def styled(status: str) -> str:
     """A status in its colour."""
     style = STATUS_STYLE.get(status)
     return f"[{style}]{status}[/{style}]" if style else status
-
-
-def stream(run: Run) -> None:
-    """Print a run's text as it comes."""
-    for event in run:
-        if isinstance(event, TextDelta):
-            sys.stdout.write(event.text)
-        elif isinstance(event, StreamRestarted):
-            sys.stdout.write("\n[the model call was lost and starts again]\n")
-        elif isinstance(event, InputRequested):
-            sys.stdout.write(f"\n[waits for input: {event.prompt}]\n")
-            return
-        elif event.type == "tool_started":
-            sys.stdout.write(f"\n[{getattr(event, 'tool', '')}]\n")
-        sys.stdout.flush()
-    sys.stdout.write("\n")
-
-
-def print_end(result: RunResult, *, streamed: bool) -> None:
-    """How a run ended, after its text."""
-    if not streamed:
-        print(result.text)
-    if result.pending:
-        print_pending(result.session_id, result.pending, Console(stderr=True, highlight=False))
-    elif not result.ok:
-        reason = (result.error or {}).get("message", "")
-        Console(stderr=True).print(f"[red]{result.status}[/red] {escape(reason)}")
 
 
 def print_sessions(sessions: list[SessionInfo], services: list[ServiceInfo], *, live_only: bool) -> None:

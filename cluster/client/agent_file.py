@@ -6,14 +6,19 @@ import importlib
 import json
 import sys
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from understudy.actors.tools import BUILTIN_TOOLS, SPAWN_AGENT, TOOL_GROUPS
+from understudy.actors.tools import tool_name_problem
 from understudy.errors import InvalidInput, InvalidSpec
 from understudy.spec import AgentSpec
+
+from .checking import agent_problems
+
+PLACEHOLDER = "agent"
+"""The name of an agent without one, while its other fields are checked."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,7 @@ def read_agent(path: Path) -> AgentFile:
     """
     data = _parsed(path)
     directory = path.resolve().parent
-    if str(directory) not in sys.path:
-        sys.path.insert(0, str(directory))
-    importlib.invalidate_caches()
+    import_from(directory)
     problems: list[dict[str, str]] = []
     given = data.pop("input", None)
     if given is not None and not (isinstance(given, str) and given):
@@ -53,13 +56,56 @@ def read_agent(path: Path) -> AgentFile:
     spec: AgentSpec | None = None
     try:
         spec = AgentSpec.parse(resolved)
+        problems += _new(agent_problems(spec), problems)
     except InvalidSpec as error:
         problems += error.details.get("problems") or [{"field": "(whole)", "problem": error.message}]
+        problems += _new(_beyond(resolved, problems), problems)
     if problems or spec is None:
         lines = "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
         number = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
         raise InvalidSpec(f"{path} has {number}: {lines}.", details={"problems": problems})
     return AgentFile(spec, directory, given)
+
+
+def import_from(directory: Path) -> None:
+    """Let modules be found from a directory."""
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+    importlib.invalidate_caches()
+
+
+def _new(found: Iterable[dict[str, str]], told: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Those that don't follow from what is told already: a sub-agent may need a tool whose name is misspelt."""
+    places = {item["field"].rpartition("tools")[0] for item in told if "tools" in item["field"].split(".")}
+    follows = {f"{place}agents" for place in places}
+    return [item for item in found if item not in told and item["field"] not in follows]
+
+
+def _beyond(resolved: dict[str, Any], told: list[dict[str, str]]) -> list[dict[str, str]]:
+    """What else is wrong with an agent: that without the fields which can't be used."""
+    for item in told:
+        _drop(resolved, item["field"].split("."))
+    try:
+        return agent_problems(AgentSpec.parse(_named(resolved)))
+    except InvalidSpec:  # a list or table that is not one: what is in it can't be looked at
+        return []
+
+
+def _drop(agent: Any, place: list[str]) -> None:
+    """Leave out the field of an agent, or of one below it, that this place is in. Tools and hooks that can't be found
+    are left out already."""
+    while place[0] == "agents" and len(place) > 2 and isinstance(agent, dict) and isinstance(agent["agents"], list):
+        agent, place = agent["agents"][int(place[1])], place[2:]
+    if isinstance(agent, dict) and not (place[0] in ("tools", "hooks") and len(place) > 1):
+        agent.pop(place[0], None)
+
+
+def _named(table: dict[str, Any]) -> dict[str, Any]:
+    """The table with a name, and those of its sub-agents."""
+    agents = table.get("agents")
+    if isinstance(agents, list):
+        table = {**table, "agents": [_named(agent) if isinstance(agent, dict) else agent for agent in agents]}
+    return {"name": PLACEHOLDER, **table}
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -85,7 +131,7 @@ def _resolved(table: dict[str, Any], directory: Path, place: str, problems: list
         found["workspace"] = str(location)
         if not location.is_dir():
             problems.append({"field": f"{place}workspace", "problem": f"{location} is not a directory"})
-    for kind, find in (("tools", _tool), ("hooks", partial(_function, kind="hook"))):
+    for kind, find in (("tools", find_tool), ("hooks", _find_hook)):
         if not isinstance(table.get(kind), list):
             continue
         found[kind] = []
@@ -102,14 +148,22 @@ def _resolved(table: dict[str, Any], directory: Path, place: str, problems: list
     return found
 
 
-def _tool(name: str) -> Any:
-    """The function at an import path; the name of a tool that comes with Understudy as it is."""
-    if ":" not in name:
-        if name not in (*TOOL_GROUPS, *BUILTIN_TOOLS, SPAWN_AGENT):
-            known = ", ".join([*TOOL_GROUPS, *BUILTIN_TOOLS, SPAWN_AGENT])
-            raise InvalidInput(f"no tool is named {name!r}; known: {known}; your own: module:function")
-        return name
-    return _function(name, kind="tool")
+def find_tool(name: str) -> Any:
+    """The function at an import path; the name of a tool that comes with Understudy, or of a group, as it is.
+
+    Raises:
+        InvalidInput: there is none, or the function is no tool.
+    """
+    if ":" in name:
+        return _function(name, kind="tool")
+    problem = tool_name_problem(name)
+    if problem is not None:
+        raise InvalidInput(f"{problem}; your own: module:function")
+    return name
+
+
+def _find_hook(name: str) -> Any:
+    return _function(name, kind="hook")
 
 
 def _function(name: str, *, kind: str) -> Any:

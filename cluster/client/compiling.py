@@ -90,13 +90,14 @@ def compile_spec(
         one, code = describe_hook(item, pickle=pickle)
         hooks.append(one)
         blobs.update(code)
-    _check_functions(spec, tools, hooks)
+    problems = function_problems(spec, tools, hooks)
+    if problems:
+        text = "; ".join(f"{problem['field']}: {problem['problem']}" for problem in problems)
+        raise InvalidSpec(f"{text}.", details={"problems": problems})
     agents: dict[str, Any] = {}
     own_code = any(_is_own(function["source"]) for function in (*tools, *hooks))
     for agent in spec.agents:
         child = compile_spec(agent, model=model, profile=spec.profile or profile, pickle=pickle)
-        if agent.name in agents:
-            raise InvalidSpec(f"agents has two entries named {agent.name!r}.")
         agents[agent.name] = child.spec
         blobs.update(child.blobs)
         own_code = own_code or child.uses_own_code
@@ -140,17 +141,24 @@ def _identity(spec: dict[str, Any]) -> dict[str, Any]:
     return {**spec, **functions, "agents": agents}
 
 
-def _check_functions(spec: AgentSpec, tools: list[dict[str, Any]], hooks: list[dict[str, Any]]) -> None:
+def function_problems(
+    spec: AgentSpec, tools: list[dict[str, Any]], hooks: list[dict[str, Any]]
+) -> list[dict[str, str]]:  # fmt: skip
+    """What is wrong with an agent's tools, hooks and sub-agents beside each other, as `{"field", "problem"}`.
+
+    Args:
+        tools, hooks: its own, described.
+    """
     names = [tool["name"] for tool in tools]
-    problems = [f"tools: {name!r} is there twice" for name in _twice(names)]
-    problems += [f"hooks: {name!r} is there twice" for name in _twice([hook["name"] for hook in hooks])]
+    each = {
+        "tools": names, "hooks": [hook["name"] for hook in hooks], "agents": [agent.name for agent in spec.agents]
+    }  # fmt: skip
+    problems = [(field, f"{name!r} is there twice") for field, found in each.items() for name in _twice(found)]
     if "bash" in names and not spec.allow_bash:
-        problems.append("tools: bash needs allow_bash=True")
+        problems.append(("tools", "bash needs allow_bash=True"))
     if spec.agents and "spawn_agent" not in names:
-        problems.append("agents: they can only be used with the tool 'spawn_agent'")
-    if problems:
-        details = {"problems": [{"field": p.split(":")[0], "problem": p.split(": ", 1)[1]} for p in problems]}
-        raise InvalidSpec("; ".join(problems) + ".", details=details)
+        problems.append(("agents", "they can only be used with the tool 'spawn_agent'"))
+    return [{"field": field, "problem": problem} for field, problem in problems]
 
 
 def _twice(names: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -59,6 +60,86 @@ def test_a_command_that_is_told_to_end(number: signal.Signals, text: str) -> Non
     assert (output, process.returncode) == ("closed\n", 128 + number)
     assert errors.startswith(text)
     assert errors.count("\n") == 1
+
+
+RUNS = """
+import sys
+from understudy.cluster.cli.main import app
+from understudy.cluster.client import client
+from understudy.testing import LocalCluster
+
+class Cluster:
+    @classmethod
+    def connect(cls, store, **options):
+        return LocalCluster(store)
+
+client.Cluster = Cluster
+app(["run", "call wait {\\"seconds\\": 600}", "--tool", "wait", "--session", "s", "--run-id", "r",
+     "--store", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_not_waited_for_any_more(tmp_path: Path, number: signal.Signals) -> None:
+    """Given a run at work, when its command is interrupted or terminated, then it says that the run goes on and how to
+    wait for it or to end it; its exit code is that of the signal."""
+    store = f"sqlite:///{tmp_path}/store.db"
+    with subprocess.Popen(
+        [sys.executable, "-c", RUNS, store], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any("waits until" in line for line in lines)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("", 128 + number)
+    assert "the run goes on" in errors
+    assert f"understudy run --session s --run-id r --store {store}" in errors
+    assert f"understudy cancel s --store {store}" in errors
+
+
+AT_TERMINAL = """
+import sys
+from understudy.cluster.cli.main import app
+from understudy.cluster.client import client
+from understudy.testing import LocalCluster
+
+class Cluster:
+    @classmethod
+    def connect(cls, store, **options):
+        return LocalCluster(store)
+
+client.Cluster = Cluster
+app(["run", 'call request_user_input {"prompt": "Which?", "options": ["red", "blue"]}',
+     "--tool", "request_user_input", "--store", sys.argv[1]])
+"""
+
+
+def test_a_run_at_a_terminal(tmp_path: Path) -> None:
+    """Given a terminal, when the agent asks, then the question and its options are shown there, the answer is read, and
+    the agent's text comes once; all in their order."""
+    ours, theirs = pty.openpty()
+    store = f"sqlite:///{tmp_path}/store.db"
+    with subprocess.Popen(
+        [sys.executable, "-c", AT_TERMINAL, store], stdin=theirs, stdout=theirs, stderr=theirs, text=True
+    ) as process:
+        os.close(theirs)
+        shown, answered = b"", False
+        while True:
+            try:
+                piece = os.read(ours, 4096)
+            except OSError:  # Linux: the other end was closed
+                break
+            shown += piece
+            if b"puts the answer off)" in shown and not answered:
+                os.write(ours, b"2\n")
+                answered = True
+        assert process.wait(60) == 0, shown
+    os.close(ours)
+    text = shown.decode()
+    assert text.count("offline: blue") == 1
+    places = [text.index(part) for part in ("Which?", "2. blue", "offline: blue", "continue: understudy run")]
+    assert places == sorted(places)
 
 
 @pytest.mark.thorough

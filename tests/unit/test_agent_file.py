@@ -5,17 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
 
+from understudy.actors.tools import tool_names
+from understudy.cluster.cli.main import app
 from understudy.cluster.client.agent_file import read_agent
 from understudy.errors import InvalidInput, InvalidSpec
-from understudy.spec import Budget
+from understudy.spec import AgentSpec, Budget, Context, RestartPolicy, Supervision
 
 TOOLS = """
-from understudy import tool
+from understudy import hook, tool
+
+@hook("run_start")
+def notes(context):
+    return None
 
 @tool(on_crash="rerun")
 def look(name: str) -> str:
@@ -118,3 +127,166 @@ def test_a_module_that_fails_is_told(tmp_path: Path, module: str) -> None:
     (tmp_path / f"{module}.py").write_text("raise SystemExit(3)")
     with pytest.raises(InvalidSpec, match="SystemExit: 3"):
         read_agent(write(tmp_path, {"name": "a", "tools": [f"{module}:look"]}))
+
+
+FIELDS = """
+name = "clerk"
+instructions = "Be brief."
+model = "m"
+profile = "p"
+tools = ["files", "wait", "schedule_wakeup", "list_wakeups", "cancel_wakeup", "request_user_input", "spawn_agent",
+         "bash", "MODULE:look"]
+hooks = ["MODULE:notes"]
+workspace = "."
+max_rounds = 7
+max_continuations = 1
+repeat_limit = 3
+tool_timeout = 1.5
+parallel_tools = 2
+max_depth = 2
+allow_bash = true
+deadline = 60
+stall = 30
+parameters = { temperature = 0 }
+budget = [{ tokens = 1000, cost = 0.5, children = 3, depth = 2, seconds = 60 }, { scope = "run", rounds = 4 }]
+restart_type = "transient"
+on_parent_end = "wait"
+lifecycle = "linked"
+shutdown = 5
+isolation = "process"
+resources = { num_cpus = 1 }
+labels = { zone = "a" }
+environment = ["DATABASE_URL"]
+runtime_env = { env_vars = { A = "b" } }
+follow_ups = "merge"
+on_change = "refuse"
+metadata = { team = "t" }
+
+[restart]
+max_restarts = 1
+period = 2
+stuck_after = 3
+backoff = 0.5
+backoff_max = 4
+jitter = 0.1
+reset_after = 9
+
+[context]
+window = 32000
+representation = "full"
+fold = "notes"
+fold_at = 0.5
+keep = 0.1
+elide = { glob = 100 }
+longest_result = 1000
+
+[supervision]
+strategy = "one_for_all"
+max_restarts = 1
+period = 2
+backoff = 0.5
+backoff_max = 4
+jitter = 0.1
+reset_after = 9
+exceeded = "report"
+
+[[agents]]
+name = "child"
+tools = ["wait"]
+"""
+"""Each field of an agent, and of what is in one, with another value than its default."""
+
+
+def test_every_field_can_be_in_a_file(tmp_path: Path, module: str) -> None:
+    """Each field that `AgentSpec` has, and each of the models in it, is in the file above, is accepted, and has its
+    value; a field that is new must be added there."""
+    data = tomllib.loads(FIELDS)
+    scopes: list[set[str]] = [set(budget) for budget in data["budget"]]
+    nested: list[tuple[type[BaseModel], set[str]]] = [
+        (AgentSpec, set(data)),
+        (RestartPolicy, set(data["restart"])),
+        (Supervision, set(data["supervision"])),
+        (Context, set(data["context"])),
+        (Budget, set().union(*scopes)),
+    ]
+    for model, given in nested:
+        assert given == set(model.model_fields), model
+    (tmp_path / "agent.toml").write_text(FIELDS.replace("MODULE", module))
+    spec = read_agent(tmp_path / "agent.toml").spec
+    for name, field in AgentSpec.model_fields.items():
+        assert getattr(spec, name) != field.get_default(call_default_factory=True), name
+    assert spec.budgets == (
+        Budget(tokens=1000, cost=data["budget"][0]["cost"], children=3, depth=2, seconds=60),
+        Budget(scope="run", rounds=4),
+    )
+
+
+def test_every_built_in_tool_can_be_in_a_file(tmp_path: Path) -> None:
+    """Each name that `AgentSpec.tools` takes is one that a file takes, groups included."""
+    for name in tool_names():
+        found = read_agent(write(tmp_path, {"name": "a", "tools": [name], "allow_bash": True})).spec
+        assert found.tools == (name,)
+
+
+def test_what_a_misspelt_name_may_mean(tmp_path: Path) -> None:
+    """Fields at any depth, and tools, that are not known are told with the one that is close."""
+    data = {
+        "name": "a", "instruction": "x", "tools": ["schedule_wake", "spawn_agents"], "restart": {"backof": 1},
+        "budget": [{"token": 5}], "agents": [{"name": "b", "model_name": "m", "max_round": 3}],
+    }  # fmt: skip
+    with pytest.raises(InvalidSpec) as raised:
+        read_agent(write(tmp_path, data))
+    told = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
+    close = {
+        "instruction": "instructions", "tools.0": "schedule_wakeup", "tools.1": "spawn_agent",
+        "restart.backof": "backoff", "budget.0.token": "tokens", "agents.0.max_round": "max_rounds",
+    }  # fmt: skip
+    assert {field: name for field, name in close.items() if f"did you mean {name!r}?" in told[field]} == close
+    assert "agents" not in told  # that they need `spawn_agent` follows from the name which is misspelt
+
+
+def test_what_does_not_fit_together_is_told_with_the_rest(tmp_path: Path, module: str) -> None:
+    """Tools twice or without permission, and sub-agents of one name, are told beside fields that can't be used."""
+    twin = {"name": "twin", "tools": ["bash"]}
+    data = {"tools": ["glob", "files", "wait"], "max_rounds": 0, "agents": [twin, twin], "hooks": [f"{module}:none"]}
+    with pytest.raises(InvalidSpec) as raised:
+        read_agent(write(tmp_path, data))
+    told = [item["field"] for item in raised.value.details["problems"]]
+    assert sorted(told) == sorted(
+        ["hooks.0", "name", "max_rounds", "tools", "agents", "agents", "agents.0.tools", "agents.1.tools"]
+    )
+
+
+def check(*arguments: str) -> tuple[int, Any]:
+    """`understudy agents check --json`: its exit code, and what it says."""
+    done = CliRunner().invoke(app, ["agents", "check", *arguments, "--json"])
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_checking_several_files(tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given files of which some can't be used, then all problems of all are told, and the exit code is 1; modules of
+    the same name beside different files are different ones."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / f"{module}.py").write_text("from understudy import tool\n@tool\ndef there() -> str:\n    return ''\n")
+    good = write(tmp_path, {"name": "a", "tools": [f"{module}:look", "files"]})
+    second = write(other, {"name": "b", "tools": [f"{module}:there"]})
+    assert check(str(good), str(second)) == (
+        0,
+        {
+            "ok": True,
+            "files": [
+                {"file": str(good), "name": "a", "summary": "a, 2 tools", "problems": []},
+                {"file": str(second), "name": "b", "summary": "b, 1 tool", "problems": []},
+            ],
+        },
+    )
+    write(other, {"name": "b", "tools": [f"{module}:look"], "max_rounds": 0})
+    code, found = check(str(good), str(second), str(tmp_path / "missing.toml"))
+    fields = [[problem["field"] for problem in item["problems"]] for item in found["files"]]
+    assert (code, found["ok"], fields) == (1, False, [[], ["tools.0", "max_rounds"], ["(file)"]])
+    shown = CliRunner().invoke(app, ["agents", "check", str(good), str(second)])
+    assert shown.exit_code == 1
+    assert f"{good}: ok a, 2 tools" in shown.stdout
+    assert f"{second}: 2 problems" in shown.stdout

@@ -542,3 +542,13 @@ def test_tree_shows_who_does_what() -> None:
     line = str(shown.children[0].label)
     for text in ("\\[red]src", "running", "round 2", "todos", "epoch 3, restored 2 times", "1,234 tokens"):
         assert text in line
+
+
+def test_the_command_of_the_example(tmp_path: Path) -> None:
+    """It is a module to run, as the Makefile and the manifests do; a directory that is not there is refused at once."""
+    command = [sys.executable, "-P", "-m", "understudy.examples.survey"]
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    assert "--chaos" in done.stdout
+    for words in ((str(tmp_path / "missing"),), (str(tmp_path), "--chaos", "-1")):
+        wrong = subprocess.run([*command, *words], capture_output=True, text=True, timeout=60, check=False)
+        assert wrong.returncode == 2

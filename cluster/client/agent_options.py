@@ -1,0 +1,104 @@
+"""An agent as options of a command describe it, over an agent's file or without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from understudy.actors.tools import BUILTIN_TOOLS, TOOL_GROUPS, tool_names
+from understudy.errors import InvalidInput, InvalidSpec
+from understudy.spec import AgentSpec, Budget
+
+from .agent_file import find_tool, import_from, read_agent
+from .checking import agent_problems
+
+DEFAULT_NAME = "assistant"
+
+IN_WORKSPACE = frozenset(BUILTIN_TOOLS) | {group for group, names in TOOL_GROUPS.items() if {*names} & {*BUILTIN_TOOLS}}
+"""Tools that work in a directory, and groups that have some."""
+
+
+def known_tools() -> list[str]:
+    """Names of tools and groups that an agent may have."""
+    return tool_names()
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """What the options of a command say of an agent; None and empty where they say nothing.
+
+    Attributes:
+        file: an agent's file; the options below go over its fields, `tools` are added.
+        allow_bash: the agent has `bash`.
+        budget_tokens: of the session and all below it.
+    """
+
+    file: Path | None = None
+    tools: tuple[str, ...] = ()
+    model: str | None = None
+    instructions: str | None = None
+    allow_bash: bool = False
+    max_rounds: int | None = None
+    budget_tokens: int | None = None
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, field.name) != field.default for field in fields(self))
+
+    def read(self, directory: Path) -> tuple[AgentSpec, str | None]:
+        """The agent, and the input that its file has.
+
+        Args:
+            directory: where its tools are imported from, and its workspace if its tools need one and it has none.
+
+        Raises:
+            InvalidInput, InvalidSpec: see `read_agent`; every problem of the options is told at once.
+        """
+        given: dict[str, Any] = {"name": DEFAULT_NAME}
+        text = None
+        if self.file is not None:
+            file = read_agent(self.file)
+            given, text = dict(file.spec), file.input
+        given.update(self._fields(given, directory))
+        workers = IN_WORKSPACE & {item for item in given.get("tools", ()) if isinstance(item, str)}
+        if workers and given.get("workspace") is None:
+            given["workspace"] = str(directory)
+        spec = AgentSpec(**given)
+        problems = agent_problems(spec)
+        if problems:
+            raise InvalidSpec(_told(problems), details={"problems": problems})
+        return spec, text
+
+    def _fields(self, given: dict[str, Any], directory: Path) -> dict[str, Any]:
+        tools, problems = [*given.get("tools", ())], []
+        if any(":" in name for name in self.tools):
+            import_from(directory)
+        for name in self.tools:
+            try:
+                found = find_tool(name)
+            except InvalidInput as error:
+                problems.append({"field": "--tool", "problem": error.message})
+            else:
+                tools += [found] if found not in tools else []
+        if self.allow_bash and "bash" not in tools:
+            tools.append("bash")
+        if "bash" in self.tools and not (self.allow_bash or given.get("allow_bash")):
+            problems.append({"field": "--tool", "problem": "bash runs any command: say --allow-bash instead"})
+        if problems:
+            raise InvalidInput(_told(problems), details={"problems": problems})
+        changed: dict[str, Any] = {"tools": tools, "model": self.model, "instructions": self.instructions}
+        changed |= {"allow_bash": self.allow_bash or None, "max_rounds": self.max_rounds}
+        if self.budget_tokens is not None:
+            changed["budget"] = _limited(given.get("budget"), self.budget_tokens)
+        return {name: value for name, value in changed.items() if value is not None}
+
+
+def _limited(budget: Budget | tuple[Budget, ...] | None, tokens: int) -> tuple[Budget, ...]:
+    """The budgets with this limit for the tree."""
+    budgets = budget if isinstance(budget, tuple) else (budget,) if budget is not None else ()
+    own = next((dict(one) for one in budgets if one.scope == "tree"), {})
+    return (Budget(**{**own, "tokens": tokens}), *(one for one in budgets if one.scope != "tree"))
+
+
+def _told(problems: list[dict[str, str]]) -> str:
+    return "; ".join(f"{item['field']}: {item['problem']}" for item in problems)

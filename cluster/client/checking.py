@@ -1,0 +1,37 @@
+"""What is wrong with an agent beyond its fields: tools that have no schema, names that are there twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from understudy.actors.hooks import describe_hook
+from understudy.actors.tools import describe
+from understudy.errors import InvalidSpec
+from understudy.spec import AgentSpec
+
+from .compiling import by_value, function_problems
+
+
+def agent_problems(spec: AgentSpec, place: str = "") -> list[dict[str, str]]:
+    """Every problem that `compile_spec` would raise the first of, those of its sub-agents included.
+
+    Args:
+        place: of the agent in its file: `agents.0.`.
+    """
+    problems: list[dict[str, str]] = []
+    described: dict[str, list[dict[str, Any]]] = {"tools": [], "hooks": []}
+    for item in spec.tools:
+        try:
+            described["tools"] += describe(item, pickle=by_value)[0]
+        except InvalidSpec as error:
+            problems.append({"field": "tools", "problem": error.message})
+    for item in spec.hooks:
+        try:
+            described["hooks"].append(describe_hook(item, pickle=by_value)[0])
+        except InvalidSpec as error:
+            problems.append({"field": "hooks", "problem": error.message})
+    problems += function_problems(spec, described["tools"], described["hooks"])
+    found = [{**problem, "field": f"{place}{problem['field']}"} for problem in problems]
+    for index, agent in enumerate(spec.agents):
+        found += agent_problems(agent, f"{place}agents.{index}.")
+    return found
