@@ -55,6 +55,7 @@ class ToolDefinition:
             outcome is unknown. `rerun`: it runs again. `ask`: a person decides (`Session.answer`). A function: it is
             called with the call's `ToolContext` to find out what happened, and its result is the call's.
         timeout: seconds for one call; None for the agent's `tool_timeout`.
+        approve: a person must approve each call before it is executed (`Session.approve`).
     """
 
     name: str
@@ -62,6 +63,7 @@ class ToolDefinition:
     on_crash: OnCrash
     timeout: float | None
     function: Callable[..., Any] = field(repr=False)
+    approve: bool = False
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -84,6 +86,7 @@ def tool(
     description: str | None = None,
     on_crash: OnCrash = "report",
     timeout: float | None = None,
+    approve: bool = False,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -95,6 +98,7 @@ def tool(
     description: str | None = None,
     on_crash: OnCrash = "report",
     timeout: float | None = None,
+    approve: bool = False,
 ) -> Any:
     """Mark a function, plain or async, as a tool. It stays what it is and can be called directly.
 
@@ -103,6 +107,7 @@ def tool(
         description: the docstring without its sections by default.
         on_crash: `report`, `rerun`, `ask` or a function that finds out; see `ToolDefinition`.
         timeout: seconds for one call.
+        approve: a person must approve each call before it is executed.
 
     Raises:
         InvalidSpec: one of these is not possible, or the function can't be marked.
@@ -118,7 +123,7 @@ def tool(
             raise InvalidSpec(f"tool {chosen!r}: timeout={timeout!r} must be a positive number of seconds.")
         text = description if description is not None else parse_docstring(target)[0]
         try:
-            target.__understudy_tool__ = ToolDefinition(chosen, text, on_crash, timeout, target)  # type: ignore[attr-defined]
+            target.__understudy_tool__ = ToolDefinition(chosen, text, on_crash, timeout, target, approve)  # type: ignore[attr-defined]
         except AttributeError:
             raise InvalidSpec(f"{target!r} can't be a tool itself: wrap it in a function of your own.") from None
         return target
@@ -211,6 +216,7 @@ def _spec(definition: ToolDefinition, source: dict[str, str]) -> dict[str, Any]:
         "on_crash": "reconcile" if callable(definition.on_crash) else definition.on_crash,
         "timeout": definition.timeout,
         "source": source,
+        **({"approve": True} if definition.approve else {}),
     }
 
 

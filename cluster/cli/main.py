@@ -17,6 +17,7 @@ import typer
 from understudy.errors import InvalidInput
 
 from . import (
+    approve_command,
     certify_command,
     console_command,
     dashboards_command,
@@ -26,7 +27,7 @@ from . import (
     trace_command,
     up_command,
 )
-from .command import Commands, Json, Store, command, connected, print_json
+from .command import Commands, Json, SessionId, Store, command, connected, print_json
 
 if TYPE_CHECKING:
     from understudy.reads import DrainInfo
@@ -39,10 +40,11 @@ app = typer.Typer(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `understudy ps --all` lists them.")]
 
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
+app.command()(approve_command.approve)
+app.command()(approve_command.reject)
 app.command()(top_command.top)
 app.command()(console_command.console)
 app.command()(trace_command.trace)

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
+from understudy.actors.approval import can_be_approved
 from understudy.actors.hooks import describe_hook
-from understudy.actors.tools import describe
+from understudy.actors.tools import builtin, describe
 from understudy.config import OFFLINE_MODEL, has_credentials, is_secret_name
 from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMissing
 from understudy.identifiers import digest
@@ -26,6 +28,9 @@ PLAIN = (
     "stall", "restart_type", "on_parent_end", "lifecycle", "shutdown",
 )  # fmt: skip
 """Fields that are compiled as they are."""
+
+PEOPLE = {"approve_timeout": None, "approve_default": "reject", "answer_timeout": None, "answer_default": None}
+"""What becomes of questions that nobody answers; left out where they say nothing, as older versions did."""
 
 PLACING = {"isolation": "shared", "resources": {}, "labels": {}, "environment": (), "runtime_env": {}}
 """Fields that decide which processes a session runs in; left out where they say nothing, as older versions did."""
@@ -88,6 +93,7 @@ def compile_spec(
         hooks.append(one)
         blobs.update(code)
     _check_functions(spec, tools, hooks)
+    tools = _with_approval(spec, tools)
     agents: dict[str, Any] = {}
     own_code = any(_is_own(function["source"]) for function in (*tools, *hooks))
     for agent in spec.agents:
@@ -114,7 +120,11 @@ def compile_spec(
         "metadata": spec.metadata,
         **{name: getattr(spec, name) for name in PLAIN},
         **({"hooks": hooks} if hooks else {}),
-        **{name: getattr(spec, name) for name, default in PLACING.items() if getattr(spec, name) != default},
+        **{
+            name: getattr(spec, name)
+            for name, default in {**PEOPLE, **PLACING}.items()
+            if getattr(spec, name) != default
+        },
     }
     compiled["hash"] = digest(json.dumps(_identity(compiled), sort_keys=True, default=str))
     compiled["on_change"] = spec.on_change  # not a part of what the agent is
@@ -147,6 +157,18 @@ def _check_functions(spec: AgentSpec, tools: list[dict[str, Any]], hooks: list[d
     if problems:
         details = {"problems": [{"field": p.split(":")[0], "problem": p.split(": ", 1)[1]} for p in problems]}
         raise InvalidSpec("; ".join(problems) + ".", details=details)
+
+
+def _with_approval(spec: AgentSpec, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools, with a mark on those whose calls a person must approve."""
+    possible = [tool["name"] for tool in tools if can_be_approved(builtin(tool))]
+    for pattern in spec.approve:
+        if not any(fnmatchcase(name, pattern) for name in possible):
+            problem = f"{pattern!r} is no tool of this agent whose calls can be approved"
+            details = {"problems": [{"field": "approve", "problem": problem}]}
+            raise InvalidSpec(f"approve: {problem}; there are: {', '.join(possible) or 'none'}.", details=details)
+    needed = {name for name in possible if any(fnmatchcase(name, pattern) for pattern in spec.approve)}
+    return [{**tool, "approve": True} if tool["name"] in needed else tool for tool in tools]
 
 
 def _twice(names: list[str]) -> list[str]:

@@ -91,6 +91,8 @@ def commit(
     tx.take_inbox(row, batch.inbox_done)
     for asked in batch.asks if cancel is None else ():
         (waiting if asked.kind in waiting.STORE_ANSWERS else questions).ask(tx, row, asked)
+    if cancel is None and any(asked.kind not in waiting.STORE_ANSWERS for asked in batch.asks):
+        questions.tell_above(tx, row)
     if batch.finish is not None:
         finish_run(tx, row, batch.finish)
         over = row.epoch != batch.epoch
@@ -137,10 +139,13 @@ def _set_wait(tx: Transaction, row: SessionRow, batch: Batch, holder: str, price
 
 
 def _has_result(tx: Transaction, row: SessionRow) -> bool:
-    """Whether a result has come in for a call that has none yet: the session takes it up instead of waiting."""
+    """Whether a result has come in for a call that has none yet, or an approval: the session takes it up instead of
+    waiting."""
     told = {item.key for item in tx.inbox(row) if item.kind != "input"}
-    calls = tx.current_calls(row) if told else ()
-    return any(call["call_id"] in told and call["state"] not in ("finished", "done") for call in calls)
+    return any(
+        call["state"] == "approved" or (call["call_id"] in told and call["state"] not in ("finished", "done"))
+        for call in tx.current_calls(row)
+    )
 
 
 @dataclass(frozen=True)

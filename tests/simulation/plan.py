@@ -160,6 +160,7 @@ class Plan:
             helpers += [inner for helper in helpers for inner in helper["agents"].values()]
             found |= {"children"} if helpers else set()
             found |= {name for name in ("hooks", "context") if name in work.spec}
+            found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
             found |= {f"placement {spec['placement']}" for spec in (work.spec, *helpers) if spec.get("placement")}
             found |= {f"budget {name}" for limit in work.spec["budget"] or () for name in limit if name != "scope"}
             found |= {f"tool {tool['on_crash']}" for tool in work.spec["tools"] if "on_crash" in tool}
@@ -516,6 +517,21 @@ def gateways(chosen: random.Random, others: tuple[Fault, ...], window: float) ->
     return tuple(sorted(found, key=_order))
 
 
+def approved(chosen: random.Random, work: Work) -> Work:
+    """The same work; a person must approve calls of some of its agents' tools, in time."""
+    needed = {tool for names in BY_POLICY.values() for tool in names if chosen.random() < 0.4}
+    needed |= {SPAWN} if chosen.random() < 0.2 else set()
+    seconds, default = chosen.choice((None, None, 2.0, 15.0)), chosen.choice(("approve", "reject"))
+    fields = {"approve_timeout": seconds, "approve_default": default}
+
+    def held(spec: dict[str, Any]) -> dict[str, Any]:
+        tools = [{**tool, "approve": True} if tool["name"] in needed else tool for tool in spec["tools"]]
+        agents = {name: held(agent) for name, agent in spec["agents"].items()}
+        return {**spec, **fields, "tools": tools, "agents": agents}
+
+    return replace(work, spec=held(work.spec))
+
+
 def policies_of(spec: dict[str, Any]) -> list[str]:
     """The policies of an agent's tools."""
     return [name for name in BY_POLICY if any(tool["name"] in BY_POLICY[name] for tool in spec["tools"])]
@@ -656,6 +672,8 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     folds = random.Random(f"{seed}/folds")
     if folds.random() < 0.3:
         work = tuple(replace(item, spec=folding(folds, item.spec)) for item in work)
+    approvals = random.Random(f"{seed}/approvals")
+    work = tuple(approved(approvals, item) if approvals.random() < 0.3 else item for item in work)
     forks = random.Random(f"{seed}/forked")
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,

@@ -251,7 +251,7 @@ def test_every_event_is_measured_or_said_to_be_left_out() -> None:
     measured = {kind.type for row in TABLE for kind in row.measures}
     left_out = {"unknown", "text_delta", "stream_restarted"}  # never committed
     left_out |= {"model_call_started", "tool_started"}  # counted when they end
-    left_out |= {"session_resumed", "session_closed", "child_finished", "shutdown_forced"}
+    left_out |= {"session_resumed", "session_closed", "child_finished", "child_asked", "shutdown_forced"}
     assert measured | left_out == set(EVENT_TYPES)
     assert not measured & left_out
 
