@@ -1,7 +1,8 @@
 """Tool calls that wait for an answer: what is asked, and what an answer makes of the call.
 
-All take the same path: a question of the model's (`request_user_input`) and a call of an `on_crash="ask"` tool that had
-started when its process died are answered by a person, calls of the tools in `waking.py` by the store.
+All take the same path. A person answers a question of the model's (`request_user_input`), a call that needs approval
+(`approval.py`) and a call of an `on_crash="ask"` tool that had started when its process died; the store answers calls
+of the tools in `waking.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from understudy.records import Ask, CallState, InboxItem
 
 REQUEST_USER_INPUT = "request_user_input"
 """The tool by which a model asks a person; the session loop executes it itself."""
+
+QUESTION = "question"
+"""The kind of its questions."""
 
 SHOWN_ARGUMENTS = 2_000
 """Characters of a call's arguments that a person is shown."""
@@ -65,15 +69,19 @@ def read_question(call: CallState) -> Ask | str:
     options = data.get("options") or []
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
         return 'the argument "options" must be a list of texts.'
-    return Ask(call.call_id, "question", prompt, tuple(options), call.executions)
+    return Ask(call.call_id, QUESTION, prompt, tuple(options), call.executions)
+
+
+def shown(arguments: str) -> str:
+    """A call's arguments as a person is shown them."""
+    return arguments if len(arguments) <= SHOWN_ARGUMENTS else f"{arguments[:SHOWN_ARGUMENTS]}…"
 
 
 def ask_about(call: CallState) -> Ask:
     """The question about a call that had started when its process died."""
-    arguments = call.arguments if len(call.arguments) <= SHOWN_ARGUMENTS else f"{call.arguments[:SHOWN_ARGUMENTS]}…"
     prompt = (
-        f"The agent's process died while {call.tool} ran with {arguments}; whether it had its effect is unknown. "
-        "Say what its result is, that it failed, or that it shall run again."
+        f"The agent's process died while {call.tool} ran with {shown(call.arguments)}; whether it had its effect is "
+        "unknown. Say what its result is, that it failed, or that it shall run again."
     )
     return Ask(call.call_id, "in_doubt", prompt, (), call.executions)
 

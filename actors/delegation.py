@@ -27,7 +27,7 @@ def is_delegated(call: CallState, spec: dict[str, Any] | None) -> bool:
     if spec is None:
         return False
     kind = builtin(spec)
-    return kind == SPAWN_AGENT or (call.state == "requested" and kind in READERS)
+    return kind == SPAWN_AGENT or (call.state in ("requested", "approved") and kind in READERS)
 
 
 def wanted_by(call: CallState, spec: dict[str, Any], window: Window) -> Spawn | Ask | str:
@@ -36,9 +36,13 @@ def wanted_by(call: CallState, spec: dict[str, Any], window: Window) -> Spawn | 
     return spawn_of(window, call) if kind == SPAWN_AGENT else READERS[str(kind)](call)
 
 
-def wait_for(missing: list[CallState], specs: dict[str, dict[str, Any]]) -> str:
-    """What a session waits for whose round lacks these calls: a person first, then a time, then its sub-agents."""
+def wait_for(missing: list[CallState], specs: dict[str, dict[str, Any]], asked: set[str]) -> str:
+    """What a session waits for whose round lacks these calls: a person first, then a time, then its sub-agents.
+
+    Args:
+        asked: calls about which a person is asked.
+    """
     kinds = {builtin(specs[call.tool]) for call in missing}
-    if REQUEST_USER_INPUT in kinds or kinds - {SPAWN_AGENT, *READERS}:
+    if REQUEST_USER_INPUT in kinds or kinds - {SPAWN_AGENT, *READERS} or any(call.call_id in asked for call in missing):
         return "input"
     return "child" if kinds == {SPAWN_AGENT} else "timer"

@@ -17,8 +17,8 @@ class HookContext:
         call_id: of the tool call; empty elsewhere.
         call_key: of the tool call, the model call or the run: the same in every activation, however often a hook is
             called. Together with the point it is an idempotency key.
-        arguments: of the tool call, by name, as the model wrote them (in `before_tool`: as the hooks before this one
-            left them); None where that is no JSON object.
+        arguments: of the tool call, by name, as the model wrote them, or a person who approved it (in `before_tool`: as
+            the hooks before this one left them); None where that is no JSON object.
         outcome: of the tool call (`ToolFinished` names them), or the status with which the run ends.
         text: the input (`session_start`, `run_start`), the model's reply (`after_model`), the result that the model is
             about to be told (`after_tool`, `tool_error`), what the model is asked in order to fold its history
@@ -26,7 +26,8 @@ class HookContext:
             (`run_end`).
         messages: what the model is asked, in the OpenAI chat completions form (`before_model`).
         calls: `(call id, tool)` of the round (`before_tools`), and how each ended (`after_tools`).
-        redone: this may be a repetition: a process that died or was cut off may have called the hook before.
+        redone: this may be a repetition: a process that died or was cut off may have called the hook before; or it is
+            one, since a person was asked about the call meanwhile.
     """
 
     point: str
@@ -51,6 +52,17 @@ class Refuse:
 
     Attributes:
         reason: for the model, or for whoever reads how the run ended.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A person must approve the tool call before it is executed (`before_tool`).
+
+    Attributes:
+        reason: for the person.
     """
 
     reason: str
@@ -111,7 +123,7 @@ class Stop:
     text: str = ""
 
 
-Directive = Refuse | Replace | Inject | Continue | Stop
+Directive = Refuse | Ask | Replace | Inject | Continue | Stop
 
 ALLOWED: dict[str, tuple[type, ...]] = {
     "session_start": (Inject, Refuse, Stop),
@@ -119,7 +131,7 @@ ALLOWED: dict[str, tuple[type, ...]] = {
     "before_model": (Inject, Replace, Refuse, Stop),
     "after_model": (),
     "before_tools": (),
-    "before_tool": (Replace, Refuse),
+    "before_tool": (Replace, Refuse, Ask),
     "after_tool": (Replace,),
     "tool_error": (),
     "after_tools": (Inject, Refuse, Stop),
@@ -145,7 +157,7 @@ def problem_of(point: str, wanted: Any, status: str = "") -> str | None:
         given = wanted.given()
         if not given or not given <= REPLACEABLE.get(point, {"text"}) or not _typed(wanted):
             return f"{wanted!r} means nothing as the result of {point}"
-    said: Any = wanted.reason if isinstance(wanted, (Refuse, Continue)) else getattr(wanted, "text", None) or ""
+    said: Any = wanted.reason if isinstance(wanted, (Refuse, Continue, Ask)) else getattr(wanted, "text", None) or ""
     if not isinstance(said, str):
         return f"{wanted!r} has no text"
     if isinstance(wanted, Continue) and status != "completed":

@@ -22,10 +22,12 @@ from understudy.json_text import from_json
 from understudy.messages import INTERRUPTED, NEVER, Message, encodable
 from understudy.records import CallState, ModelRequest
 
+from .approval import Permitted
 from .code import fingerprint, import_reference, packed, resolve, unloadable, unpacked
 from .directives import (
     ALLOWED,
     FAIL_CLOSED,
+    Ask,
     Directive,
     HookContext,
     Inject,
@@ -258,19 +260,23 @@ class Hooks:
             wanted.note(spec["name"], directive)
         return wanted.is_over
 
-    async def before_tool(self, call: CallState, tool: dict[str, Any]) -> CallState | Outcome:
+    async def before_tool(self, call: CallState, tool: dict[str, Any]) -> Permitted | Outcome:
         """Call the hooks before a tool call is executed.
 
         Returns:
-            The call as it shall be executed, or its outcome if it shall not.
+            The call as it shall be executed, and whether a person must approve it first; or its outcome if it shall
+            not be.
         """
+        reasons: tuple[str, ...] = ()
         for spec in self._at.get("before_tool", ()):
-            # Asked about, it had been started before, by a process that died.
+            # Approved or asked about, the hook was called before, perhaps by a process that died.
             context = self._of_call("before_tool", call, redone=self._window.redone or call.state != "requested")
             try:
                 wanted = await self._call(spec, context)
                 for replaced in (one for one in wanted if isinstance(one, Replace)):
                     call = structs.replace(call, arguments=_fitting(spec, tool, replaced))
+                asks = [one.reason for one in wanted if isinstance(one, Ask)]
+                reasons += tuple(presentable(f"The hook {spec['name']} asks: {reason}") for reason in asks)
                 refusal = next((one for one in wanted if isinstance(one, Refuse)), None)
                 if refusal is None:
                     continue
@@ -280,10 +286,10 @@ class Hooks:
                     logger.warning("session %s goes on: %s", context.session_id, failed)
                     continue
                 reason = str(failed)
-            if call.state == "requested":
+            if call.state in ("requested", "approved"):
                 return Outcome("refused", presentable(f"not executed: {reason}"))
             return Outcome("interrupted", presentable(f"{INTERRUPTED}; not executed again: {reason}"))
-        return call
+        return Permitted(call, reasons)
 
     async def after_tool(self, call: CallState, outcome: Outcome) -> Outcome:
         """Call the hooks after a tool call, whatever its outcome; returns it with the text that the model is told."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -14,11 +15,11 @@ from msgspec.structs import replace
 from understudy.events import ToolInDoubt, ToolStarted
 from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
-from understudy.messages import INTERRUPTED
 from understudy.ports import Node
 from understudy.records import (
     INTERRUPTED_BY_STEER,
     LEASE_SECONDS,
+    Ask,
     CallState,
     InboxItem,
     LogEntry,
@@ -27,13 +28,15 @@ from understudy.records import (
 )
 from understudy.waiting import retrieve_error
 
-from .asking import REQUEST_USER_INPUT, answer_to, ask_about, began
+from .answers import outcome_of, without_result
+from .approval import as_edited, is_asked_first, permit, with_edit, with_time_out
+from .asking import QUESTION, answer_to, ask_about
 from .commits import Commits, Patience
 from .delegation import is_delegated, wait_for, wanted_by
 from .execution import Outcome, bind, execute, may_go_on, now, presentable, reconcile, reconcile_failed
 from .hooks import Hooks
 from .repeats import REPEATED
-from .tools import LoadedTool, ToolContext, builtin
+from .tools import LoadedTool, ToolContext
 from .window import Window
 
 COALESCE_SECONDS = 0.05
@@ -78,6 +81,7 @@ class ToolCalls:
         self._begun: dict[str, asyncio.Future[Any]] = {}
         self._finding_out: list[asyncio.Future[Any]] = []
         self._handed_over: set[str] = set()
+        self._asked = {call.call_id for call in window.calls if call.state == "asked"}
 
     def outcome(self, call_id: str) -> str:
         """How a call of the round ended; empty if it has not."""
@@ -102,13 +106,13 @@ class ToolCalls:
     def _left(self, call: CallState) -> tuple[Outcome, int, InboxItem | None]:
         """What is said of a call whose run ends first: an answer that was accepted for it, or that there is none."""
         item = answer_to(call, self._window.inbox) if call.state in ("asked", "waiting") else None
-        answered = _answered(call, item.payload) if item is not None else None
+        answered = outcome_of(call, item.payload) if item is not None else None
         if answered is not None:
             return answered, call.executions, item
         begun = self._begun.get(call.call_id)
         if begun is not None and may_go_on(begun):
             return Outcome("interrupted", GOES_ON), call.executions + 1, None
-        return _without_result(call, self._specs.get(call.tool)), call.executions, None
+        return without_result(call), call.executions, None
 
     @property
     def _specs(self) -> dict[str, dict[str, Any]]:
@@ -126,11 +130,11 @@ class ToolCalls:
         specs = self._specs
         calls = [call for call in window.calls if call.call_id not in self._results]
         # First what others do: sub-agents begin at once, and a tool that kills its process takes no question with it.
-        for handed_over in (True, False):
+        for by_others in (True, False):
             due = [
                 self._due(call, specs, limit, repeated)
                 for call in calls
-                if not self._stops and is_delegated(call, specs.get(call.tool)) is handed_over
+                if not self._stops and self._is_for_others(call, specs.get(call.tool)) is by_others
             ]
             await self._all([work for work in due if work is not None])
         if window.cancel is not None:
@@ -140,7 +144,7 @@ class ToolCalls:
             await self._give_up()
         missing = [call for call in window.calls if call.call_id not in self._results]
         if missing:
-            return wait_for(missing, specs)
+            return wait_for(missing, specs, self._asked)
         for call in window.calls:
             self._commits.draft.settle(window, call, self._results[call.call_id])
         window.calls = []
@@ -168,6 +172,10 @@ class ToolCalls:
             return True
         return call.state in ("asked", "waiting") and answer_to(call, self._window.inbox) is None
 
+    def _is_for_others(self, call: CallState, spec: dict[str, Any] | None) -> bool:
+        """Whether nothing of a call is executed here before others have done something about it."""
+        return spec is not None and (is_delegated(call, spec) or is_asked_first(self._window, call, spec))
+
     async def _all(self, due: list[Coroutine[Any, Any, Outcome | None]]) -> None:
         """Do what is due about some calls of the round, all at once."""
         tasks = [asyncio.create_task(work) for work in due]
@@ -185,7 +193,7 @@ class ToolCalls:
         self, call: CallState, specs: dict[str, dict[str, Any]], limit: asyncio.Semaphore, repeated: set[str]
     ) -> Coroutine[Any, Any, Outcome | None] | None:
         """What brings a call further; None while others are at it."""
-        spec = specs.get(call.tool)
+        spec, call = specs.get(call.tool), as_edited(call)
         if call.state == "finished":
             return self._known(call)
         if call.state == "requested" and call.call_id in repeated:
@@ -194,10 +202,10 @@ class ToolCalls:
             known = ", ".join(sorted(specs)) or "none"
             text = f"there is no tool named {call.tool!r}. Tools you have: {known}."
             return self._conclude(call, Outcome("unknown_tool", text), executions=0)
+        if call.state in ("asked", "waiting"):
+            return self._run_tool(call, spec, limit) if answer_to(call, self._window.inbox) is not None else None
         if is_delegated(call, spec):
-            return self._hand_over(call, spec) if call.state == "requested" else None
-        if call.state in ("asked", "waiting") and answer_to(call, self._window.inbox) is None:
-            return None
+            return self._hand_over(call, spec) if call.state in ("requested", "approved") else None
         return self._run_tool(call, spec, limit)
 
     async def _known(self, call: CallState) -> Outcome | None:
@@ -260,19 +268,34 @@ class ToolCalls:
         async with limit:
             if call.state == "started" and spec["on_crash"] == "ask":
                 self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
-                self._commits.draft.asks.append(ask_about(call))
-                self._handed_over.add(call.call_id)
+                self._ask(ask_about(call))
                 return None
             outcome: Outcome | None = None
             item = answer_to(call, self._window.inbox) if call.state in ("asked", "waiting") else None
             if call.state == "started":
                 outcome = await self._in_doubt(call, spec)
             elif item is not None:
-                outcome = _answered(call, item.payload)
-            permitted = outcome or await self._hooks.before_tool(call, spec)
+                outcome = outcome_of(call, item.payload)
+            permitted = outcome or await self._permit(call, spec)
             if isinstance(permitted, Outcome):
                 return await self._conclude(call, permitted, executions=call.executions, item=item)
-            return await self._execute(call, permitted.arguments, spec, item)
+            return await self._execute(call, permitted.arguments, spec, item) if permitted is not None else None
+
+    async def _permit(self, call: CallState, spec: dict[str, Any]) -> CallState | Outcome | None:
+        """The call as hooks let it be executed, or its outcome; None if a person is asked for approval."""
+        permitted = await self._hooks.before_tool(call, spec)
+        if isinstance(permitted, Outcome):
+            return permitted
+        found = permit(self._window, call, spec, permitted)
+        if isinstance(found, Ask):
+            self._ask(found)
+            return None
+        return found
+
+    def _ask(self, asked: Ask) -> None:
+        """Ask a person about a call that is executed here, from the next commit on."""
+        self._asked.add(asked.call_id)
+        self._commits.draft.asks.append(replace(asked, prompt=presentable(asked.prompt)))
 
     async def _execute(self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None) -> Outcome:
         """Execute a call. What can wait or fail comes before the commit of its start: the lease runs from there."""
@@ -337,7 +360,7 @@ class ToolCalls:
         self._commits.draft.entries.append(told)
         if policy == "rerun":
             return None
-        return _without_result(call, spec)
+        return without_result(call)
 
     async def _reconcile(self, call: CallState, spec: dict[str, Any], told: LogEntry) -> Outcome:
         """What the tool's own function finds out about a call; it is code of the user's, and begins as a tool does."""
@@ -359,7 +382,9 @@ class ToolCalls:
 
     async def _hand_over(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
         """Let the call wait for a sub-agent, a person or the store from the next commit on."""
-        permitted = await self._hooks.before_tool(call, spec)
+        permitted = await self._permit(call, spec)
+        if permitted is None:
+            return None
         if isinstance(permitted, Outcome):
             return await self._conclude(call, permitted, executions=0)
         wanted = wanted_by(permitted, spec, self._window)
@@ -370,6 +395,7 @@ class ToolCalls:
             started = CallState(call.call_id, "started", child_id=wanted.child_id, executions=1)
             self._commits.draft.calls[call.call_id] = started
         else:
+            wanted = with_time_out(self._window, wanted) if wanted.kind == QUESTION else wanted
             self._commits.draft.asks.append(replace(wanted, prompt=presentable(wanted.prompt)))
         self._handed_over.add(call.call_id)
         return None
@@ -379,6 +405,8 @@ class ToolCalls:
     ) -> Outcome:
         """Give a call its one result, as the hooks leave it. One commit has it and the inbox row that brought it."""
         self._ended[call.call_id] = outcome, executions, item
+        if call.edited is not None:
+            outcome = dataclasses.replace(outcome, content=presentable(with_edit(call.edited, outcome.content)))
         outcome = await self._hooks.after_tool(call, outcome)
         if item is not None:
             self._commits.draft.inbox_done.append(item.id)
@@ -399,24 +427,6 @@ class ToolCalls:
             outcome = Outcome(status, child_text(payload), max(0, now() - started), started)
             found.append(self._conclude(call, outcome, executions=1, item=item))
         await asyncio.gather(*found)
-
-
-def _without_result(call: CallState, spec: dict[str, Any] | None) -> Outcome:
-    """What is said of a call whose run ends first. One that a process had begun which died is in doubt, not cancelled:
-    nobody knows what became of it."""
-    asked_in_doubt = call.state == "asked" and (spec is None or builtin(spec) != REQUEST_USER_INPUT)
-    if (call.state == "started" and call.child_id is None) or asked_in_doubt:
-        since = call.updated_at or now()
-        return Outcome("interrupted", INTERRUPTED, max(0, now() - since), since)
-    return Outcome("cancelled", "cancelled")
-
-
-def _answered(call: CallState, answer: dict[str, Any]) -> Outcome | None:
-    """What an answer makes of a call; None to run it again."""
-    if answer["decision"] == "rerun":
-        return None
-    since = began(call, answer)
-    return Outcome(answer["decision"], answer["text"], now() - since, since)
 
 
 def given_up(call: CallState) -> bool:

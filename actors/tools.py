@@ -56,6 +56,7 @@ class ToolDefinition:
             outcome is unknown. `rerun`: it runs again. `ask`: a person decides (`Session.answer`). A function: it is
             called with the call's `ToolContext` to find out what happened, and its result is the call's.
         timeout: seconds for one call; None for the agent's `tool_timeout`.
+        approve: a person must approve each call before it is executed (`Session.approve`).
     """
 
     name: str
@@ -63,6 +64,7 @@ class ToolDefinition:
     on_crash: OnCrash
     timeout: float | None
     function: Callable[..., Any] = field(repr=False)
+    approve: bool = False
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -85,6 +87,7 @@ def tool(
     description: str | None = None,
     on_crash: OnCrash = "report",
     timeout: float | None = None,
+    approve: bool = False,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -96,6 +99,7 @@ def tool(
     description: str | None = None,
     on_crash: OnCrash = "report",
     timeout: float | None = None,
+    approve: bool = False,
 ) -> Any:
     """Mark a function, plain or async, as a tool. It stays what it is and can be called directly.
 
@@ -104,6 +108,7 @@ def tool(
         description: the docstring without its sections by default.
         on_crash: `report`, `rerun`, `ask` or a function that finds out; see `ToolDefinition`.
         timeout: seconds for one call.
+        approve: a person must approve each call before it is executed.
 
     Raises:
         InvalidSpec: one of these is not possible, or the function can't be marked.
@@ -119,7 +124,7 @@ def tool(
             raise InvalidSpec(f"tool {chosen!r}: timeout={timeout!r} must be a positive number of seconds.")
         text = description if description is not None else parse_docstring(target)[0]
         try:
-            target.__understudy_tool__ = ToolDefinition(chosen, text, on_crash, timeout, target)  # type: ignore[attr-defined]
+            target.__understudy_tool__ = ToolDefinition(chosen, text, on_crash, timeout, target, approve)  # type: ignore[attr-defined]
         except AttributeError:
             raise InvalidSpec(f"{target!r} can't be a tool itself: wrap it in a function of your own.") from None
         return target
@@ -225,6 +230,7 @@ def _spec(definition: ToolDefinition, source: dict[str, str]) -> dict[str, Any]:
         "on_crash": "reconcile" if callable(definition.on_crash) else definition.on_crash,
         "timeout": definition.timeout,
         "source": source,
+        **({"approve": True} if definition.approve else {}),
     }
 
 

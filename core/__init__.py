@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.actors.directives import Continue, HookContext, Inject, Refuse, Replace, Stop
+    from understudy.actors.directives import Ask, Continue, HookContext, Inject, Refuse, Replace, Stop
     from understudy.actors.hooks import hook
     from understudy.actors.tools import ToolContext, tool
     from understudy.cluster.client.client import Cluster
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentSpec",
+    "Ask",
     "Budget",
     "Cluster",
     "ClusterError",
@@ -87,6 +88,7 @@ __all__ = [
 
 _HOMES = {
     "AgentSpec": "spec",
+    "Ask": "actors.directives",
     "Budget": "spec",
     "Cluster": "cluster.client.client",
     "Context": "spec",

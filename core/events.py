@@ -297,7 +297,7 @@ class ToolStarted(Event, frozen=True, kw_only=True):
 class ToolFinished(Event, frozen=True, kw_only=True):
     """The call has its one result. `outcome`: `ok`, `error`, `timeout`, `invalid`, `unknown_tool`, `interrupted`,
     `cancelled`, `aborted` (given up after deaths, or by a person), `repeated` (not executed: its result is known) or
-    `refused` (not executed: a hook said no, or failed).
+    `refused` (not executed: a hook or a person said no, or a hook failed).
 
     Attributes:
         executions: how often it was begun, as far as that was committed. Starts of `rerun` tools are not: one that died
@@ -322,12 +322,14 @@ class ToolInDoubt(Event, frozen=True, kw_only=True):
 
 
 class InputRequested(Event, frozen=True, kw_only=True):
-    """A tool call waits for a person (`Session.answer`).
+    """A tool call waits for a person (`Session.answer`, `approve`, `reject`).
 
     Attributes:
-        kind: `question` (the model asks) or `in_doubt` (the call had started when its process died).
+        kind: `question` (the model asks), `approval` (the call may not be executed without) or `in_doubt` (the call had
+            started when its process died).
         asked: how often this call has asked by now.
         options: answers that are offered; any other is taken as well.
+        due_at: when the specification's default becomes the answer, microseconds since 1970 UTC; 0 for never.
     """
 
     call_id: str = ""
@@ -335,14 +337,17 @@ class InputRequested(Event, frozen=True, kw_only=True):
     asked: int = 1
     prompt: str = ""
     options: list[str] | None = None
+    due_at: int = 0
 
 
 class InputReceived(Event, frozen=True, kw_only=True):
     """A person's answer is durably accepted.
 
     Attributes:
-        decision: `ok` or `error` (the text is the call's result), `rerun` (it runs again) or `aborted`.
+        decision: `ok` or `error` (the text is the call's result), `rerun` (it runs again), `approve` (it may be
+            executed), `reject` (it may not) or `aborted`.
         waited: from the question to the answer.
+        timed_out: nobody answered in time: it is the specification's default.
     """
 
     call_id: str = ""
@@ -350,6 +355,7 @@ class InputReceived(Event, frozen=True, kw_only=True):
     asked: int = 1
     decision: str = "ok"
     waited: int = 0
+    timed_out: bool = False
 
 
 class TimerSet(Event, frozen=True, kw_only=True):
@@ -387,6 +393,18 @@ class ChildFinished(Event, frozen=True, kw_only=True):
     call_id: str = ""
     child_id: str = ""
     status: str = ""
+
+
+class ChildAsked(Event, frozen=True, kw_only=True):
+    """A sub-agent below this session, at whatever depth, waits for a person, and the current run for that sub-agent.
+
+    Attributes:
+        call_id: the call of this session that waits.
+        asking: the session whose calls ask.
+    """
+
+    call_id: str = ""
+    asking: str = ""
 
 
 class ChildRestarted(Event, frozen=True, kw_only=True):

@@ -23,6 +23,10 @@ COMPILED = ("name", "hash", "model", "profile")
 """What each compiled specification has, and node services look at before anything is stored."""
 
 
+REMEMBER = ("tool", "arguments")
+"""For what a decision can be remembered (`Decision`)."""
+
+
 class FrameIdentity(msgspec.Struct, frozen=True):
     """A session actor's process."""
 
@@ -289,6 +293,31 @@ class Fork(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         _require(identifier_problem(self.session_id, "session_id"))
         _require("at must be the seq of a message, or 0." if self.at < 0 else None)
+
+
+class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a person says of a call that waits for one.
+
+    Attributes:
+        asked: which time the call asked.
+        decision: `ok` or `error` (the text is its result), `rerun`, `approve` (the text is the arguments to execute it
+            with, as JSON; empty for the model's) or `reject` (the text is the reason).
+        remember: whether the session shall do the same without asking, of an `approve` or a `reject`: for all calls of
+            the `tool`, for those with the same `arguments`, or (empty) not.
+    """
+
+    call_id: str
+    asked: int
+    decision: str
+    text: str = ""
+    remember: str = ""
+
+    def __post_init__(self) -> None:
+        _require(None if self.remember in ("", *REMEMBER) else f"remember is {' or '.join(REMEMBER)}.")
+        may = not self.remember or (self.decision in ("approve", "reject"))
+        _require(None if may else f"{self.decision!r} can't be remembered.")
+        edits = self.decision == "approve" and self.text
+        _require("Arguments that a person edited can't be remembered." if edits and self.remember else None)
 
 
 class NewWakeup(msgspec.Struct, frozen=True):

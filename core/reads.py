@@ -16,13 +16,15 @@ from .event_wire import EventWire
 
 @dataclass(frozen=True)
 class PendingInput:
-    """A tool call that waits for a person (`Session.answer`).
+    """A tool call that waits for a person (`Session.answer`, `approve`, `reject`).
 
     Attributes:
         asked: how often this call has asked by now.
-        kind: `question` (the model asks) or `in_doubt` (the call had started when its process died).
+        kind: `question` (the model asks), `approval` (the call may not be executed without) or `in_doubt` (the call had
+            started when its process died).
         options: answers that are offered; any other is taken as well.
         asked_at: microseconds since 1970 UTC.
+        session_id: whose call it is: of a run's pending inputs some may be those of sub-agents.
     """
 
     call_id: str
@@ -32,6 +34,7 @@ class PendingInput:
     prompt: str
     options: tuple[str, ...]
     asked_at: int
+    session_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,13 @@ class ModelAnswer:
 class CallState(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool call's state: requested → started → finished → done. `result` is kept until it becomes a message.
 
-    A call that waits for a person is `asked`: after `requested` (a question of the model's) or `started` (in doubt).
+    A call that waits for a person is `asked`: after `requested` (a question of the model's, or the call needs approval)
+    or `started` (in doubt). A call that was approved is `approved` until it starts.
     One that the store answers (a wait, when its time is over) is `waiting` until then: after `requested`.
+
+    Attributes:
+        edited: the arguments, as JSON text, with which a person approved the call; None for those of the model.
+        question: the kind of what it asks, while it is `asked` (`Ask`).
     """
 
     call_id: str
@@ -166,6 +171,8 @@ class CallState(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: int = 0
     executions: int = 0
     updated_at: int = 0
+    edited: str | None = None
+    question: str = ""
 
 
 class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -181,11 +188,12 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool call that waits for an answer from this batch on: a person's, or the store's.
 
     Attributes:
-        kind: `question` (the model asks) or `in_doubt` (the call had started when its process died), for a person; the
-            tool's name (`understudy.wakeups`), for the store.
+        kind: `question` (the model asks), `approval` (the call may not be executed without) or `in_doubt` (the call had
+            started when its process died), for a person; the tool's name (`understudy.wakeups`), for the store.
         options: answers that are offered; any other is taken as well.
         executions: how often the call was executed.
         arguments: what the store is asked.
+        timeout: microseconds after which `default` (`{"decision", "text"}`) is a person's answer; 0 for never.
     """
 
     call_id: str
@@ -194,6 +202,8 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     options: tuple[str, ...] = ()
     executions: int = 0
     arguments: dict[str, Any] | None = None
+    timeout: int = 0
+    default: dict[str, Any] | None = None
 
 
 class InboxItem(msgspec.Struct, frozen=True):

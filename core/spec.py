@@ -227,6 +227,12 @@ class AgentSpec(Strict):
         deadline: seconds for one model call, retries included.
         stall: seconds without a byte from the endpoint after which a try of a model call is given up, and made again.
         context: how much of a long history the model is sent.
+        approve: tools whose calls a person must approve before they are executed (`Session.approve`), beside those with
+            `@tool(approve=True)`: names, or patterns as of file names (`write_*`).
+        approve_timeout: seconds after which a call that nobody has approved or rejected is decided upon by
+            `approve_default`; None for never.
+        answer_timeout: seconds after which a question (`request_user_input`) that nobody has answered fails, or is
+            answered with `answer_default`; None for never.
         supervision: what becomes of this agent's sub-agents that end badly.
         restart_type: as a sub-agent: `temporary` is never started again, `transient` when it ends badly, `permanent`
             whatever way it ends. Being started again means anew: another session with the same task and no history.
@@ -271,6 +277,11 @@ class AgentSpec(Strict):
     budget: Budgets | None = None
     restart: RestartPolicy = Field(default_factory=RestartPolicy)
     context: Context = Field(default_factory=Context)
+    approve: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = ()
+    approve_timeout: float | None = Field(None, gt=0, le=31_536_000)
+    approve_default: Literal["approve", "reject"] = "reject"
+    answer_timeout: float | None = Field(None, gt=0, le=31_536_000)
+    answer_default: str | None = Field(None, min_length=1, max_length=10_000)
     supervision: Supervision = Field(default_factory=Supervision)
     restart_type: Literal["permanent", "transient", "temporary"] = "temporary"
     on_parent_end: Literal["cancel", "abandon", "wait"] = "cancel"

@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from understudy.errors import UnknownRun, UnknownSession
-from understudy.events import Event, InputRequested, RunFinished
+from understudy.events import ChildAsked, Event, InputRequested, RunFinished
 from understudy.protocol import Following, Watched
 from understudy.reads import RunRecord
 from understudy.records import PAGE
 from understudy.waiting import is_set_within
 
-ENDS = (RunFinished.type, InputRequested.type)
-"""What is told to those who wait for the end of a run, or for its pause."""
+ENDS = (RunFinished.type, InputRequested.type, ChildAsked.type)
+"""What is told to those who wait for the end of a run, or for its pause: it or a sub-agent that it waits for asks."""
 
 RING = 256
 SESSIONS = 4_096

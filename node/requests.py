@@ -6,15 +6,18 @@ once by whoever asks; docs/guarantees.md says of each request why its repetition
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from understudy.errors import InvalidSpec, UnderstudyError
+from understudy.approvals import APPROVE, arguments_problem
+from understudy.errors import InvalidInput, InvalidSpec, UnderstudyError
 from understudy.event_wire import EventWire
 from understudy.protocol import (
     Accepted,
+    Decision,
     Following,
     Fork,
     Input,
@@ -43,7 +46,7 @@ from understudy.store.operations import (
     steering,
     wakeups,
 )
-from understudy.store.reads import overview, queries, traces
+from understudy.store.reads import overview, pending, queries, traces
 from understudy.store.transaction import Transaction
 
 from .node_service import NodeService
@@ -61,6 +64,7 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
     "trace": traces.trace_events,
     "questions": queries.questions,
     "asked": queries.asked,
+    "asked_below": pending.below,
     "wakeups": queries.wakeups,
     "owner": queries.owner,
     "homes": queries.homes,
@@ -208,15 +212,31 @@ class Requests:
     async def answer(
         self, session_id: str, call_id: str, decision: str, text: str, asked: int, request_id: str
     ) -> bool:
-        """Answer a call that waits for a person; True if the answer is new. Raises as `questions.answer`."""
+        """Answer a call that waits for a person; True if the answer is new. Raises as `questions.decide`."""
+        return bool(await self.decide(session_id, [Decision(call_id, asked, decision, text)], request_id))
 
-        def operation(tx: Transaction) -> bool:
-            accepted = questions.answer(tx, session_id, call_id, decision, text, asked=asked)
+    async def decide(self, session_id: str, decisions: list[Decision], request_id: str) -> list[str]:
+        """Answer calls that wait for a person, all of them or none; returns those of which the answer is new. Raises as
+        `questions.decide`."""
+        for decision in decisions:
+            if decision.decision == APPROVE and decision.text:
+                await self._require_fitting(session_id, decision)
+
+        def operation(tx: Transaction) -> list[str]:
+            accepted = questions.decide(tx, session_id, decisions)
             if accepted:
                 self._node.homes.take_in(tx, session_id)
             return accepted
 
-        return await self._once(bool, session_id, request_id, operation)
+        return await self._once(list[str], session_id, request_id, operation)
+
+    async def _require_fitting(self, session_id: str, decision: Decision) -> None:
+        """Refuse arguments that the call's tool does not take. Before the transaction: a schema may take its time."""
+        schema = await self._node.reading.query(pending.parameters, session_id, decision.call_id)
+        problem = await asyncio.to_thread(arguments_problem, decision.text, schema) if schema is not None else None
+        if problem is not None:
+            message = f"the arguments for call {decision.call_id!r} don't fit its tool: {problem}"
+            raise InvalidInput(message, session_id=session_id)
 
     async def abort_pending(self, session_id: str, call_id: str | None, request_id: str) -> list[str]:
         """Give up calls that wait for a person; returns their ids. See `questions.abort`."""

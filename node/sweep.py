@@ -155,7 +155,8 @@ class Sweep:
         """Whether the frame rests with the session as its row is; one that did not when the row was asked for, or has
         called in since, may have committed more."""
         same = holder.resting and resting.get(holder.frame_id) == holder.since
-        return same and holder.activation == row.activation
+        ended = row.wait == "model" and holder.wait != "model"  # the run, with the answer, since the row was asked for
+        return same and not ended and holder.activation == row.activation
 
 
 def _is_fresh(row: ActiveSession, age: int) -> bool:

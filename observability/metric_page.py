@@ -19,9 +19,9 @@ LABELS = {
     "outcome": "`ok`, `error`, `timeout`, `interrupted`, `cancelled`; not executed: "
     "`invalid`, `unknown_tool`, `aborted`, `repeated`, `refused`",
     "policy": "`rerun`, `report`, `ask`, `function`",
-    "decision": "`ok`, `error`, `rerun`, `aborted`",
+    "decision": "`ok`, `error`, `rerun`, `approve`, `reject`, `aborted`",
     "status": "how the run ended",
-    "kind": "`question`, `in_doubt`",
+    "kind": "`question`, `approval`, `in_doubt`",
     "sink": "`spans`, and what else events are sent to",
     "version": "of Understudy",
 }

@@ -265,7 +265,7 @@ TABLE: tuple[MetricRow, ...] = (
         "Tool calls that began to wait for a person.",
         ("kind",),
         {InputRequested: lambda event: ((event.kind,), 1)},
-        initial=(("question",), ("in_doubt",)),
+        initial=(("question",), ("approval",), ("in_doubt",)),
     ),
     MetricRow(
         names.INPUTS_RECEIVED,

@@ -11,6 +11,7 @@ from msgspec import structs
 from .db.prepared import Row, Statements
 from .db.session_row import SessionRow
 from .db.statements import (
+    CALL_KEEPS,
     CALL_STATE,
     DELETE_INBOX,
     DELETE_TIMER,
@@ -81,13 +82,13 @@ class Pending:
         found = {item["call_id"]: item for item in stored}
         for item in self.of(TOOL_CALL, session_id):
             if (item["run_id"], item["round"]) == (run_id, round_number):
-                found[item["call_id"]] = {"result": None, "child_id": None, **item}
+                found[item["call_id"]] = {"result": None, "child_id": None, "edited": None, **item}
         for change in self.call_updates:
             if change["b_session_id"] == session_id and change["b_call_id"] in found:
                 call = found[change["b_call_id"]]
-                child_id = call["child_id"]
+                kept = {name: call[name] for name in CALL_KEEPS}
                 call.update({name: change[f"b_{name}"] for name in CALL_STATE})
-                call["child_id"] = call["child_id"] or child_id
+                call.update({name: value for name, value in kept.items() if call[name] is None})
         return sorted(found.values(), key=lambda item: int(item["index"]))
 
     def write(self) -> None:

@@ -272,9 +272,9 @@ class Transaction:
     def update_call(self, session_id: str, call_id: str, **state: Any) -> None:
         """Set a tool call's state; every field of `CALL_STATE` but the time must be given.
 
-        A call keeps its child: a later state need not name it.
+        A call keeps its child, and the arguments that a person gave it: a later state need not name them.
         """
-        self._pending.update_call(session_id, call_id, {**state, "updated_at": self.now})
+        self._pending.update_call(session_id, call_id, {"edited": None, **state, "updated_at": self.now})
 
     def update_run(self, session_id: str, run_id: str, **end: Any) -> None:
         """Set how a run stands; every field of `RUN_END` must be given."""

@@ -102,7 +102,13 @@ def requested(
     tools = declared(compiled.spec)
     if only is not None and only not in tools:
         raise InvalidInput(f"the agent has no tool {only!r}; it has: {', '.join(tools) or 'none'}")
-    return Request(compiled.spec, agent.directory, content, points, only, timeout)
+    return Request(approved(compiled.spec), agent.directory, content, points, only, timeout)
+
+
+def approved(spec: dict[str, Any]) -> dict[str, Any]:
+    """The specification as if a person had approved every call that needs it: nobody is there who could."""
+    tools = [{name: value for name, value in tool.items() if name != "approve"} for tool in spec["tools"]]
+    return {**spec, "tools": tools, "agents": {name: approved(agent) for name, agent in spec["agents"].items()}}
 
 
 def reaches_outside(spec: dict[str, Any]) -> list[str]:

@@ -32,6 +32,7 @@ Store = Annotated[
     str | None,
     typer.Option("--store", help="sqlite:///PATH or postgresql://…", envvar="UNDERSTUDY_STORE", show_envvar=True),
 ]
+SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `understudy ps --all` lists them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 
 

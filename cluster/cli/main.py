@@ -16,6 +16,7 @@ from understudy.errors import InvalidInput
 
 from . import (
     agents_command,
+    approve_command,
     certify_command,
     console_command,
     dashboards_command,
@@ -27,7 +28,7 @@ from . import (
     trace_command,
     up_command,
 )
-from .command import Commands, Json, Store, command, connected, print_json
+from .command import Commands, Json, SessionId, Store, command, connected, print_json
 
 if TYPE_CHECKING:
     from understudy.reads import DrainInfo
@@ -40,12 +41,13 @@ app = typer.Typer(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `understudy ps --all` lists them.")]
 
 app.command()(run_command.run)
 app.add_typer(agents_command.app, name="agents")
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
+app.command()(approve_command.approve)
+app.command()(approve_command.reject)
 app.command()(top_command.top)
 app.command()(console_command.console)
 app.command()(trace_command.trace)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
+from understudy.approvals import APPROVAL
 from understudy.events import Event
 from understudy.messages import Message, Usage
 from understudy.prices import money
@@ -113,12 +114,16 @@ def print_tree(found: list[SessionInfo]) -> None:
 def print_pending(session_id: str, pending: Sequence[PendingInput], console: Console) -> None:
     """What a session waits for, and how to answer."""
     for item in pending:
-        console.print(f"[yellow]waits for input[/yellow] {session_id} {item.call_id} [dim]{item.kind}[/dim]")
+        call = f"{item.session_id or session_id} {item.call_id}"
+        console.print(f"[yellow]waits for input[/yellow] {call} [dim]{item.kind}[/dim]")
         console.print(f"  {escape(item.prompt)}", soft_wrap=True)
         if item.options:
             console.print(f"  options: {escape(', '.join(item.options))}")
         again = "; or --rerun instead of TEXT" if item.kind == "in_doubt" else ""
-        console.print(f"  [dim]understudy answer {session_id} {item.call_id} TEXT{again}[/dim]", soft_wrap=True)
+        how = f"understudy answer {call} TEXT{again}"
+        if item.kind == APPROVAL:
+            how = f"understudy approve {call}; or: understudy reject {call} --reason TEXT"
+        console.print(f"  [dim]{how}[/dim]", soft_wrap=True)
 
 
 def print_wakeups(wakeups: Sequence[Wakeup], console: Console) -> None:

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
+from understudy.actors.approval import can_be_approved
 from understudy.actors.hooks import describe_hook
-from understudy.actors.tools import describe
+from understudy.actors.tools import builtin, describe
 from understudy.config import OFFLINE_MODEL, has_credentials, is_secret_name
 from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMissing
 from understudy.identifiers import digest
@@ -27,7 +29,10 @@ PLAIN = (
 )  # fmt: skip
 """Fields that are compiled as they are."""
 
-UNUSUAL = {"follow_ups": "queue"}
+UNUSUAL = {
+    "follow_ups": "queue", "approve_timeout": None, "approve_default": "reject", "answer_timeout": None,
+    "answer_default": None,
+}  # fmt: skip
 """Fields that are left out where they say what is usual, as older versions did."""
 
 PLACING = {"isolation": "shared", "resources": {}, "labels": {}, "environment": (), "runtime_env": {}}
@@ -94,6 +99,7 @@ def compile_spec(
     if problems:
         text = "; ".join(f"{problem['field']}: {problem['problem']}" for problem in problems)
         raise InvalidSpec(f"{text}.", details={"problems": problems})
+    tools = _with_approval(spec, tools)
     agents: dict[str, Any] = {}
     own_code = any(_is_own(function["source"]) for function in (*tools, *hooks))
     for agent in spec.agents:
@@ -159,6 +165,18 @@ def function_problems(
     if spec.agents and "spawn_agent" not in names:
         problems.append(("agents", "they can only be used with the tool 'spawn_agent'"))
     return [{"field": field, "problem": problem} for field, problem in problems]
+
+
+def _with_approval(spec: AgentSpec, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools, with a mark on those whose calls a person must approve."""
+    possible = [tool["name"] for tool in tools if can_be_approved(builtin(tool))]
+    for pattern in spec.approve:
+        if not any(fnmatchcase(name, pattern) for name in possible):
+            problem = f"{pattern!r} is no tool of this agent whose calls can be approved"
+            details = {"problems": [{"field": "approve", "problem": problem}]}
+            raise InvalidSpec(f"approve: {problem}; there are: {', '.join(possible) or 'none'}.", details=details)
+    needed = {name for name in possible if any(fnmatchcase(name, pattern) for pattern in spec.approve)}
+    return [{**tool, "approve": True} if tool["name"] in needed else tool for tool in tools]
 
 
 def _twice(names: list[str]) -> list[str]:

@@ -31,6 +31,7 @@ from understudy.wakeups import name_problem, wakeup_problem
 
 from .client_connection import ClientConnection
 from .method import client_method
+from .people import Calls, Remember, arguments_text, decide, located, pending
 from .results import SessionInfo
 from .run_handle import Run
 
@@ -129,15 +130,22 @@ class Session:
         return Session(self._connection, identifier)
 
     @client_method
-    async def pending(self) -> list[PendingInput]:
-        """What its current run asks people, oldest first: calls that wait for `answer`."""
-        return await self._connection.read(list[PendingInput], "questions", self.id)
+    async def pending(self, *, below: bool = False) -> list[PendingInput]:
+        """What its current run asks people, oldest first: calls that wait for `answer`, `approve` or `reject`.
+
+        Args:
+            below: also what sub-agents ask, at whatever depth, for which the run waits.
+        """
+        return await pending(self._connection, self.id, below=below)
 
     @client_method
-    async def answer(self, call_id: str, text: str = "", *, failed: bool = False, rerun: bool = False) -> bool:
+    async def answer(
+        self, call: str | PendingInput, text: str = "", *, failed: bool = False, rerun: bool = False
+    ) -> bool:
         """Answer a call that waits for a person; returns when the answer is durably accepted.
 
         Args:
+            call: its id within this session, or what is pending, which may be a sub-agent's.
             text: the result of the call, as the model will read it.
             failed: the text says why the call failed.
             rerun: a call in doubt runs again; there is no text then.
@@ -148,13 +156,46 @@ class Session:
         Raises:
             NotAsked: the call did not ask, or nobody waits for its answer any more.
             AnswerConflict: it was answered otherwise.
+            InvalidInput: it needs an approval, not an answer.
         """
         if rerun == bool(text) or (rerun and failed):
             raise InvalidInput("answer takes a text, or rerun=True without one")
         decision = "rerun" if rerun else "error" if failed else "ok"
-        # Which time the call asked last, answered or not: the request must not answer a question that comes after it.
-        asked = await self._connection.read(int, "asked", self.id, call_id)
-        return await self._connection.change(bool, "answer", self.id, call_id, decision, text, asked)
+        session_id, call_id, asked = await located(self._connection, self.id, call)
+        return await self._connection.change(bool, "answer", session_id, call_id, decision, text, asked)
+
+    @client_method
+    async def approve(
+        self, call: Calls = None, *, arguments: dict[str, Any] | None = None, remember: Remember = False
+    ) -> list[str]:
+        """Let calls be executed that wait for an approval; returns when that is durable.
+
+        Args:
+            call: one or several, by their ids within this session or as they are pending, which may be sub-agents';
+                None for all that wait in this session and below it. Those of one session are approved in one
+                transaction.
+            arguments: to be executed with, instead of the model's; of one call.
+            remember: calls of the same tool (True) are approved for the rest of the session, or only those with the
+                same arguments (`"arguments"`).
+
+        Returns:
+            Ids of the calls of which this is new.
+
+        Raises:
+            InvalidInput: a call asks something else, or its tool does not take the arguments.
+            NotAsked, AnswerConflict: see `answer`.
+        """
+        text = arguments_text(arguments, self.id)
+        return await decide(self._connection, self.id, call, "approve", text, remember)
+
+    @client_method
+    async def reject(self, call: Calls = None, reason: str = "", *, remember: Remember = False) -> list[str]:
+        """Let calls not be executed that wait for an approval: the same as `approve` otherwise.
+
+        Args:
+            reason: the model reads it.
+        """
+        return await decide(self._connection, self.id, call, "reject", reason, remember)
 
     @client_method
     async def abort_pending(self, call_id: str | None = None) -> list[str]:

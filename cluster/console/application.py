@@ -51,6 +51,7 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "resume": (),
     "abort_pending": ("call_id",),
     "answer": ("call_id", "decision", "text", "asked"),
+    "decide": ("decisions",),
 }
 """What a page may ask of a session: methods of `Requests`, and their arguments in order."""
 
@@ -60,6 +61,7 @@ DEFAULTS = {
     "call_id": None,
     "decision": "ok",
     "text": "",
+    "decisions": (),
 }
 
 
@@ -284,6 +286,8 @@ def _check_body(action: str, body: Wire) -> None:
     texts = [body.get(name) for name in ("run_id", "reason", "call_id", "decision", "text")]
     if any(text is not None and (not isinstance(text, str) or "\0" in text) for text in texts):
         raise InvalidInput("what is asked for is told in texts, without zero bytes")
+    if action == "decide" and not (isinstance(body.get("decisions"), list) and body["decisions"]):
+        raise InvalidInput("name the decisions, of a call each")
     if action != "answer":
         return
     if not body.get("call_id") or not isinstance(body.get("asked"), int):

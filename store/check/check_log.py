@@ -199,7 +199,7 @@ class ToolCalls(LogRule):
                 yield from self._compare()
             for index, call in enumerate(entry.data.get("tool_calls") or ()):
                 self.count += 1
-                states = {"requested", "started", "asked", "waiting"}
+                states = {"requested", "approved", "started", "asked", "waiting"}
                 states |= {"finished"} if entry.seq <= self.pruned else set()
                 self.calls[call[0]] = ([entry.run_id, entry.round, index, *call[1:]], states)
         elif entry.type in ("tool", "tool_finished"):

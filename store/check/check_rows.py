@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy import and_, case, exists, false, func, not_, or_, select, true
 
+from understudy.approvals import APPROVAL
 from understudy.records import RUN_STATUSES, STEER
 from understudy.wakeups import MOST_WAKEUPS
 
@@ -29,7 +30,7 @@ from ..db.statements import (
 )
 from ..operations.beginnings import PAUSE_TIMER
 from ..operations.endings import TERMINAL
-from ..operations.waiting import CALL_TIMER
+from ..operations.waiting import CALL_TIMER, QUESTION_TIMER
 from ..operations.wakeups import WAKEUP_TIMER
 from .check_scope import Books, Found, Scope, Wrong, same_run, selected
 
@@ -273,6 +274,27 @@ def questions(scope: Scope) -> Iterator[Wrong]:
 
 
 @selected
+def approvals(scope: Scope) -> Iterator[Wrong]:
+    """A call is approved, or has other arguments than the model's, only if somebody approved it. The timer of a
+    question is there only while it has no answer.
+    """
+    of_call = and_(same_session(QUESTION, TOOL_CALL), QUESTION.c.call_id == TOOL_CALL.c.call_id)
+    given = and_(of_call, QUESTION.c.kind == APPROVAL, QUESTION.c.answered_at > 0)
+    calls = select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id).where(
+        scope.of(TOOL_CALL),
+        or_(TOOL_CALL.c.state == "approved", TOOL_CALL.c.edited.is_not(None)),
+        ~exists().where(given),
+    )
+    yield calls, lambda row: f"nobody has approved call {row['call_id']}"
+    of_question = and_(same_session(TIMER, QUESTION), TIMER.c.name == QUESTION_TIMER + QUESTION.c.call_id)
+    is_open = exists().where(of_question, QUESTION.c.answered_at == 0)
+    timers = select(TIMER.c.session_id, TIMER.c.name).where(
+        scope.of(TIMER), TIMER.c.name.startswith(QUESTION_TIMER), not_(is_open)
+    )
+    yield timers, lambda row: f"nobody is asked any more what timer {row['name']} would answer"
+
+
+@selected
 def question_events(scope: Scope) -> Iterator[Wrong]:
     """Every question has one `input_requested` event, and one `input_received` if it was answered."""
     types = {"input_requested": true(), "input_received": QUESTION.c.answered_at > 0}
@@ -395,7 +417,7 @@ def next_spec(scope: Scope) -> Iterator[Wrong]:
 ROW_RULES: dict[str, Callable[[Books], Iterable[Found]]] = {
     rule.__name__: rule
     for rule in (
-        own_session, run_events, run_state, current_run, inbox, inbox_items, open_calls, questions, question_events,
-        waits, wakeups, timer, status, moved, next_spec,
+        own_session, run_events, run_state, current_run, inbox, inbox_items, open_calls, questions, approvals,
+        question_events, waits, wakeups, timer, status, moved, next_spec,
     )
 }  # fmt: skip

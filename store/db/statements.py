@@ -132,7 +132,9 @@ DELETE_RESERVATION = delete(RESERVATION).where(
 )
 UPDATE_SESSION = _update_session(MUTABLE)
 UPDATE_SESSION_OFTEN = _update_session(OFTEN)
-CALL_STATE = ("state", "epoch", "executions", "result", "child_id", "updated_at")
+CALL_STATE = ("state", "epoch", "executions", "result", "child_id", "updated_at", "edited")
+CALL_KEEPS = ("child_id", "edited")
+"""What a later state of a call need not name again."""
 UPDATE_CALL = (
     update(TOOL_CALL)
     .where(
@@ -143,7 +145,7 @@ UPDATE_CALL = (
     .values(
         {
             **{name: bindparam(f"b_{name}") for name in CALL_STATE},
-            "child_id": func.coalesce(bindparam("b_child_id", type_=Text), TOOL_CALL.c.child_id),
+            **{name: func.coalesce(bindparam(f"b_{name}", type_=Text), TOOL_CALL.c[name]) for name in CALL_KEEPS},
         }
     )
 )

@@ -259,7 +259,10 @@ class Event(NamespaceTable, table=True):
 
 class ToolCall(NamespaceTable, table=True):
     """One tool call: requested → started → finished → done (its result is a message); `asked` while it waits for a
-    person.
+    person, `approved` between its approval and its start.
+
+    Attributes:
+        edited: the arguments, as JSON text, with which a person approved it; NULL for those of the model.
     """
 
     __tablename__ = "tool_call"
@@ -277,6 +280,7 @@ class ToolCall(NamespaceTable, table=True):
     result: dict[str, Any] | None = json_column()
     child_id: str | None = text_column()
     updated_at: int = number_column()
+    edited: str | None = text_column()
 
 
 class Question(NamespaceTable, table=True):
@@ -284,7 +288,7 @@ class Question(NamespaceTable, table=True):
 
     Attributes:
         asked: how often the call had asked by then, this time included.
-        answer: `{"decision", "text"}`; None while nobody has answered.
+        answer: `{"decision", "text"}`, and `remember` if the session shall remember it; None while nobody has answered.
     """
 
     __tablename__ = "question"

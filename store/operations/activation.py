@@ -19,12 +19,15 @@ from understudy.records import ActivationId, CallState
 from ..db.session_row import SessionRow
 from ..db.statements import OWNER, SESSION, TIMER
 from ..transaction import Transaction
-from . import timers
+from . import questions, timers
 from .batches import request_key, require_held
 from .beginnings import LEASE, PAUSE_TIMER, pause
 from .charging import longest_reply
 from .draining import drains, end_stops
 from .endings import end_queued, end_without_agent
+
+EXECUTED = ("requested", "approved", "started")
+"""States of calls that are a frame's to execute."""
 
 SOON = 60_000_000
 """A session without work whose timer is due within this time (microseconds) needs a home."""
@@ -161,8 +164,13 @@ def work_with(
 def open_calls(tx: Transaction, row: SessionRow) -> list[CallState]:
     """Tool calls of the current round whose results are not messages yet."""
     found = tx.current_calls(row) if row.calls_open else ()
-    names = CallState.__struct_fields__
-    return [CallState(**{name: item[name] for name in names}) for item in found if item["state"] != "done"]
+    names = [name for name in CallState.__struct_fields__ if name != "question"]
+    kinds = questions.kinds(tx, row) if any(item["state"] == "asked" for item in found) else {}
+    return [
+        CallState(**{name: item[name] for name in names}, question=kinds.get(item["call_id"], ""))
+        for item in found
+        if item["state"] != "done"
+    ]
 
 
 def crash(
@@ -233,7 +241,7 @@ def _may_begin(tx: Transaction, row: SessionRow) -> bool:
 def _executing(tx: Transaction, row: SessionRow) -> list[CallState]:
     """Calls that a frame has to execute, or did when its process died; not those that are a child's or a person's, nor
     those whose results are in the inbox: a sub-agent that a budget refused has no session."""
-    calls = [call for call in open_calls(tx, row) if call.state in ("requested", "started") and call.child_id is None]
+    calls = [call for call in open_calls(tx, row) if call.state in EXECUTED and call.child_id is None]
     told = {item.key for item in tx.inbox(row) if item.is_result} if calls else ()
     return [call for call in calls if call.call_id not in told]
 

@@ -90,16 +90,24 @@ def commit(
     for call in batch.calls:
         _set_call(tx, row, replace(call, child_id=None) if call.call_id in refused else call)
     tx.take_inbox(row, batch.inbox_done)
-    for asked in batch.asks if cancel is None else ():
-        (waiting if asked.kind in waiting.STORE_ANSWERS else questions).ask(tx, row, asked)
-    if batch.asks and steering.is_interrupted(tx, row):
-        steering.answer_waits(tx, row)
+    if batch.asks and cancel is None:
+        _hand_over(tx, row, batch)
     if finish is not None:
         finish_run(tx, row, finish)
         over = row.epoch != batch.epoch
         return CommitResult(_ack(tx, row, first_seq), row.wait, 0, "", over=over)
     _set_wait(tx, row, batch, holder, price)
     return _committed(tx, row, first_seq)
+
+
+def _hand_over(tx: Transaction, row: SessionRow, batch: Batch) -> None:
+    """Have the batch's questions answered: by the store, or by people."""
+    for asked in batch.asks:
+        (waiting if asked.kind in waiting.STORE_ANSWERS else questions).ask(tx, row, asked)
+    if steering.is_interrupted(tx, row):
+        steering.answer_waits(tx, row)
+    elif any(asked.kind not in waiting.STORE_ANSWERS for asked in batch.asks):
+        questions.tell_above(tx, row)
 
 
 def _require_current(row: SessionRow, activation: ActivationId, frame_id: str) -> None:
@@ -144,10 +152,13 @@ def _set_wait(tx: Transaction, row: SessionRow, batch: Batch, holder: str, price
 
 
 def _has_result(tx: Transaction, row: SessionRow) -> bool:
-    """Whether a result has come in for a call that has none yet: the session takes it up instead of waiting."""
+    """Whether a result has come in for a call that has none yet, or an approval: the session takes it up instead of
+    waiting."""
     told = {item.key for item in tx.inbox(row) if item.is_result}
-    calls = tx.current_calls(row) if told else ()
-    return any(call["call_id"] in told and call["state"] not in ("finished", "done") for call in calls)
+    return any(
+        call["state"] == "approved" or (call["call_id"] in told and call["state"] not in ("finished", "done"))
+        for call in tx.current_calls(row)
+    )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import select
 
 from understudy import events
+from understudy.approvals import result_of
 from understudy.messages import INTERRUPTED, Message, storable
 from understudy.records import child_text
 
@@ -16,12 +17,15 @@ from ..db.session_row import SessionRow
 from ..db.statements import MESSAGE
 from ..transaction import Transaction
 from . import questions
-from .waiting import CALL_TIMER
+from .waiting import CALL_TIMER, QUESTION_TIMER
 
 CANCELLED = "cancelled"
 
 LAST_ANSWERS = 8
 """So many are read to find one that is not a summary of the history."""
+
+TIMED = {"waiting": CALL_TIMER, "asked": QUESTION_TIMER}
+"""The timers of calls in these states."""
 
 ROUNDS_TOLD = 8
 """Of so many last rounds a parent is told the tools: a long history is not read for it."""
@@ -68,8 +72,8 @@ def settle_calls(tx: Transaction, row: SessionRow) -> None:
     for call in tx.current_calls(row):
         if call["state"] == "done":
             continue
-        if call["state"] == "waiting":
-            tx.drop_timer(row, CALL_TIMER + call["call_id"])
+        if call["state"] in TIMED:
+            tx.drop_timer(row, TIMED[call["state"]] + call["call_id"])
         content = (call["result"] or {}).get("content")
         if content is None:
             content = _settle(tx, row, call, results.get(call["call_id"]))
@@ -89,10 +93,10 @@ def _settle(tx: Transaction, row: SessionRow, call: Row, result: dict[str, Any] 
     outcome, content = CANCELLED, CANCELLED
     if result is not None and "status" in result:
         outcome, content = "ok" if result["status"] == "completed" else "error", storable(child_text(result))
-    elif result is not None and result["decision"] != "rerun":
-        outcome, content = result["decision"], result["text"]
+    elif result is not None and (found := result_of(result)) is not None:
+        outcome, content = found
     elif (call["state"] == "started" and call["child_id"] is None) or (
-        call["state"] == "asked" and questions.is_in_doubt(tx, row, call["call_id"])
+        call["state"] == "asked" and questions.kinds(tx, row).get(call["call_id"]) == questions.IN_DOUBT
     ):
         outcome, content = "interrupted", INTERRUPTED
     since = tx.now if call["state"] == "requested" else call["updated_at"]

@@ -6,6 +6,7 @@
 | `shutdown` | ends a run by force that was told to end and has not |
 | `deadline` | tells a run to end whose budget of seconds is used up |
 | `call:ID` | ends the wait of a tool call |
+| `question:ID` | answers the question of a tool call, as its specification says |
 | `wakeup:NAME` | is an input to the session; if it recurs, it is set again in the same transaction |
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
-from . import waiting, wakeups
+from . import questions, waiting, wakeups
 from .beginnings import PAUSE_TIMER, outlasting, timer
 from .charging import deadline
 from .endings import DEADLINE_TIMER, SHUTDOWN_TIMER, end_by_force, request_cancel
@@ -34,6 +35,8 @@ def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
         out_of_time(tx, row, found["payload"]["run_id"], due_at)
     elif name.startswith(waiting.CALL_TIMER):
         waiting.over(tx, row, **found["payload"])
+    elif name.startswith(waiting.QUESTION_TIMER):
+        questions.time_out(tx, row, **found["payload"])
     elif name.startswith(wakeups.WAKEUP_TIMER):
         wakeups.fire(tx, row, name.removeprefix(wakeups.WAKEUP_TIMER), found["payload"])
 

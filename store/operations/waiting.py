@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from understudy import events
 from understudy.errors import UnderstudyError
@@ -23,6 +23,9 @@ from . import recall, wakeups
 
 CALL_TIMER = "call:"
 """The timer of a call that waits, with its id behind it."""
+
+QUESTION_TIMER = "question:"
+"""The timer of a call that asks a person, with its id behind it: of some, since not every question has a time-out."""
 
 LATE = 5_000_000
 """A wait that lasted so much longer than asked for (microseconds) has a result that says so."""
@@ -88,13 +91,19 @@ def over(tx: Transaction, row: SessionRow, call_id: str, run_id: str, since: int
 def hand_in(tx: Transaction, row: SessionRow, call_id: str, said: dict[str, Any]) -> None:
     """Put the answer to a call into the inbox; a session that waits for answers goes on."""
     tx.put_inbox(row, "answer", call_id, said)
+    go_on(tx, row)
+
+
+def go_on(tx: Transaction, row: SessionRow) -> None:
+    """A call was answered: a session that waits for answers goes on."""
     if row.wait == "input":
         tx.wake(row)
 
 
 def drop_all(tx: Transaction, row: SessionRow) -> None:
-    """The round ends before its calls have waited their time."""
+    """The round ends before its calls have waited their time, or were answered."""
     where = (TIMER.c.namespace == tx.namespace, TIMER.c.session_id == row.session_id)
-    names = select(TIMER.c.name).where(*where, TIMER.c.name.startswith(CALL_TIMER))
+    of_calls = or_(TIMER.c.name.startswith(CALL_TIMER), TIMER.c.name.startswith(QUESTION_TIMER))
+    names = select(TIMER.c.name).where(*where, of_calls)
     for name in list(tx.read(names, row.session_id).scalars()):
         tx.drop_timer(row, name)

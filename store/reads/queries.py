@@ -37,6 +37,7 @@ from ..db.statements import (
 )
 from ..entries import event_from_row
 from ..operations.wakeups import WAKEUP_TIMER
+from .pending import below
 
 OWNER = table_of(tables.Owner)
 
@@ -221,7 +222,7 @@ def _open_tools(connection: Connection, namespace: str, row: Row) -> list[str]:
         return read(connection, SELECT_CALLS, ns=namespace, session=row["session_id"], **keys)
 
     calls = calls_of_round(stored, row["run_id"], row["round"])
-    return [call["tool"] for call in calls if call["state"] in ("requested", "started")]
+    return [call["tool"] for call in calls if call["state"] in ("requested", "approved", "started")]
 
 
 def messages(
@@ -248,12 +249,15 @@ def writer_events(connection: Connection, namespace: str, writer: str, after: in
 
 
 def run_info(connection: Connection, namespace: str, session_id: str, run_id: str) -> RunRecord:
-    """One run, with what it waits for if it is paused. Raises `UnknownSession` or `UnknownRun`."""
+    """One run, with what it waits for if it is paused: by its own questions, or by those of sub-agents that it waits
+    for. Raises `UnknownSession` or `UnknownRun`."""
     found = objects(connection, SELECT_RUN, RunRecord, ns=namespace, session=session_id, run=run_id)
     if not found:
         session_info(connection, namespace, session_id)
         raise UnknownRun(f"the session has no run {run_id!r}", session_id=session_id)
-    return replace(found[0], pending=_pending(connection, namespace, session_id, found[0].status))
+    run = replace(found[0], pending=_pending(connection, namespace, session_id, found[0].status))
+    asked = below(connection, namespace, session_id, run_id) if run.started_at and not run.finished_at else []
+    return replace(run, status="waiting_for_input", pending=[*(run.pending or ()), *asked]) if asked else run
 
 
 def runs(connection: Connection, namespace: str, session_id: str) -> list[RunRecord]:

@@ -319,6 +319,29 @@ async def test_what_a_person_can_do_is_done(tmp_path: Path) -> None:
         ).status_code == 400
 
 
+async def test_approvals_from_the_page(tmp_path: Path) -> None:
+    """Several calls are decided at once; what makes no sense, or is said without the token, changes nothing."""
+    async with console(tmp_path, TOKEN) as (kernel, _, client):
+        calls = [("glob", {"pattern": "*"}), ("glob", {"pattern": "?"})]
+        compiled = k.spec(k.script(calls, "thanks"), ["glob"], workspace=str(tmp_path))
+        await kernel.spawn("s", {**compiled, "tools": [{**tool, "approve": True} for tool in compiled["tools"]]})
+        await kernel.send("s")
+        asked = [{"call_id": item["call_id"], "asked": item["asked"]} for item in await kernel.paused("s")]
+        decisions = [{**asked[0], "decision": "approve"}, {**asked[1], "decision": "reject", "text": "no"}]
+
+        async def post(body: Any, headers: dict[str, str]) -> httpx2.Response:
+            return await client.post("/api/sessions/s/decide", json=body, headers=headers)
+
+        assert (await post({"decisions": decisions}, {})).status_code in (401, 403)
+        for wrong in ([], "x", [{}], [{**decisions[0], "text": "{"}], [{**decisions[0], "decision": "ok"}]):
+            assert (await post({"decisions": wrong}, BEARER)).status_code == 400
+        assert len(await kernel.paused("s")) == 2
+        assert (await post({"decisions": decisions}, BEARER)).json() == {"done": ["r/1/0", "r/1/1"]}
+        assert (await kernel.end("s"))["text"] == "thanks"
+        told = [message["content"] for message in await kernel.messages("s") if message["role"] == "tool"]
+        assert told[1] == "not executed: it was not approved: no"
+
+
 @pytest.mark.thorough
 async def test_what_is_not_there_or_makes_no_sense_is_told(tmp_path: Path) -> None:
     """Unknown sessions and runs are 404, numbers that are none 400, a store that is away 503, with the reason."""

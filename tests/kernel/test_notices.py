@@ -95,6 +95,34 @@ async def test_a_follower_at_home_sees_what_was_committed_elsewhere(
         assert [event["type"] for event in (await asyncio.wait_for(watching, PATIENCE))["events"]] == ["session_closed"]
 
 
+async def test_who_follows_a_root_hears_at_once_of_a_question_elsewhere(
+    postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a root at home on `a` whose sub-agent is at home on `b`, and asks there, then who follows the root on `a`
+    is told so at once, with the run as paused; answered through `a`, the sub-agent goes on."""
+    monkeypatch.setattr(sweep, "SWEEP_SECONDS", 3_600.0)
+    create_session = beginnings.create_session
+
+    def elsewhere(*given: Any, **more: Any) -> bool:
+        return create_session(*given, **{**more, "node_id": "b" if more.get("parent") else more["node_id"]})
+
+    monkeypatch.setattr(beginnings, "create_session", elsewhere)
+    question = [("request_user_input", {"prompt": "Which?"})]
+    child = k.spec(k.script(question, "dug"), ["request_user_input"], name="worker", hash="worker")
+    spawn = [("spawn_agent", {"agent": "worker", "task": "dig"})]
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        await a.spawn("s", k.spec(k.script(spawn, "done"), ["spawn_agent"], agents={"worker": child}))
+        await a.send("s")
+        watched = await a.ask("watch", "c", {"s": {"after": 0, "ends": True}}, PATIENCE)
+        assert [event["type"] for event in watched["events"]] == ["child_asked"]
+        [asked] = watched["runs"]["s/r"]["pending"]
+        assert (watched["runs"]["s/r"]["status"], asked["prompt"]) == ("waiting_for_input", "Which?")
+        assert activated_at(await a.events(asked["session_id"])) == {"b"}
+        assert await a.ask("answer", asked["session_id"], asked["call_id"], "ok", "red", 1)
+        assert (await asyncio.wait_for(a.end("s"), PATIENCE))["text"] == "done"
+        assert (a.service.sweep.swept, b.service.sweep.swept) == (0, 0)
+
+
 async def test_a_cancel_elsewhere_aborts_the_call_at_home(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given a session of `a` that waits for a model, when `b` commits the cancel, then `a` closes the connection."""
     async with nodes(postgres, server, tmp_path) as (a, b):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from understudy.actors.tools import tool
 from understudy.cluster.cli.rendering import print_pending, print_session, print_wakeups
 from understudy.cluster.client.follower import Follower
 from understudy.cluster.client.results import SessionInfo
@@ -21,6 +22,13 @@ from understudy.protocol import packed, unpacked
 from understudy.reads import PendingInput, SessionRecord
 
 from . import kernel as k
+
+
+@tool(on_crash="rerun", approve=True)
+def look_up() -> str:
+    """Look something up, once a person approves it."""
+    return "found"
+
 
 QUESTION = ("request_user_input", {"prompt": "Which colour?", "options": ["red", "blue"]})
 
@@ -91,7 +99,7 @@ async def test_result_returns_at_each_pause_and_waits_on_after_the_answer(sessio
         assert (paused.status, paused.text, paused.error, paused.ok) == ("waiting_for_input", "", None, False)
         [question] = paused.pending
         assert question == PendingInput(
-            f"r/{number}/0", 1, "r", "question", "Which colour?", ("red", "blue"), question.asked_at
+            f"r/{number}/0", 1, "r", "question", "Which colour?", ("red", "blue"), question.asked_at, "s"
         )
         assert await session.pending.aio() == [question]
         again = await session.run("r").result.aio(20)
@@ -204,3 +212,56 @@ async def test_a_session_shows_what_those_below_it_ask(kernel: k.Kernel, capsys:
     print_session(root, [], [], {info.id: info.pending for info in below})
     shown = " ".join(capsys.readouterr().out.split())
     assert all(part in shown for part in ("Which colour?", f"understudy answer {kid} task/1/0 TEXT"))
+
+
+async def test_a_sub_agents_question_pauses_the_root(kernel: k.Kernel, session: Session) -> None:
+    """Given a question two levels below, then `result` of the root's run returns at once with it and says whose it is;
+    answered by what is pending, the run goes on, and its result is waited for."""
+    leaf = k.spec(k.script([QUESTION], "leaf done"), ["request_user_input"], name="leaf", hash="leaf")
+    middle = k.spec(
+        k.script([("spawn_agent", {"agent": "leaf", "task": "t"})], "middle done"), ["spawn_agent"], name="middle",
+        hash="middle", agents={"leaf": leaf},
+    )  # fmt: skip
+    spawns = [("spawn_agent", {"agent": "middle", "task": "t"})]
+    await kernel.spawn("root", k.spec(k.script(spawns, "all done"), ["spawn_agent"], agents={"middle": middle}))
+    root = Session(session._connection, "root")
+    run = await root.send.aio("go", run_id="r")
+    paused = await run.result.aio(10)
+    assert (paused.status, paused.ok) == ("waiting_for_input", False)
+    [question] = paused.pending
+    tree = unpacked(await kernel.ask("read", "tree", ["root"], {}), list[SessionRecord], "tree")
+    assert [row.session_id for row in tree if row.agent == "leaf"] == [question.session_id]
+    assert await root.pending.aio() == []
+    assert await root.pending.aio(below=True) == [question]
+    assert (await Session(session._connection, "root").run("r").result.aio(10)).pending == (question,)
+    assert await root.answer.aio(question, "blue") is True
+    assert await root.answer.aio(question, "blue") is False
+    ended = await run.result.aio(20)
+    assert (ended.status, ended.text) == ("completed", "all done")
+    for session_id in ("root", tree[1].session_id):
+        assert (await kernel.types(session_id)).count("child_asked") == 1
+
+
+async def test_approvals_of_sub_agents_from_the_root(kernel: k.Kernel, session: Session) -> None:
+    """`approve` without calls approves all that wait in a session and below it; another session's run is not paused by
+    them."""
+    child = k.spec(k.script([("look_up", {})], "done"), [look_up], name="child", hash="child")
+    spawns = [("spawn_agent", {"agent": "child", "task": "t"})] * 2
+    script = k.script([*spawns, ("look_up", {})], "all done")
+    await kernel.spawn("root", k.spec(script, ["spawn_agent", look_up], agents={"child": child}))
+    root = Session(session._connection, "root")
+    run = await root.send.aio("go", run_id="r")
+    await kernel.until("root", "child_asked", 2)
+    await kernel.until("root", "input_requested")
+    pending = (await run.result.aio(10)).pending
+    assert sorted(item.call_id for item in pending) == ["r/1/2", "task/1/0", "task/1/0"]
+    with pytest.raises(InvalidInput):
+        await root.approve.aio(pending, arguments={})
+    with pytest.raises(InvalidInput):
+        await root.approve.aio(pending[0], arguments={"more": 1})
+    with pytest.raises(InvalidInput):
+        await root.approve.aio(pending[0], arguments={}, remember=True)
+    assert await root.reject.aio("r/1/2", "not here") == ["r/1/2"]
+    assert await root.approve.aio() == ["task/1/0", "task/1/0"]
+    assert await root.approve.aio() == []
+    assert (await run.result.aio(20)).text == "all done"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from understudy.approvals import APPROVAL
 from understudy.cluster.client.follower import Follower
 from understudy.cluster.ray.directory import NodeDirectory
 from understudy.config import Settings
@@ -32,7 +33,7 @@ from understudy.protocol import NewSession, ServiceDirectory
 from understudy.store.operations.beginnings import TASK_UNTOLD
 from understudy.transport.repeating import REPEAT_SECONDS
 
-from . import operator
+from . import approvals, operator
 from .moments import Moments
 from .tools import BLOBS
 
@@ -134,6 +135,7 @@ class Client:
         self.asked_to_end: list[tuple[str, int]] = []
         self.closed = False
         self._random = random.Random(f"{world.plan.seed}/client/{work.session_id}")
+        self._approver = random.Random(f"{world.plan.seed}/approver/{work.session_id}")
         self.process = world.scheduler.process(f"client.{work.session_id}")
 
     def start(self) -> asyncio.Task[None]:
@@ -362,8 +364,22 @@ class Client:
                 except UnknownSession:
                     continue
                 for row in tree:
-                    for question in row.get("pending") or ():
-                        await self._answer(row["session_id"], question)
+                    await self._answer_all(row["session_id"], row.get("pending") or ())
+
+    async def _answer_all(self, session_id: str, asked: Sequence[dict[str, Any]]) -> None:
+        for question in asked:
+            if question["kind"] != APPROVAL:
+                await self._answer(session_id, question)
+        held = [question for question in asked if question["kind"] == APPROVAL]
+        said = approvals.decisions(self.world, self._approver, session_id, held)
+        if said:
+            await self._decide(session_id, said)
+
+    async def _decide(self, session_id: str, said: list[dict[str, Any]]) -> None:
+        try:
+            await self.request("decide", session_id, said, new_identifier(), session_id=session_id)
+        except (NotAsked, AnswerConflict, SessionClosed, UnknownSession):
+            pass
 
     async def _answer(self, session_id: str, question: dict[str, Any]) -> None:
         kind = question["kind"]

@@ -20,6 +20,7 @@ from understudy.placement import is_isolated
 from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 from understudy.store.entries import event_from_row
 
+from . import approvals
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of
 from .tools import POLICY_OF
@@ -219,10 +220,13 @@ class Ending:
             if call is None or call.tool not in POLICY_OF or call_id.startswith(COPIED):
                 continue
             key = f"{session_id}/{call_id}"
+            text = text.partition("\n")[2] if text.startswith(approvals.EDITED) else text
             seen = session_id not in self._seen.with_hooks or ("after_tool", key) in self._seen.hooked
             if text.startswith("did ") and not seen:
                 self._violated(f"{key} has a result that no hook has seen")
             count = effects[key]
+            if text.startswith("not executed: it was not approved") and count:
+                self._violated(f"{key} was not approved, and has acted")
             if text == "cancelled" and key in self._seen.left_behind:
                 self._violated(f"{key} had begun in a process that died, and is said to have been cancelled")
             if text.startswith("did ") and count == 0:

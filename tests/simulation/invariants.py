@@ -36,7 +36,7 @@ from understudy.store.entries import event_from_row
 from understudy.store.journal import Committed
 from understudy.testing.policies import content_text
 
-from . import deaths
+from . import approvals, deaths
 from .folding import due_to_be_sent, unfolded
 from .hooks import refused
 from .operator import RIVAL
@@ -410,9 +410,14 @@ class Invariants:
         with self._world.store.committed() as connection:
             where = (SESSION.c.session_id == session_id, TOOL_CALL.c.session_id == SESSION.c.session_id)
             row = connection.execute(
-                select(SESSION.c.epoch, TOOL_CALL.c.state, TOOL_CALL.c.tool, TOOL_CALL.c.updated_at)
+                select(SESSION.c.epoch, TOOL_CALL.c.state, TOOL_CALL.c.tool, TOOL_CALL.c.updated_at, SESSION.c.spec)
                 .where(*where, TOOL_CALL.c.call_id == call_id)
             ).first()  # fmt: skip
+            if row is not None and approvals.is_held(row.spec, row.tool):
+                self._world.counts["effects of approved calls"] += 1
+                problem = approvals.problem(connection, session_id, call_id, row.tool)
+                if problem is not None:
+                    self.violated(f"effect of {effect.call_key}, {problem}")
         if row is None and self._of_removed(session_id):
             return None  # its run was ended by force, while its process was about to begin (guarantees.md)
         if row is None:

@@ -165,6 +165,7 @@ class Plan:
             found |= {name for name in ("hooks", "context") if name in work.spec}
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
+            found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
             found |= {f"placement {spec['placement']}" for spec in (work.spec, *helpers) if spec.get("placement")}
             found |= {f"budget {name}" for limit in work.spec["budget"] or () for name in limit if name != "scope"}
             found |= {f"tool {tool['on_crash']}" for tool in work.spec["tools"] if "on_crash" in tool}
@@ -560,6 +561,21 @@ def gateways(chosen: random.Random, others: tuple[Fault, ...], window: float) ->
     return tuple(sorted(found, key=_order))
 
 
+def approved(chosen: random.Random, work: Work) -> Work:
+    """The same work; a person must approve calls of some of its agents' tools, in time."""
+    needed = {tool for names in BY_POLICY.values() for tool in names if chosen.random() < 0.4}
+    needed |= {SPAWN} if chosen.random() < 0.2 else set()
+    seconds, default = chosen.choice((None, None, 2.0, 15.0)), chosen.choice(("approve", "reject"))
+    fields = {"approve_timeout": seconds, "approve_default": default}
+
+    def held(spec: dict[str, Any]) -> dict[str, Any]:
+        tools = [{**tool, "approve": True} if tool["name"] in needed else tool for tool in spec["tools"]]
+        agents = {name: held(agent) for name, agent in spec["agents"].items()}
+        return {**spec, **fields, "tools": tools, "agents": agents}
+
+    return replace(work, spec=held(work.spec))
+
+
 def policies_of(spec: dict[str, Any]) -> list[str]:
     """The policies of an agent's tools."""
     return [name for name in BY_POLICY if any(tool["name"] in BY_POLICY[name] for tool in spec["tools"])]
@@ -708,6 +724,8 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         work = tuple(merging(merged, item) if merged.random() < 0.8 else item for item in work)
     split = random.Random(f"{seed}/forks")
     work = tuple(forking(split, item) if split.random() < 0.1 else item for item in work)
+    approvals = random.Random(f"{seed}/approvals")
+    work = tuple(approved(approvals, item) if approvals.random() < 0.3 else item for item in work)
     forks = random.Random(f"{seed}/forked")
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,

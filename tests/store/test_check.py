@@ -415,6 +415,8 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("questions", "told", "DELETE FROM inbox WHERE session_id = 'told';" + row("told", inbox_count=0)),
     ("questions question_events", "asking", "UPDATE question SET answered_at = 1 WHERE session_id = 'asking'"),
     ("questions status", "asking", "UPDATE tool_call SET state = 'started' WHERE session_id = 'asking'"),
+    ("approvals", "old", "UPDATE tool_call SET edited = '{}' WHERE session_id = 'old'"),
+    ("approvals waits", "resting", "UPDATE timer SET name = 'question:r/1/0' WHERE session_id = 'resting'"),
     ("question_events", "asking", retype("asking", "input_requested", "tool_in_doubt")),
     ("question_events", "told", retype("told", "input_received", "tool_in_doubt")),
     ("question_events", "old", retype("old", "model_call_started", "input_received")),

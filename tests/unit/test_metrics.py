@@ -255,6 +255,7 @@ def test_every_event_is_measured_or_said_to_be_left_out() -> None:
         "session_resumed",
         "session_closed",
         "child_finished",
+        "child_asked",
         "shutdown_forced",
         "run_merged",
         "steer_dropped",

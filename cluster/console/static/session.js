@@ -173,12 +173,27 @@ class SessionView {
   drawAsked() {
     const asked = (this.state?.rows || []).flatMap((row) => (row.pending || []).map((item) => ({ ...item, session: row.session_id, agent: row.agent })));
     sync(this.asked, asked, (item) => `${item.session}/${item.call_id}/${item.asked}`, (item) =>
-      h("section", { class: "panel asks" }, h("h2", null, item.kind === "in_doubt" ? "Did this happen?" : "Asks a person"),
+      h("section", { class: "panel asks" }, h("h2", null, { in_doubt: "Did this happen?", approval: "May it?" }[item.kind] || "Asks a person"),
         h("p", { class: "quiet" }, item.agent, " · ", link(item.session, brief(item.session)), ` · since ${moment(item.asked_at)}`), h("p", { class: "said" }, item.prompt),
-        this.page.me.may_act ? h("div", { class: "bar" }, (item.options || []).map((option) => h("button", { onclick: () => this.answer(item, "ok", option) }, option)),
+        this.page.me.may_act && item.kind === "approval" ? this.approval(item, asked)
+          : this.page.me.may_act ? h("div", { class: "bar" }, (item.options || []).map((option) => h("button", { onclick: () => this.answer(item, "ok", option) }, option)),
           h("button", { onclick: () => this.answer(item, "ok") }, "Answer …"), h("button", { onclick: () => this.answer(item, "error") }, "It failed …"),
           item.kind === "in_doubt" ? h("button", { onclick: () => this.answer(item, "rerun") }, "Run it again") : null)
-          : h("p", { class: "mono quiet" }, `understudy answer ${item.session} ${item.call_id} TEXT`)), () => {});
+          : h("p", { class: "mono quiet" }, item.kind === "approval" ? `understudy approve ${item.session} ${item.call_id}` : `understudy answer ${item.session} ${item.call_id} TEXT`)), () => {});
+  }
+
+  approval(item, asked) {
+    const beside = asked.filter((other) => other.kind === "approval" && other.session === item.session);
+    const decide = (items, decision, more = {}) => this.act(item.session, "decide", { decisions: items.map(({ call_id, asked: times }) => ({ call_id, asked: times, decision, ...more })) });
+    const said = async (decision, label, field) => {
+      const entered = await ask(label, item.prompt, "Send", [["text", field, "", 4]]);
+      if (entered && (entered.text || decision === "reject")) decide([item], decision, { text: entered.text || "" });
+    };
+    return h("div", { class: "bar" }, h("button", { onclick: () => decide([item], "approve") }, "Approve"),
+      h("button", { onclick: () => decide([item], "approve", { remember: "tool" }) }, "Approve this tool for the session"),
+      h("button", { onclick: () => said("approve", "Approve with other arguments", "The arguments, as a JSON object") }, "Edit …"),
+      h("button", { onclick: () => said("reject", "Reject", "Why, as the model will read it") }, "Reject …"),
+      beside.length > 1 ? h("button", { onclick: () => decide(beside, "approve") }, `Approve all ${beside.length}`) : null);
   }
 
   async answer(item, decision, value = "") {

@@ -1,0 +1,30 @@
+"""What becomes of a tool call that was answered, or whose run ends before it has a result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from understudy.approvals import result_of
+from understudy.messages import INTERRUPTED
+from understudy.records import CallState
+
+from .asking import began
+from .execution import Outcome, now
+
+
+def without_result(call: CallState) -> Outcome:
+    """What is said of a call whose run ends first. One that a process had begun which died is in doubt, not cancelled:
+    nobody knows what became of it."""
+    if (call.state == "started" and call.child_id is None) or call.question == "in_doubt":
+        since = call.updated_at or now()
+        return Outcome("interrupted", INTERRUPTED, max(0, now() - since), since)
+    return Outcome("cancelled", "cancelled")
+
+
+def outcome_of(call: CallState, answer: dict[str, Any]) -> Outcome | None:
+    """What an answer makes of a call; None to run it again."""
+    found = result_of(answer)
+    if found is None:
+        return None
+    since = began(call, answer)
+    return Outcome(*found, now() - since, since)
