@@ -159,6 +159,11 @@ labels = { zone = "a" }
 environment = ["DATABASE_URL"]
 runtime_env = { env_vars = { A = "b" } }
 follow_ups = "merge"
+approve = ["write_file"]
+approve_timeout = 60
+approve_default = "approve"
+answer_timeout = 60
+answer_default = "go on"
 on_change = "refuse"
 metadata = { team = "t" }
 
