@@ -11,7 +11,6 @@ import math
 import re
 from datetime import date, time
 from functools import cached_property, partial
-from json.decoder import scanstring
 from typing import Any
 
 from understudy.messages import storable
@@ -32,6 +31,7 @@ MAX_PROBLEMS, MAX_PROBLEM_CHARACTERS = 10, 300
 
 SPACE = " \t\r\n\ufeff"
 OPENING, CLOSING = "{[", {"{": "}", "[": "]"}
+STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 COMBINED = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "prefixItems", "dependentSchemas")
 """Keywords with which a schema does not say by itself that an object or an array can have no more in it."""
 
@@ -221,10 +221,10 @@ def _opened(text: str) -> str:
         character = text[position]
         position += 1
         if character == '"':
-            try:
-                _, position = scanstring(text, position, True)
-            except ValueError:
+            ended = STRING.match(text, position - 1)
+            if ended is None:
                 return ""
+            position = ended.end()
         elif character in OPENING:
             opened += character
         elif character in "]}":

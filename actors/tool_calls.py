@@ -196,8 +196,7 @@ class ToolCalls:
         if call.state == "requested" and call.call_id in known:
             return self._conclude(call, known[call.call_id], executions=0)
         if spec is None:
-            known = ", ".join(sorted(specs)) or "none"
-            text = f"there is no tool named {call.tool!r}. Tools you have: {known}."
+            text = f"there is no tool named {call.tool!r}. Tools you have: {', '.join(sorted(specs)) or 'none'}."
             return self._conclude(call, Outcome("unknown_tool", text), executions=0)
         if is_delegated(call, spec):
             return self._hand_over(call, spec) if call.state == "requested" else None

@@ -17,13 +17,11 @@ MAX_DEPTH = 20
 def wanted_schema(body: dict[str, Any]) -> dict[str, Any] | None:
     """The schema that the answer to a request shall fit, whether it is asked for as a response format or as a tool's
     arguments; None for any text."""
-    described = (body.get("response_format") or {}).get("json_schema")
-    if described is None:
-        functions = [tool["function"] for tool in body.get("tools") or ()]
-        described = next((one for one in functions if one["name"] == FINAL_ANSWER), {})
-        return described.get("parameters")
-    found: dict[str, Any] | None = described.get("schema")
-    return found
+    described: dict[str, Any] | None = (body.get("response_format") or {}).get("json_schema")
+    if described is not None:
+        return described.get("schema")
+    functions = [tool["function"] for tool in body.get("tools") or ()]
+    return next((one["parameters"] for one in functions if one["name"] == FINAL_ANSWER), None)
 
 
 def smallest(schema: Any, root: Any = None, depth: int = 0) -> Any:
