@@ -1,4 +1,4 @@
-"""Malformed answers, each with what must become of it: the value that a right reader accepts, or the reason why it can't.
+"""Malformed answers, each with what must become of it: the value that is accepted, or the reason why there is none.
 
 The truth is known from how an answer is made, and not from reading it.
 """
