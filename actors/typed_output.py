@@ -173,7 +173,7 @@ class TypedOutput:
     ) -> dict[str, Outcome]:
         """The results of a round's calls with which the run ends."""
         ending = Outcome("ok", ACCEPTED) if rejected is None else Outcome("invalid", _told(rejected))
-        return {call.call_id: ending if call in given else Outcome("cancelled", RUN_ENDED) for call in calls}
+        return {call.call_id: ending if call in given else Outcome("refused", RUN_ENDED) for call in calls}
 
     def failed(self, rejected: Rejected, session_id: str) -> dict[str, Any]:
         """The error of a run that ends without an acceptable answer."""
