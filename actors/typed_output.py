@@ -99,7 +99,7 @@ class TypedOutput:
     def takes_no_format(self, error: dict[str, Any]) -> bool:
         """Whether a model call failed since the endpoint refuses response formats, or this one, and another mode may be
         used instead."""
-        refused = error["code"] == "model_refused" and (error.get("details") or {}).get("status") == 400
+        refused = error["code"] == "model_refused" and (error.get("details") or {}).get("status") in (400, 422)
         message = error["message"].lower()
         named = any(word in message for word in ("response_format", "response format", "json_schema"))
         return refused and named and self.mode() == NATIVE and self._output["mode"] == AUTO

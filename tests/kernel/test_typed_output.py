@@ -197,7 +197,7 @@ def test_an_endpoint_without_response_formats_is_asked_by_a_tool() -> None:
     [
         ("native", 400, "response_format is not supported"),
         ("auto", 400, "max_tokens is too large"),
-        ("auto", 401, "response_format is not for you"),
+        ("auto", 403, "response_format is not for you"),
     ],
 )
 def test_other_refusals_fail_the_run(mode: Any, status: int, message: str) -> None:
