@@ -84,7 +84,7 @@ class TypedOutput:
         """What a request has besides: tools, and parameters.
 
         Args:
-            any_text: it asks for a summary, or for the rest of a reply, which by itself fits no schema: an endpoint that
+            any_text: it asks for a summary, or for the rest of a reply, which fits no schema by itself: an endpoint that
                 holds the model to one would have it begin anew.
         """
         schema = self._output["schema"]

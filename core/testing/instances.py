@@ -20,6 +20,8 @@ def wanted_schema(body: dict[str, Any]) -> dict[str, Any] | None:
     described: dict[str, Any] | None = (body.get("response_format") or {}).get("json_schema")
     if described is not None:
         return described.get("schema")
+    if body.get("tool_choice") == "none":
+        return None
     functions = [tool["function"] for tool in body.get("tools") or ()]
     return next((one["parameters"] for one in functions if one["name"] == FINAL_ANSWER), None)
 
