@@ -84,8 +84,8 @@ class TypedOutput:
         """What a request has besides: tools, and parameters.
 
         Args:
-            any_text: it asks for a summary, or for the rest of a reply, which fits no schema by itself: an endpoint that
-                holds the model to one would have it begin anew.
+            any_text: it asks for a summary, or for the rest of a reply, which fits no schema by itself: a model that is
+                held to one would begin anew.
         """
         schema = self._output["schema"]
         if mode == TOOL:

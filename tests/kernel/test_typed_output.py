@@ -25,6 +25,7 @@ from understudy.testing.policies import content_text
 from .. import tiers
 from ..malformed import Case, cases
 from . import kernel as k
+from .test_context import Stepping, step
 
 SECONDS = 20
 
@@ -177,6 +178,13 @@ def test_a_reply_that_was_cut_off_is_continued_without_a_response_format() -> No
         assert result.error["details"]["reason"] == "cut_off"
 
 
+def test_a_rejected_piece_is_no_part_of_the_next_answer() -> None:
+    """Given a reply that was cut off and is not continued, then the next answer is read by itself, and is the text."""
+    with LocalCluster(policy=replies(Reply(text=GOOD[:9], finish_reason="length"), GOOD)) as cluster:
+        result = cluster.spawn(agent(max_continuations=0)).send("go").result(SECONDS, check=True)
+        assert (result.output, result.text) == (Verdict(guilty=True, years=7), GOOD)
+
+
 def test_an_endpoint_without_response_formats_is_asked_by_a_tool() -> None:
     """Given an endpoint that refuses the format, then the session goes on with the tool, in later runs as well: a
     record in the log says so, which no model sees."""
@@ -287,6 +295,32 @@ def test_agent_files_name_a_type_or_have_a_schema(tmp_path: Path) -> None:
     path.write_text(f'name = "a"\noutput_type = "{__name__}:Nobody"\n')
     with pytest.raises(InvalidSpec, match=r"output_type: .*Nobody"):
         read_agent(path)
+
+
+@pytest.mark.parametrize("mode", ["native", "tool"])
+async def test_a_long_history_is_folded_as_any_text(mode: str, tmp_path: Path) -> None:
+    """Given a typed agent whose history outgrows its model's window, then summaries are asked for as any text, and the
+    run's answer fits."""
+    stepping = Stepping(30)
+
+    def policy(body: dict[str, Any]) -> Reply:
+        reply = stepping(body)
+        if not (reply.text or "").startswith("did all"):
+            return reply
+        return call(GOOD) if mode == "tool" else Reply(text=GOOD)
+
+    fields = {"output_mode": mode, "tools": [step], "instructions": "You take steps.", "max_rounds": 1_000}
+    spec = compile_spec(agent(**fields), model="offline", profile="offline").spec
+    spec |= {"restart": k.POLICY, "context": {"window": 2_000}}
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, policy=policy) as kernel:
+        ended = await kernel.run("s", spec)
+        assert (ended["status"], ended["output"]) == ("completed", json.loads(GOOD))
+        asked_for = [request.body for request in kernel.server.requests]
+    summaries = [body for body in asked_for if body.get("tool_choice") == "none"]
+    assert len(summaries) == stepping.folds > 0
+    assert [("response_format" in body) for body in summaries] == [False] * len(summaries)
+    rounds = [body for body in asked_for if body not in summaries]
+    assert [("response_format" in body) for body in rounds] == [mode == "native"] * len(rounds)
 
 
 # Malformed answers.
