@@ -28,7 +28,6 @@ from understudy.events import (
     ToolStarted,
 )
 from understudy.json_text import from_json
-from understudy.messages import NEVER
 from understudy.records import LEASE_SECONDS, ModelRequest
 from understudy.store.check.check import check
 from understudy.store.db.session_row import SessionRow
