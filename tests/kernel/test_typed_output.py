@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from understudy import AgentSpec, HookContext, hook, tool
+from understudy import AgentSpec, HookContext, Replace, hook, tool
 from understudy.actors.typed_output import FINAL_ANSWER, MODE_ORIGIN, ORIGIN
 from understudy.cluster.client.agent_file import read_agent
 from understudy.cluster.client.compiling import compile_spec
@@ -281,6 +281,22 @@ def test_hooks_see_texts() -> None:
     with LocalCluster(policy=replies("no", GOOD)) as cluster:
         cluster.spawn(agent(hooks=[see_answer, see_end])).send("go").result(SECONDS, check=True)
     assert ["no", GOOD, f"completed: {GOOD}"] == EXECUTED
+
+
+@hook("run_end", name="rewriter")
+def rewrite(context: HookContext) -> Replace:
+    return Replace(text='{"guilty": false, "years": 0}' if "7" in context.text else "nothing of use")
+
+
+@pytest.mark.parametrize(
+    ("years", "status", "output"), [(7, "completed", Verdict(guilty=False, years=0)), (1, "failed", None)]
+)
+def test_an_answer_that_a_hook_replaces_must_fit_as_well(years: int, status: str, output: Any) -> None:
+    """Given a hook that replaces the final text, then the output is what is in that; if nothing is, the run fails."""
+    policy = replies(json.dumps({"guilty": True, "years": years}))
+    with LocalCluster(policy=policy) as cluster:
+        result = cluster.spawn(agent(hooks=[rewrite])).send("go").result(SECONDS)
+        assert (result.status, result.output, result.rounds) == (status, output, 1)
 
 
 def test_agent_files_name_a_type_or_have_a_schema(tmp_path: Path) -> None:
