@@ -162,7 +162,7 @@ class ToolCalls:
         for call in self._window.calls:
             if call.call_id in self._results or self._is_with_others(call) or await self._known(call) is not None:
                 continue
-            ended, executions, item = self._ended.get(call.call_id) or self._left(call)
+            ended, executions, item = self._ended.get(call.call_id) or self._left(call, {})
             begun = self._begun.get(call.call_id)
             self.leave = self.leave or (begun is not None and may_go_on(begun))
             await self._conclude(call, ended, executions=executions, item=item)
