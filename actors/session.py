@@ -20,9 +20,11 @@ from understudy.wakeups import WAIT
 
 from .commits import Commits, Patience
 from .context import FOLD_REQUEST, Exhausted
+from .execution import Outcome
 from .folding import make_room, summary_of, take_summary
 from .hooks import Hooks, LoadedHook, Wanted
-from .repeats import NO_PROGRESS, judge
+from .output import Rejected
+from .repeats import NO_PROGRESS, REPEATED, judge
 from .steering import inputs_of, steers, take_steers
 from .tool_calls import Loader, ToolCalls, given_up
 from .tools import builtin
@@ -92,23 +94,36 @@ class Activation:
             last = self._last()
             if last is None or last.role != "assistant" or steers(window.inbox):
                 return await self._ask()
-            if (last.extra or {}).get("finish_reason") != CUT_OFF:
-                return await self._finish("completed", window.reply())
-            if window.continuations() >= window.spec["max_continuations"]:
-                return await self._finish("completed", window.reply())
-            self._commits.draft.say(window, Message("user", CONTINUE, origin=CONTINUATION))
-            return await self._ask()
+            is_cut = (last.extra or {}).get("finish_reason") == CUT_OFF
+            if is_cut and window.continuations() < window.spec["max_continuations"]:
+                self._commits.draft.say(window, Message("user", CONTINUE, origin=CONTINUATION))
+                return await self._ask()
+            return await self._final(last)
 
     async def _bring_calls(self) -> Step | None:
         """Bring the round's calls to their results; the step that ends the activation here, if one does."""
-        window = self.window
+        window, typed = self.window, self.window.typed
         limit = window.spec.get("repeat_limit", 0)  # sessions of earlier versions have none
         waits = {tool["name"] for tool in window.spec["tools"] if builtin(tool) == WAIT}
         repeated, hopeless = judge(window.messages, window.calls, limit, waits)
+        known = {call_id: Outcome("repeated", REPEATED) for call_id in repeated}
+        given = typed.given(window.calls) if typed is not None else []
+        if typed is not None and given:
+            try:
+                output = typed.of_calls(given, next(said for said in window.backwards() if said.tool_calls))
+            except Rejected as rejected:
+                if not typed.may_ask_again(rejected, window.backwards()):
+                    known = typed.last_outcomes(window.calls, given, rejected)
+                    error = typed.failed(rejected, window.session_id)
+                    return await self._finish("failed", window.reply(), error=error, known=known)
+                known |= typed.outcomes(given, rejected)
+            else:
+                known = typed.last_outcomes(window.calls, given)
+                return await self._finish("completed", given[0].arguments, output=output, known=known)
         if hopeless:
             return await self._finish("failed", window.reply(), error=NO_PROGRESS)
         calls = window.calls
-        waiting = await self._calls.bring(repeated)
+        waiting = await self._calls.bring(known)
         if window.cancel is None and self._calls.leave:
             return await self._step(leave=True)
         if window.cancel is None and waiting is not None:
@@ -117,6 +132,20 @@ class Activation:
             ended = tuple((call.call_id, call.tool, self._calls.outcome(call.call_id)) for call in calls)
             self._ended = self._end_of(await self._hooks.ask("after_tools", calls=ended))
         return None
+
+    async def _final(self, last: Message) -> Step:
+        """The end of the run with its answer; where that does not fit the agent's output, the model is asked again."""
+        window, typed, text = self.window, self.window.typed, self.window.reply()
+        if typed is None:
+            return await self._finish("completed", text)
+        try:
+            output = typed.of_text(text, last)
+        except Rejected as rejected:
+            if not typed.may_ask_again(rejected, window.backwards()):
+                return await self._finish("failed", text, error=typed.failed(rejected, window.session_id))
+            self._commits.draft.say(window, typed.again(rejected))
+            return await self._ask()
+        return await self._finish("completed", text, output=output)
 
     async def _start_run(self) -> bool:
         inputs = inputs_of(self.window)
@@ -193,16 +222,29 @@ class Activation:
         return step
 
     async def _after_error(self, error: dict[str, Any]) -> Step:
-        """Go on after a model call that failed: with less of the history, or as before if it was to fold that."""
+        """Go on after a model call that failed: with less of the history, as before if it was to fold that, or without
+        the response format that the endpoint does not take."""
         if error["code"] == "budget_exceeded":  # by an account; nothing was asked
             return await self._finish("budget_exceeded", self.window.reply(), error=error)
         if error["code"] == ContextOverflow.code or self.window.asked_to_fold():
             return await self._ask()
+        if self.window.typed is not None and self.window.typed.takes_no_format(error):
+            self._commits.draft.say(self.window, self.window.typed.record())
+            return await self._ask()
         return await self._finish("failed", self.window.reply(), error=error)
 
-    async def _finish(self, status: str, text: str, error: dict[str, Any] | None = None) -> Step:
+    async def _finish(
+        self, status: str, text: str, error: dict[str, Any] | None = None, *, output: Any = None,
+        known: dict[str, Outcome] | None = None,
+    ) -> Step:  # fmt: skip
+        """The end of the run, unless a hook has it go on.
+
+        Args:
+            output: what was read of the text, for an agent with an output type.
+            known: results of calls that were not begun.
+        """
         window = self.window
-        await self._calls.end()
+        await self._calls.end(known or {})
         if status == "round_limit":
             error = {"code": "round_limit", "message": f"no answer after {self.window.round} rounds"}
         wanted = await self._hooks.ask("run_end", text=text, outcome=status)
@@ -212,6 +254,10 @@ class Activation:
         ended = self._end_of(wanted) or Finish(status, wanted.text, error=error)
         if wanted.refused is not None:  # its answer goes to nobody
             ended = replace(ended, text="")
+        if ended.text == text and output is not None:
+            ended = replace(ended, output=output)
+        elif window.typed is not None and ended.status == "completed":  # a text of a hook's, perhaps
+            ended = window.typed.checked(ended, window.session_id)
         return await self._step(wait="idle", finish=ended)
 
     async def _before_fold(self) -> None:

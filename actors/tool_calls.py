@@ -35,7 +35,6 @@ from .commits import Commits, Patience
 from .delegation import is_delegated, wait_for, wanted_by
 from .execution import Outcome, bind, execute, may_go_on, now, presentable, reconcile, reconcile_failed
 from .hooks import Hooks
-from .repeats import REPEATED
 from .tools import LoadedTool, ToolContext
 from .window import Window
 
@@ -93,18 +92,24 @@ class ToolCalls:
         """Whether a tool goes on that ignores its cancellation."""
         return any(not work.done() for work in (*self._begun.values(), *self._finding_out))
 
-    async def end(self) -> None:
-        """Give every call a result that has none: a run must not end otherwise."""
+    async def end(self, known: dict[str, Outcome]) -> None:
+        """Give every call a result that has none: a run must not end otherwise.
+
+        Args:
+            known: results of calls that nobody has begun.
+        """
         await self.take_children()
         for call in self._window.calls:
             outcome = self._results.get(call.call_id) or await self._known(call)
             if outcome is None:  # a cancel may have come while a hook was shown how it ended
-                ended, executions, item = self._ended.get(call.call_id) or self._left(call)
+                ended, executions, item = self._ended.get(call.call_id) or self._left(call, known)
                 outcome = await self._conclude(call, ended, executions=executions, item=item)
             self._commits.draft.settle(self._window, call, outcome)
 
-    def _left(self, call: CallState) -> tuple[Outcome, int, InboxItem | None]:
+    def _left(self, call: CallState, known: dict[str, Outcome]) -> tuple[Outcome, int, InboxItem | None]:
         """What is said of a call whose run ends first: an answer that was accepted for it, or that there is none."""
+        if call.state == "requested" and call.call_id in known:
+            return known[call.call_id], call.executions, None
         item = answer_to(call, self._window.inbox) if call.state in ("asked", "waiting") else None
         answered = outcome_of(call, item.payload) if item is not None else None
         if answered is not None:
@@ -119,11 +124,11 @@ class ToolCalls:
         """The agent's tools, by name."""
         return {tool["name"]: tool for tool in self._window.spec["tools"]}
 
-    async def bring(self, repeated: set[str]) -> str | None:
+    async def bring(self, known: dict[str, Outcome]) -> str | None:
         """Bring every call of the round to its result; what is waited for where children or people are not ready.
 
         Args:
-            repeated: calls that are not executed once more.
+            known: results of calls that are not executed.
         """
         window = self._window
         limit = asyncio.Semaphore(window.spec["parallel_tools"])
@@ -132,7 +137,7 @@ class ToolCalls:
         # First what others do: sub-agents begin at once, and a tool that kills its process takes no question with it.
         for by_others in (True, False):
             due = [
-                self._due(call, specs, limit, repeated)
+                self._due(call, specs, limit, known)
                 for call in calls
                 if not self._stops and self._is_for_others(call, specs.get(call.tool)) is by_others
             ]
@@ -161,7 +166,7 @@ class ToolCalls:
         for call in self._window.calls:
             if call.call_id in self._results or self._is_with_others(call) or await self._known(call) is not None:
                 continue
-            ended, executions, item = self._ended.get(call.call_id) or self._left(call)
+            ended, executions, item = self._ended.get(call.call_id) or self._left(call, {})
             begun = self._begun.get(call.call_id)
             self.leave = self.leave or (begun is not None and may_go_on(begun))
             await self._conclude(call, ended, executions=executions, item=item)
@@ -190,17 +195,16 @@ class ToolCalls:
                     retrieve_error(task)  # the first one is raised, and others are no surprise
 
     def _due(
-        self, call: CallState, specs: dict[str, dict[str, Any]], limit: asyncio.Semaphore, repeated: set[str]
+        self, call: CallState, specs: dict[str, dict[str, Any]], limit: asyncio.Semaphore, known: dict[str, Outcome]
     ) -> Coroutine[Any, Any, Outcome | None] | None:
         """What brings a call further; None while others are at it."""
         spec, call = specs.get(call.tool), as_edited(call)
         if call.state == "finished":
             return self._known(call)
-        if call.state == "requested" and call.call_id in repeated:
-            return self._conclude(call, Outcome("repeated", REPEATED), executions=0)
+        if call.state == "requested" and call.call_id in known:
+            return self._conclude(call, known[call.call_id], executions=0)
         if spec is None:
-            known = ", ".join(sorted(specs)) or "none"
-            text = f"there is no tool named {call.tool!r}. Tools you have: {known}."
+            text = f"there is no tool named {call.tool!r}. Tools you have: {', '.join(sorted(specs)) or 'none'}."
             return self._conclude(call, Outcome("unknown_tool", text), executions=0)
         if call.state in ("asked", "waiting"):
             return self._run_tool(call, spec, limit) if answer_to(call, self._window.inbox) is not None else None

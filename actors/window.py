@@ -27,6 +27,7 @@ from .context import (
     View,
 )
 from .conversation import Conversation
+from .typed_output import ORIGIN, TypedOutput
 
 CONTINUE = "Your last message was cut off. Continue exactly where it stopped, without repeating anything."
 CONTINUATION = "continuation"
@@ -52,6 +53,7 @@ class Window:
         budgeted: its model calls are charged to accounts, so they must say what they want.
         redone: what is done next may have been done before, by a process that died or was cut off.
         interrupted: what the run is at does not go on: a steer says so that the model was not sent yet.
+        typed: what answers must be; None for an agent without an output schema.
     """
 
     def __init__(self, session_id: str, spec: dict[str, Any]) -> None:
@@ -64,6 +66,7 @@ class Window:
             {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
             for tool in spec.get("tools", ())
         ]
+        self.typed = TypedOutput(spec) if "output" in spec else None
         self._conversation = self._begun(View())
         self._told = 0  # so many of the messages are in the conversation
         self._folds: list[Message] = []  # records, requests and answers, as they are committed
@@ -96,6 +99,8 @@ class Window:
         new = [message for message in work.messages if message.seq > self.known_seq]
         self.messages += new
         self._folds += [message for message in new if message.origin in FOLDING]
+        if self.typed is not None:
+            self.typed.extend(new)
         self.known_seq = max(self.known_seq, work.seq)
         self.incarnation, self.epoch, self.batch_no = work.incarnation, work.epoch, work.batch_no
         self.calls, self.inbox = list(work.calls), list(work.inbox)
@@ -141,7 +146,7 @@ class Window:
                     return
                 belongs, found = False, True
                 yield message
-            elif message.role == "tool" or not message.origin:
+            elif _is_between_replies(message):
                 return
 
     def _replaced(self, drafted: Sequence[Message], round_number: int) -> dict[str, Any]:
@@ -205,8 +210,11 @@ class Window:
 
     def _begun(self, view: View) -> Conversation:
         """A conversation in which nothing was said yet."""
-        tools = len(to_json(self._tools).encode()) if self._tools else 0
-        return Conversation(self.spec["instructions"], self.policy, view, tools=tools, recall=self.recall)
+        tools, prompt = len(to_json(self._tools).encode()) if self._tools else 0, ""
+        if self.typed is not None:
+            tools, prompt = tools + self.typed.size, self.typed.prompt
+        instructions = "\n\n".join(filter(None, (self.spec["instructions"], prompt)))
+        return Conversation(instructions, self.policy, view, tools=tools, recall=self.recall)
 
     def _shown(self, drafted: Sequence[Message]) -> Conversation:
         """The conversation in its present view, with all that is committed."""
@@ -245,17 +253,23 @@ class Window:
         replaced = self._replaced(drafted, round_number) if fold is None else {}
         wanted = replaced.get("tools")
         tools = self._tools if wanted is None else [one for one in self._tools if one["function"]["name"] in wanted]
-        unusable = {"tool_choice": "none"} if fold is not None and tools else {}
+        parameters = dict(replaced.get("parameters", spec["parameters"]))
+        continued = self.continuations(drafted, coming=True) > 0
+        if self.typed is not None:
+            more, asked = self.typed.asked(self.typed.mode(drafted), any_text=continued or fold is not None)
+            tools, parameters = [*tools, *more], {**parameters, **asked}
+        if fold is not None and tools:
+            parameters["tool_choice"] = "none"
         points = {hook["point"] for hook in spec.get("hooks", ())}
         return ModelRequest(
             wait_key=wait_key(self.session_id, self.run_id, round_number),
             profile=spec["profile"],
             model=replaced.get("model", spec["model"]),
             tools=tools,
-            parameters={**replaced.get("parameters", spec["parameters"]), **unusable},
+            parameters=parameters,
             deadline=spec["deadline"],
             stall=spec.get("stall", 300.0),
-            ends_run=fold is None and not self.continuations(drafted, coming=True) and points.isdisjoint(SEES_END),
+            ends_run=fold is None and not continued and self.typed is None and points.isdisjoint(SEES_END),
             purpose=FOLD_ANSWER if fold is not None else "",
             **(
                 conversation.beginning((fold.extra or {})["through"], fold)
@@ -263,6 +277,11 @@ class Window:
                 else conversation.part(drafted, passing, whole=whole or "before_model" in points)
             ),
         )
+
+
+def _is_between_replies(message: Message) -> bool:
+    """Whether a message asks for another reply, or is a result: what is before it is no piece of the reply after it."""
+    return message.role == "tool" or not message.origin or message.origin == ORIGIN
 
 
 def _is_cut_off(message: Message) -> bool:

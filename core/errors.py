@@ -411,6 +411,13 @@ class Refused(UnderstudyError):
     hint = "The message says which hook, and why: correct what it objects to, or the hook."
 
 
+class OutputInvalid(UnderstudyError):
+    """A run has no answer that fits the agent's output type; `details`: `reason` and `problems` (docs/output.md)."""
+
+    code = "output_invalid"
+    hint = "`understudy show SESSION` has the answers; a clearer schema, or more `output_retries`, may help."
+
+
 class RunFailed(UnderstudyError):
     """A run ended without a usable answer."""
 

@@ -20,8 +20,9 @@ def estimate_tokens(request: ModelRequest) -> int:
     """A careful guess of a request's input tokens, better where its session has learned from answers."""
     if request.tokens:
         return request.tokens
-    tools = to_json(request.tools).encode() if request.tools else b""
-    return (request.left_out + len(request.messages) + len(tools)) // BYTES_PER_TOKEN + 1
+    schemas = [*request.tools, *filter(None, [request.parameters.get("response_format")])]
+    described = to_json(schemas).encode() if schemas else b""
+    return (request.left_out + len(request.messages) + len(described)) // BYTES_PER_TOKEN + 1
 
 
 def image_excess(content: Content) -> int:

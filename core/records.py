@@ -9,6 +9,7 @@ import msgspec
 
 from .errors import UnderstudyError
 from .events import ToolFinished, ToolInDoubt, ToolStarted
+from .json_text import to_json
 from .messages import CUT_OFF, Message, Usage
 
 CACHED_WINDOWS = 64
@@ -336,9 +337,11 @@ class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def child_text(payload: dict[str, Any]) -> str:
-    """What the parent's model reads of a child's result: its answer, or how it ended and what it had by then."""
+    """What the parent's model reads of a child's result: its answer (JSON, if it has an output schema), or how it ended
+    and what it had by then."""
     if payload["status"] == "completed":
-        return payload["text"] or ""
+        output = payload.get("output")
+        return to_json(output) if output is not None else payload["text"] or ""
     error = (payload["error"] or {}).get("message", "")
     if payload["child_id"] is None:
         return f"no sub-agent was started: {error}. Go on without it."

@@ -213,6 +213,11 @@ class AgentSpec(Strict):
         agents: what `spawn_agent` may create, by name; without it the children are copies of this agent.
         hooks: functions decorated with `@hook`, called in this order at their points (`docs/hooks.md`). A sub-agent has
             those that its own specification lists; a copy of this agent has the same.
+        output_type: what its final answer must be: a pydantic model, a dataclass or any other annotation with a JSON
+            Schema, or a JSON Schema (2020-12) itself (`docs/output.md`). None for any text.
+        output_mode: how the model is asked for it: by the endpoint's response format (`native`), as arguments of a tool
+            (`tool`), or in the instructions (`prompt`). `auto`: `native`, or `tool` where the endpoint refuses that.
+        output_retries: how often in a run the model is asked again for an answer that does not fit.
         workspace: directory that file tools are confined to; None for none.
         max_rounds: model calls in one run.
         max_continuations: how often a reply cut off by length is continued.
@@ -262,6 +267,9 @@ class AgentSpec(Strict):
     tools: tuple[Any, ...] = ()
     agents: tuple[AgentSpec, ...] = ()
     hooks: tuple[Any, ...] = ()
+    output_type: Any = None
+    output_mode: Literal["auto", "native", "tool", "prompt"] = "auto"
+    output_retries: int = Field(2, ge=0, le=16)
     workspace: str | None = None
     max_rounds: int = Field(50, ge=1, le=10_000)
     max_continuations: int = Field(2, ge=0, le=16)

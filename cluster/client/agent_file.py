@@ -1,4 +1,5 @@
-"""An agent as a file: the fields of `AgentSpec` in TOML or JSON, its tools and hooks by name or by import path."""
+"""An agent as a file: the fields of `AgentSpec` in TOML or JSON, its tools by name or import path, its hooks and output
+type by import path."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ class AgentFile:
 
 
 def read_agent(path: Path) -> AgentFile:
-    """Read an agent. A tool is a name (`files`) or `module:function`, a hook is `module:function`; the module is found
-    from the file's directory.
+    """Read an agent. A tool is a name (`files`) or `module:function`, a hook is `module:function`, an output type a
+    table with a JSON Schema or `module:Class`; the module is found from the file's directory.
 
     Its modules are imported, so this runs code of the file's owner.
 
@@ -140,6 +141,11 @@ def _resolved(table: dict[str, Any], directory: Path, place: str, problems: list
                 found[kind].append(find(item) if isinstance(item, str) else item)
             except InvalidInput as error:
                 problems.append({"field": f"{place}{kind}.{index}", "problem": error.message})
+    if isinstance(found.get("output_type"), str):
+        try:
+            found["output_type"] = _imported(found["output_type"])
+        except InvalidInput as error:
+            problems.append({"field": f"{place}output_type", "problem": error.message})
     if isinstance(found.get("agents"), list):
         found["agents"] = [
             _resolved(agent, directory, f"{place}agents.{index}.", problems) if isinstance(agent, dict) else agent
@@ -166,8 +172,8 @@ def _find_hook(name: str) -> Any:
     return _function(name, kind="hook")
 
 
-def _function(name: str, *, kind: str) -> Any:
-    """The tool or hook at an import path."""
+def _imported(name: str) -> Any:
+    """What is at an import path."""
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -175,6 +181,12 @@ def _function(name: str, *, kind: str) -> Any:
             found = getattr(found, part)
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
         raise InvalidInput(f"{name!r} can't be imported: {type(error).__name__}: {error}") from None
+    return found
+
+
+def _function(name: str, *, kind: str) -> Any:
+    """The tool or hook at an import path."""
+    found = _imported(name)
     if not hasattr(found, f"__understudy_{kind}__"):
         raise InvalidInput(f"{name!r} is no function decorated with @{kind}")
     return found

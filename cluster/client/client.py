@@ -123,7 +123,7 @@ class Cluster:
 
         async def spawned() -> Session:
             await self._connection.spawn(*wanted)
-            return Session(self._connection, identifier)
+            return Session(self._connection, identifier, spec.output_type)
 
         return spawned()
 

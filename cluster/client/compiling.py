@@ -14,6 +14,7 @@ from typing import Any
 from understudy.actors.approval import can_be_approved
 from understudy.actors.hooks import describe_hook
 from understudy.actors.tools import builtin, describe
+from understudy.actors.typed_output import FINAL_ANSWER
 from understudy.config import OFFLINE_MODEL, has_credentials, is_secret_name
 from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMissing
 from understudy.identifiers import digest
@@ -21,6 +22,7 @@ from understudy.placement import DEFAULT, placement_key
 from understudy.spec import AgentSpec
 from understudy.windows import known_window
 
+from .output_schema import output_of
 from .packages import PY_MODULES, RAYS_OWN, addresses, package_key, within_job
 
 PLAIN = (
@@ -77,7 +79,7 @@ def compile_spec(
         pickle: serializes functions that can't be imported elsewhere; None: there may be none.
 
     Raises:
-        InvalidSpec: a tool is unknown, is not allowed, or can't travel; or a hook can't.
+        InvalidSpec: a tool is unknown, is not allowed, or can't travel; a hook can't; or there is no such output.
         ModelProfileMissing: the model needs credentials, and there are none.
     """
     model = spec.model or model
@@ -95,6 +97,7 @@ def compile_spec(
         one, code = describe_hook(item, pickle=pickle)
         hooks.append(one)
         blobs.update(code)
+    output = output_of(spec)
     problems = function_problems(spec, tools, hooks)
     if problems:
         text = "; ".join(f"{problem['field']}: {problem['problem']}" for problem in problems)
@@ -124,6 +127,7 @@ def compile_spec(
         "metadata": spec.metadata,
         **{name: getattr(spec, name) for name in PLAIN},
         **({"hooks": hooks} if hooks else {}),
+        **({"output": output} if output else {}),
         **{name: getattr(spec, name) for name, default in (UNUSUAL | PLACING).items()
            if getattr(spec, name) != default},
     }  # fmt: skip
@@ -162,6 +166,8 @@ def function_problems(
     problems = [(field, f"{name!r} is there twice") for field, found in each.items() for name in _twice(found)]
     if "bash" in names and not spec.allow_bash:
         problems.append(("tools", "bash needs allow_bash=True"))
+    if spec.output_type is not None and FINAL_ANSWER in names:
+        problems.append(("tools", f"{FINAL_ANSWER!r} is taken, by the tool that gives an answer of the output type"))
     if spec.agents and "spawn_agent" not in names:
         problems.append(("agents", "they can only be used with the tool 'spawn_agent'"))
     return [{"field": field, "problem": problem} for field, problem in problems]

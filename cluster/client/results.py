@@ -10,6 +10,8 @@ from understudy.messages import Usage
 from understudy.prices import money
 from understudy.reads import PendingInput, RunRecord, SessionRecord
 
+from .output_schema import as_type
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -17,7 +19,8 @@ class RunResult:
 
     Attributes:
         text: the final answer; for a run that did not complete, the last thing the agent said.
-        output: structured output, when one was asked for.
+        output: the answer as the agent's `output_type`, if it has one: an instance where the type is at hand (the
+            session came from `spawn`), else plain data. None unless completed.
         status: `completed`, `round_limit`, `budget_exceeded`, `cancelled`, `failed` or `quarantined`; or
             `waiting_for_input`: it is paused, and goes on once `pending` is answered.
         rounds: model calls.
@@ -46,11 +49,15 @@ class RunResult:
         return money(self.usage.cost)
 
     @classmethod
-    def of(cls, run: RunRecord) -> RunResult:
-        """That of a run that has ended or is paused."""
+    def of(cls, run: RunRecord, output_type: Any = None) -> RunResult:
+        """That of a run that has ended or is paused.
+
+        Raises:
+            OutputInvalid: the output is no instance of the type.
+        """
         return cls(
-            run.text or "", run.output, run.status, run.rounds, Usage.from_wire(run.usage), run.error, run.run_id,
-            run.session_id, tuple(run.pending or ()),
+            run.text or "", as_type(run.output, output_type, run.session_id), run.status, run.rounds,
+            Usage.from_wire(run.usage), run.error, run.run_id, run.session_id, tuple(run.pending or ()),
         )  # fmt: skip
 
 

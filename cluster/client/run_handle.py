@@ -26,12 +26,16 @@ LOOK_SECONDS, LONGEST_LOOK_SECONDS = 20.0, 120.0
 class Run:
     """One input and what becomes of it: awaitable, iterable, asynchronously iterable."""
 
-    def __init__(self, connection: ClientConnection, session_id: str, run_id: str, after: int | None = None) -> None:
+    def __init__(
+        self, connection: ClientConnection, session_id: str, run_id: str, after: int | None = None,
+        output_type: Any = None,
+    ) -> None:  # fmt: skip
         self._connection = connection
         self.session_id = session_id
         self.run_id = run_id
         # The session's `seq` before this run was accepted; None where only the store knows whether there is such a run.
         self._after = after
+        self._output_type = output_type
 
     @client_method
     async def result(self, timeout: float | None = None, *, check: bool = False) -> RunResult:
@@ -45,6 +49,7 @@ class Run:
 
         Raises:
             DeadlineExceeded: the run goes on.
+            OutputInvalid: the answer fits the schema of the session's `output_type`, but the type itself refuses it.
             UnknownSession, UnknownRun: there is no such run.
         """
         return await self._result(timeout, check)
@@ -103,7 +108,7 @@ class Run:
             raise DeadlineExceeded(
                 f"run {self.run_id} has not ended after {timeout:g} s", session_id=self.session_id
             ) from None
-        result = RunResult.of(row)
+        result = RunResult.of(row, self._output_type)
         if check and not result.ok:
             prompts = "; ".join(item.prompt for item in result.pending)
             message = (result.error or {}).get("message") or prompts or "no reason given"

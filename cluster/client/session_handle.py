@@ -44,9 +44,10 @@ Item = TypeVar("Item")
 class Session:
     """One durable conversation of one agent."""
 
-    def __init__(self, connection: ClientConnection, session_id: str) -> None:
+    def __init__(self, connection: ClientConnection, session_id: str, output_type: Any = None) -> None:
         self._connection = connection
         self.id = session_id
+        self._output_type = output_type
 
     @client_method
     async def send(
@@ -71,11 +72,12 @@ class Session:
         caller = current_span() if traceparent is None else read_traceparent(traceparent) if traceparent else None
         run = Input(run_id, content, *(caller or ()))
         accepted = await self._connection.change(Accepted, "send", self.id, run)
-        return Run(self._connection, self.id, run_id, accepted.after if accepted.created else None)
+        after = accepted.after if accepted.created else None
+        return Run(self._connection, self.id, run_id, after, self._output_type)
 
     def run(self, run_id: str) -> Run:
         """A run by its id, from any process."""
-        return Run(self._connection, self.id, check_identifier(run_id, "run_id"))
+        return Run(self._connection, self.id, check_identifier(run_id, "run_id"), None, self._output_type)
 
     @client_method
     async def cancel(self, reason: str = "cancelled by the client") -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .instances import FINAL_ANSWER, smallest, wanted_schema
+
 MAX_TEXT = 2_000
 """Longest text, in characters, of the default policy's own making."""
 
@@ -22,6 +24,7 @@ class Reply:
 
     Attributes:
         tool_calls: `(name, arguments)`; arguments given as text are sent as they are, readable or not.
+        refusal: the model refuses, with this text.
         finish_reason: None for `tool_calls` or `stop`, by content.
         delay: seconds until the first byte, in addition to the server's latency.
     """
@@ -30,6 +33,7 @@ class Reply:
     tool_calls: tuple[tuple[str, dict[str, Any] | str], ...] = ()
     finish_reason: str | None = None
     delay: float = 0.0
+    refusal: str | None = None
 
 
 Policy = Callable[[dict[str, Any]], Reply]
@@ -60,7 +64,8 @@ def default_policy(body: dict[str, Any]) -> Reply:
     - a line `offline-policy: NAME` in the system message: that policy, registered, or `understudy.module:callable`;
     - a line `offline-script: [...]` there: see `policy_from_script`;
     - lines `call NAME {json}` in the last user message, until they have results: these tool calls, in one round;
-    - otherwise a short echo of the last user message, or of the tool results that follow it.
+    - otherwise a short echo of the last user message, or of the tool results that follow it; where the request asks
+      for an answer that fits a JSON Schema, its smallest instance.
 
     Raises:
         Refusal: (400) the policy or the script named is not usable.
@@ -69,20 +74,20 @@ def default_policy(body: dict[str, Any]) -> Reply:
         if kind == "policy":
             return _named(value)(body)
         return _scripted(_read_script(value), body)
-    user, following = _last_turn(body["messages"])
+    user, following = last_turn(body["messages"])
     results = [content_text(message) for message in following if message.get("role") == "tool"]
     if not results:
         calls = tuple((name, _arguments(arguments)) for name, arguments in _CALL.findall(user))
         if calls:
             return Reply(tool_calls=calls)
-    return Reply(text=f"offline: {' '.join(results) if results else user}"[:MAX_TEXT])
+    return _final(body, f"offline: {' '.join(results) if results else user}"[:MAX_TEXT])
 
 
 def policy_from_script(script: Sequence[dict[str, Any]]) -> Policy:
     """A policy that plays `script` once per user message, then echoes as the default policy does.
 
-    An element is `{"text": ...}`, `{"tool_calls": [[name, arguments], ...]}` or both, and may have `finish_reason`
-    and `delay`. Which one is due is the number of assistant messages after the last user message.
+    An element is `{"text": ...}`, `{"tool_calls": [[name, arguments], ...]}` or both, and may have `finish_reason`,
+    `refusal` and `delay`. Which one is due is the number of assistant messages after the last user message.
     """
     elements = tuple(script)
     return lambda body: _scripted(elements, body)
@@ -112,7 +117,7 @@ def _system_text(messages: list[dict[str, Any]]) -> str:
     return "\n".join(texts)
 
 
-def _last_turn(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+def last_turn(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
     """The last user message's text, and the messages after it."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index].get("role") == "user":
@@ -142,18 +147,28 @@ def _read_script(text: str) -> Sequence[dict[str, Any]]:
 
 
 def _scripted(script: Sequence[dict[str, Any]], body: dict[str, Any]) -> Reply:
-    user, following = _last_turn(body["messages"])
+    user, following = last_turn(body["messages"])
     position = sum(message.get("role") == "assistant" for message in following)
     if position >= len(script):
         results = [content_text(message) for message in following if message.get("role") == "tool"]
-        return Reply(text=f"offline: {' '.join(results) if results else user}"[:MAX_TEXT])
+        return _final(body, f"offline: {' '.join(results) if results else user}"[:MAX_TEXT])
     element = script[position]
     return Reply(
         text=element.get("text"),
         tool_calls=tuple((name, arguments) for name, arguments in element.get("tool_calls") or ()),
         finish_reason=element.get("finish_reason"),
         delay=element.get("delay", 0.0),
+        refusal=element.get("refusal"),
     )
+
+
+def _final(body: dict[str, Any], text: str) -> Reply:
+    """A final answer as the request asks for it: the text, or what fits the schema of a response format or a tool."""
+    schema = wanted_schema(body)
+    if schema is None:
+        return Reply(text=text)
+    answer = json.dumps(smallest(schema))
+    return Reply(text=answer) if "response_format" in body else Reply(tool_calls=((FINAL_ANSWER, answer),))
 
 
 def _arguments(text: str) -> dict[str, Any] | str:

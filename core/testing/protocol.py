@@ -79,6 +79,7 @@ class Completion:
     tool_calls: tuple[dict[str, Any], ...]
     finish_reason: str
     usage: dict[str, Any]
+    refusal: str | None = None
 
     @classmethod
     def of(cls, reply: Reply, body: dict[str, Any], identifier: str, prompt_characters: int) -> Completion:
@@ -108,11 +109,12 @@ class Completion:
             "prompt_tokens_details": {"cached_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
-        return cls(identifier, body["model"], text, calls, reason or ("tool_calls" if calls else "stop"), usage)
+        reason = reason or ("tool_calls" if calls else "stop")
+        return cls(identifier, body["model"], text, calls, reason, usage, reply.refusal)
 
     def whole(self) -> bytes:
         """The body of an answer that is not streamed."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": self.refusal}
         if self.tool_calls:
             message["tool_calls"] = self.tool_calls
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self.finish_reason}
@@ -140,6 +142,8 @@ class Completion:
         size = max(PIECE, -(-len(text) // MAX_PIECES))
         deltas = ['{"role":"assistant","content":%s}' % ("null" if self.text is None else '""')]
         deltas += [f'{{"content":{compact(text[at : at + size])}}}' for at in range(0, len(text), size)]
+        if self.refusal is not None:
+            deltas.append(f'{{"refusal":{compact(self.refusal)}}}')
         for index, call in enumerate(calls):
             function = call["function"]
             opening = {**call, "index": index, "function": {"name": function["name"], "arguments": ""}}

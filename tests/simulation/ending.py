@@ -20,7 +20,7 @@ from understudy.placement import is_isolated
 from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 from understudy.store.entries import event_from_row
 
-from . import approvals
+from . import approvals, typed
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of
 from .tools import POLICY_OF
@@ -247,12 +247,22 @@ class Ending:
                 self._world.counts["folded"] += row.body["origin"] == FOLD
                 continue
             said.setdefault((row.session_id, row.run_id), []).append(row)
-        columns = (RUN.c.session_id, RUN.c.run_id, RUN.c.rounds, RUN.c.text)
-        ended = select(*columns).where(RUN.c.status == "completed", RUN.c.merged_into == "")
-        for run in connection.execute(ended):
+        columns = (RUN.c.session_id, RUN.c.run_id, RUN.c.rounds, RUN.c.text, RUN.c.output, SESSION.c.spec)
+        ended = select(*columns).join(SESSION, SESSION.c.session_id == RUN.c.session_id)
+        for run in connection.execute(ended.where(RUN.c.status == "completed", RUN.c.merged_into == "")):
             key, messages = f"{run.session_id}/{run.run_id}", said[run.session_id, run.run_id]
             inputs = [message.body for message in messages if message.role == "user" and not message.body.get("origin")]
             task, last = json.loads(inputs[-1]["content"])["name"], messages[-1]
+            due = {("run_end", key), ("after_model", f"{key}/{run.rounds}")}
+            if run.session_id in self._seen.with_hooks and not due <= self._seen.hooked:
+                self._violated(f"{key} ended, and no hook has seen {due - self._seen.hooked}")
+            if "output" in run.spec:
+                self._world.counts["outputs"] += 1
+                if problem := typed.problem(run.spec, task, run.text, run.output):
+                    self._violated(f"{key} {problem}")
+                if last.role == "tool":  # the answer was a call
+                    continue
+                task = ""
             pieces, cut_off = [last.body["content"]], 0
             course = [message for message in messages if message.body.get("origin") != STEER]
             for asked, reply in zip(course[-2::-2], course[-3::-2], strict=False):
@@ -261,16 +271,13 @@ class Ending:
                 pieces.append(reply.body["content"])
                 cut_off += 1
             self._world.counts["continued"] += cut_off
-            begins = f"{task}: "
+            begins = f"{task}: " if task else ""
             if not run.text.startswith(begins if cut_off < MAX_CONTINUATIONS else begins[: len(run.text)]):
                 self._violated(f"{key} was asked {task}, and answered {run.text[:60]!r}")
             if last.role != "assistant" or last.body.get("tool_calls") or run.text != "".join(reversed(pieces)):
                 self._violated(f"{key} ended with {last.role} {last.body}, and its text is {run.text!r}")
             if last.body["extra"]["finish_reason"] == CUT_OFF and cut_off < MAX_CONTINUATIONS:
                 self._violated(f"{key} ended with a reply that was cut off, after {cut_off} continuations")
-            due = {("run_end", key), ("after_model", f"{key}/{run.rounds}")}
-            if run.session_id in self._seen.with_hooks and not due <= self._seen.hooked:
-                self._violated(f"{key} ended, and no hook has seen {due - self._seen.hooked}")
 
     def _waits(self, connection: Any) -> None:
         """A timer fires once, for a time that was set, and not before it; and no wait is over before its time."""

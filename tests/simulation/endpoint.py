@@ -18,6 +18,7 @@ from understudy.messages import CUT_OFF
 from understudy.testing.policies import Refusal, Reply, content_text, default_policy
 from understudy.testing.protocol import Completion, check_body, error_body
 
+from . import typed
 from .folding import summary, unfolded
 from .plan import STEER
 
@@ -28,12 +29,15 @@ class Endpoint(httpx2.AsyncBaseTransport):
     Attributes:
         calls: how often each model call was made, by its wait key: one that is made again is paid again.
         refused: what was not acceptable to a real endpoint; must stay empty.
+        takes_formats: it knows response formats.
     """
 
     def __init__(
         self, chosen: random.Random, odd: random.Random, lengths: random.Random, note: Callable[[str], None],
-        trouble: float, stuck: float,
+        trouble: float, stuck: float, forms: random.Random,
     ) -> None:  # fmt: skip
+        self.takes_formats = forms.random() < 0.7
+        self._forms = forms
         self._chosen = chosen
         self._odd = odd
         self._lengths = lengths
@@ -61,6 +65,9 @@ class Endpoint(httpx2.AsyncBaseTransport):
         except Refusal as error:
             self.refused.append(error.message)
             return httpx2.Response(error.status, content=error_body(error.status, error.message), headers=JSON)
+        if "response_format" in body and not self.takes_formats:
+            self._note("the endpoint refuses a response format")
+            return httpx2.Response(400, content=error_body(400, "response_format is unknown"), headers=JSON)
         await asyncio.sleep(reply.delay + 0.005 + self._chosen.random() * 0.05)
         if key not in self._met:
             self._met.add(key)
@@ -95,7 +102,9 @@ class Endpoint(httpx2.AsyncBaseTransport):
                 heard.pop()
             else:
                 heard.append(message)
-        reply = default_policy({**body, "messages": heard})
+        reply = default_policy({**body, "messages": typed.without_rejected(heard)})
+        if not reply.tool_calls and typed.is_wanted(body, said):
+            reply = typed.answer(reply, body, self._forms, well=bool(said))
         if reply.tool_calls or not reply.text:
             return reply
         text = reply.text.removeprefix(said)

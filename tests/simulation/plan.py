@@ -16,6 +16,7 @@ from understudy.placement import DEFAULT, ISOLATED
 from .folding import folding
 from .hooks import HOOKS
 from .tools import BY_POLICY, TOOLS
+from .typed import output
 
 SPAWN = "spawn_agent"
 STEER = "steer"
@@ -166,6 +167,7 @@ class Plan:
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
+            found |= {f"output {spec['output']['mode']}" for spec in (work.spec, *helpers) if "output" in spec}
             found |= {f"placement {spec['placement']}" for spec in (work.spec, *helpers) if spec.get("placement")}
             found |= {f"budget {name}" for limit in work.spec["budget"] or () for name in limit if name != "scope"}
             found |= {f"tool {tool['on_crash']}" for tool in work.spec["tools"] if "on_crash" in tool}
@@ -624,6 +626,17 @@ def placed(chosen: random.Random, work: Work) -> Work:
     return replace(work, spec=spec, actions=actions)
 
 
+def typed(chosen: random.Random, work: Work) -> Work:
+    """The same work; its agent's answers must fit a schema, or those of its sub-agents, or both."""
+    spec, agents = work.spec, work.spec["agents"]
+    if not agents or chosen.random() < 0.7:
+        spec = {**spec, "output": output(chosen)}
+    agents = {
+        name: {**agent, "output": output(chosen)} if chosen.random() < 0.7 else agent for name, agent in agents.items()
+    }
+    return replace(work, spec={**spec, "agents": agents})
+
+
 def lose(
     chosen: random.Random, work: tuple[Work, ...], others: tuple[Fault, ...]
 ) -> tuple[tuple[Work, ...], tuple[Fault, ...]]:  # fmt: skip
@@ -726,6 +739,8 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     work = tuple(forking(split, item) if split.random() < 0.1 else item for item in work)
     approvals = random.Random(f"{seed}/approvals")
     work = tuple(approved(approvals, item) if approvals.random() < 0.3 else item for item in work)
+    outputs = random.Random(f"{seed}/outputs")
+    work = tuple(typed(outputs, item) if outputs.random() < 0.25 else item for item in work)
     forks = random.Random(f"{seed}/forked")
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
