@@ -65,6 +65,10 @@ def run(
     allow_bash: Annotated[bool, typer.Option("--allow-bash", help="Give it `bash`: it may run any command.")] = False,
     max_rounds: Annotated[int | None, typer.Option(help="Model calls at most.", min=1, max=10_000)] = None,
     budget_tokens: Annotated[int | None, typer.Option(help="Tokens at most, sub-agents included.", min=1)] = None,
+    output_schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON Schema that the answer must fit.", exists=True, dir_okay=False),
+    ] = None,
     session: Annotated[str | None, typer.Option(help="Continue this session, or create it under this id.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait; the run goes on.", min=0.0)] = None,
@@ -88,7 +92,9 @@ def run(
     """
     from ..client.agent_options import AgentOptions
 
-    options = AgentOptions(agent, tuple(tool or ()), model, instructions, allow_bash, max_rounds, budget_tokens)
+    options = AgentOptions(
+        agent, tuple(tool or ()), model, instructions, allow_bash, max_rounds, budget_tokens, output_schema
+    )  # fmt: skip
     spec, text = options.read(Path.cwd())
     content = sys.stdin.read() if prompt == "-" else prompt if prompt is not None else text
     if content is None and not (session and run_id and not dry_run and not options):

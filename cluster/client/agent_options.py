@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class AgentOptions:
         file: an agent's file; the options below go over its fields, `tools` are added.
         allow_bash: the agent has `bash`.
         budget_tokens: of the session and all below it.
+        output_schema: a file with the JSON Schema that the answer must fit.
     """
 
     file: Path | None = None
@@ -41,6 +43,7 @@ class AgentOptions:
     allow_bash: bool = False
     max_rounds: int | None = None
     budget_tokens: int | None = None
+    output_schema: Path | None = None
 
     def __bool__(self) -> bool:
         return any(getattr(self, field.name) != field.default for field in fields(self))
@@ -88,9 +91,21 @@ class AgentOptions:
             raise InvalidInput(_told(problems), details={"problems": problems})
         changed: dict[str, Any] = {"tools": tools, "model": self.model, "instructions": self.instructions}
         changed |= {"allow_bash": self.allow_bash or None, "max_rounds": self.max_rounds}
+        if self.output_schema is not None:
+            changed["output_type"] = _schema(self.output_schema)
         if self.budget_tokens is not None:
             changed["budget"] = _limited(given.get("budget"), self.budget_tokens)
         return {name: value for name, value in changed.items() if value is not None}
+
+
+def _schema(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"--output-schema: {file} is no JSON file that can be read: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidInput(f"--output-schema: {file} is no JSON Schema: it must be an object")
+    return found
 
 
 def _limited(budget: Budget | tuple[Budget, ...] | None, tokens: int) -> tuple[Budget, ...]:

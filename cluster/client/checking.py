@@ -10,6 +10,7 @@ from understudy.errors import InvalidSpec
 from understudy.spec import AgentSpec
 
 from .compiling import by_value, function_problems
+from .output_schema import output_of
 
 
 def agent_problems(spec: AgentSpec, place: str = "") -> list[dict[str, str]]:
@@ -31,6 +32,10 @@ def agent_problems(spec: AgentSpec, place: str = "") -> list[dict[str, str]]:
         except InvalidSpec as error:
             problems.append({"field": "hooks", "problem": error.message})
     problems += function_problems(spec, described["tools"], described["hooks"])
+    try:
+        output_of(spec)
+    except InvalidSpec as error:
+        problems += error.details.get("problems") or [{"field": "output_type", "problem": error.message}]
     found = [{**problem, "field": f"{place}{problem['field']}"} for problem in problems]
     for index, agent in enumerate(spec.agents):
         found += agent_problems(agent, f"{place}agents.{index}.")

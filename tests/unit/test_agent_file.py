@@ -165,7 +165,13 @@ approve_default = "approve"
 answer_timeout = 60
 answer_default = "go on"
 on_change = "refuse"
+output_mode = "tool"
+output_retries = 1
 metadata = { team = "t" }
+
+[output_type]
+type = "object"
+properties = { city = { type = "string" } }
 
 [restart]
 max_restarts = 1

@@ -262,6 +262,19 @@ def test_a_tool_of_ones_own(run: Run, cluster: LocalCluster, tmp_path: Path) -> 
     assert run('call shout {"text": "hey"}', "--tool", "own_tool_of_run:shout").stdout == "offline: HEY\n"
 
 
+def test_an_answer_that_fits_a_schema(run: Run, tmp_path: Path) -> None:
+    """`--output-schema FILE`: the answer is JSON that fits, and `--json` has it as data; a file that has no schema is
+    refused before anything is asked."""
+    (tmp_path / "city.json").write_text('{"type": "object", "properties": {"name": {"type": "string"}}}')
+    done = run("Which city?", "--output-schema", "city.json", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["output"] == json.loads(found["text"])
+    (tmp_path / "none.json").write_text("[1]")
+    done = run("Which city?", "--output-schema", "none.json")
+    assert (done.exit_code, "it must be an object" in done.stderr) == (2, True), done.output
+
+
 def test_a_crash_on_the_way(run: Run, cluster: LocalCluster) -> None:
     """Given a session actor that dies, then stderr tells of the death and of the recovery, and stdout has the answer
     once."""
