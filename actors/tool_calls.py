@@ -101,7 +101,7 @@ class ToolCalls:
 
     def _left(self, call: CallState) -> tuple[Outcome, int, InboxItem | None]:
         """What is said of a call whose run ends first: an answer that was accepted for it, or that there is none."""
-        item = answer_to(call, self._window.inbox) if call.state in ("asked", "waiting") else None
+        item = answer_to(call, self._window.inbox)  # whatever its state is here: it may have been asked since
         answered = _answered(call, item.payload) if item is not None else None
         if answered is not None:
             return answered, call.executions, item

@@ -255,7 +255,7 @@ class Window:
             parameters={**replaced.get("parameters", spec["parameters"]), **unusable},
             deadline=spec["deadline"],
             stall=spec.get("stall", 300.0),
-            ends_run=fold is None and not self.continuations(drafted, coming=True) and points.isdisjoint(SEES_END),
+            ends_run=fold is None and not self.continuations(drafted, coming=True) and not _sees_end(spec),
             purpose=FOLD_ANSWER if fold is not None else "",
             **(
                 conversation.beginning((fold.extra or {})["through"], fold)
@@ -263,6 +263,13 @@ class Window:
                 else conversation.part(drafted, passing, whole=whole or "before_model" in points)
             ),
         )
+
+
+def _sees_end(spec: dict[str, Any]) -> bool:
+    """Whether a hook or a memory provider of the agent's sees a run's last answer before the run ends."""
+    providers = (spec.get("memory") or {}).get("providers", ())
+    seen = any(hook["point"] in SEES_END for hook in spec.get("hooks", ()))
+    return seen or any("remember" in provider["does"] for provider in providers)
 
 
 def _is_cut_off(message: Message) -> bool:

@@ -17,7 +17,7 @@ from understudy.actors.tools import tool_names
 from understudy.cluster.cli.main import app
 from understudy.cluster.client.agent_file import read_agent
 from understudy.errors import InvalidInput, InvalidSpec
-from understudy.spec import AgentSpec, Budget, Context, RestartPolicy, Supervision
+from understudy.spec import AgentSpec, Budget, Context, Memory, RestartPolicy, Supervision
 
 TOOLS = """
 from understudy import hook, tool
@@ -179,6 +179,14 @@ fold_at = 0.5
 keep = 0.1
 elide = { glob = 100 }
 longest_result = 1000
+
+[memory]
+scopes = ["agent"]
+project = "shop"
+max_tokens = 500
+share = 0.05
+providers = []
+timeout = 2
 
 [supervision]
 strategy = "one_for_all"
