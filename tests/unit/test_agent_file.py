@@ -215,6 +215,7 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str) -> None:
         (RestartPolicy, set(data["restart"])),
         (Supervision, set(data["supervision"])),
         (Context, set(data["context"])),
+        (Memory, set(data["memory"])),
         (Budget, set().union(*scopes)),
     ]
     for model, given in nested:
