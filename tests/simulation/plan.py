@@ -750,6 +750,9 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     folds = random.Random(f"{seed}/folds")
     if folds.random() < 0.3:
         work = tuple(replace(item, spec=folding(folds, item.spec)) for item in work)
+    keeping = random.Random(f"{seed}/notes")
+    if keeping.random() < 0.25:
+        work = tuple(noted(keeping, item) for item in work)
     steering = random.Random(f"{seed}/steering")
     if steering.random() < 0.2:
         work = tuple(steered(steering, item, window) if steering.random() < 0.8 else item for item in work)
@@ -758,9 +761,6 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         work = tuple(merging(merged, item) if merged.random() < 0.8 else item for item in work)
     split = random.Random(f"{seed}/forks")
     work = tuple(forking(split, item) if split.random() < 0.1 else item for item in work)
-    keeping = random.Random(f"{seed}/notes")
-    if keeping.random() < 0.25:
-        work = tuple(noted(keeping, item) for item in work)
     forks = random.Random(f"{seed}/forked")
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
