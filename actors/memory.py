@@ -165,6 +165,8 @@ class Memory:
         folds = any(message.origin == FOLD for message in drafted) and drafted[-1].origin != FOLD_REQUEST
         if self._window.spec.get("memory") is None or not folds or visible_memory(self._window, drafted) is not None:
             return None
+        if self._window.continuations(drafted):  # the model is to go on with its reply, and with nothing else
+            return None
         return await self.message()
 
     async def message(self) -> Message | None:
