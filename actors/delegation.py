@@ -7,6 +7,8 @@ from typing import Any
 from understudy.records import Ask, CallState, Spawn
 
 from .asking import REQUEST_USER_INPUT, read_question
+from .execution import presentable
+from .notebook import NOTEBOOK_TOOLS, read_for_notes
 from .recall import RECALL_TOOLS, read_recall
 from .spawning import spawn_of
 from .tools import SPAWN_AGENT, builtin
@@ -18,7 +20,9 @@ READERS = {
     **dict.fromkeys(STORE_TOOLS, read_for_store),
     **dict.fromkeys(RECALL_TOOLS, read_recall),
 }
-"""What the calls of built-in tools ask that others answer: a person, or the store."""
+"""What the calls of built-in tools ask that others answer: a person, or the store. See `read_for_notes` for others."""
+
+HANDED_OVER = {*READERS, *NOTEBOOK_TOOLS}
 
 
 def is_delegated(call: CallState, spec: dict[str, Any] | None) -> bool:
@@ -27,12 +31,14 @@ def is_delegated(call: CallState, spec: dict[str, Any] | None) -> bool:
     if spec is None:
         return False
     kind = builtin(spec)
-    return kind == SPAWN_AGENT or (call.state in ("requested", "approved") and kind in READERS)
+    return kind == SPAWN_AGENT or (call.state in ("requested", "approved") and kind in HANDED_OVER)
 
 
 def wanted_by(call: CallState, spec: dict[str, Any], window: Window) -> Spawn | Ask | str:
     """What a call that is handed over wants; a text that says what is wrong with its arguments."""
     kind = builtin(spec)
+    if kind in NOTEBOOK_TOOLS:
+        return read_for_notes(call, (window.spec.get("memory") or {}).get("project"), presentable)
     return spawn_of(window, call) if kind == SPAWN_AGENT else READERS[str(kind)](call)
 
 
@@ -43,6 +49,7 @@ def wait_for(missing: list[CallState], specs: dict[str, dict[str, Any]], asked: 
         asked: calls about which a person is asked.
     """
     kinds = {builtin(specs[call.tool]) for call in missing}
-    if REQUEST_USER_INPUT in kinds or kinds - {SPAWN_AGENT, *READERS} or any(call.call_id in asked for call in missing):
+    delegated = {SPAWN_AGENT, *HANDED_OVER}
+    if REQUEST_USER_INPUT in kinds or kinds - delegated or any(call.call_id in asked for call in missing):
         return "input"
     return "child" if kinds == {SPAWN_AGENT} else "timer"

@@ -26,13 +26,14 @@ from understudy.records import CACHED_WINDOWS
 
 from .execution import THREAD_PREFIX
 from .hooks import LoadedHook, load_hook
+from .providers import LoadedProvider, load_provider
 from .session import Activation
 from .tools import LoadedTool, load
 from .window import Window
 
 log = logging.getLogger(__name__)
 
-Loaded = TypeVar("Loaded", LoadedTool, LoadedHook)
+Loaded = TypeVar("Loaded", LoadedTool, LoadedHook, LoadedProvider)
 
 BEAT_SECONDS = 0.5
 
@@ -106,7 +107,7 @@ class Frame:
         self._windows.move_to_end(session_id)
         if not window.apply(work):
             window.apply(await self.node.reload(self.frame_id, work.activation))
-        self.activation = Activation(window, self.node, self._load, self._load_hook, self.frame_id)
+        self.activation = Activation(window, self.node, self._load, self._load_hook, self._load_provider, self.frame_id)
         try:
             with about(session_id=session_id, run_id=window.run_id or "", trace_id=window.trace_id):
                 step = await self.activation.advance()
@@ -127,6 +128,10 @@ class Frame:
     async def _load_hook(self, spec: dict[str, Any]) -> LoadedHook:
         """The hook of a specification, loaded once per process."""
         return await self._loaded(spec, load_hook)
+
+    async def _load_provider(self, spec: dict[str, Any]) -> LoadedProvider:
+        """The memory provider of a specification, made once per process."""
+        return await self._loaded(spec, load_provider)
 
     async def _loaded(self, spec: dict[str, Any], load: Callable[..., Loaded]) -> Loaded:
         self._soiled = self._soiled or "builtin" not in spec["source"]

@@ -23,6 +23,7 @@ from .context import FOLD_REQUEST, Exhausted
 from .execution import Outcome
 from .folding import make_room, summary_of, take_summary
 from .hooks import Hooks, LoadedHook, Wanted
+from .memory import Memory, ProviderLoader
 from .output import Rejected
 from .repeats import NO_PROGRESS, REPEATED, judge
 from .steering import inputs_of, steers, take_steers
@@ -49,12 +50,16 @@ class Activation:
         patience: when this process is to be taken for hung.
     """
 
-    def __init__(self, window: Window, node: Node, load: Loader, load_hook: HookLoader, frame_id: str) -> None:
+    def __init__(
+        self, window: Window, node: Node, load: Loader, load_hook: HookLoader, load_provider: ProviderLoader,
+        frame_id: str,
+    ) -> None:  # fmt: skip
         self.window = window
         self.patience = Patience()
         self._ended: Finish | None = None  # as hooks want it
         self._hooks = Hooks(window, load_hook, self.patience.expect)
         self._commits = Commits(window, node, frame_id, self.patience)
+        self._memory = Memory(window, node, frame_id, self._commits, self.patience, load_provider)
         self._calls = ToolCalls(window, self._commits, self._hooks, self.patience, node, load, frame_id)
 
     @property
@@ -170,6 +175,9 @@ class Activation:
         for message in messages:
             self._commits.draft.say(self.window, replace(message, visibility=visibility))
         self._ended = self._end_of(wanted)
+        memory = await self._memory.message() if self._ended is None else None
+        if memory is not None:
+            self._commits.draft.say(self.window, memory)
         return True
 
     def _end_of(self, wanted: Wanted) -> Finish | None:
@@ -204,6 +212,9 @@ class Activation:
             make_room(window, self._commits.draft)
         except Exhausted:
             return await self._finish("failed", window.reply(), error=window.model_error)
+        memory = await self._memory.after_fold()
+        if memory is not None:
+            self._commits.draft.say(window, memory)
         number, draft = window.round + 1, self._commits.draft
         if any(message.origin == FOLD_REQUEST for message in draft.messages):
             await self._before_fold()
@@ -258,6 +269,7 @@ class Activation:
             ended = replace(ended, output=output)
         elif window.typed is not None and ended.status == "completed":  # a text of a hook's, perhaps
             ended = window.typed.checked(ended, window.session_id)
+        await self._memory.remember(ended.text, ended.status)
         return await self._step(wait="idle", finish=ended)
 
     async def _before_fold(self) -> None:
@@ -281,4 +293,4 @@ class Activation:
         request: ModelRequest | None = None,
     ) -> Step:  # fmt: skip
         batch = await self._commits.last(wait=wait, finish=finish, round_number=round_number, request=request)
-        return Step(batch, leave=leave or self._hooks.stuck)
+        return Step(batch, leave=leave or self._hooks.stuck or self._memory.stuck)

@@ -110,7 +110,7 @@ class ToolCalls:
         """What is said of a call whose run ends first: an answer that was accepted for it, or that there is none."""
         if call.state == "requested" and call.call_id in known:
             return known[call.call_id], call.executions, None
-        item = answer_to(call, self._window.inbox) if call.state in ("asked", "waiting") else None
+        item = answer_to(call, self._window.inbox)  # whatever its state is here: it may have been asked since
         answered = outcome_of(call, item.payload) if item is not None else None
         if answered is not None:
             return answered, call.executions, item

@@ -19,6 +19,7 @@ from understudy.suggestions import did_you_mean
 
 from .asking import REQUEST_USER_INPUT, REQUEST_USER_INPUT_SPEC
 from .code import fingerprint, import_reference, packed, resolve, unloadable, unpacked
+from .notebook import NOTEBOOK_GROUPS, NOTEBOOK_TOOLS
 from .parameters import ToolContext as ToolContext
 from .parameters import context_parameter, convertible_types, has_local_dataclass, parameters_schema, parse_docstring
 from .recall import RECALL_TOOLS
@@ -38,6 +39,7 @@ TOOL_GROUPS: dict[str, tuple[str, ...]] = {
     "files": ("read_file", "write_file", "edit_file", "glob", "grep"),
     "explore": ("read_file", "glob", "grep"),
     "recall": ("recall", "read_message"),
+    **NOTEBOOK_GROUPS,
 }
 
 SPAWN_AGENT = "spawn_agent"
@@ -199,6 +201,7 @@ _LOOP_TOOLS = {
     REQUEST_USER_INPUT: REQUEST_USER_INPUT_SPEC,
     **STORE_TOOLS,
     **RECALL_TOOLS,
+    **NOTEBOOK_TOOLS,
 }
 """Tools that the session loop executes itself."""
 

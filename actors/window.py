@@ -269,7 +269,7 @@ class Window:
             parameters=parameters,
             deadline=spec["deadline"],
             stall=spec.get("stall", 300.0),
-            ends_run=fold is None and not continued and self.typed is None and points.isdisjoint(SEES_END),
+            ends_run=fold is None and not continued and self.typed is None and not _sees_end(spec),
             purpose=FOLD_ANSWER if fold is not None else "",
             **(
                 conversation.beginning((fold.extra or {})["through"], fold)
@@ -282,6 +282,13 @@ class Window:
 def _is_between_replies(message: Message) -> bool:
     """Whether a message asks for another reply, or is a result: what is before it is no piece of the reply after it."""
     return message.role == "tool" or not message.origin or message.origin == ORIGIN
+
+
+def _sees_end(spec: dict[str, Any]) -> bool:
+    """Whether a hook or a memory provider of the agent's sees a run's last answer before the run ends."""
+    providers = (spec.get("memory") or {}).get("providers", ())
+    seen = any(hook["point"] in SEES_END for hook in spec.get("hooks", ()))
+    return seen or any("remember" in provider["does"] for provider in providers)
 
 
 def _is_cut_off(message: Message) -> bool:

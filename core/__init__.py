@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from understudy.actors.directives import Ask, Continue, HookContext, Inject, Refuse, Replace, Stop
     from understudy.actors.hooks import hook
+    from understudy.actors.providers import MemoryContext, memory_provider
     from understudy.actors.tools import ToolContext, tool
     from understudy.cluster.client.client import Cluster
     from understudy.cluster.client.results import RunResult, SessionInfo
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     )
     from .events import Event
     from .messages import Message, ToolCall, Usage
-    from .reads import PendingInput, Wakeup
-    from .spec import AgentSpec, Budget, Context, RestartPolicy, Supervision
+    from .reads import Note, PendingInput, Wakeup
+    from .spec import AgentSpec, Budget, Context, Memory, RestartPolicy, Supervision
 
     __version__: str
 
@@ -59,8 +60,11 @@ __all__ = [
     "InvalidConfiguration",
     "InvalidInput",
     "InvalidSpec",
+    "Memory",
+    "MemoryContext",
     "Message",
     "ModelError",
+    "Note",
     "OutputInvalid",
     "PendingInput",
     "Refuse",
@@ -85,6 +89,7 @@ __all__ = [
     "Wakeup",
     "__version__",
     "hook",
+    "memory_provider",
     "tool",
 ]
 
@@ -98,7 +103,10 @@ _HOMES = {
     "Event": "events",
     "HookContext": "actors.directives",
     "Inject": "actors.directives",
+    "Memory": "spec",
+    "MemoryContext": "actors.providers",
     "Message": "messages",
+    "Note": "reads",
     "PendingInput": "reads",
     "Refuse": "actors.directives",
     "Replace": "actors.directives",
@@ -114,6 +122,7 @@ _HOMES = {
     "Usage": "messages",
     "Wakeup": "reads",
     "hook": "actors.hooks",
+    "memory_provider": "actors.providers",
     "tool": "actors.tools",
 }
 """The module each name comes from; names of `__all__` that are not here are errors."""

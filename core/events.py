@@ -379,6 +379,29 @@ class TimerFired(Event, frozen=True, kw_only=True):
     late: int = 0
 
 
+class TodoUpdated(Event, frozen=True, kw_only=True):
+    """The agent has replaced its todo list: `items` are `{"text", "status"}`, `done` of them are done."""
+
+    items: list[dict[str, str]] = []
+    done: int = 0
+
+
+class MemoryRecalled(Event, frozen=True, kw_only=True):
+    """The agent is shown its memory: so many notes and texts of providers, and the bytes of the whole text."""
+
+    notes: int = 0
+    recalled: int = 0
+    size: int = 0
+
+
+class MemoryFailed(Event, frozen=True, kw_only=True):
+    """A memory provider failed at `recall` or `remember`; the run goes on without it."""
+
+    provider: str = ""
+    what: str = ""
+    error_message: str = ""
+
+
 class ChildSpawned(Event, frozen=True, kw_only=True):
     """A sub-agent was created by a tool call of this session."""
 

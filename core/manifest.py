@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
+
+FUNCTIONS = ("tools", "hooks")
 
 UNRELATED = {"v", "hash", "on_change", "packages"}
 """Fields that say nothing about the agent."""
@@ -19,12 +22,15 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
     """
     old, new = json.loads(json.dumps(old, default=str)), json.loads(json.dumps(new, default=str))
     found = {
-        name for name in (old.keys() & new.keys()) - UNRELATED - {"tools", "hooks", "agents"} if old[name] != new[name]
+        name
+        for name in (old.keys() & new.keys()) - UNRELATED - {*FUNCTIONS, "agents", "memory"}
+        if old[name] != new[name]
     }
     if old.get("output") != new.get("output"):
         found.add("output")
-    for kind in ("tools", "hooks"):
-        before, after = ({item["name"]: _function(item) for item in spec.get(kind) or ()} for spec in (old, new))
+    found |= {"memory"} if _memory(old) != _memory(new) else set()
+    for kind in FUNCTIONS:
+        before, after = ({item["name"]: without_bytes(item) for item in spec.get(kind) or ()} for spec in (old, new))
         found |= {f"{kind}.{name}" for name in _differing(before, after)}
         if kind == "hooks" and [name for name in before if name in after] != [name for name in after if name in before]:
             found.add(kind)
@@ -36,8 +42,23 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _function(item: dict[str, Any]) -> dict[str, Any]:
-    """A tool or a hook without what differs from process to process."""
+def _memory(spec: dict[str, Any]) -> dict[str, Any] | None:
+    """What a specification says of the agent's memory; versions that did not know it had none."""
+    memory: dict[str, Any] | None = spec.get("memory")
+    return memory and {**memory, "providers": [without_bytes(item) for item in memory.get("providers") or ()]}
+
+
+def functions(spec: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What of a compiled specification has code: `tool`, `hook` or `memory provider`, and its entry."""
+    for kind in FUNCTIONS:
+        for item in spec.get(kind) or ():
+            yield kind.removesuffix("s"), item
+    for item in (spec.get("memory") or {}).get("providers") or ():
+        yield "memory provider", item
+
+
+def without_bytes(item: dict[str, Any]) -> dict[str, Any]:
+    """A tool, a hook or a memory provider without what differs from process to process."""
     return {**item, "source": "value" if "blob" in (item.get("source") or {}) else item.get("source")}
 
 

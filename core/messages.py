@@ -23,6 +23,12 @@ INTERRUPTED = "interrupted: the agent's process died while this tool ran; its ou
 CUT_OFF = "length"
 """The `finish_reason` of a reply that reached its longest length: it has to be continued."""
 
+MEMORY = "memory"
+"""The origin of the messages that show an agent its memory."""
+
+MEMORY_MARK = "<memory>"
+"""How their texts begin."""
+
 ALWAYS, THIS_ROUND, NEVER = "always", "this_round", "never"
 """In which model calls a message is (`Message.visibility`)."""
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from .config import ModelProfile
 from .protocol import Attached, CallOrigin, Exit, Growth, StepCall, Work
+from .reads import Note
 from .records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
 
 
@@ -40,6 +41,9 @@ class Node(Protocol):
 
     async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """The session's compiled specification."""
+
+    async def memory(self, frame_id: str, activation: ActivationId) -> list[Note]:
+        """The notes that the session's memory shows, the most important one first."""
 
     async def blob(self, digest: str) -> bytes:
         """Code that travels by value."""

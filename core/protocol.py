@@ -15,6 +15,7 @@ from .errors import InvalidInput
 from .event_wire import EventWire
 from .identifiers import identifier_problem, wait_key
 from .messages import Message
+from .notes import key_problem, text_problem
 from .reads import RunRecord
 from .records import ActivationId, Batch, CallState, Cancelled, InboxItem, Interrupted, ModelRequest
 from .wakeups import wakeup_problem
@@ -330,6 +331,17 @@ class NewWakeup(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         _require(wakeup_problem(self.prompt, self.seconds, self.every, self.name))
+
+
+class NewNote(msgspec.Struct, frozen=True):
+    """A note that a client sets for a session."""
+
+    key: str
+    text: str
+    pinned: bool = False
+
+    def __post_init__(self) -> None:
+        _require(key_problem(self.key) or text_problem(self.text))
 
 
 class Scheduled(msgspec.Struct, frozen=True):

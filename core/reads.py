@@ -53,6 +53,30 @@ class Wakeup:
 
 
 @dataclass(frozen=True)
+class Note:
+    """A note (`docs/memory.md`).
+
+    Attributes:
+        scope: `session`, `agent`, `project` or `tree` (an entry of a tree's board).
+        owner: the session's id, the agent's name, the project's name, or the id of the tree's root.
+        version: rises with each write of the owner's notes; no two writes share one.
+        pinned: shown before others.
+        created_at, updated_at: microseconds since 1970 UTC.
+        written_by: the session that wrote it last; empty for a client.
+    """
+
+    scope: str
+    owner: str
+    key: str
+    text: str
+    version: int
+    pinned: bool
+    created_at: int
+    updated_at: int
+    written_by: str
+
+
+@dataclass(frozen=True)
 class BudgetUse:
     """One limit of a budget, and how far it is used up.
 

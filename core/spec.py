@@ -202,6 +202,41 @@ class Context(Strict):
     longest_result: int = Field(50_000, ge=500, le=1_000_000)
 
 
+class Memory(Strict):
+    """What an agent is shown of its notes, and who else remembers for it (`docs/memory.md`).
+
+    Attributes:
+        scopes: whose notes are shown when a run begins.
+        project: the project whose notes it may use, and is shown; None for none.
+        max_tokens: the longest text of its memory, three bytes a token; what does not fit is left out.
+        share: of the model's window, where that is known: the text is no longer than this either.
+        providers: functions or classes decorated with `@memory_provider`.
+        timeout: seconds for one call of a provider.
+    """
+
+    scopes: tuple[Literal["session", "agent"], ...] = ("session", "agent")
+    project: str | None = Field(None, pattern=NAME)
+    max_tokens: int = Field(2_000, ge=50, le=1_000_000)
+    share: float = Field(0.1, gt=0, le=0.5)
+    providers: tuple[Any, ...] = ()
+    timeout: float = Field(10.0, gt=0, le=3_600)
+
+    @field_validator("scopes")
+    @classmethod
+    def _scopes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted(set(value)))  # in whatever order, they mean the same notes
+
+    @field_validator("providers", mode="before")
+    @classmethod
+    def _providers(cls, value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError("must be a list of providers")
+        for item in value:
+            if not hasattr(item, "__understudy_memory__"):
+                raise ValueError(f"{item!r} is no function or class decorated with @memory_provider")
+        return tuple(value)
+
+
 class AgentSpec(Strict):
     """What an agent is and may do.
 
@@ -218,6 +253,7 @@ class AgentSpec(Strict):
         output_mode: how the model is asked for it: by the endpoint's response format (`native`), as arguments of a tool
             (`tool`), or in the instructions (`prompt`). `auto`: `native`, or `tool` where the endpoint refuses that.
         output_retries: how often in a run the model is asked again for an answer that does not fit.
+        memory: what it is shown of its notes, and its memory providers; None: nothing.
         workspace: directory that file tools are confined to; None for none.
         max_rounds: model calls in one run.
         max_continuations: how often a reply cut off by length is continued.
@@ -270,6 +306,7 @@ class AgentSpec(Strict):
     output_type: Any = None
     output_mode: Literal["auto", "native", "tool", "prompt"] = "auto"
     output_retries: int = Field(2, ge=0, le=16)
+    memory: Memory | None = None
     workspace: str | None = None
     max_rounds: int = Field(50, ge=1, le=10_000)
     max_continuations: int = Field(2, ge=0, le=16)

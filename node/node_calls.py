@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from understudy.protocol import Exit, News, StepCall, Work
+from understudy.reads import Note
 from understudy.records import Ack, ActivationId, Batch
 from understudy.supervisor.ports import NodeReport, TakenUp
 from understudy.transport.serving import Serving
@@ -64,6 +65,10 @@ class NodeCalls(ABC):
     async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""
         return await (await self._node()).specification(frame_id, activation)
+
+    async def memory(self, frame_id: str, activation: ActivationId) -> list[Note]:
+        """See `understudy.ports.Node.memory`."""
+        return await (await self._node()).memory(frame_id, activation)
 
     async def blob(self, digest: str) -> bytes:
         """See `understudy.ports.Node.blob`; the supervisor asks for code as well."""

@@ -15,12 +15,13 @@ from understudy.config import ModelProfile
 from understudy.errors import Fenced
 from understudy.ports import ModelGateway
 from understudy.protocol import Exit, StepCall, Work
+from understudy.reads import Note
 from understudy.records import INTERRUPTED_BY_STEER, Ack, ActivationId, Batch
 from understudy.redaction import know
 from understudy.store.db.engine import now
 from understudy.store.db.session_row import ActiveSession
 from understudy.store.journal import Committed
-from understudy.store.operations import batches
+from understudy.store.operations import batches, notes
 from understudy.store.operations.batches import require_held
 from understudy.store.transaction import Transaction
 
@@ -163,6 +164,17 @@ class NodeService(NodeBasis):
         def operation(tx: Transaction) -> dict[str, Any]:
             require_held(tx.session(activation.session_id), activation, frame_id)
             return self.specifications.within(tx, activation.session_id)
+
+        return await self.journal.submit(operation, activation.session_id)
+
+    async def memory(self, frame_id: str, activation: ActivationId) -> list[Note]:
+        """See `understudy.ports.Node.memory`."""
+
+        def operation(tx: Transaction) -> list[Note]:
+            row = tx.session(activation.session_id)
+            require_held(row, activation, frame_id)
+            memory = self.specifications.within(tx, activation.session_id).get("memory")
+            return notes.shown(tx, row, memory) if memory else []
 
         return await self.journal.submit(operation, activation.session_id)
 

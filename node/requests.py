@@ -21,6 +21,7 @@ from understudy.protocol import (
     Following,
     Fork,
     Input,
+    NewNote,
     NewSession,
     NewWakeup,
     Scheduled,
@@ -41,6 +42,7 @@ from understudy.store.operations import (
     draining,
     endings,
     forks,
+    notes,
     questions,
     requests,
     steering,
@@ -66,6 +68,7 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
     "asked": queries.asked,
     "asked_below": pending.below,
     "wakeups": queries.wakeups,
+    "notes": queries.notes,
     "owner": queries.owner,
     "homes": queries.homes,
     "drains": queries.drains,
@@ -255,6 +258,18 @@ class Requests:
     async def cancel_wakeup(self, session_id: str, name: str, request_id: str) -> bool:
         """Give a wakeup up; True if there was one."""
         return await self._once(bool, session_id, request_id, lambda tx: wakeups.cancel(tx, session_id, name))
+
+    async def set_note(self, session_id: str, note: NewNote, request_id: str) -> int:
+        """Set a note of a session; its version. See `notes.put`."""
+
+        def operation(tx: Transaction) -> int:
+            return notes.put(tx, session_id, note.key, note.text, note.pinned)
+
+        return await self._once(int, session_id, request_id, operation)
+
+    async def delete_note(self, session_id: str, key: str, request_id: str) -> bool:
+        """Remove a note of a session; True if there was one."""
+        return await self._once(bool, session_id, request_id, lambda tx: notes.remove(tx, session_id, key))
 
     async def resume(self, session_id: str, request_id: str) -> bool:
         """Let a quarantined session take input again. See `activation.resume`."""

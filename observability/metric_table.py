@@ -17,6 +17,7 @@ from understudy.events import (
     Event,
     InputReceived,
     InputRequested,
+    MemoryFailed,
     ModelCallCompleted,
     ModelCallFailed,
     ModelCallReissued,
@@ -295,6 +296,13 @@ TABLE: tuple[MetricRow, ...] = (
         initial=(("wait",), ("wakeup",)),
         buckets=names.LATENESS_BUCKETS,
         unit="seconds",
+    ),
+    MetricRow(
+        names.MEMORY_FAILURES,
+        "Calls of memory providers that failed; the runs went on without them.",
+        ("what",),
+        {MemoryFailed: lambda event: ((event.what,), 1)},
+        initial=(("recall",), ("remember",)),
     ),
     MetricRow(
         names.CHILDREN_SPAWNED,

@@ -20,6 +20,7 @@ from . import (
     certify_command,
     console_command,
     dashboards_command,
+    notes_command,
     rendering,
     run_command,
     steering_commands,
@@ -51,6 +52,7 @@ app.command()(approve_command.reject)
 app.command()(top_command.top)
 app.command()(console_command.console)
 app.command()(trace_command.trace)
+app.command()(notes_command.notes)
 app.command()(dashboards_command.dashboards)
 app.command()(up_command.up)
 app.command()(steering_commands.steer)

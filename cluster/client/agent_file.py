@@ -146,6 +146,15 @@ def _resolved(table: dict[str, Any], directory: Path, place: str, problems: list
             found["output_type"] = _imported(found["output_type"])
         except InvalidInput as error:
             problems.append({"field": f"{place}output_type", "problem": error.message})
+    memory = found.get("memory")
+    if isinstance(memory, dict) and isinstance(memory.get("providers"), list):
+        found["memory"] = {**memory, "providers": []}
+        for index, item in enumerate(memory["providers"]):
+            try:
+                provider = _function(item, kind="memory") if isinstance(item, str) else item
+                found["memory"]["providers"].append(provider)
+            except InvalidInput as error:
+                problems.append({"field": f"{place}memory.providers.{index}", "problem": error.message})
     if isinstance(found.get("agents"), list):
         found["agents"] = [
             _resolved(agent, directory, f"{place}agents.{index}.", problems) if isinstance(agent, dict) else agent

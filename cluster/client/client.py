@@ -16,7 +16,7 @@ from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.identifiers import check_identifier, new_identifier
 from understudy.prices import price_table
 from understudy.protocol import NewSession
-from understudy.reads import DrainInfo, SessionRecord
+from understudy.reads import DrainInfo, Note, SessionRecord
 from understudy.spec import AgentSpec
 
 from . import background
@@ -170,6 +170,12 @@ class Cluster:
     async def drains(self) -> list[DrainInfo]:
         """The nodes that are drained, or were."""
         return await self._connection.read(list[DrainInfo], "drains")
+
+    @client_method
+    async def notes(self, scope: str, owner: str) -> list[Note]:
+        """The notes of a session (`session`, its id), of the agents of a name (`agent`), of a `project`, or the board
+        of a tree (`tree`, its root's id), the one that was written last at the end."""
+        return await self._connection.read(list[Note], "notes", scope, owner)
 
     @client_method
     async def close(self) -> None:

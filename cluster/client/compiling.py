@@ -6,18 +6,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
 from understudy.actors.approval import can_be_approved
 from understudy.actors.hooks import describe_hook
+from understudy.actors.providers import describe_provider
 from understudy.actors.tools import builtin, describe
 from understudy.actors.typed_output import FINAL_ANSWER
 from understudy.config import OFFLINE_MODEL, has_credentials, is_secret_name
 from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMissing
 from understudy.identifiers import digest
+from understudy.manifest import without_bytes
 from understudy.placement import DEFAULT, placement_key
 from understudy.spec import AgentSpec
 from understudy.windows import known_window
@@ -98,13 +100,16 @@ def compile_spec(
         hooks.append(one)
         blobs.update(code)
     output = output_of(spec)
-    problems = function_problems(spec, tools, hooks)
+    memory, code = _memory(spec, pickle)
+    blobs.update(code)
+    providers = memory["providers"] if memory else []
+    problems = function_problems(spec, tools, hooks, providers)
     if problems:
         text = "; ".join(f"{problem['field']}: {problem['problem']}" for problem in problems)
         raise InvalidSpec(f"{text}.", details={"problems": problems})
     tools = _with_approval(spec, tools)
     agents: dict[str, Any] = {}
-    own_code = any(_is_own(function["source"]) for function in (*tools, *hooks))
+    own_code = any(_is_own(function["source"]) for function in (*tools, *hooks, *providers))
     for agent in spec.agents:
         child = compile_spec(agent, model=model, profile=spec.profile or profile, pickle=pickle)
         agents[agent.name] = child.spec
@@ -128,12 +133,28 @@ def compile_spec(
         **{name: getattr(spec, name) for name in PLAIN},
         **({"hooks": hooks} if hooks else {}),
         **({"output": output} if output else {}),
+        **({"memory": memory} if memory else {}),
         **{name: getattr(spec, name) for name, default in (UNUSUAL | PLACING).items()
            if getattr(spec, name) != default},
     }  # fmt: skip
     compiled["hash"] = digest(json.dumps(_identity(compiled), sort_keys=True, default=str))
     compiled["on_change"] = spec.on_change  # not a part of what the agent is
     return Compiled(compiled, blobs, own_code)
+
+
+def _memory(
+    spec: AgentSpec, pickle: Callable[[Any], bytes] | None
+) -> tuple[dict[str, Any] | None, dict[str, bytes]]:  # fmt: skip
+    """The compiled memory of a specification, and the code that its providers need."""
+    if spec.memory is None:
+        return None, {}
+    providers: list[dict[str, Any]] = []
+    blobs: dict[str, bytes] = {}
+    for item in spec.memory.providers:
+        one, code = describe_provider(item, pickle=pickle)
+        providers.append(one)
+        blobs.update(code)
+    return {**spec.memory.model_dump(exclude={"providers"}), "providers": providers}, blobs
 
 
 def _is_own(source: dict[str, str]) -> bool:
@@ -143,25 +164,26 @@ def _is_own(source: dict[str, str]) -> bool:
 def _identity(spec: dict[str, Any]) -> dict[str, Any]:
     """What makes a specification the same: pickled code differs from process to process, so its hash is left out."""
     functions: dict[str, Any] = {
-        kind: [{**item, "source": "value" if "blob" in item["source"] else item["source"]} for item in spec[kind]]
-        for kind in ("tools", "hooks")
-        if kind in spec
+        kind: [without_bytes(item) for item in spec[kind]] for kind in ("tools", "hooks") if kind in spec
     }
+    if "memory" in spec:
+        functions["memory"] = {**spec["memory"], "providers": list(map(without_bytes, spec["memory"]["providers"]))}
     agents = {name: agent["hash"] for name, agent in spec["agents"].items()}
     return {**spec, **functions, "agents": agents}
 
 
 def function_problems(
-    spec: AgentSpec, tools: list[dict[str, Any]], hooks: list[dict[str, Any]]
+    spec: AgentSpec, tools: list[dict[str, Any]], hooks: list[dict[str, Any]], providers: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, str]]:  # fmt: skip
     """What is wrong with an agent's tools, hooks and sub-agents beside each other, as `{"field", "problem"}`.
 
     Args:
-        tools, hooks: its own, described.
+        tools, hooks, providers: its own, described.
     """
     names = [tool["name"] for tool in tools]
     each = {
-        "tools": names, "hooks": [hook["name"] for hook in hooks], "agents": [agent.name for agent in spec.agents]
+        "tools": names, "hooks": [hook["name"] for hook in hooks], "agents": [agent.name for agent in spec.agents],
+        "memory.providers": [provider["name"] for provider in providers],
     }  # fmt: skip
     problems = [(field, f"{name!r} is there twice") for field, found in each.items() for name in _twice(found)]
     if "bash" in names and not spec.allow_bash:

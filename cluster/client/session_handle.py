@@ -14,10 +14,12 @@ from understudy.event_wire import EventWire
 from understudy.events import Event
 from understudy.identifiers import check_identifier, new_identifier, read_traceparent
 from understudy.messages import Message
+from understudy.notes import AGENT, SESSION, TREE, key_problem, text_problem
 from understudy.protocol import (
     Accepted,
     Fork,
     Input,
+    NewNote,
     NewWakeup,
     Scheduled,
     Spawned,
@@ -25,7 +27,7 @@ from understudy.protocol import (
     Steered,
     content_problem,
 )
-from understudy.reads import BudgetUse, PendingInput, RunRecord, SessionRecord, Wakeup
+from understudy.reads import BudgetUse, Note, PendingInput, RunRecord, SessionRecord, Wakeup
 from understudy.records import PAGE
 from understudy.wakeups import name_problem, wakeup_problem
 
@@ -242,6 +244,42 @@ class Session:
         if problem is not None:
             raise InvalidInput(problem, session_id=self.id)
         return await self._connection.change(bool, "cancel_wakeup", self.id, name)
+
+    @client_method
+    async def notes(self, scope: str = "session") -> list[Note]:
+        """The notes of the session (`session`), its agent (`agent`), or the board of its tree (`tree`), the one that
+        was written last at the end.
+
+        Raises:
+            UnknownSession: there is no such session.
+            InvalidInput: there is no such scope, or it is `project`: see `Cluster.notes`.
+        """
+        info = await self._connection.read(SessionRecord, "info", self.id)
+        owners = {SESSION: self.id, AGENT: info.agent, TREE: info.root_id}
+        if scope not in owners:
+            raise InvalidInput(f"scope is {scope!r}, and must be one of {', '.join(owners)}", session_id=self.id)
+        return await self._connection.read(list[Note], "notes", scope, owners[scope])
+
+    @client_method
+    async def set_note(self, key: str, text: str, *, pinned: bool = False) -> int:
+        """Set a note of the session, which its agent can read and is shown with its memory; returns its version.
+
+        Raises:
+            InvalidInput: this is no key or text of a note, or the session has as many as it may have.
+            UnknownSession: there is no such session.
+        """
+        problem = key_problem(key) or text_problem(text)
+        if problem is not None:
+            raise InvalidInput(problem, session_id=self.id)
+        return await self._connection.change(int, "set_note", self.id, NewNote(key, text, pinned))
+
+    @client_method
+    async def delete_note(self, key: str) -> bool:
+        """Remove a note of the session; True if there was one."""
+        problem = key_problem(key)
+        if problem is not None:
+            raise InvalidInput(problem, session_id=self.id)
+        return await self._connection.change(bool, "delete_note", self.id, key)
 
     @client_method
     async def resume(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 from .http import Answer, Connection
 from .policies import Policy, Refusal, Reply, default_policy, policy_from_script, register_policy
+from .prefixes import Prefixes
 from .protocol import Completion, check_body, compact, error_body
 
 __all__ = [
@@ -95,7 +96,7 @@ class Stats:
         failed: answered with an error, a web page, or half an answer, as a fault or a policy demanded.
         aborted: given up by the client before the end of the answer.
         repeats: requests whose messages were seen before in a request that was not answered with an error.
-        prompt_tokens, completion_tokens: of all answers begun.
+        prompt_tokens, completion_tokens: of all answers begun; `cached_tokens` of the former were found again.
     """
 
     requests: int = 0
@@ -106,6 +107,7 @@ class Stats:
     repeats: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
 
     def to_json(self) -> bytes:
         return compact({name: getattr(self, name) for name in Stats.__slots__}).encode()
@@ -120,6 +122,8 @@ class OfflineServer:
         chunk_delay: seconds between the events of a streamed answer; 0 sends them all at once.
         port: 0 for a free one.
         window: tokens of its models' context windows: longer requests are refused as OpenAI does; None for no limit.
+        prefix_cache: `cached_tokens` says what of a prompt (tools, then messages) is the beginning of an earlier one of
+            the same model, in whole units of 128 tokens, as endpoints with prefix caching do; otherwise it is 0.
 
     Attributes:
         requests: the last `RECORDED` chat requests.
@@ -135,6 +139,7 @@ class OfflineServer:
         faults: Faults | None = None,
         port: int = 0,
         window: int | None = None,
+        prefix_cache: bool = False,
     ) -> None:
         self.policy = policy or default_policy
         self.window = window
@@ -145,6 +150,7 @@ class OfflineServer:
         self.requests: deque[RecordedRequest] = deque(maxlen=RECORDED)
         self.stats = Stats()
         self._seen: set[bytes] = set()
+        self._prefixes = Prefixes() if prefix_cache else None
         self.connections: set[Connection] = set()
         self.held: list[Connection] | None = None
         self._changed = threading.Condition()
@@ -303,10 +309,9 @@ class OfflineServer:
             return self._error(400, f"the offline policy failed: {type(error).__name__}: {error}")
         dump = compact(messages)
         key = blake2b(dump.encode(), digest_size=12).digest()
-        tools = body.get("tools")
-        completion = Completion.of(
-            reply, body, f"chatcmpl-{key.hex()}", len(dump) + (len(compact(tools)) if tools else 0)
-        )
+        prompt = (compact(body["tools"]) if body.get("tools") else "") + dump
+        cached = self._prefixes.found(body["model"], prompt) if self._prefixes is not None else 0
+        completion = Completion.of(reply, body, f"chatcmpl-{key.hex()}", len(prompt), cached)
         usage = completion.usage
         if self.window is not None and usage["prompt_tokens"] > self.window:
             text = (
@@ -318,6 +323,7 @@ class OfflineServer:
             repeats=key in self._seen,
             prompt_tokens=usage["prompt_tokens"],
             completion_tokens=usage["completion_tokens"],
+            cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
         )
         self._seen.add(key)
         delay, cut = self.latency + reply.delay, fault == "cut"

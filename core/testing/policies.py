@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..messages import MEMORY_MARK
 from .instances import FINAL_ANSWER, smallest, wanted_schema
 
 MAX_TEXT = 2_000
@@ -118,9 +119,9 @@ def _system_text(messages: list[dict[str, Any]]) -> str:
 
 
 def last_turn(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """The last user message's text, and the messages after it."""
+    """The last user message's text, and the messages after it. What an agent is shown of its memory is none."""
     for index in range(len(messages) - 1, -1, -1):
-        if messages[index].get("role") == "user":
+        if messages[index].get("role") == "user" and not content_text(messages[index]).startswith(MEMORY_MARK):
             return content_text(messages[index]), messages[index + 1 :]
     return "", messages
 

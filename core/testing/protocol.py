@@ -13,6 +13,8 @@ PIECE = 48
 """Characters of text in one stream event, if that makes no more than `MAX_PIECES` events."""
 MAX_PIECES = 16
 
+CACHE_UNIT = 128
+"""Tokens: a prefix is cached in units of so many."""
 
 compact = json.JSONEncoder(separators=(",", ":")).encode
 """JSON without spaces."""
@@ -21,6 +23,11 @@ compact = json.JSONEncoder(separators=(",", ":")).encode
 def estimate_tokens(characters: int) -> int:
     """Tokens billed for so many characters: a quarter, rounded up, at least one."""
     return max(1, (characters + 3) // 4)
+
+
+def cached_tokens(characters: int) -> int:
+    """Tokens that an endpoint with prefix caching finds again of so many equal characters: whole units."""
+    return characters // 4 // CACHE_UNIT * CACHE_UNIT
 
 
 def check_body(body: Any) -> list[dict[str, Any]]:
@@ -82,8 +89,14 @@ class Completion:
     refusal: str | None = None
 
     @classmethod
-    def of(cls, reply: Reply, body: dict[str, Any], identifier: str, prompt_characters: int) -> Completion:
-        """Complete `reply`: tool call ids (`call_0`, ..., the same in every round), token counts, the length limit."""
+    def of(
+        cls, reply: Reply, body: dict[str, Any], identifier: str, prompt_characters: int, cached_characters: int = 0
+    ) -> Completion:
+        """Complete `reply`: tool call ids (`call_0`, ..., the same in every round), token counts, the length limit.
+
+        Args:
+            cached_characters: so many of the prompt, from its beginning, are known from a request before.
+        """
         text, reason = reply.text, reply.finish_reason
         calls: tuple[dict[str, Any], ...] = tuple(
             {
@@ -106,7 +119,7 @@ class Completion:
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": cached_tokens(cached_characters)},
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
         reason = reason or ("tool_calls" if calls else "stop")

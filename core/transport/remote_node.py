@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol
 from ..errors import ServiceGone, UnderstudyError
 from ..ports import Node
 from ..protocol import Exit, StepCall, Work, packed
+from ..reads import Note
 from ..records import Ack, ActivationId, Batch
 from .channel import Channel, Ticket
 from .repeating import FRAME_PATIENCE, Repeating
@@ -59,6 +60,10 @@ class CalledNode(ABC):
     async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """See `Node.specification`."""
         return await self._call(Node.specification, frame_id, activation)  # type: ignore[no-any-return]
+
+    async def memory(self, frame_id: str, activation: ActivationId) -> list[Note]:
+        """See `Node.memory`."""
+        return await self._call(Node.memory, frame_id, activation)  # type: ignore[no-any-return]
 
     async def blob(self, digest: str) -> bytes:
         """See `Node.blob`."""

@@ -140,6 +140,7 @@ def work() -> Row:
                 Query(or_zero(FLEET.rate(names.CHILDREN_SPAWNED, AGENT)), "sub-agents"),
                 Query(FLEET.rate(names.TIMERS_SET, by="kind"), "{{kind}}s set"),
                 Query(FLEET.rate(names.TIMERS_FIRED, by="kind"), "{{kind}}s fired"),
+                Query(FLEET.rate(names.MEMORY_FAILURES, by="what"), "failed to {{what}}"),
                 Query(FLEET.quantile(0.99, names.TIMER_LATENESS), "late, p99"),
                 unit="ops",
                 units={"late, p99": "s"},

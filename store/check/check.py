@@ -22,6 +22,7 @@ from ..db.prepared import Row
 from ..db.statements import EVENT, MESSAGE, RUN, SESSION, TOOL_CALL, same_session
 from .check_budgets import BUDGET_RULES
 from .check_log import LOG_RULES, Entry
+from .check_notes import NOTE_RULES
 from .check_rows import ROW_RULES
 from .check_scope import Books, Found, Scope, same_run
 from .check_tree import TREE_RULES
@@ -35,7 +36,7 @@ PAGE = 200
 ROLES_READ = ("assistant", "tool")
 EVENTS_READ = ("session_activated", "model_call_completed", "model_call_failed", "tool_finished", "run_finished")
 
-SQL_RULES = {**ROW_RULES, **TREE_RULES, **BUDGET_RULES}
+SQL_RULES = {**ROW_RULES, **TREE_RULES, **BUDGET_RULES, **NOTE_RULES}
 
 RULES: dict[str, str] = {name: inspect.getdoc(rule) or "" for name, rule in {**SQL_RULES, **LOG_RULES}.items()}
 """What each rule demands, by its name."""

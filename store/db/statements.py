@@ -63,6 +63,7 @@ DRAIN = table_of(tables.Drain)
 SERVICE = table_of(tables.Service)
 REQUEST = table_of(tables.Request)
 REMOVAL = table_of(tables.Removal)
+NOTE = table_of(tables.Note)
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {

@@ -379,6 +379,28 @@ class Timer(NamespaceTable, table=True):
     payload: dict[str, Any] | None = json_column()
 
 
+class Note(NamespaceTable, table=True):
+    """A note of a session, an agent, a project or a tree. The row with an empty key counts the writes of its owner's
+    notes, and is locked by whoever writes one; it stays.
+
+    Attributes:
+        scope, owner: whose it is (`understudy.reads.Note`).
+        version: of the owner's writes, the one that wrote it; in the row with an empty key, the last one.
+        written_by: a session's id; empty for a client.
+    """
+
+    __tablename__ = "note"
+    scope: str = key_column()
+    owner: str = key_column()
+    key: str = key_column()
+    text: str = text_column("")
+    version: int = number_column()
+    pinned: int = number_column()
+    created_at: int = number_column()
+    updated_at: int = number_column()
+    written_by: str = text_column("")
+
+
 class CodeBlob(NamespaceTable, table=True):
     """Code that travels by value (functions of a driver's `__main__`, working_dir packages), by its hash."""
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
+from understudy.manifest import functions
+
 from ..db.statements import CODE_BLOB, SESSION
 from ..transaction import Transaction
 
@@ -18,8 +20,7 @@ locks. Retention leaves it alone: that takes a day."""
 def digests(spec: dict[str, Any], placement: str) -> set[str]:
     """The code that sessions of this specification and placement refer to, by hash."""
     found = ({placement} if placement else set()) | set(spec.get("packages") or ())
-    functions = [*(spec.get("tools") or ()), *(spec.get("hooks") or ())]
-    found |= {function["source"]["blob"] for function in functions if "blob" in function["source"]}
+    found |= {function["source"]["blob"] for _, function in functions(spec) if "blob" in function["source"]}
     for agent in (spec.get("agents") or {}).values():
         found |= digests(agent, agent.get("placement", ""))
     return found

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from understudy.manifest import functions
 from understudy.placement import placement_key
 
 from . import code
@@ -43,8 +44,7 @@ def _of_spec(spec: dict[str, Any], placement: str, blobs: Mapping[str, bytes], d
     """What a specification brings; what its sub-agents bring as well."""
     found = {
         f"the {kind} {function['name']} by value"
-        for kind in ("tool", "hook")
-        for function in spec.get(f"{kind}s") or ()
+        for kind, function in functions(spec)
         if function["source"].get("blob") in blobs
     }
     if blobs.keys() & set(spec.get("packages") or ()):

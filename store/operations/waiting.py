@@ -1,4 +1,4 @@
-"""Tool calls that the store answers itself: a wait when its time is over, what is asked about wakeups at once.
+"""Tool calls that the store answers itself: a wait when its time is over, what is asked about wakeups or notes at once.
 
 The answer goes into the session's inbox, as a person's does, and so becomes the call's result once, whatever dies.
 """
@@ -12,6 +12,7 @@ from sqlalchemy import or_, select
 from understudy import events
 from understudy.errors import UnderstudyError
 from understudy.identifiers import digest
+from understudy.notes import NOTE_TOOLS
 from understudy.recall import READ_MESSAGE, RECALL
 from understudy.records import Ask
 from understudy.wakeups import CANCEL_WAKEUP, LIST_WAKEUPS, SCHEDULE_WAKEUP, WAIT, microseconds, spoken
@@ -19,7 +20,7 @@ from understudy.wakeups import CANCEL_WAKEUP, LIST_WAKEUPS, SCHEDULE_WAKEUP, WAI
 from ..db.session_row import SessionRow
 from ..db.statements import TIMER
 from ..transaction import Transaction
-from . import recall, wakeups
+from . import notes, recall, wakeups
 
 CALL_TIMER = "call:"
 """The timer of a call that waits, with its id behind it."""
@@ -30,7 +31,7 @@ QUESTION_TIMER = "question:"
 LATE = 5_000_000
 """A wait that lasted so much longer than asked for (microseconds) has a result that says so."""
 
-STORE_ANSWERS = (WAIT, SCHEDULE_WAKEUP, LIST_WAKEUPS, CANCEL_WAKEUP, RECALL, READ_MESSAGE)
+STORE_ANSWERS = (WAIT, SCHEDULE_WAKEUP, LIST_WAKEUPS, CANCEL_WAKEUP, RECALL, READ_MESSAGE, *NOTE_TOOLS)
 
 
 def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
@@ -45,10 +46,12 @@ def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
     )  # fmt: skip
     arguments = asked.arguments or {}
     if asked.kind != WAIT:
-        of_log = asked.kind in (RECALL, READ_MESSAGE)
-        decision, text = (
-            recall.answer(tx, row, asked.kind, arguments) if of_log else _about_wakeups(tx, row, asked, arguments)
-        )
+        if asked.kind in NOTE_TOOLS:
+            decision, text = notes.answer(tx, row, asked)
+        elif asked.kind in (RECALL, READ_MESSAGE):
+            decision, text = recall.answer(tx, row, asked.kind, arguments)
+        else:
+            decision, text = _about_wakeups(tx, row, asked, arguments)
         hand_in(tx, row, asked.call_id, {"decision": decision, "text": text, "since": since})
         return
     wanted = microseconds(arguments["seconds"])

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select
 
-from understudy.errors import UnknownRun, UnknownSession
+from understudy.errors import InvalidInput, UnknownRun, UnknownSession
 from understudy.events import Event
 from understudy.messages import Message
-from understudy.reads import DrainInfo, OwnerRecord, PendingInput, RunRecord, SessionRecord, Wakeup
+from understudy.notes import HEAD, SCOPES, TODO_KEY
+from understudy.reads import DrainInfo, Note, OwnerRecord, PendingInput, RunRecord, SessionRecord, Wakeup
 from understudy.records import PAGE
 
 from ..db import tables
@@ -26,6 +27,7 @@ from ..db.statements import (
     LOADED_AT_ONCE,
     MESSAGE,
     METRIC_STATE,
+    NOTE,
     QUESTION,
     RUN,
     SELECT_CALLS,
@@ -93,6 +95,14 @@ SELECT_WAKEUPS = (
     .where(*_of_session(TIMER), TIMER.c.name.startswith(WAKEUP_TIMER))
     .order_by(TIMER.c.due_at, TIMER.c.name)
 )
+SELECT_NOTES = (
+    select(*columns_of(NOTE, Note))
+    .where(
+        NOTE.c.namespace == bindparam("ns"), NOTE.c.scope == bindparam("scope"), NOTE.c.owner == bindparam("owner"),
+        NOTE.c.key.not_in((HEAD, TODO_KEY)),
+    )
+    .order_by(NOTE.c.updated_at, NOTE.c.key)
+)  # fmt: skip
 SELECT_TREE = (
     select(*INFO_COLUMNS, SESSION.c.calls_open)
     .where(SESSION.c.namespace == bindparam("ns"), SESSION.c.root_id == bindparam("root"))
@@ -196,6 +206,18 @@ def wakeups(connection: Connection, namespace: str, session_id: str) -> list[Wak
         name = row["name"].removeprefix(WAKEUP_TIMER)
         found.append(Wakeup(name, set_to["prompt"], set_to["due_at"], set_to["every"]))
     return found
+
+
+def notes(connection: Connection, namespace: str, scope: str, owner: str) -> list[Note]:
+    """The notes of a session, an agent or a project, or the board of a tree, the one that was written last at the end.
+
+    Raises:
+        InvalidInput: there is no such scope.
+    """
+    if scope not in SCOPES:
+        raise InvalidInput(f"scope is {scope!r}, and must be one of {', '.join(SCOPES)}")
+    rows = read(connection, SELECT_NOTES, ns=namespace, scope=scope, owner=owner)
+    return [Note(**{**row, "pinned": bool(row["pinned"])}) for row in rows]
 
 
 def tree(connection: Connection, namespace: str, session_id: str) -> list[SessionRecord]:

@@ -39,6 +39,7 @@ from ..db.statements import (
     EVENT,
     INBOX,
     MESSAGE,
+    NOTE,
     QUESTION,
     RESERVATION,
     RUN,
@@ -46,14 +47,22 @@ from ..db.statements import (
     TIMER,
     TOOL_CALL,
 )
-from ..operations import code, progress, trust
+from ..operations import code, notes, progress, trust
 from ..reads import queries
 from ..transaction import Transaction
 
 FORMAT = "understudy-archive"
 VERSION = 1
-PARTS = {table.name: table for table in (RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION)}
-ORDER = {"run": RUN.c.accepted_at, "message": MESSAGE.c.seq, "event": EVENT.c.seq, "inbox": INBOX.c.item}
+PARTS = {
+    table.name: table for table in (RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, NOTE)
+}
+ORDER = {
+    "run": RUN.c.accepted_at,
+    "message": MESSAGE.c.seq,
+    "event": EVENT.c.seq,
+    "inbox": INBOX.c.item,
+    "note": NOTE.c.key,
+}
 SUM = b'"sha256":"'
 AT_ONCE = 1_000
 BUDGET_SCHEMA = 4
@@ -112,8 +121,8 @@ def _lines(connection: Connection, namespace: str, ids: list[str]) -> Iterator[s
         for name, table in PARTS.items():
             yield f',\n"{name}":['
             order = ORDER.get(name)
-            statement = select(table).where(table.c.namespace == namespace, table.c.session_id == session_id)
-            statement = statement.order_by(order if order is not None else table.c.session_id)
+            statement = select(table).where(table.c.namespace == namespace, notes.of_session(table, session_id))
+            statement = statement.order_by(order if order is not None else notes.session_of(table))
             with connection.execute(statement.execution_options(yield_per=AT_ONCE)) as found:
                 rows = enumerate(found.mappings())
                 yield from (f"{',' if index else ''}\n{_row(dict(item))}" for index, item in rows)
@@ -229,7 +238,8 @@ def _check_rows(archive: Archive) -> None:
             columns = set(table.columns.keys()) - {"namespace"}
             session.setdefault(name, [])  # an older version did not have the table
             for item in [row] if name == "session" else session[name]:
-                if item["session_id"] != session_id or not item.keys() <= columns:
+                owner = item["owner"] if name == NOTE.name and item["scope"] in notes.REMOVED_WITH_SESSION else None
+                if item.get("session_id", owner) != session_id or not item.keys() <= columns:
                     raise ValueError(f"a row of table {name} does not belong to session {session_id}")
 
 

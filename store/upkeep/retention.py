@@ -16,7 +16,7 @@ from sqlalchemy import Connection, and_, delete, func, or_, select, update
 from understudy.errors import Conflict, SessionActive, UnknownSession
 
 from ..db.statements import EVENT, EXPORT_CURSOR, MESSAGE, METRIC_STATE, RUN, SESSION, TIMER
-from ..operations import code, requests
+from ..operations import code, notes, requests
 from ..operations.wakeups import WAKEUP_TIMER
 from ..transaction import Transaction
 
@@ -89,6 +89,7 @@ def drop_tree(tx: Transaction, root_id: str, before: int | None = None) -> Remov
     removed = tree_to_drop(tx.connection, tx.namespace, root_id, before)
     if not removed.kept:
         requests.outlive(tx, removed.session_ids)
+        notes.forget(tx, removed.session_ids)
         tx.drop(removed.session_ids)
         requests.forget_old(tx)
     return removed

@@ -142,6 +142,7 @@ EXPECTED: dict[str, tuple[str, Callable[[list[Row]], Counter]]] = {
     names.TIMERS_SET: ("_total", by("timer_set", kind="kind")),
     names.TIMERS_FIRED: ("_total", by("timer_fired", kind="kind")),
     names.TIMER_LATENESS: ("_count", by("timer_fired", kind="kind")),
+    names.MEMORY_FAILURES: ("_total", by("memory_failed", what="what")),
     names.CHILDREN_SPAWNED: ("_total", by("child_spawned")),
     names.CHILD_RESTARTS: ("_total", by("child_restarted")),
     names.SESSIONS_MOVED: ("_total", by("session_moved", forced="forced")),

@@ -20,7 +20,7 @@ from understudy.placement import is_isolated
 from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 from understudy.store.entries import event_from_row
 
-from . import approvals, typed
+from . import approvals, kept, typed
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of
 from .tools import POLICY_OF
@@ -76,6 +76,9 @@ class Ending:
             self._waits(connection)
             self._steers(connection)
             self._leftovers(connection)
+            for text in kept.wrong(connection):
+                self._violated(text)
+            self._world.counts["notes"] += kept.count(connection)
         self._answers()
         self._tokens()
         self._services()

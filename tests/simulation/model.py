@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from understudy.messages import MEMORY_MARK
 from understudy.testing.policies import Reply, content_text, register_policy
 
 
 def policy(body: dict[str, Any]) -> Reply:
     """The next round of the task, or the results of all its calls."""
     messages = body["messages"]
-    start = max(index for index, message in enumerate(messages) if message["role"] == "user")
+    said = [(index, content_text(message)) for index, message in enumerate(messages) if message["role"] == "user"]
+    start = max(index for index, text in said if not text.startswith(MEMORY_MARK))
     following = messages[start + 1 :]
     try:
         task = json.loads(content_text(messages[start]))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from understudy.notes import BOARD, NOTES
 from understudy.placement import DEFAULT, ISOLATED
 
 from .folding import folding
@@ -163,11 +164,12 @@ class Plan:
             found |= {"grandchildren"} if any(helper["agents"] for helper in helpers) else set()
             helpers += [inner for helper in helpers for inner in helper["agents"].values()]
             found |= {"children"} if helpers else set()
-            found |= {name for name in ("hooks", "context") if name in work.spec}
+            found |= {name for name in ("hooks", "context", "memory") if name in work.spec}
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
             found |= {f"output {spec['output']['mode']}" for spec in (work.spec, *helpers) if "output" in spec}
+            found |= {"notes"} if any(tool["name"] in BOARD for tool in work.spec["tools"]) else set()
             found |= {f"placement {spec['placement']}" for spec in (work.spec, *helpers) if spec.get("placement")}
             found |= {f"budget {name}" for limit in work.spec["budget"] or () for name in limit if name != "scope"}
             found |= {f"tool {tool['on_crash']}" for tool in work.spec["tools"] if "on_crash" in tool}
@@ -613,6 +615,54 @@ def deepen(chosen: random.Random, work: Work) -> Work:
     return replace(work, spec={**work.spec, "agents": agents}, actions=actions)
 
 
+def noted(chosen: random.Random, work: Work) -> Work:
+    """The same work; its agents keep notes and write on the board of their tree, and most are shown their memory."""
+    memory = {
+        "scopes": ["agent", "session"],
+        "project": None,
+        "max_tokens": 500,
+        "share": 0.1,
+        "providers": [],
+        "timeout": 5.0,
+    }
+    shown = {"memory": {**memory, "timeout": 5.0}} if chosen.random() < 0.7 else {}
+
+    def with_tools(spec: dict[str, Any]) -> dict[str, Any]:
+        agents = {name: with_tools(inner) for name, inner in spec["agents"].items()}
+        return {**spec, **shown, "agents": agents, "tools": [*spec["tools"], *map(TOOLS.__getitem__, (*NOTES, *BOARD))]}
+
+    def with_calls(text: str) -> str:
+        said = json.loads(text)
+        for calls in said["rounds"]:
+            for _, arguments in (call for call in calls if call[0] == SPAWN):
+                arguments["task"] = with_calls(arguments["task"])
+            calls += [note_call(chosen) for _ in range(chosen.choice((0, 1, 1, 2)))]
+        said["rounds"].append([note_call(chosen), note_call(chosen)])
+        said["thinking"].append(round(chosen.random() * 0.2, 3))
+        return json.dumps(said)
+
+    actions = tuple(
+        replace(action, what={**action.what, name: with_calls(action.what[name])})
+        if (name := next((name for name in ("content", "prompt") if name in action.what), ""))
+        else action
+        for action in work.actions
+    )
+    return replace(work, spec=with_tools(work.spec), actions=actions)
+
+
+def note_call(chosen: random.Random) -> list[Any]:
+    """A call that reads or writes notes or the board; few keys and low versions, so that they meet."""
+    key, text = chosen.choice("kl"), f"text {chosen.randrange(1000)}"
+    expected = {"expected_version": chosen.choice((1, 1, 2, 2, 3, 4))}
+    tool = chosen.choice(("post_to_board", "post_to_board", "update_board", "update_board", *BOARD, *NOTES))
+    if tool in ("list_notes", "read_board"):
+        return [tool, {}]
+    if tool in ("delete_note", "remove_from_board"):
+        return [tool, {"key": key}]
+    scope = {"scope": chosen.choice(("session", "agent"))} if tool in NOTES else {}
+    return [tool, {"key": key, "text": text, **scope, **(expected if tool == "update_board" else {})}]
+
+
 def placed(chosen: random.Random, work: Work) -> Work:
     """The same work; its agents ask for processes of some kind, and with upgrades for those of others."""
     agents = {name: {**spec, "placement": chosen.choice(PLACEMENTS)} for name, spec in work.spec["agents"].items()}
@@ -729,6 +779,9 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     folds = random.Random(f"{seed}/folds")
     if folds.random() < 0.3:
         work = tuple(replace(item, spec=folding(folds, item.spec)) for item in work)
+    keeping = random.Random(f"{seed}/notes")
+    if keeping.random() < 0.25:
+        work = tuple(noted(keeping, item) for item in work)
     steering = random.Random(f"{seed}/steering")
     if steering.random() < 0.2:
         work = tuple(steered(steering, item, window) if steering.random() < 0.8 else item for item in work)

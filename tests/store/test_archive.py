@@ -421,6 +421,28 @@ async def test_a_question_can_be_answered_elsewhere(
         assert (await kernel.end("s"))["status"] == "completed"
 
 
+async def test_notes_come_along(store: str, beside: str, tmp_path: Path, server: OfflineServer) -> None:
+    """An archive has a session's notes, its todo list and its board; its agent's notes stay where they are."""
+    calls = [
+        ("add_note", {"text": "mine", "key": "a", "pinned": True}),
+        ("add_note", {"text": "ours", "key": "b", "scope": "agent"}),
+        ("post_to_board", {"key": "c", "text": "all"}),
+        ("todo", {"items": [{"text": "buy", "status": "pending"}]}),
+    ]
+    async with k.running(store, tmp_path, server=server) as kernel:
+        compiled = k.spec(k.script(calls, "done"), ["notes", "board", "todo"])
+        assert (await kernel.run("s", compiled))["status"] == "completed"
+    assert await load(beside, export(store, "s")) is True
+    with opened(beside) as there, there.read() as imported, opened(store) as here, here.read() as original:
+        for scope in ("session", "tree"):
+            found = queries.notes(imported, "tests", scope, "s")
+            assert found == queries.notes(original, "tests", scope, "s") != []
+        kept = imported.execute(text("SELECT scope, key FROM note ORDER BY scope, key")).all()
+    assert [tuple(row) for row in kept] == [
+        ("session", ""), ("session", "a"), ("session", "~todo"), ("tree", ""), ("tree", "c")
+    ]  # fmt: skip
+
+
 @pytest.mark.thorough
 async def test_waits_and_wakeups_go_on_elsewhere(
     store: str, beside: str, tmp_path: Path, server: OfflineServer

@@ -27,7 +27,17 @@ from understudy.store.check.check import RULES, TOLD_OF_ONE_RULE, Violation, che
 from understudy.store.db import prepared
 from understudy.store.db.engine import Database
 from understudy.store.db.statements import EVENT, MESSAGE
-from understudy.store.operations import activation, batches, beginnings, draining, endings, questions, timers, wakeups
+from understudy.store.operations import (
+    activation,
+    batches,
+    beginnings,
+    draining,
+    endings,
+    notes,
+    questions,
+    timers,
+    wakeups,
+)
 
 from ..postgres import database
 from .test_store import MINUTE, Store, opened, spec
@@ -307,6 +317,7 @@ async def scene(db: Store) -> None:
     waits for a person, `told` has a person's answer in its inbox, `resting` waits for a time, `rested` has waited, and
     `sleeper` will be woken."""
     await db.asking("old")
+    await db.do(notes.put, "old", "plan", "go on", pinned=False)
     await db.activate("old")
     await db.answer("old", tool_calls=(("p", "t", "{}"),))
     finished = ToolFinished(call_id="r/1/0", tool="t")
@@ -387,6 +398,11 @@ STRAY = (
 )
 
 # The rules that bite, the session that they name, and how its rows are made wrong.
+NOTE = (
+    "INSERT INTO note (namespace, scope, owner, key, text, version, pinned, created_at, updated_at, written_by) "
+    "VALUES ('tests', 'session', '{}', '{}', {}, 1, 0, 1, 1, '')"
+)
+
 CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("own_session", "ghost", GHOST),
     ("run_events", "queued", retype("queued", "run_accepted", "tool_in_doubt")),
@@ -432,6 +448,13 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("waits", "sleeper", "UPDATE timer SET name = 'call:r/1/0' WHERE session_id = 'sleeper'"),
     ("waits status", "resting", "UPDATE tool_call SET state = 'started' WHERE session_id = 'resting'"),
     ("status", "resting", row("resting", status="'waiting_for_input'")),
+    ("notes", "old", "UPDATE note SET version = 9 WHERE key = 'plan'"),
+    ("notes", "old", "UPDATE note SET version = 0 WHERE key = 'plan'"),
+    ("notes", "old", "DELETE FROM note WHERE key = ''"),
+    ("notes", "old", NOTE.format("old", "twin", "'x'")),
+    ("notes", "old", f"UPDATE note SET text = '{'x' * 4001}' WHERE key = 'plan'"),
+    ("notes", "ghost", "UPDATE note SET owner = 'ghost'"),
+    ("notes", "kid", "UPDATE note SET owner = 'kid', scope = 'tree'"),
     ("wakeups", "sleeper", row("sleeper", closed=1, status="'completed'")),
     ("wakeups", "kid", "UPDATE session SET lifecycle = 'ephemeral';" + MOVE.format("kid", "sleeper")),
     ("status", "crashed", row("crashed", status="'idle'")),
@@ -614,6 +637,7 @@ def test_another_namespace_is_not_looked_at(staged: Database) -> None:
         connection.execute(text("UPDATE session SET namespace = 'other', seq = 99 WHERE session_id = 'old'"))
         for table in ("message", "event", "run", "tool_call"):
             connection.execute(text(f"UPDATE {table} SET namespace = 'other' WHERE session_id = 'old'"))
+        connection.execute(text("UPDATE note SET namespace = 'other'"))
         assert check(connection, "tests") == []
         assert {violation.rule for violation in check(connection, "other")} == {"sequence"}
 

@@ -60,6 +60,7 @@ async def work(dsn: str, directory: Path) -> None:
             await endings(kernel)
             await questions(kernel)
             await timers(kernel)
+            await notes(kernel)
             await reads(kernel)
         finally:
             await kernel.stop()
@@ -169,10 +170,28 @@ async def timers(kernel: k.Kernel) -> None:
     await kernel.ask("close", "s-woken", "enough")
 
 
+async def notes(kernel: k.Kernel) -> None:
+    """Notes and an entry of a board that are added, changed and removed, and shown as memory; a client's note."""
+    entry = {"key": "k", "text": "x"}
+    steps = [
+        [("add_note", entry), ("post_to_board", entry), ("todo", {"items": []})],
+        [("update_note", entry), ("update_board", {**entry, "expected_version": 1}), ("list_notes", {})],
+        [("delete_note", {"key": "k"}), ("read_board", {})],
+    ]
+    memory = {"scopes": ["session"], "project": None, "max_tokens": 100, "share": 0.1, "providers": []}
+    compiled = k.spec(k.script(*steps, "done"), ["notes", "board", "todo"], memory={**memory, "timeout": 1.0})
+    await kernel.spawn("s-noting", compiled)
+    await kernel.ask("set_note", "s-noting", {"key": "house", "text": "x"})
+    await kernel.send("s-noting")
+    assert (await kernel.end("s-noting"))["status"] == "completed"
+    assert await kernel.ask("delete_note", "s-noting", "house")
+
+
 VALUES = {
     "session_id": "s-lead", "run_id": "r", "session_ids": ["s-lead", "s-tools"], "writer": "writer-node1",
     "after": 0, "limit": 100, "nodes": ["node1"], "digest": "digest", "sink": "spans", "node_id": "node1",
     "until": 1 << 60, "frame_id": "f0", "call_id": "r/1/0",
+    "scope": "session", "owner": "s-noting",
 }  # fmt: skip
 
 

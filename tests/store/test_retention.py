@@ -28,7 +28,7 @@ pytestmark = pytest.mark.conformance
 
 CHILD = k.spec(k.script("seen"), name="child")
 SPAWN = [("spawn_agent", {"agent": "child", "task": "look"})]
-TABLES = ("session", "run", "message", "event", "tool_call", "inbox", "account", "reservation", "timer")
+TABLES = ("session", "run", "message", "event", "tool_call", "inbox", "account", "reservation", "timer", "note")
 LATER = 1 << 62
 
 
@@ -79,6 +79,7 @@ async def worked(store: str, tmp_path: Path, server: OfflineServer) -> str:
     async with k.running(store, tmp_path, server=server) as kernel:
         for session_id in ("old", "new"):
             assert (await kernel.run(session_id, lead))["status"] == "completed"
+            await kernel.ask("set_note", session_id, {"key": "plan", "text": "go on"})
         await export_all(kernel)
     async with k.running(store, tmp_path, server=server, frames=0) as kernel:
         await kernel.spawn("busy", lead)

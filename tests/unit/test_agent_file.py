@@ -17,7 +17,7 @@ from understudy.actors.tools import tool_names
 from understudy.cluster.cli.main import app
 from understudy.cluster.client.agent_file import read_agent
 from understudy.errors import InvalidInput, InvalidSpec
-from understudy.spec import AgentSpec, Budget, Context, RestartPolicy, Supervision
+from understudy.spec import AgentSpec, Budget, Context, Memory, RestartPolicy, Supervision
 
 TOOLS = """
 from understudy import hook, tool
@@ -191,6 +191,14 @@ keep = 0.1
 elide = { glob = 100 }
 longest_result = 1000
 
+[memory]
+scopes = ["agent"]
+project = "shop"
+max_tokens = 500
+share = 0.05
+providers = []
+timeout = 2
+
 [supervision]
 strategy = "one_for_all"
 max_restarts = 1
@@ -218,6 +226,7 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str) -> None:
         (RestartPolicy, set(data["restart"])),
         (Supervision, set(data["supervision"])),
         (Context, set(data["context"])),
+        (Memory, set(data["memory"])),
         (Budget, set().union(*scopes)),
     ]
     for model, given in nested:
