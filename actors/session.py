@@ -23,7 +23,7 @@ from .context import FOLD_REQUEST, Exhausted
 from .execution import Outcome
 from .folding import make_room, summary_of, take_summary
 from .hooks import Hooks, LoadedHook, Wanted
-from .memory import Memory, ProviderLoader
+from .memory import Memory, ProviderLoader, visible_memory
 from .output import Rejected
 from .repeats import NO_PROGRESS, REPEATED, judge
 from .steering import inputs_of, steers, take_steers
@@ -175,7 +175,7 @@ class Activation:
         for message in messages:
             self._commits.draft.say(self.window, replace(message, visibility=visibility))
         self._ended = self._end_of(wanted)
-        memory = await self._memory.message() if self._ended is None else None
+        memory = await self._shown(await self._memory.message()) if self._ended is None else None
         if memory is not None:
             self._commits.draft.say(self.window, memory)
         return True
@@ -212,7 +212,7 @@ class Activation:
             make_room(window, self._commits.draft)
         except Exhausted:
             return await self._finish("failed", window.reply(), error=window.model_error)
-        memory = await self._memory.after_fold()
+        memory = await self._shown(await self._memory.after_fold())
         if memory is not None:
             self._commits.draft.say(window, memory)
         number, draft = window.round + 1, self._commits.draft
@@ -271,6 +271,14 @@ class Activation:
             ended = window.typed.checked(ended, window.session_id)
         await self._memory.remember(ended.text, ended.status)
         return await self._step(wait="idle", finish=ended)
+
+    async def _shown(self, memory: Message | None) -> Message | None:
+        """What the agent is shown of its memory, as hooks leave it; None if it sees that already."""
+        if memory is None or not self._hooks.has("memory_recalled"):
+            return memory
+        wanted = await self._hooks.ask("memory_recalled", text=memory.text)
+        last = visible_memory(self.window, self._commits.draft.messages)
+        return replace(memory, content=wanted.text) if last is None or last.content != wanted.text else None
 
     async def _before_fold(self) -> None:
         """Let hooks say what the model is asked in order to fold its history."""

@@ -66,6 +66,11 @@ def after_fold(context: HookContext) -> Any:
     return _wanted(context)
 
 
+@hook("memory_recalled")
+def memory_recalled(context: HookContext) -> Any:
+    return _wanted(context)
+
+
 @hook("run_end")
 def run_end(context: HookContext) -> Any:
     return _wanted(context)
@@ -250,6 +255,30 @@ async def test_what_means_nothing_at_a_point_is_not_done(point: str, wanted: Any
     WANTED[point] = wanted
     ended, _ = await run(tmp_path)
     assert ended["status"] == ("failed" if point == "before_model" else "completed")
+
+
+async def test_memory_is_shown_as_a_hook_leaves_it(tmp_path: Path) -> None:
+    """`memory_recalled`: what the model is shown of its notes is what the hook makes of it, and is not shown again in
+    the next run where that is the same."""
+    WANTED["memory_recalled"] = lambda c: Replace(text=c.text.replace("4711", "****"))
+
+    def noting(body: dict[str, Any]) -> Reply:
+        said = [content_text(m) for m in body["messages"]]
+        if len(said) == 2:
+            return Reply(tool_calls=(("add_note", {"text": "the code is 4711"}),))
+        return Reply(text="ok")
+
+    with OfflineServer(noting) as server:
+        async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, server=server) as kernel:
+            memory = {"scopes": ["session"], "project": None, "max_tokens": 500, "share": 0.1, "providers": []}
+            spec = k.spec("", ["notes"], hooks=[describe_hook(memory_recalled, pickle=None)[0]])
+            spec["memory"] = {**memory, "timeout": 5.0}
+            await kernel.run("s", {**spec, "instructions": "note"})
+            for number in range(3):
+                await kernel.send("s", "again", f"r{number}")
+                await kernel.end("s", f"r{number}")
+    shown = [content_text(m) for m in server.requests[-1].body["messages"] if "****" in content_text(m)]
+    assert len(shown) == 1
 
 
 @pytest.mark.sweep
