@@ -299,6 +299,7 @@ class ToolCalls:
     def _ask(self, asked: Ask) -> None:
         """Ask a person about a call that is executed here, from the next commit on."""
         self._asked.add(asked.call_id)
+        self._handed_over.add(asked.call_id)
         self._commits.draft.asks.append(replace(asked, prompt=presentable(asked.prompt)))
 
     async def _execute(self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None) -> Outcome:
