@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from understudy.identifiers import COPIED
 from understudy.notes import BOARD, HEAD, NOTES
 from understudy.store.db.statements import MESSAGE, NOTE, SESSION, TOOL_CALL
 
@@ -76,6 +77,8 @@ def _writes(connection: Any) -> Writes:
     for row in connection.execute(told):
         key = row.session_id, row.body["tool_call_id"]
         said = DONE.fullmatch(row.body["content"] or "")
+        if key[1].startswith(COPIED):  # a fork has notes of its own
+            continue
         if key in calls and said is not None:
             owners = {"session": row.session_id, "agent": row.agent, "tree": row.root_id}
             scope = SCOPE[said[1]]
