@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from understudy.estimates import BYTES_PER_TOKEN, image_excess
-from understudy.identifiers import digest, new_identifier
+from understudy.identifiers import COPIED, digest, new_identifier
 from understudy.json_text import to_json
 from understudy.messages import ALWAYS, INTERRUPTED, Message
 
@@ -212,7 +212,8 @@ class Conversation:
         for call, call_extra in zip(message.tool_calls, call_extras, strict=False):
             provider_id = call.provider_id or call.call_id
             if provider_id in self._seen:
-                provider_id = f"{provider_id}_{digest(call.call_id, size=4)}"
+                # The same without deaths and with them, and in a fork.
+                provider_id = f"{provider_id}_{digest(call.call_id.rpartition(COPIED)[2], size=4)}"
             self._seen.add(provider_id)
             self._open[call.call_id] = provider_id
             arguments = shortened_arguments(readable(call.arguments), self.view.longest)
