@@ -486,7 +486,7 @@ class TextDelta(Event, frozen=True, kw_only=True):
 
 
 class ReasoningDelta(Event, frozen=True, kw_only=True):
-    """A piece of what the model says to itself before it answers, at `offset` characters. Ephemeral like `TextDelta`."""
+    """A piece of the model's reasoning before its answer, at `offset` characters. Ephemeral like `TextDelta`."""
 
     request_key: str = ""
     offset: int = 0

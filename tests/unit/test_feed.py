@@ -277,8 +277,8 @@ async def test_stream_pieces_join_to_the_answer() -> None:
     who comes late gets all of the present one's."""
     log, key, have = Log(), "", Parts()
     for new_key, kind, text in (
-        ("k/1", REASONING, "hm"), ("k/1", TEXT, "he"), ("k/1", TEXT, "llo"), ("k/1", CALL, "{"), ("k/1", REASONING, "."),
-        ("k/2", TEXT, "bye"), ("k/2", TEXT, " now"),
+        ("k/1", REASONING, "hm"), ("k/1", TEXT, "he"), ("k/1", TEXT, "llo"), ("k/1", CALL, "{"),
+        ("k/1", REASONING, "."), ("k/2", TEXT, "bye"), ("k/2", TEXT, " now"),
     ):  # fmt: skip
         current = log.streams.get("a")
         parts = current[1] if current is not None and current[0] == new_key else Parts()

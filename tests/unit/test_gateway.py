@@ -208,7 +208,8 @@ def test_what_a_completion_streams() -> None:
         {"reasoning": "ink", "reasoning_content": "ink"},
         {"content": "Hi"},
         {"tool_calls": [{"index": 0, "id": "a", "function": {"arguments": '{"x'}}]},
-        {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": '"'}}, {"index": 1, "id": "b", "function": {"name": "g"}}]},
+        {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": '"'}},
+                        {"index": 1, "id": "b", "function": {"name": "g"}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}]},
     ]  # fmt: skip
     completion = Completion()

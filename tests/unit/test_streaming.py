@@ -162,8 +162,8 @@ async def test_who_comes_late_gets_all_of_an_answer() -> None:
 
 
 async def test_a_restart_voids_all_parts() -> None:
-    """Given reasoning and a tool call of a try that was cut off, when the answer has others, or none, then what was told
-    is void once, and all of the answer is told."""
+    """Given reasoning and a tool call of a try that was cut off, when the answer has others, or none, then what was
+    told is void once, and all of the answer is told."""
     for more, last in ((THOUGHT, ["(0) I look it up", "So:", '0 look[0] {"at": 1}', "1 tick[0] "]), ({}, ["So:"])):
         for attempt in ("1/1", "2/0"):
             connection = Connection("So:", **more)
