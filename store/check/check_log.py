@@ -289,8 +289,8 @@ class Answers(LogRule):
 
 
 class RunUsage(LogRule):
-    """What a run used is the sum of the answers that it got, also of those that broke off: in its row, its session's row
-    and its last event."""
+    """What a run used is the sum of the answers that it got, also of those that broke off: in its row, its session's
+    row and its last event."""
 
     types = ("run_started", "assistant", "model_call_completed", "model_call_failed", "run_finished")
 

@@ -35,7 +35,7 @@ def here() -> k.Kernel:
 
 
 async def reported(kernel: k.Kernel, session_id: str = "s") -> list[Any]:
-    """What the log has of calls: `started`, `ok` (or another outcome), a fraction with its text, or a name with data."""
+    """What the log has of calls: `started`, the outcome, a fraction with its text, or a name with data."""
     found: list[Any] = []
     for event in await kernel.events(session_id):
         data = event["data"]
