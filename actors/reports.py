@@ -34,7 +34,7 @@ class CallReports:
     """What one call has reported and nobody has taken yet. The tool may be in a thread of its own."""
 
     def __init__(self, call: CallState, all_of: Reports) -> None:
-        self._of = {"call_id": call.call_id, "tool": call.tool}
+        self._of: dict[str, Any] = {"call_id": call.call_id, "tool": call.tool}
         self._all = all_of
         self._lock = threading.Lock()
         self._waiting: list[ToolProgress | CustomEvent] = []

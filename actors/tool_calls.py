@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
@@ -226,14 +226,14 @@ class ToolCalls:
 
     async def _gather(self, tasks: list[asyncio.Task[Outcome | None]]) -> None:
         """Await the tools, committing results early where others take longer; ends at once when cancelled."""
-        pending: set[asyncio.Task[Any]] = set(tasks)
+        pending: set[asyncio.Future[Any]] = set(tasks)
         watch: asyncio.Task[str] | None = None
         watch_at = time.monotonic() + WATCH_AFTER_SECONDS
         try:
             while pending:
                 timeout = COALESCE_SECONDS if self._commits.draft else None if watch else WATCH_AFTER_SECONDS
                 reported = None if self._commits.draft else self._reports.due()
-                others = {other for other in (watch, reported) if other is not None}
+                others: set[asyncio.Future[Any]] = {other for other in (watch, reported) if other is not None}
                 done, pending = await asyncio.wait(
                     pending | others, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -267,7 +267,7 @@ class ToolCalls:
             if watch is not None:
                 watch.cancel()
 
-    async def _interrupt(self, watch: asyncio.Task[str], pending: set[asyncio.Task[Any]]) -> None:
+    async def _interrupt(self, watch: asyncio.Task[str], pending: Collection[asyncio.Future[Any]]) -> None:
         reason = await watch
         await self._stop(pending)
         if reason == INTERRUPTED_BY_STEER:
@@ -275,7 +275,7 @@ class ToolCalls:
         else:
             self._window.cancel = reason
 
-    async def _stop(self, pending: set[asyncio.Task[Any]]) -> None:
+    async def _stop(self, pending: Collection[asyncio.Future[Any]]) -> None:
         for task in pending:
             task.cancel()
         if pending:

@@ -6,8 +6,6 @@ place in the answer, whoever cut it into which pieces on the way.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 TEXT, REASONING, CALL = "text", "reasoning", "call"
@@ -18,7 +16,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Where endpoints send a model's reasoning; of one that sends it twice, what it sends first is streamed."""
 
 
-class Piece(NamedTuple):
+class Piece(msgspec.Struct, frozen=True):
     """What an endpoint has sent of one part.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from understudy.events import (
     Event,
@@ -76,7 +77,7 @@ class Streaming:
             yield StreamRestarted(request_key=request_key, session_id=self._session_id, run_id=self._run_id)
 
     def _delta(self, request_key: str, part: Part) -> Event:
-        whose = {"request_key": request_key, "session_id": self._session_id, "run_id": self._run_id}
+        whose: dict[str, Any] = {"request_key": request_key, "session_id": self._session_id, "run_id": self._run_id}
         if part.kind == CALL:
             return ToolCallDelta(
                 index=part.index, tool=part.name, offset=part.offset, arguments=part.text, **whose
