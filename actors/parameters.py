@@ -8,12 +8,22 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, is_dataclass
-from typing import Any
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, Protocol
 
 from understudy.errors import InvalidSpec
 
 from .code import import_reference
+
+
+class Reporting(Protocol):
+    """Takes what a tool reports while it runs; from any thread."""
+
+    def progress(self, fraction: float | None, text: str) -> None:
+        """See `ToolContext.progress`."""
+
+    def emit(self, name: str, data: Any) -> None:
+        """See `ToolContext.emit`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +48,43 @@ class ToolContext:
     agent: str
     workspace: str | None = None
     traceparent: str = ""
+    _reporting: Reporting | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.call_key:
             object.__setattr__(self, "call_key", f"{self.session_id}/{self.call_id}")
+
+    def progress(self, fraction: float | None = None, text: str = "") -> None:
+        """Say how far the call has come: as `tool_progress` in the session's events, the latest every half a second.
+
+        It returns at once, and commits nothing itself; what is said after the call has its result is ignored. May be
+        called from threads. Outside a session (a tool called by a test) nothing is done.
+
+        Args:
+            fraction: of the work, from 0 to 1; None if that is not known.
+            text: for people; at most 500 characters of it are kept.
+
+        Raises:
+            ToolError: `fraction` is no number.
+        """
+        if self._reporting is not None:
+            self._reporting.progress(fraction, text)
+
+    def emit(self, name: str, data: Any = None) -> None:
+        """Add an event of the tool's own to the session's events, as `custom`. None of them is dropped, and they keep
+        their order; one that is not committed when the process dies is lost, and a call that runs again emits anew.
+
+        It returns at once; else like `progress`.
+
+        Args:
+            name: 1 to 100 characters.
+            data: what JSON can have.
+
+        Raises:
+            ToolError: it is not JSON, the call has its result, or has 1,000 events or 1 MiB of data in them already.
+        """
+        if self._reporting is not None:
+            self._reporting.emit(name, data)
 
 
 def _is_context(annotation: Any) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from .commits import Commits, Patience
 from .delegation import is_delegated, wait_for, wanted_by
 from .execution import Outcome, bind, execute, may_go_on, now, presentable, reconcile, reconcile_failed
 from .hooks import Hooks
+from .reports import CallReports, Reports
 from .tools import LoadedTool, ToolContext
 from .window import Window
 
@@ -81,6 +82,7 @@ class ToolCalls:
         self._finding_out: list[asyncio.Future[Any]] = []
         self._handed_over: set[str] = set()
         self._asked = {call.call_id for call in window.calls if call.state == "asked"}
+        self._reports = Reports()
 
     def outcome(self, call_id: str) -> str:
         """How a call of the round ended; empty if it has not."""
@@ -224,14 +226,24 @@ class ToolCalls:
 
     async def _gather(self, tasks: list[asyncio.Task[Outcome | None]]) -> None:
         """Await the tools, committing results early where others take longer; ends at once when cancelled."""
-        pending: set[asyncio.Task[Any]] = set(tasks)
+        pending: set[asyncio.Future[Any]] = set(tasks)
         watch: asyncio.Task[str] | None = None
+        watch_at = time.monotonic() + WATCH_AFTER_SECONDS
         try:
             while pending:
                 timeout = COALESCE_SECONDS if self._commits.draft else None if watch else WATCH_AFTER_SECONDS
+                reported = None if self._commits.draft else self._reports.due()
+                others: set[asyncio.Future[Any]] = {other for other in (watch, reported) if other is not None}
                 done, pending = await asyncio.wait(
-                    pending | ({watch} if watch else set()), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                    pending | others, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
+                if reported is not None:
+                    pending.discard(reported)
+                    if reported in done:
+                        done.discard(reported)
+                        self._commits.draft.entries += self._reports.take()
+                        if not done:
+                            continue
                 if watch is not None:
                     pending.discard(watch)
                     if watch in done:
@@ -245,7 +257,9 @@ class ToolCalls:
                     await self._commits.flush()
                     if self._stops:
                         return await self._stop(pending)
-                elif watch is None:
+                    if time.monotonic() < watch_at:
+                        continue
+                if watch is None:
                     watched = self._window.activation, self._window.run_id or ""
                     watch = asyncio.create_task(self._node.interrupted(self._frame_id, *watched))
                     watch.add_done_callback(retrieve_error)  # a commit may fail at the same time
@@ -253,7 +267,7 @@ class ToolCalls:
             if watch is not None:
                 watch.cancel()
 
-    async def _interrupt(self, watch: asyncio.Task[str], pending: set[asyncio.Task[Any]]) -> None:
+    async def _interrupt(self, watch: asyncio.Task[str], pending: Collection[asyncio.Future[Any]]) -> None:
         reason = await watch
         await self._stop(pending)
         if reason == INTERRUPTED_BY_STEER:
@@ -261,7 +275,7 @@ class ToolCalls:
         else:
             self._window.cancel = reason
 
-    async def _stop(self, pending: set[asyncio.Task[Any]]) -> None:
+    async def _stop(self, pending: Collection[asyncio.Future[Any]]) -> None:
         for task in pending:
             task.cancel()
         if pending:
@@ -311,7 +325,7 @@ class ToolCalls:
         except Exception as error:
             failed = Outcome("error", str(error))
             return await self._conclude(call, failed, executions=call.executions, item=item)
-        keywords = bind(loaded, arguments, self._context(call))
+        keywords = bind(loaded, arguments, self._context(call, self._reports.of(call)))
         if isinstance(keywords, Outcome):
             return await self._conclude(call, keywords, executions=call.executions, item=item)
         if item is not None:
@@ -329,7 +343,7 @@ class ToolCalls:
         self.leave = self.leave or outcome.stuck_thread
         return await self._conclude(call, outcome, executions=call.executions + 1)
 
-    def _context(self, call: CallState) -> ToolContext:
+    def _context(self, call: CallState, reports: CallReports | None = None) -> ToolContext:
         window = self._window
         span_id = tool_span_identifier(window.session_id, call.call_id)
         return ToolContext(
@@ -342,6 +356,7 @@ class ToolCalls:
             agent=window.spec["name"],
             workspace=window.spec["workspace"],
             traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
+            _reporting=reports,
         )
 
     async def _fence(self, call: CallState, *events: LogEntry) -> float:
@@ -416,6 +431,7 @@ class ToolCalls:
         if item is not None:
             self._commits.draft.inbox_done.append(item.id)
         self._results[call.call_id] = outcome
+        self._commits.draft.entries += self._reports.end(call.call_id)
         self._commits.draft.record(call, outcome, executions=executions)
         return outcome
 

@@ -273,7 +273,12 @@ class ModelCallCompleted(Event, frozen=True, kw_only=True):
 
 
 class ModelCallFailed(Event, frozen=True, kw_only=True):
-    """The call failed for good, or was aborted (`error_code` = `aborted`). `late`: see `ModelCallCompleted`."""
+    """The call failed for good, or was aborted (`error_code` = `aborted`). `late`: see `ModelCallCompleted`.
+
+    Attributes:
+        usage: `Usage.to_wire()`, estimated from what had streamed; None if nothing had.
+        redone: see `ModelCallCompleted`.
+    """
 
     request_key: str = ""
     attempt: int = 1
@@ -285,6 +290,8 @@ class ModelCallFailed(Event, frozen=True, kw_only=True):
     error_code: str = ""
     error_message: str = ""
     late: bool = False
+    usage: list[Any] | None = None
+    redone: bool = False
 
 
 class ToolStarted(Event, frozen=True, kw_only=True):
@@ -311,6 +318,28 @@ class ToolFinished(Event, frozen=True, kw_only=True):
     duration: int = 0
     executions: int = 1
     error_message: str = ""
+
+
+class ToolProgress(Event, frozen=True, kw_only=True):
+    """How far a tool says that its call has come (`ToolContext.progress`); the latest of some moments.
+
+    Attributes:
+        fraction: of the work, from 0 to 1; None if the tool does not know.
+    """
+
+    call_id: str = ""
+    tool: str = ""
+    fraction: float | None = None
+    text: str = ""
+
+
+class CustomEvent(Event, frozen=True, kw_only=True):
+    """An event of a tool's own (`ToolContext.emit`). `data` is JSON; `name` is the tool's choice."""
+
+    call_id: str = ""
+    tool: str = ""
+    name: str = ""
+    data: Any = None
 
 
 class ToolInDoubt(Event, frozen=True, kw_only=True):
@@ -456,8 +485,33 @@ class TextDelta(Event, frozen=True, kw_only=True):
     text: str = ""
 
 
+class ReasoningDelta(Event, frozen=True, kw_only=True):
+    """A piece of the model's reasoning before its answer, at `offset` characters. Ephemeral like `TextDelta`."""
+
+    request_key: str = ""
+    offset: int = 0
+    text: str = ""
+
+
+class ToolCallDelta(Event, frozen=True, kw_only=True):
+    """A piece of the arguments of a tool call that an answer asks for. Ephemeral like `TextDelta`.
+
+    Attributes:
+        index: of the call among the answer's, from 0.
+        tool: its name, in each piece.
+        offset: of `arguments` in the call's, in characters. The first piece of a call may have none.
+        arguments: JSON text, not complete before the answer is.
+    """
+
+    request_key: str = ""
+    index: int = 0
+    tool: str = ""
+    offset: int = 0
+    arguments: str = ""
+
+
 class StreamRestarted(Event, frozen=True, kw_only=True):
-    """The streamed answer begins anew: the text so far is void. Ephemeral like `TextDelta`."""
+    """The streamed answer begins anew: text, reasoning and tool calls so far are void. Ephemeral like `TextDelta`."""
 
     request_key: str = ""
 

@@ -79,8 +79,9 @@ class ModelGateway(Protocol):
             request, or one that leaves something out which the gateway does not have either.
         """
 
-    async def growth(self, number: str, key: str, restarts: int, length: int) -> Growth:
-        """What has come of an answer since it had begun anew so often, and had so many characters; once there is any.
+    async def growth(self, number: str, key: str, restarts: int, lengths: list[int]) -> Growth:
+        """What has come of an answer since it had begun anew so often, and its parts had so many characters each; once
+        there is any.
 
         Args:
             key: of the call (`CallOrigin.key`). Of one that is not known nothing has come.

@@ -18,6 +18,7 @@ from .messages import Message
 from .notes import key_problem, text_problem
 from .reads import RunRecord
 from .records import ActivationId, Batch, CallState, Cancelled, InboxItem, Interrupted, ModelRequest
+from .streams import Part
 from .wakeups import wakeup_problem
 
 COMPILED = ("name", "hash", "model", "profile")
@@ -183,13 +184,13 @@ class Growth(msgspec.Struct, frozen=True):
     """How an answer that is being streamed has grown.
 
     Attributes:
-        restarts: how often the text began anew, after a try that failed.
-        text: what is new; all of it, if it began anew.
+        restarts: how often it began anew, after a try that failed.
+        parts: what is new; all of it, if it began anew.
         ended: nothing more comes.
     """
 
     restarts: int
-    text: str
+    parts: list[Part]
     ended: bool = False
 
 
@@ -363,12 +364,12 @@ class Following(msgspec.Struct, omit_defaults=True):
     Attributes:
         after: it has the session's events up to this `seq`.
         ends: it wants only the ends and pauses of runs.
-        stream: `(key, offset)` of the streamed text that it has; None if it wants none.
+        stream: `(key, lengths)` of the streamed answer that it has, the characters of each part; None if it wants none.
     """
 
     after: int
     ends: bool = False
-    stream: tuple[str, int] | None = None
+    stream: tuple[str, list[int]] | None = None
 
 
 class Watched(msgspec.Struct):
@@ -376,13 +377,13 @@ class Watched(msgspec.Struct):
 
     Attributes:
         events: of a long log the first page, also for whom only ends are told: its last event then.
-        streams: `(key, offset, text)` by session.
+        streams: `(key, parts)` by session: what is new of the answer of a try; all of it, if that is another try's.
         runs: those that have ended or paused, by `session/run`, of sessions of which only the ends are told.
         gone: sessions that are at home elsewhere.
     """
 
     events: list[EventWire] = []
-    streams: dict[str, tuple[str, int, str]] = {}
+    streams: dict[str, tuple[str, list[Part]]] = {}
     runs: dict[str, RunRecord] = {}
     gone: list[str] = []
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from .errors import UnderstudyError
-from .events import MemoryFailed, MemoryRecalled, ToolFinished, ToolInDoubt, ToolStarted
+from .events import CustomEvent, MemoryFailed, MemoryRecalled, ToolFinished, ToolInDoubt, ToolProgress, ToolStarted
 from .json_text import to_json
 from .messages import CUT_OFF, Message, Usage
 
@@ -272,7 +272,9 @@ class Cancelled(NamedTuple):
     reason: str
 
 
-LogEntry = Message | ToolStarted | ToolFinished | ToolInDoubt | MemoryRecalled | MemoryFailed
+LogEntry = (
+    Message | ToolStarted | ToolProgress | CustomEvent | ToolFinished | ToolInDoubt | MemoryRecalled | MemoryFailed
+)
 """What a session's own process may add to its log. All else is written by the store's operations."""
 
 

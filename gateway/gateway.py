@@ -12,6 +12,7 @@ from understudy.config import ModelProfile
 from understudy.errors import ModelProfileMissing
 from understudy.profiles import check
 from understudy.records import ModelAnswer, ModelRequest
+from understudy.streams import Piece
 
 from .endpoint import Endpoint
 from .tries import Backoff, Tries
@@ -58,14 +59,14 @@ class Gateway:
     async def call(
         self,
         request: ModelRequest,
-        on_delta: Callable[[str], None] | None = None,
+        on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
     ) -> ModelAnswer:
         """Make one model call; cancelling it closes the connection.
 
         Args:
-            on_delta: gets the text as it arrives.
-            on_restart: called when a try failed after text was delivered: what follows starts anew.
+            on_delta: gets text, reasoning and arguments of tool calls as they arrive.
+            on_restart: called when a try failed after some of it was delivered: what follows starts anew.
 
         Raises:
             ModelProfileMissing: the request's profile was never registered.

@@ -17,10 +17,12 @@ from understudy.config import ModelProfile
 from understudy.errors import ModelProfileMissing, ServiceGone, UnderstudyError
 from understudy.estimates import estimate_usage
 from understudy.identifiers import new_identifier
+from understudy.messages import Usage
 from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin, Growth
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.redaction import know
+from understudy.streams import REASONING, TEXT, Parts, Piece
 from understudy.tasks import Tasks
 from understudy.waiting import is_set_within, ticks
 
@@ -53,8 +55,7 @@ class _HeldCall:
     def __init__(self, origin: CallOrigin, request: ModelRequest) -> None:
         self.origin = origin
         self.request = request
-        self.text: list[str] = []
-        self.length = 0
+        self.parts = Parts()
         self.restarts = 0
         self.grown = asyncio.Event()
         self.begun = False
@@ -62,25 +63,30 @@ class _HeldCall:
         self.answer: asyncio.Future[ModelAnswer] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
 
-    def add(self, text: str) -> None:
+    def add(self, piece: Piece) -> None:
         """More has come."""
-        self.text.append(text)
-        self.length += len(text)
+        self.parts.add(piece)
         self.grown.set()
 
     def restart(self) -> None:
         """What came is void: the next try begins anew."""
-        self.text.clear()
-        self.length = 0
+        self.parts = Parts()
         self.restarts += 1
         self.grown.set()
 
     def partial(self) -> ModelAnswer:
-        """What came so far, as the answer."""
-        text = "".join(self.text)
-        if not text:
+        """What came so far, as the answer: of that only the text can be of use, and all of it was paid for."""
+        if not self.parts.lengths:
             return ModelAnswer.aborted(self.origin.session_id)
-        return ModelAnswer(content=text, finish_reason="aborted", usage=estimate_usage(self.request, text))
+        text, usage = self.parts.text(TEXT), self.usage()
+        if not text:
+            return replace(ModelAnswer.aborted(self.origin.session_id), usage=usage)
+        return ModelAnswer(content=text, finish_reason="aborted", usage=usage)
+
+    def usage(self) -> Usage:
+        """What came so far took, as estimated from text, reasoning and tool calls."""
+        said = self.parts.text(REASONING) + self.parts.text(TEXT)
+        return estimate_usage(self.request, said, self.parts.calls())
 
 
 class GatewayCalls:
@@ -149,16 +155,16 @@ class GatewayCalls:
             raise ServiceGone(f"the call {origin.request_key} was released", session_id=origin.session_id)
         return call.answer.result()
 
-    async def growth(self, number: str, key: str, restarts: int, length: int) -> Growth:
+    async def growth(self, number: str, key: str, restarts: int, lengths: list[int]) -> Growth:
         """See `ModelGateway.growth`."""
         self._require(number)
         while (call := self._calls.get(key)) is not None:
-            if (call.restarts, call.length) != (restarts, length) or call.answer.done():
-                text = "".join(call.text)
-                return Growth(call.restarts, text[length:] if call.restarts == restarts else text, call.answer.done())
+            if (call.restarts, call.parts.lengths) != (restarts, lengths) or call.answer.done():
+                new = call.parts.after(lengths if call.restarts == restarts else [])
+                return Growth(call.restarts, new, call.answer.done())
             call.grown.clear()
             await call.grown.wait()
-        return Growth(restarts, "")
+        return Growth(restarts, [])
 
     async def abort(self, number: str, key: str) -> None:
         """See `ModelGateway.abort`."""
@@ -225,7 +231,9 @@ class GatewayCalls:
         except Exception as error:
             if not isinstance(error, UnderstudyError):
                 log.exception("the model call of session %s failed", call.origin.session_id)
-            answer = ModelAnswer.failed(error, call.origin.session_id, "".join(call.text) or None)
+            answer = ModelAnswer.failed(error, call.origin.session_id, call.parts.text(TEXT) or None)
+            if call.parts.lengths:  # the endpoint counts what it has sent, whatever became of it
+                answer = replace(answer, usage=call.usage())
         if not answer.started_at:
             answer = replace(answer, started_at=started, duration=time.time_ns() // 1_000 - started)
         if not call.answer.done():

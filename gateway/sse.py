@@ -7,6 +7,7 @@ from typing import Any
 
 from understudy.json_text import from_json
 from understudy.messages import Usage, storable
+from understudy.streams import CALL, REASONING, REASONING_FIELDS, TEXT, Piece
 
 MAX_LINE = 16 * 1024 * 1024
 """Bytes of one line; an endpoint that sends more is not speaking the protocol."""
@@ -83,12 +84,14 @@ class EndpointError(Exception):
 class _Call:
     """A tool call under construction."""
 
-    __slots__ = ("arguments", "extra", "identifier", "name")
+    __slots__ = ("arguments", "extra", "identifier", "index", "name", "told")
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
+        self.index = index
         self.identifier = ""
         self.name = ""
         self.arguments: list[str] = []
+        self.told = 0
         self.extra: dict[str, Any] = {}
 
 
@@ -112,9 +115,10 @@ class Completion:
         self._calls: list[_Call] = []
         self._by_index: dict[int | None, _Call] = {}
         self._extra: dict[str, Any] = {}
+        self._reasoning = ""
 
-    def add(self, data: str) -> str:
-        """Take the data of one event, or a whole response; returns the text that it adds.
+    def add(self, data: str) -> list[Piece]:
+        """Take the data of one event, or a whole response; returns what it adds.
 
         Raises:
             Malformed: it is not a chat completion (chunk).
@@ -122,7 +126,7 @@ class Completion:
         """
         if data == "[DONE]":
             self.done = True
-            return ""
+            return []
         try:
             chunk = from_json(data)
         except (ValueError, RecursionError) as error:
@@ -133,7 +137,7 @@ class Completion:
             raise EndpointError(chunk["error"])
         self.identifier = _text(chunk, "id") or self.identifier
         self.model = _text(chunk, "model") or self.model
-        text = ""
+        added: list[Piece] = []
         try:
             if chunk.get("usage"):
                 self.usage = read_usage(chunk["usage"])
@@ -141,10 +145,10 @@ class Completion:
                 if choice.get("index"):
                     continue  # only one was asked for
                 self.finish_reason = _text(choice, "finish_reason") or self.finish_reason
-                text += self._merge(choice.get("delta") or choice.get("message") or {})
+                added += self._merge(choice.get("delta") or choice.get("message") or {})
         except (AttributeError, TypeError) as error:
             raise Malformed(f"not a chat completion: {error}") from None
-        return text
+        return added
 
     @property
     def complete(self) -> bool:
@@ -167,28 +171,33 @@ class Completion:
             extra = {**extra, "tool_calls": [call.extra for call in self._calls]}
         return extra or None
 
-    def _merge(self, delta: dict[str, Any]) -> str:
-        added = ""
+    def _merge(self, delta: dict[str, Any]) -> list[Piece]:
+        added = []
         for name, value in delta.items():
             if value is None or name == "role":
                 continue
             if name == "content":
-                added = value if isinstance(value, str) else _text_of_parts(value)
-                if added:
-                    self._text.append(added)
+                text = value if isinstance(value, str) else _text_of_parts(value)
+                if text:
+                    self._text.append(text)
+                    added.append(Piece(TEXT, text))
             elif name == "tool_calls":
                 for call in value:
-                    self._merge_call(call)
+                    added += self._merge_call(call)
             else:
                 _accumulate(self._extra, name, value)
+                if name in REASONING_FIELDS and isinstance(value, str) and value:
+                    self._reasoning = self._reasoning or name
+                    if name == self._reasoning:
+                        added.append(Piece(REASONING, value))
         return added
 
-    def _merge_call(self, delta: dict[str, Any]) -> None:
+    def _merge_call(self, delta: dict[str, Any]) -> list[Piece]:
         index, identifier = delta.get("index"), _text(delta, "id")
         call = self._by_index.get(index)
         # Some endpoints send no index, or 0 for every call: then only a new id tells a new call.
         if call is None or (identifier and call.identifier and identifier != call.identifier):
-            call = self._by_index[index] = _Call()
+            call = self._by_index[index] = _Call(len(self._calls))
             self._calls.append(call)
         call.identifier = call.identifier or identifier
         function = delta.get("function") or {}
@@ -199,6 +208,10 @@ class Completion:
         for name, value in delta.items():
             if name not in ("index", "id", "type", "function") and value is not None:
                 _accumulate(call.extra, name, value)
+        if not call.name:  # nobody could say of what these arguments are
+            return []
+        new, call.told = call.arguments[call.told :], len(call.arguments)
+        return [Piece(CALL, "".join(new), call.index, call.name)]
 
 
 def read_usage(data: dict[str, Any]) -> Usage:

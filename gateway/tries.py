@@ -17,6 +17,7 @@ import openai
 from understudy.errors import ContextOverflow, ModelError, ModelProtocolError, ModelRefused, ModelUnavailable
 from understudy.estimates import estimate_usage
 from understudy.records import ModelAnswer, ModelRequest
+from understudy.streams import Piece
 from understudy.waiting import answered_within
 
 from .endpoint import Endpoint, read_within
@@ -70,7 +71,7 @@ class Tries:
         backoff: Backoff,
         endpoint: Endpoint,
         request: ModelRequest,
-        on_delta: Callable[[str], None] | None,
+        on_delta: Callable[[Piece], None] | None,
         on_restart: Callable[[], None] | None,
     ) -> None:
         self._backoff = backoff
@@ -197,12 +198,13 @@ class Tries:
         except (TimeoutError, httpx2.RequestError, aiohttp.ClientError):
             pass  # the answer is complete; only the connection is lost
 
-    def _deliver(self, text: str) -> None:
+    def _deliver(self, pieces: list[Piece]) -> None:
         if not self._first_chunk:
             self._first_chunk = self._elapsed()
-        if text and self._on_delta is not None:
-            self._delivered = True
-            self._on_delta(text)
+        if self._on_delta is not None:
+            for piece in pieces:
+                self._delivered = True
+                self._on_delta(piece)
 
     def _answer(self, completion: Completion) -> ModelAnswer:
         calls = completion.tool_calls

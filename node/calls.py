@@ -17,6 +17,7 @@ from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.store.db.session_row import ActiveSession
+from understudy.streams import Parts
 from understudy.tasks import Tasks
 
 from .gateway_link import GatewayLink, Kill, never_killed
@@ -43,7 +44,7 @@ class Call:
     def __init__(self, origin: CallOrigin, request: ModelRequest | None) -> None:
         self.origin = origin
         self.request = request
-        self.text = ""
+        self.parts = Parts()
         self.restarts = 0
         self.is_whole = False
         self.gateway = ""
@@ -301,13 +302,13 @@ class Calls:
 
     # What clients follow.
 
-    def stream(self, session_id: str) -> tuple[str, str] | None:
-        """`(key of this try, text so far)` of a session's call, for a client that follows it."""
+    def stream(self, session_id: str) -> tuple[str, Parts] | None:
+        """`(key of this try, what has come)` of a session's call, for a client that follows it."""
         call = self.of_session(session_id)
         if call is None:
             return None
         self._follow(call)
-        return f"{call.origin.request_key}/{call.restarts}", call.text
+        return f"{call.origin.request_key}/{call.restarts}", call.parts
 
     def _follow(self, call: Call) -> None:
         if call.is_whole:
@@ -324,13 +325,14 @@ class Calls:
                 continue
             try:
                 growth = await self._gateway.growth(
-                    attached.number, call.origin.key, call.restarts, len(call.text)
+                    attached.number, call.origin.key, call.restarts, call.parts.lengths
                 )  # fmt: skip
             except ServiceGone:
                 self.link.lost(attached)
                 continue
-            call.text = growth.text if growth.restarts != call.restarts else call.text + growth.text
-            call.restarts = growth.restarts
+            if growth.restarts != call.restarts:
+                call.restarts, call.parts = growth.restarts, Parts()
+            call.parts.take(growth.parts)
             call.is_whole = growth.ended
             self._grown(session_id)
             if growth.ended:

@@ -17,6 +17,7 @@ from understudy.events import ChildAsked, Event, InputRequested, RunFinished
 from understudy.protocol import Following, Watched
 from understudy.reads import RunRecord
 from understudy.records import PAGE
+from understudy.streams import Parts
 from understudy.waiting import is_set_within
 
 ENDS = (RunFinished.type, InputRequested.type, ChildAsked.type)
@@ -32,7 +33,8 @@ ReadEvents = Callable[[str, int], Awaitable[list[Event]]]
 """Reads a session's events after a `seq`, `PAGE` of them at most."""
 
 ReadRun = Callable[[str, str], Awaitable[RunRecord]]
-ReadStream = Callable[[str], tuple[str, str] | None]
+ReadStream = Callable[[str], tuple[str, Parts] | None]
+"""Reads the key of the try at which a session's answer is, and what has come of it."""
 
 
 @dataclass
@@ -206,12 +208,12 @@ class Feed:
                 elif event is following[-1] and len(following) == PAGE:
                     found.events.append(event.to_wire())  # how far this went: the client goes on from there
             if wanted.stream is not None:
-                key, offset = wanted.stream
+                key, lengths = wanted.stream
                 current = self._read_stream(session_id)
-                if current is not None and (current[0] != key or len(current[1]) > offset):
-                    start = offset if current[0] == key else 0
-                    if current[1][start:] or current[0] != key:
-                        found.streams[session_id] = (current[0], start, current[1][start:])
+                if current is not None:
+                    news = current[1].after(lengths if current[0] == key else [])
+                    if news or current[0] != key:
+                        found.streams[session_id] = (current[0], news)
         found.gone = [session_id for session_id in follow if session_id in self._gone]
         return found
 

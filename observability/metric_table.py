@@ -74,16 +74,16 @@ class MetricRow:
 
 
 def _tokens(index: int) -> Mapping[type[Event], Measure]:
-    """Measures the tokens at `index` of a committed answer's usage."""
+    """Measures the tokens at `index` of the usage of an answer, or of one that broke off."""
 
-    def measure(event: ModelCallCompleted) -> tuple[Labels, int] | None:
+    def measure(event: ModelCallCompleted | ModelCallFailed) -> tuple[Labels, int] | None:
         usage = event.usage
         return ((event.agent, event.model), usage[index]) if usage and usage[index] else None
 
-    return {ModelCallCompleted: measure}
+    return {ModelCallCompleted: measure, ModelCallFailed: measure}
 
 
-def _cost(event: ModelCallCompleted) -> tuple[Labels, int] | None:
+def _cost(event: ModelCallCompleted | ModelCallFailed) -> tuple[Labels, int] | None:
     cost = Usage.from_wire(event.usage).cost
     return ((event.agent, event.model), cost) if cost else None
 
@@ -92,7 +92,7 @@ def _first_chunk(event: ModelCallCompleted) -> tuple[Labels, int] | None:
     return ((event.model,), event.first_chunk) if event.first_chunk else None
 
 
-def _tokens_redone(event: ModelCallCompleted) -> tuple[Labels, int] | None:
+def _tokens_redone(event: ModelCallCompleted | ModelCallFailed) -> tuple[Labels, int] | None:
     return ((), event.usage[0] + event.usage[1]) if event.redone and event.usage else None
 
 
@@ -155,7 +155,7 @@ TABLE: tuple[MetricRow, ...] = (
         names.MODEL_COST,
         "What model calls cost, in millionths of the price table's currency.",
         ("agent", "model"),
-        {ModelCallCompleted: _cost},
+        {ModelCallCompleted: _cost, ModelCallFailed: _cost},
     ),
     MetricRow(
         names.INVOKE_AGENT_DURATION,
@@ -227,7 +227,7 @@ TABLE: tuple[MetricRow, ...] = (
     MetricRow(
         names.TOKENS_REDONE,
         "Tokens paid a second time because an answer was lost with its gateway.",
-        measures={ModelCallCompleted: _tokens_redone},
+        measures={ModelCallCompleted: _tokens_redone, ModelCallFailed: _tokens_redone},
         initial=((),),
     ),
     MetricRow(

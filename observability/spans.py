@@ -227,7 +227,7 @@ def _completed(event: ModelCallCompleted) -> ReadableSpan:
 
 
 def _failed(event: ModelCallFailed) -> ReadableSpan:
-    return _chat(event, {}, event.error_code or "error")
+    return _chat(event, _usage(event.usage), event.error_code or "error")
 
 
 def _reissued(event: ModelCallReissued) -> ReadableSpan:

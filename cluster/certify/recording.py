@@ -13,6 +13,7 @@ from understudy.identifiers import digest
 from understudy.json_text import from_json
 from understudy.node.rounds import split_wait_key
 from understudy.records import ModelAnswer, ModelRequest
+from understudy.streams import Piece
 
 Round = tuple[str, int]
 """A session, by its name that is the same in every run, and the round."""
@@ -116,7 +117,7 @@ class WatchedGateway(Gateway):
     async def call(
         self,
         request: ModelRequest,
-        on_delta: Callable[[str], None] | None = None,
+        on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
     ) -> ModelAnswer:
         session_id, _, round_number = split_wait_key(request.wait_key)

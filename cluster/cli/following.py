@@ -22,12 +22,14 @@ from understudy.events import (
     ChildFinished,
     ChildRestarted,
     ChildSpawned,
+    CustomEvent,
     Event,
     InputRequested,
     ModelCallCompleted,
     ModelCallFailed,
     ModelCallReissued,
     ModelCallStarted,
+    ReasoningDelta,
     RunStarted,
     SessionActivated,
     SessionCrashed,
@@ -36,9 +38,12 @@ from understudy.events import (
     StreamRestarted,
     TextDelta,
     TimerSet,
+    ToolCallDelta,
     ToolFinished,
     ToolInDoubt,
+    ToolProgress,
 )
+from understudy.json_text import to_json
 from understudy.messages import Message
 from understudy.reads import PendingInput
 
@@ -71,6 +76,9 @@ RERUN, FAILED = "/rerun", "/failed"
 """What decides about a call in doubt, instead of a text."""
 
 
+Delta = TextDelta | ReasoningDelta | StreamRestarted
+
+
 @dataclass
 class Screen:
     """Writes a run's text and progress, each on lines of its own.
@@ -78,20 +86,38 @@ class Screen:
     Attributes:
         streams: text goes to stdout as it comes. Where stdout is no terminal, only the final text is printed, at the
             end: who reads it can't tell that the text of a lost model call is void.
+        thinks: the model's reasoning goes to stderr as it comes.
     """
 
     streams: bool
+    thinks: bool = False
     _open: bool = False
+    _thinking: bool = False
 
     def text(self, piece: str) -> None:
         """Part of an answer."""
         if self.streams and piece:
+            self._end_thought()
             sys.stdout.write(CONTROLS.sub("�", piece))
             sys.stdout.flush()
             self._open = not piece.endswith("\n")
 
+    def thought(self, piece: str) -> None:
+        """Part of the model's reasoning."""
+        if self.thinks and piece:
+            if not self._thinking:
+                self.end_line()
+            errors.print(f"[dim]{escape(CONTROLS.sub('�', piece))}[/dim]", end="", soft_wrap=True)
+            self._thinking = True
+
+    def _end_thought(self) -> None:
+        if self._thinking:
+            errors.print()
+            self._thinking = False
+
     def end_line(self) -> None:
         """What is written next begins a line."""
+        self._end_thought()
         if self._open:
             sys.stdout.write("\n")
             sys.stdout.flush()
@@ -104,7 +130,7 @@ class Screen:
 
     def void(self) -> None:
         """The text of this answer so far is not part of it."""
-        if self.streams:
+        if self.streams or self.thinks:
             self.note("the model call was lost and is made again; its text above is void", "yellow")
 
     def pending(self, session_id: str, item: PendingInput) -> None:
@@ -130,7 +156,7 @@ class Following:
     """What is asked and was not answered here, by the session that asks."""
     _seen: set[tuple[str, str, int]] = field(default_factory=set)
     _purposes: dict[str, str] = field(default_factory=dict)
-    _held: dict[str, list[TextDelta | StreamRestarted]] = field(default_factory=dict)
+    _held: dict[str, list[Delta]] = field(default_factory=dict)
     _looks: bool = True
 
     def result(self, timeout: float | None = None) -> RunResult | None:
@@ -214,8 +240,10 @@ class Following:
         return True
 
     def _show(self, event: Event) -> None:
-        if isinstance(event, (TextDelta, StreamRestarted)):
+        if isinstance(event, Delta):
             self._text(event)
+        elif isinstance(event, ToolCallDelta):
+            return  # what a call is asked for is shown when all of it is known
         elif isinstance(event, ModelCallStarted):
             call = event.request_key.rpartition("/")[0]
             self._purposes[call] = event.purpose
@@ -231,7 +259,7 @@ class Following:
             if told is not None:
                 self.screen.note(*told)
 
-    def _text(self, event: TextDelta | StreamRestarted) -> None:
+    def _text(self, event: Delta) -> None:
         """Part of an answer; that of a call which is for something else is not for people. What a call is for says the
         event of its start, which may come after the first of its text."""
         call = event.request_key.rpartition("/")[0]
@@ -241,6 +269,8 @@ class Following:
             return
         elif isinstance(event, TextDelta):
             self.screen.text(event.text)
+        elif isinstance(event, ReasoningDelta):
+            self.screen.thought(event.text)
         else:
             self.screen.void()
 
@@ -279,6 +309,21 @@ def _tool_finished(event: ToolFinished) -> tuple[str, str] | None:
     return f"  {event.tool}: {event.outcome} {event.error_message}".rstrip(), "yellow"
 
 
+def _tool_progress(event: ToolProgress) -> tuple[str, str] | None:
+    if not errors.is_terminal:  # a log has it in the session's events
+        return None
+    share = "" if event.fraction is None else f"{event.fraction:.0%}"
+    return " ".join(filter(None, (f"  {event.tool}:", share, event.text))), "dim"
+
+
+def _custom(event: CustomEvent) -> tuple[str, str] | None:
+    if not errors.is_terminal:
+        return None
+    data = "" if event.data is None else to_json(event.data)
+    shown = data if len(data) <= SHOWN_ARGUMENTS else f"{data[:SHOWN_ARGUMENTS]}…"
+    return f"  {event.tool}: {event.name} {shown}".rstrip(), "dim"
+
+
 def _crashed(event: SessionCrashed) -> tuple[str, str]:
     what = "it is given up" if event.decision == "quarantine" else "the session goes on in another one"
     return f"! the agent's process is gone ({event.cause}): {what}", "magenta"
@@ -292,6 +337,8 @@ def _activated(event: SessionActivated) -> tuple[str, str] | None:
 
 PROGRESS: dict[type[Event], Callable[..., tuple[str, str] | None]] = {
     ToolFinished: _tool_finished,
+    ToolProgress: _tool_progress,
+    CustomEvent: _custom,
     ToolInDoubt: lambda event: (f"! {event.tool} was cut off, its outcome is unknown ({event.policy})", "magenta"),
     SessionCrashed: _crashed,
     SessionActivated: _activated,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -185,7 +186,8 @@ def _follow(
 ) -> int:  # fmt: skip
     from .following import Following, Screen
 
-    screen = Screen(streams=not json and sys.stdout.isatty())
+    verbose = logging.getLogger().isEnabledFor(logging.INFO)
+    screen = Screen(streams=not json and sys.stdout.isatty(), thinks=not json and verbose and errors.is_terminal)
     following = Following(cluster, session, run, screen, interactive=reads and not json and _at_terminal())
     result = following.result(timeout)
     if json:

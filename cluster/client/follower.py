@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from understudy.events import Event
 from understudy.identifiers import new_identifier
 from understudy.node.feed import ENDS
 from understudy.protocol import Following, Watched, packed, unpacked
+from understudy.streams import Part
 from understudy.transport.repeating import REPEAT_SECONDS, RETRY_SECONDS
 from understudy.waiting import retrieve_error
 
@@ -43,7 +44,7 @@ class Subscription:
 
     Attributes:
         after: `seq` of the last event it has.
-        stream: `(key, offset)` of the streamed text it has; None to get none.
+        stream: `(key, lengths)` of the streamed answer it has, by parts; None to get none.
         node_id: where it is followed.
         seen: the session's `seq` when the store had nothing more to tell, and `after` at the last comparison with it.
     """
@@ -52,7 +53,7 @@ class Subscription:
     node_id: str
     after: int
     ends: bool
-    stream: tuple[str, int] | None
+    stream: tuple[str, list[int]] | None
     seen: tuple[int, int]
     queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
@@ -116,9 +117,9 @@ class Follower:
     async def follow(
         self, session_id: str, *, after: int = 0, ends: bool = False, stream: bool = False
     ) -> AsyncIterator[Subscription]:
-        """Subscribe to a session's events (or only to the ends and pauses of its runs), and to its streamed text."""
+        """Subscribe to a session's events (or only to the ends and pauses of its runs), and to its streamed answers."""
         node_id = await self._nodes.home(session_id)
-        subscription = Subscription(session_id, node_id, after, ends, ("", 0) if stream else None, (-1, after))
+        subscription = Subscription(session_id, node_id, after, ends, ("", []) if stream else None, (-1, after))
         self._subscriptions[subscription] = None
         self._attend(node_id)
         try:
@@ -241,8 +242,9 @@ class Follower:
             if subscription.stream is not None:
                 other = all_of.stream or subscription.stream
                 same = other[0] == subscription.stream[0]
-                # Followers that are not at the same place get the text from where the slowest is.
-                all_of.stream = (other[0], min(other[1], subscription.stream[1])) if same else ("", 0)
+                # Followers that are not at the same place get the answer from where the slowest is.
+                least = [min(pair) for pair in zip(other[1], subscription.stream[1], strict=False)]
+                all_of.stream = (other[0], least) if same else ("", [])
         return wanted
 
     def _deliver(self, found: Watched) -> None:
@@ -251,15 +253,30 @@ class Follower:
         for subscription in self._subscriptions:
             news = found.streams.get(subscription.session_id)
             if news is not None and subscription.stream is not None:
-                key, offset, text = news
-                have = subscription.stream[1] if subscription.stream[0] == key else 0
-                if offset <= have:
-                    text = text[have - offset :]
-                    subscription.stream = (key, have + len(text))
-                    subscription.queue.put_nowait(("text", key, have, text))
+                key, parts = news
+                lengths = list(subscription.stream[1]) if subscription.stream[0] == key else []
+                new = list(_new(parts, lengths))
+                if new or subscription.stream[0] != key:
+                    subscription.queue.put_nowait(("stream", key, new))
+                subscription.stream = (key, lengths)
             for event in events:
                 if event.session_id == subscription.session_id and event.seq > subscription.after:
                     subscription.after = event.seq
                     if not subscription.ends or event.type in ENDS:
                         row = found.runs.get(f"{event.session_id}/{event.run_id}")
                         subscription.queue.put_nowait(("event", event, row))
+
+
+def _new(parts: list[Part], lengths: list[int]) -> Iterator[Part]:
+    """What of these parts is new for one who has so many characters of each, which are counted on."""
+    for part in parts:
+        known = lengths[part.place] if part.place < len(lengths) else -1
+        if part.place > len(lengths) or part.offset > max(0, known):  # what is before it has not come
+            continue
+        rest = part.after(known)
+        if known < 0:
+            lengths.append(0)
+        elif not rest.text:
+            continue
+        lengths[part.place] = rest.offset + len(rest.text)
+        yield rest

@@ -63,10 +63,11 @@ class Run:
         return asyncio.wrap_future(background.submit(self._result(None, False))).__await__()
 
     def __iter__(self) -> Iterator[Event]:
-        """Its events as they are committed, and its text as it streams (`TextDelta`), until it ends.
+        """Its events as they are committed, and its answers as they stream (`TextDelta`, `ReasoningDelta`,
+        `ToolCallDelta`), until it ends.
 
         Crashes in between show as events; nothing is missing and nothing comes twice. All deltas of a model call,
-        since the last `StreamRestarted`, make up its text.
+        since the last `StreamRestarted`, make up its text, its reasoning, and its tool calls.
         """
         events = self._events()
         try:
@@ -156,8 +157,8 @@ class Run:
                 kind, *news = await subscription.queue.get()
                 if kind == "error":
                     raise news[0]
-                if kind == "text":
-                    for delta in streaming.piece(*news):
+                if kind == "stream":
+                    for delta in streaming.pieces(*news):
                         yield delta
                     continue
                 event = news[0]

@@ -1,20 +1,30 @@
-"""The text that a run's model calls stream, as one who follows the run is told it."""
+"""What a run's model calls stream, as one who follows the run is told it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from understudy.events import Event, ModelCallCompleted, StreamRestarted, TextDelta
+from understudy.events import (
+    Event,
+    ModelCallCompleted,
+    ReasoningDelta,
+    StreamRestarted,
+    TextDelta,
+    ToolCallDelta,
+)
 from understudy.messages import Message
+from understudy.streams import CALL, REASONING, REASONING_FIELDS, TEXT, Part
 
 
 @dataclass
 class _Call:
-    """What was told of a call: the key of a try (`session/run/round/attempt/try`), and its text as far as it came."""
+    """What was told of a call: the key of a try (`session/run/round/attempt/try`), and its parts as far as they came,
+    by kind and index; of tool calls the tool as well."""
 
     key: str = ""
-    told: str = ""
+    told: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     answered: bool = False
 
 
@@ -22,7 +32,7 @@ class Streaming:
     """What a follower of a run was told of its answers, and what it is to be told next.
 
     Whatever is lost, tried again or answered elsewhere: the deltas of a call, since the last `StreamRestarted`, make up
-    its text.
+    its text, its reasoning, and the arguments of its tool calls.
     """
 
     def __init__(self, session_id: str, run_id: str) -> None:
@@ -30,8 +40,8 @@ class Streaming:
         self._run_id = run_id
         self._calls: dict[str, _Call] = {}
 
-    def piece(self, key: str, offset: int, text: str) -> Iterator[Event]:
-        """Part of a try's text."""
+    def pieces(self, key: str, parts: list[Part]) -> Iterator[Event]:
+        """What is new of a try's answer."""
         request_key = key.rpartition("/")[0]
         if request_key.split("/")[1] != self._run_id:
             return
@@ -41,28 +51,58 @@ class Streaming:
         if call.key != key:
             yield from self._restart(call, request_key)
             call.key = key
-        if text:
-            call.told = call.told[:offset] + text
-            yield self._delta(request_key, offset, text)
+        for part in parts:
+            before = call.told.get((part.kind, part.index), ("", ""))[1][: part.offset]
+            call.told[part.kind, part.index] = part.name, before + part.text
+            yield self._delta(request_key, part)
 
     def rest(self, event: ModelCallCompleted, message: Message) -> Iterator[Event]:
         """What of an answer was committed before it was streamed to here; what was streamed may be of another try."""
         call = self._call(event.request_key)
-        if call.key.rpartition("/")[0] != event.request_key or not message.text.startswith(call.told):
+        whole = _parts_of(message, call.told.get((REASONING, 0), ("", ""))[1])
+        if call.key.rpartition("/")[0] != event.request_key or not _begins(whole, call.told):
             yield from self._restart(call, event.request_key)
-        offset, call.told, call.answered = len(call.told), "", True
-        if message.text[offset:]:
-            yield self._delta(event.request_key, offset, message.text[offset:])
+        told, call.told, call.answered = call.told, {}, True
+        for place, ((kind, index), (name, text)) in enumerate(whole.items()):
+            offset = len(told.get((kind, index), ("", ""))[1])
+            if text[offset:] or (kind == CALL and (kind, index) not in told):
+                yield self._delta(event.request_key, Part(place, kind, offset, text[offset:], index, name))
 
     def _call(self, request_key: str) -> _Call:
         return self._calls.setdefault(request_key.rpartition("/")[0], _Call())
 
     def _restart(self, call: _Call, request_key: str) -> Iterator[Event]:
         if call.told:
-            call.told = ""
+            call.told = {}
             yield StreamRestarted(request_key=request_key, session_id=self._session_id, run_id=self._run_id)
 
-    def _delta(self, request_key: str, offset: int, text: str) -> Event:
-        return TextDelta(
-            request_key=request_key, offset=offset, text=text, session_id=self._session_id, run_id=self._run_id
-        )
+    def _delta(self, request_key: str, part: Part) -> Event:
+        whose: dict[str, Any] = {"request_key": request_key, "session_id": self._session_id, "run_id": self._run_id}
+        if part.kind == CALL:
+            return ToolCallDelta(
+                index=part.index, tool=part.name, offset=part.offset, arguments=part.text, **whose
+            )  # fmt: skip
+        kind = ReasoningDelta if part.kind == REASONING else TextDelta
+        return kind(offset=part.offset, text=part.text, **whose)
+
+
+def _parts_of(message: Message, reasoning: str) -> dict[tuple[str, int], tuple[str, str]]:
+    """What a committed answer streams as. Of an endpoint that sends the reasoning twice, one was streamed: the one that
+    begins with what came of it."""
+    extra = message.extra or {}
+    thought = [extra[name] for name in REASONING_FIELDS if isinstance(extra.get(name), str)]
+    found = {}
+    if thought:
+        found[REASONING, 0] = "", next((text for text in thought if text.startswith(reasoning)), thought[0])
+    found[TEXT, 0] = "", message.text
+    for index, call in enumerate(message.tool_calls):
+        found[CALL, index] = call.name, call.arguments
+    return found
+
+
+def _begins(whole: dict[tuple[str, int], tuple[str, str]], told: dict[tuple[str, int], tuple[str, str]]) -> bool:
+    """Whether all that was told is a beginning of the answer."""
+    return all(
+        part in whole and whole[part][0] == name and whole[part][1].startswith(text)
+        for part, (name, text) in told.items()
+    )

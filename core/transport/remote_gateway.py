@@ -38,9 +38,9 @@ class RemoteGateway:
         """See `ModelGateway.call`."""
         return await self._call(ModelGateway.call, number, origin, request)  # type: ignore[no-any-return]
 
-    async def growth(self, number: str, key: str, restarts: int, length: int) -> Growth:
+    async def growth(self, number: str, key: str, restarts: int, lengths: list[int]) -> Growth:
         """See `ModelGateway.growth`."""
-        return await self._call(ModelGateway.growth, number, key, restarts, length)  # type: ignore[no-any-return]
+        return await self._call(ModelGateway.growth, number, key, restarts, lengths)  # type: ignore[no-any-return]
 
     async def abort(self, number: str, key: str) -> None:
         """See `ModelGateway.abort`."""

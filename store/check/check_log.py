@@ -231,11 +231,10 @@ class Tokens(LogRule):
     """Every token is counted once: `tokens_used` and `cost_used` are the sums of all answers, `tokens_redone` of those
     issued again."""
 
-    types = ("model_call_completed",)
+    types = ("model_call_completed", "model_call_failed")
     used = redone = cost = 0
 
     def read(self, entry: Entry) -> Iterable[str]:
-        # A failed call has no usage: what the endpoint billed for it is not known.
         usage = Usage.from_wire(entry.data.get("usage"))
         tokens = usage.total_tokens
         self.cost += usage.cost
@@ -290,9 +289,10 @@ class Answers(LogRule):
 
 
 class RunUsage(LogRule):
-    """What a run used is the sum of the answers that it got, in its row, its session's row and its last event."""
+    """What a run used is the sum of the answers that it got, also of those that broke off: in its row, its session's
+    row and its last event."""
 
-    types = ("run_started", "assistant", "model_call_completed", "run_finished")
+    types = ("run_started", "assistant", "model_call_completed", "model_call_failed", "run_finished")
 
     def __init__(self, books: Books, session: Row) -> None:
         super().__init__(books, session)
@@ -305,7 +305,9 @@ class RunUsage(LogRule):
             self.run_id, self.used = entry.run_id, Usage()
         elif entry.type == "assistant":
             self.answered = entry.seq
-        elif entry.type == "model_call_completed" and self.answered == entry.seq - 1:  # else it is a late one
+        elif entry.type == "model_call_failed" or (
+            entry.type == "model_call_completed" and self.answered == entry.seq - 1  # else it is a late one
+        ):
             self.used += Usage.from_wire(entry.data.get("usage"))
         elif entry.type == "run_finished":
             told, booked = Usage.from_wire(entry.data.get("usage")), Usage.from_wire(entry.run_usage)

@@ -6,6 +6,7 @@ having changed anything, then changes rows in memory. The table in DESIGN §3 na
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from understudy.errors import BatchLost, Fenced
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
 from understudy.messages import ALWAYS, NEVER, Message, ToolCall, Usage, encodable, storable
 from understudy.prices import Price
-from understudy.records import Ack, ActivationId, Batch, CallState, Finish, ModelAnswer
+from understudy.records import NO_USAGE, Ack, ActivationId, Batch, CallState, Finish, ModelAnswer
 
 from ..budgets import Ask
 from ..db.session_row import SessionRow
@@ -294,12 +295,14 @@ def answer(
     won = current and row.wait == "model"
     if not won and _is_known(tx, session_id, run_id, key):
         return AnswerResult(False, repeated=True)
+    failed = got.error is not None
+    if failed and not won:  # no run can be charged for it, and nobody knows what it took
+        got = dataclasses.replace(got, usage=NO_USAGE)
     tokens = got.usage.total_tokens
     tx.changed(row)
     row.tokens_used += tokens
     row.cost_used += got.usage.cost
     row.tokens_redone += tokens if attempt > 1 else 0
-    failed = got.error is not None
     shared: dict[str, Any] = {
         "run_id": run_id, "round": round_number, "request_key": key, "attempt": attempt, "model": model,
         "provider": got.provider, "started_at": got.started_at, "duration": got.duration, "retries": got.retries,
@@ -310,7 +313,10 @@ def answer(
     if failed:
         assert got.error is not None
         told = got.error["message"][: events.ERROR_UNCUT]
-        event = events.ModelCallFailed(**shared, error_code=got.error["code"], error_message=told)
+        event = events.ModelCallFailed(
+            **shared, error_code=got.error["code"], error_message=told, redone=attempt > 1 and tokens > 0,
+            usage=got.usage.to_wire() if tokens else None,
+        )  # fmt: skip
     else:
         event = events.ModelCallCompleted(
             **shared, response_model=got.response_model, response_id=got.response_id, finish_reason=got.finish_reason,

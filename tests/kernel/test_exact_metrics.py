@@ -98,7 +98,7 @@ def _text(value: Any) -> str:
 
 def tokens(index: int) -> Callable[[list[Row]], Counter]:
     def count(rows: list[Row]) -> Counter:
-        used = [row["usage"][index] for row in rows if row["type"] == "model_call_completed" and row["usage"]]
+        used = [row["usage"][index] for row in rows if row["type"] in CALLS and row["usage"]]
         return Counter({(): sum(used)})
 
     return count

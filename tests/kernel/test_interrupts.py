@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from understudy.actors.tools import tool
+from understudy.messages import Usage
 from understudy.protocol import News
 from understudy.store.journal import Journal
 from understudy.store.operations.beginnings import accept
@@ -231,3 +232,26 @@ async def test_the_next_run_is_not_ended_for_the_one_before(kernel: k.Kernel, at
     kernel.server.release()
     assert watched == (1 if at == "tool" else 0)
     assert (await kernel.end("s", "r2"))["status"] == "completed"
+
+
+async def test_what_a_cancelled_answer_had_streamed_is_paid(store: str, tmp_path: Path) -> None:
+    """Given an answer of which a tool call has come in part, and no text, when its run is cancelled, then the tokens of
+    that part are estimated: in the event of the call, in the run, and in the session's sum; no call is made of it."""
+    async with k.running(store, tmp_path, chunk_delay=0.1) as kernel:
+        await kernel.spawn("s", k.spec(k.script([("lasts", {"x": "y" * 600})]), [lasts]))
+        await kernel.send("s")
+        await kernel.until("s", "model_call_started")
+        async with asyncio.timeout(k.STUCK_SECONDS):
+            while not any(sum(call.parts.lengths) for call in kernel.gateway.calls._calls.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await kernel.ask("cancel", "s", "r", "enough")
+        assert (await kernel.end("s"))["status"] == "cancelled"
+        [failed] = [event for event in await kernel.events("s") if event["type"] == "model_call_failed"]
+        assert failed["data"]["error_code"] == "aborted"
+        usage = Usage.from_wire(failed["data"]["usage"])
+        assert usage.output_tokens >= 100
+        assert usage.estimated
+        assert (await kernel.end("s"))["usage"] == usage.to_wire()
+        assert (await kernel.info("s"))["tokens_used"] == usage.total_tokens
+        assert [message["role"] for message in await kernel.messages("s")] == ["user"]
+        kernel.check("s")

@@ -266,7 +266,7 @@ async def test_what_an_interrupted_model_has_said_is_kept_and_paid(store: str, t
         await kernel.send("s")
         await kernel.until("s", "model_call_started")
         async with asyncio.timeout(k.STUCK_SECONDS):
-            while not any(call.length for call in kernel.gateway.calls._calls.values()):  # noqa: ASYNC110
+            while not any(call.parts.lengths for call in kernel.gateway.calls._calls.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await steer(kernel, interrupt=True)
         run = await kernel.end("s")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from understudy.cluster.certify.recording import Asked, Entry, read_request
 from understudy.cluster.certify.runs import spread
-from understudy.cluster.certify.stage import BEFORE_COMMIT, Point, Record
+from understudy.cluster.certify.stage import BEFORE_COMMIT, Point, Record, only_reports
 from understudy.cluster.certify.verdict import (
     DIFFERENT,
     ENDED,
@@ -28,8 +28,9 @@ from understudy.cluster.certify.verdict import (
 from understudy.cluster.certify.watched_frame import TOOL_BEGINS, TOOL_DONE
 from understudy.cluster.certify.workspaces import File, Workspaces, changes
 from understudy.errors import InvalidInput
+from understudy.events import CustomEvent, ToolFinished, ToolProgress
 from understudy.json_text import to_json
-from understudy.records import ModelRequest
+from understudy.records import Batch, ModelRequest
 
 from ..unit.test_imports import loaded_by
 
@@ -219,3 +220,12 @@ def test_a_reported_tool_that_was_made_to_rerun_gives_a_hint(result: str, hint: 
     found = judge(spec(act="report"), record(), record(), [record(DONE, "?", in_doubt={CALL: "report"}), forced])
     assert found.findings == ()
     assert hint in found.tools[0].hint
+
+
+def test_what_tools_report_is_no_point() -> None:
+    """A commit of reports alone is none: how many there are is a matter of time. With anything else it is one."""
+    reports = (ToolProgress(call_id="r/1/0"), CustomEvent(call_id="r/1/0", name="row"))
+    assert only_reports(Batch("s", 1, 1, 4, entries=reports))
+    assert not only_reports(Batch("s", 1, 1, 4, entries=(*reports, ToolFinished(call_id="r/1/0"))))
+    assert not only_reports(Batch("s", 1, 1, 4, entries=reports, wait="idle"))
+    assert not only_reports(Batch("s", 1, 1, 4))

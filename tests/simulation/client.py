@@ -27,14 +27,17 @@ from understudy.errors import (
     UnknownRun,
     UnknownSession,
 )
+from understudy.events import ModelCallCompleted
 from understudy.identifiers import new_identifier
+from understudy.messages import Message
 from understudy.placement import DEFAULT
-from understudy.protocol import NewSession, ServiceDirectory
+from understudy.protocol import NewSession, ServiceDirectory, unpacked
 from understudy.store.operations.beginnings import TASK_UNTOLD
 from understudy.transport.repeating import REPEAT_SECONDS
 
 from . import approvals, operator
 from .moments import Moments
+from .streams import Heard
 from .tools import BLOBS
 
 if TYPE_CHECKING:
@@ -211,14 +214,33 @@ class Client:
     async def _follow(self) -> None:
         """Follow the session from its beginning: every event comes, once, in order."""
         self.followed.clear()
-        async with self.follower.follow(self.session_id) as subscription:
+        streams = self.world.plan.reports
+        heard = Heard(self.session_id, self.world.invariants.violated)
+        async with self.follower.follow(self.session_id, stream=streams) as subscription:
             while True:
                 kind, *found = await subscription.queue.get()
                 if kind == "event":
                     self.followed.append(found[0].seq)
+                    if streams and isinstance(found[0], ModelCallCompleted):
+                        await self._compare(heard, found[0])
+                elif kind == "stream":
+                    heard.stream(*found)
+                    self.world.counts["streamed"] += len(found[1])
                 elif kind == "error":
                     self.world.note(f"following ended: {found[0]}")
                     return
+
+    async def _compare(self, heard: Heard, event: ModelCallCompleted) -> None:
+        """What was told of an answer is what is committed; it is the message right before the event."""
+        place = [self.session_id, event.seq - 2, 1]
+        try:
+            found = unpacked(
+                await self.request("read", "messages", place, {}, session_id=self.session_id), list[Message], "messages"
+            )
+        except UnknownSession:
+            return
+        if found and (found[0].seq, found[0].role, found[0].run_id) == (event.seq - 1, "assistant", event.run_id):
+            heard.completed(event, found[0])
 
     async def _send(self, action: Action) -> None:
         self.sent[action.what["run_id"]] = action.what["content"]

@@ -40,6 +40,7 @@ from . import approvals, deaths
 from .folding import due_to_be_sent, unfolded
 from .hooks import refused
 from .operator import RIVAL
+from .streams import Reported
 from .tools import POLICY_OF
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Invariants:
         left_behind: calls that had begun in a process that died.
         complete: model calls whose answer is not in the log yet, with the process that has it.
         with_hooks: sessions whose agents have hooks.
+        reported: what tools report.
     """
 
     def __init__(self, world: World) -> None:
@@ -102,6 +104,7 @@ class Invariants:
         self.hooked: set[tuple[str, str]] = set()
         self._hooked_in_time: set[tuple[str, str]] = set()
         self.with_hooks = {work.session_id for work in world.plan.work if work.spec.get("hooks")}
+        self.reported = Reported(self.violated)
         world.cluster.violated = self.violated
 
     def violated(self, text: str) -> None:
@@ -114,6 +117,7 @@ class Invariants:
     def forget(self, session_ids: list[str]) -> None:
         """Sessions were removed: others may have their ids."""
         gone = set(session_ids)
+        self.reported.forget(gone)
         for session_id in gone:
             self._activated_in.pop(session_id, None)
         self._begun = {known for known in self._begun if known[0] not in gone}
@@ -173,6 +177,7 @@ class Invariants:
             self.check_store()
 
     def _event(self, event: Event, now: float) -> None:
+        self.reported.event(event)
         run = (event.session_id, event.run_id)
         if isinstance(event, ToolStarted):
             self._started[event.session_id, event.call_id] = now

@@ -119,6 +119,7 @@ class Plan:
         calm: nobody loses the CPU by chance.
         astray: share of the requests that clients send to another node than the session's, as it was known once.
         stuck: share of the model calls that take very long, unless they are made again.
+        reports: tools report what they do, and clients follow the answers as they stream.
         forked: share of the frames whose tools leave a process that keeps the frame's connections open: nobody hears of
             such a frame's end.
     """
@@ -136,6 +137,7 @@ class Plan:
     astray: float = 0.0
     stuck: float = 0.0
     forked: float = 0.0
+    reports: bool = False
 
     def to_json(self) -> str:
         """All of it, as a regression keeps it."""
@@ -155,7 +157,7 @@ class Plan:
         """What occurs in it: kinds of faults, actions, budgets and tools; what its agents may do; which calls are slow
         (`slow commit`); and what happens at which event (`kill_frame at tool_started`)."""
         found = {"machines"} if self.machines > 1 else set()
-        found |= {name for name in ("astray", "stuck", "forked") if getattr(self, name)}
+        found |= {name for name in ("astray", "stuck", "forked", "reports") if getattr(self, name)}
         for item in (*self.faults, *(action for work in self.work for action in work.actions)):
             found |= {item.kind, f"{item.kind} at {item.on.event}"} if item.on else {item.kind}
         found |= {f"slow {fault.method}" for fault in self.faults if fault.kind == "slow_calls"}
@@ -802,4 +804,5 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         astray=0.5 if random.Random(f"{seed}/astray").random() < (0.6 if hasty else 0.2) else 0.0,
         stuck=0.2 if stuck.random() < (0.5 if loses else 0.05) else 0.0,
         forked=forks.choice((0.3, 1.0)) if forks.random() < 0.15 else 0.0,
+        reports=random.Random(f"{seed}/reports").random() < 0.3,
     )  # fmt: skip

@@ -22,11 +22,13 @@ def _world() -> World:
 
 async def _perform(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
     _world().effect(name, context)
+    _world().report(context, 0.0)
     if _world().effects_of(context.call_key) <= kills:
         await _world().die()
     if seconds:
         await asyncio.sleep(seconds)
         _world().goes_on(context)
+    _world().report(context, 1.0)
     if fails:
         raise ToolError(f"{name} failed")
     return f"did {name}"
@@ -35,11 +37,13 @@ async def _perform(name: str, seconds: float, fails: bool, kills: int, context: 
 def _perform_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
     world = _world()
     world.effect(name, context)
+    world.report(context, 0.0)
     if world.effects_of(context.call_key) <= kills:
         world.die_in_thread()
     if seconds:
         world.sleep_in_thread(seconds)
         world.goes_on(context)
+    world.report(context, 1.0)
     if fails:
         raise ToolError(f"{name} failed")
     return f"did {name}"

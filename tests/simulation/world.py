@@ -154,6 +154,12 @@ class World:
         found: list[Any] = self.store.rows(sql)
         return found
 
+    def report(self, context: ToolContext, fraction: float) -> None:
+        """A tool says how far it has come, if tools do."""
+        if self.plan.reports:
+            self.invariants.reported.report(context, fraction)
+            self.counts["reports"] += 1
+
     def goes_on(self, context: ToolContext) -> None:
         """A tool does more, after its effect."""
         self.invariants.check_process(context, self.scheduler.current)

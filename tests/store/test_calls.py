@@ -19,9 +19,10 @@ from understudy.messages import Message, ToolCall, Usage, encodable, storable
 from understudy.node.calls import Call, Calls
 from understudy.prices import Price
 from understudy.profiles import Profiles
-from understudy.protocol import Attached, CallOrigin
+from understudy.protocol import Attached, CallOrigin, Growth
 from understudy.records import CallState, ModelAnswer, ModelRequest
 from understudy.store.reads import queries
+from understudy.streams import CALL, REASONING, TEXT, Part
 
 from .test_store import Store, opened
 
@@ -384,3 +385,47 @@ async def test_what_goes_back_to_the_provider_can_be_sent(store: str) -> None:
 def provider_data(db: Store) -> Any:
     [message] = [m for m in db.read(queries.messages, "s") if m.role == "assistant"]
     return message.extra["provider"]
+
+
+class Streaming(Answering):
+    """A gateway whose endpoint never answers, and says these things at a time."""
+
+    def __init__(self, *growths: Growth) -> None:
+        super().__init__()
+        self._growths = list(growths)
+        self.had: list[tuple[int, list[int]]] = []
+
+    async def growth(self, _number: str, _key: str, restarts: int, lengths: list[int]) -> Growth:
+        self.had.append((restarts, list(lengths)))
+        return self._growths.pop(0)
+
+
+async def test_an_answer_is_read_as_it_grows() -> None:
+    """Given a call that is followed, then what comes of its answer is put together, each time from where it was; when a
+    try begins anew nothing of the one before is kept, and it has another key."""
+    first = Growth(0, [Part(0, REASONING, 0, "I "), Part(1, CALL, 0, "", 0, "f")])
+    second = Growth(0, [Part(0, REASONING, 2, "see"), Part(1, CALL, 0, "{", 0, "f")])
+    gateway = Streaming(first, second, Growth(1, [Part(0, TEXT, 0, "Hi")], ended=True))
+    seen, over = list[Any](), asyncio.Event()
+
+    def grown(session_id: str) -> None:
+        found = calls.stream(session_id)
+        assert found is not None
+        key, parts = found
+        seen.append((key, parts.after([])))
+        if len(seen) == 3:
+            over.set()
+
+    calls = Calls(
+        gateway, "node", Profiles(), answered=nothing, lost=nothing, grown=grown, followed=lambda _: True
+    )  # type: ignore[arg-type]  # fmt: skip
+    calls.start(call())
+    async with asyncio.timeout(10):
+        await over.wait()
+    assert gateway.had == [(0, []), (0, [2, 0]), (0, [5, 1])]
+    assert seen == [
+        ("s/r/1/1/0", first.parts),
+        ("s/r/1/1/0", [Part(0, REASONING, 0, "I see"), Part(1, CALL, 0, "{", 0, "f")]),
+        ("s/r/1/1/1", [Part(0, TEXT, 0, "Hi")]),
+    ]
+    await calls.close()

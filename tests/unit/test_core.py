@@ -29,7 +29,16 @@ from understudy.config import (
     redact,
 )
 from understudy.errors import InvalidConfiguration, InvalidInput, InvalidSpec, UnderstudyError, error_classes
-from understudy.events import EVENT_TYPES, Event, ToolFinished, ToolInDoubt, ToolStarted, UnknownEvent
+from understudy.events import (
+    EVENT_TYPES,
+    CustomEvent,
+    Event,
+    ToolFinished,
+    ToolInDoubt,
+    ToolProgress,
+    ToolStarted,
+    UnknownEvent,
+)
 from understudy.identifiers import check_identifier, child_identifier, digest, new_identifier
 from understudy.messages import Message, ToolCall, Usage
 from understudy.ports import Node
@@ -72,6 +81,8 @@ FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "int": counts,
     "str": texts,
     "bool": st.booleans(),
+    "float | None": st.none() | st.floats(0, 1),
+    "Any": json_values,
     "str | None": st.none() | words,
     "list[Any] | None": st.none() | usages.map(Usage.to_wire),
     "list[str] | None": st.none() | st.lists(texts, max_size=3),
@@ -93,7 +104,7 @@ def annotation(kind: type[Any], name: str) -> str:
 
 events = st.one_of([instances(kind) for kind in EVENT_TYPES.values()])
 call_states = instances(records.CallState)
-SAID = (ToolStarted, ToolFinished, ToolInDoubt)
+SAID = (ToolStarted, ToolProgress, CustomEvent, ToolFinished, ToolInDoubt)
 finishes = st.builds(
     records.Finish, st.sampled_from(records.RUN_STATUSES), texts, output=json_values, error=st.none() | json_objects
 )

@@ -16,6 +16,7 @@ from understudy.node import feed
 from understudy.node.feed import RING, Feed
 from understudy.protocol import Following, Watched
 from understudy.reads import RunRecord
+from understudy.streams import CALL, REASONING, TEXT, Parts, Piece
 
 from ..records import run_record
 
@@ -26,7 +27,7 @@ class Log:
     def __init__(self) -> None:
         self.events: dict[str, list[Event]] = {}
         self.unpublished: list[tuple[int, Event]] = []
-        self.streams: dict[str, tuple[str, str]] = {}
+        self.streams: dict[str, tuple[str, Parts]] = {}
         self.reads = 0
         self.removed: set[str] = set()
         self.feed = self.restarted()
@@ -271,15 +272,25 @@ async def test_what_is_written_elsewhere_during_a_read_is_not_lost() -> None:
     assert [event["seq"] for event in (await watching).events] == [2]
 
 
-async def test_stream_pieces_join_to_the_text() -> None:
-    """Deltas carry the offset they begin at; a try that began again starts from 0 under a new key."""
-    log, have = Log(), ("", 0)
-    text = ""
-    for key, full in (("k/1", "he"), ("k/1", "hello"), ("k/2", "bye"), ("k/2", "bye now")):
-        log.streams["a"] = (key, full)
+async def test_stream_pieces_join_to_the_answer() -> None:
+    """What is new of each part carries the offset it begins at; a try that began again starts from 0 under a new key;
+    who comes late gets all of the present one's."""
+    log, key, have = Log(), "", Parts()
+    for new_key, kind, text in (
+        ("k/1", REASONING, "hm"), ("k/1", TEXT, "he"), ("k/1", TEXT, "llo"), ("k/1", CALL, "{"),
+        ("k/1", REASONING, "."), ("k/2", TEXT, "bye"), ("k/2", TEXT, " now"),
+    ):  # fmt: skip
+        current = log.streams.get("a")
+        parts = current[1] if current is not None and current[0] == new_key else Parts()
+        parts.add(Piece(kind, text))
+        log.streams["a"] = new_key, parts
         log.feed.delta("a")
-        found = await log.feed.watch("c", {"a": Following(0, stream=have)}, 5)
-        [(new_key, offset, piece)] = found.streams.values()
-        text = text[:offset] + piece if new_key == have[0] else piece
-        assert text == full
-        have = (new_key, len(text))
+        found = await log.feed.watch("c", {"a": Following(0, stream=(key, have.lengths))}, 5)
+        [(told_key, new)] = found.streams.values()
+        assert len(new) == 1
+        have = have if told_key == key else Parts()
+        key = told_key
+        have.take(new)
+        assert (key, have.after([])) == (new_key, parts.after([]))
+        late = await log.feed.watch("late", {"a": Following(0, stream=("", []))}, 5)
+        assert late.streams == {"a": (new_key, parts.after([]))}

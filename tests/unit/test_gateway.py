@@ -32,6 +32,7 @@ from understudy.gateway.tries import retry_after_seconds
 from understudy.json_text import to_json
 from understudy.messages import Usage
 from understudy.records import ModelRequest
+from understudy.streams import CALL, REASONING, TEXT, Part, Parts, Piece
 from understudy.testing.offline import Faults, OfflineServer, Refusal, Reply, policy_from_script
 
 KEY = "sk-secret-0123456789"
@@ -191,6 +192,44 @@ def test_completion_merges_tool_calls_of_all_dialects() -> None:
     assert calls(*same_id) == [("call_0", "f", "{}")] * 2
 
 
+def added_up(pieces: list[Piece]) -> Parts:
+    """What pieces make up."""
+    parts = Parts()
+    for piece in pieces:
+        parts.add(piece)
+    return parts
+
+
+def test_what_a_completion_streams() -> None:
+    """Text, reasoning and each tool call's arguments are told as they come, a call once its tool is known; of reasoning
+    that an endpoint sends under two names, one is told."""
+    deltas: list[dict[str, Any]] = [
+        {"reasoning": "th", "reasoning_content": "th"},
+        {"reasoning": "ink", "reasoning_content": "ink"},
+        {"content": "Hi"},
+        {"tool_calls": [{"index": 0, "id": "a", "function": {"arguments": '{"x'}}]},
+        {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": '"'}},
+                        {"index": 1, "id": "b", "function": {"name": "g"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}]},
+    ]  # fmt: skip
+    completion = Completion()
+    told = [completion.add(json.dumps({"choices": [{"delta": delta}]})) for delta in deltas]
+    assert told == [
+        [Piece(REASONING, "th")],
+        [Piece(REASONING, "ink")],
+        [Piece(TEXT, "Hi")],
+        [],
+        [Piece(CALL, '{"x"', 0, "f"), Piece(CALL, "", 1, "g")],
+        [Piece(CALL, ":1}", 0, "f")],
+    ]
+    parts = added_up([piece for pieces in told for piece in pieces])
+    assert parts.lengths == [5, 2, 7, 0]
+    assert parts.after([5, 1, 4]) == [
+        Part(1, TEXT, 1, "i"), Part(2, CALL, 4, ":1}", 0, "f"), Part(3, CALL, 0, "", 1, "g")
+    ]  # fmt: skip
+    assert parts.after(parts.lengths) == []
+
+
 def test_completion_keeps_what_must_go_back() -> None:
     """Reasoning, refusals and signatures of tool calls are kept, text joined; `role` and empty fields are not."""
     completion = Completion()
@@ -218,14 +257,16 @@ async def test_a_call_from_end_to_end() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     with OfflineServer(policy_from_script(script), chunk_delay=0.001) as server:
         async with gateway(server.url) as model:
-            deltas: list[str] = []
+            deltas: list[Piece] = []
             before = time.time_ns() // 1_000
             answer = await model.call(request(tools=tools, parameters={"temperature": 0.5}), deltas.append)
             after = time.time_ns() // 1_000
         sent = server.requests[0]
-    assert answer.content == "".join(deltas) == "héllo " * 30
-    assert len(deltas) > 1
+    parts = added_up(deltas)
+    assert answer.content == parts.text(TEXT) == "héllo " * 30
+    assert len(deltas) > 3
     assert answer.tool_calls == (("call_0", "f", '{"a":"\\u00fc"}'), ("call_1", "g", "{}"))
+    assert [call[1:] for call in answer.tool_calls] == [call[1:] for call in parts.calls()]
     assert (answer.finish_reason, answer.retries, answer.provider) == ("tool_calls", 0, "openai")
     assert answer.usage == Usage(server.stats.prompt_tokens, server.stats.completion_tokens)
     assert answer.response_model == "offline"
@@ -284,9 +325,10 @@ async def test_json_although_streaming_was_asked_for() -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 5}}
     body = json.dumps({"id": "x", "model": "m", "choices": [choice], "usage": usage})
     async with endpoint(http_answer(body, "application/json; charset=utf-8")) as url, gateway(url) as model:
-        deltas: list[str] = []
+        deltas: list[Piece] = []
         answer = await model.call(request(), deltas.append)
-    assert (answer.content, deltas, answer.extra) == ("whole", ["whole"], {"reasoning_content": "r"})
+    assert (answer.content, answer.extra) == ("whole", {"reasoning_content": "r"})
+    assert deltas == [Piece(TEXT, "whole"), Piece(REASONING, "r")]
     assert answer.usage == Usage(7, 3, cached_tokens=5)
 
 
@@ -356,7 +398,11 @@ async def test_cut_stream_restarts() -> None:
     for cut in (ended, broken):
         async with endpoint(cut, whole) as url, gateway(url) as model:
             seen: list[str] = []
-            answer = await model.call(request(), seen.append, lambda seen=seen: seen.append("RESTART"))  # type: ignore[misc]
+
+            def see(piece: Piece, seen: list[str] = seen) -> None:
+                seen.append(piece.text)
+
+            answer = await model.call(request(), see, lambda seen=seen: seen.append("RESTART"))  # type: ignore[misc]
         assert (answer.content, answer.retries) == ("complete", 1)
         assert seen == ["com", "RESTART", "com", "plete"]
 
@@ -426,7 +472,8 @@ async def test_a_stream_that_stalls_is_given_up(begun: bool) -> None:
         endpoint(head + started if begun else b"", on_close=asyncio.Event()) as url,
         gateway(url) as model,
     ):
-        call = model.call(request(stall=0.3), on_delta=heard.append, on_restart=lambda: heard.append("again"))
+        hear: Callable[[Piece], None] = lambda piece: heard.append(piece.text)  # noqa: E731
+        call = model.call(request(stall=0.3), on_delta=hear, on_restart=lambda: heard.append("again"))
         error = await failure_of(call, ModelUnavailable)
     assert "said nothing for 0.3 s" in error.message
     assert error.details["retries"] == 3

@@ -17,9 +17,10 @@ from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.gateway.gateway_socket import GatewaySocket
 from understudy.messages import Usage
 from understudy.prices import Price
-from understudy.protocol import CallOrigin
+from understudy.protocol import CallOrigin, Growth
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.redaction import redacted
+from understudy.streams import CALL, REASONING, TEXT, Part, Piece
 from understudy.transport.channel import Channel
 from understudy.transport.remote_gateway import RemoteGateway
 from understudy.transport.remote_node import SocketCalls
@@ -38,8 +39,8 @@ class Endpoint(Gateway):
     Attributes:
         made: calls so far.
         ended: how many of them were cancelled.
-        say: adds to the text of the latest call.
-        again: begins that anew.
+        hear: gets pieces of the latest call's answer.
+        again: begins it anew.
     """
 
     def __init__(self) -> None:
@@ -53,16 +54,20 @@ class Endpoint(Gateway):
         """Those that calls can be made with."""
         return [endpoint.profile for endpoint in self._endpoints.values()]
 
+    def say(self, text: str) -> None:
+        """More of its text comes."""
+        self.hear(Piece(TEXT, text))
+
     async def call(
         self,
         request: ModelRequest,
-        on_delta: Callable[[str], None] | None = None,
+        on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
     ) -> ModelAnswer:
         assert on_delta is not None
         assert on_restart is not None
         self.made += 1
-        self.say, self.again = on_delta, on_restart
+        self.hear, self.again = on_delta, on_restart
         self.asked.set()
         try:
             return await asyncio.shield(self.answer)
@@ -108,7 +113,7 @@ async def test_a_service_that_was_replaced_is_refused() -> None:
     await calls.attach("two", [])
     asked: list[Any] = [
         calls.call(late, ORIGIN, REQUEST), calls.abort(late, ORIGIN.key), calls.release(late, [ORIGIN.key]),
-        calls.growth(late, ORIGIN.key, 0, 0), calls.heard(late), calls.register(late, PROFILE),
+        calls.growth(late, ORIGIN.key, 0, []), calls.heard(late), calls.register(late, PROFILE),
     ]  # fmt: skip
     for attempt in asked:
         with pytest.raises(ServiceGone, match="another node service"):
@@ -154,21 +159,26 @@ async def test_a_released_call_ends() -> None:
     await calls.close()
 
 
-@pytest.mark.parametrize("said", ["so far", ""])
-async def test_what_came_is_the_answer_of_an_aborted_call(said: str) -> None:
-    """Given a call in flight, when it is aborted, then what came so far is its answer, with estimated tokens; if
-    nothing came, an error."""
+@pytest.mark.parametrize("said", [{TEXT: "so far"}, {TEXT: "so far", REASONING: "r" * 30}, {REASONING: "r" * 30}, {}])
+async def test_what_came_is_the_answer_of_an_aborted_call(said: dict[str, str]) -> None:
+    """Given a call in flight, when it is aborted, then the text that came so far is its answer; if none came, an error.
+    Its tokens are estimated from all that came: reasoning, and arguments of tool calls, too."""
     endpoint = Endpoint()
     calls = GatewayCalls(endpoint)
     number, call = await begun(calls, endpoint)
     endpoint.say("void")
     endpoint.again()
-    endpoint.say(said)
+    for kind, text in said.items():
+        endpoint.hear(Piece(kind, text))
+    if REASONING in said:
+        endpoint.hear(Piece(CALL, "{" + "x" * 28, 0, "f"))
     await calls.abort(number, ORIGIN.key)
     answer = await call
     assert answer is not None
-    if said:
-        assert (answer.content, answer.finish_reason, answer.usage.estimated) == (said, "aborted", True)
+    length = sum(map(len, said.values())) + (30 if REASONING in said else 0)
+    assert (answer.usage.output_tokens, answer.usage.estimated) == (-(-length // 3), bool(said))
+    if TEXT in said:
+        assert (answer.content, answer.finish_reason) == (said[TEXT], "aborted")
     else:
         assert answer.error is not None
         assert answer.error["code"] == "aborted"
@@ -182,24 +192,24 @@ async def test_an_answer_as_it_grows() -> None:
     endpoint = Endpoint()
     calls = GatewayCalls(endpoint)
     number, call = await begun(calls, endpoint)
-    waiting = asyncio.create_task(calls.growth(number, ORIGIN.key, 0, 0))
+    waiting = asyncio.create_task(calls.growth(number, ORIGIN.key, 0, []))
     await asyncio.sleep(0)
     assert not waiting.done()
     endpoint.say("one ")
-    grown = await waiting
-    assert (grown.restarts, grown.text, grown.ended) == (0, "one ", False)
+    assert await waiting == Growth(0, [Part(0, TEXT, 0, "one ")])
     endpoint.say("two")
-    assert (await calls.growth(number, ORIGIN.key, 0, 4)).text == "two"
+    endpoint.hear(Piece(CALL, "", 0, "f"))
+    endpoint.hear(Piece(CALL, '{"a', 0, "f"))
+    new = [Part(0, TEXT, 4, "two"), Part(1, CALL, 0, '{"a', 0, "f")]
+    assert await calls.growth(number, ORIGIN.key, 0, [4]) == Growth(0, new)
     endpoint.again()
     endpoint.say("anew")
-    grown = await calls.growth(number, ORIGIN.key, 0, 7)
-    assert (grown.restarts, grown.text) == (1, "anew")
-    waiting = asyncio.create_task(calls.growth(number, ORIGIN.key, 1, 4))
+    assert await calls.growth(number, ORIGIN.key, 0, [7, 3]) == Growth(1, [Part(0, TEXT, 0, "anew")])
+    waiting = asyncio.create_task(calls.growth(number, ORIGIN.key, 1, [4]))
     endpoint.answer.set_result(ANSWER)
     assert (await waiting).ended
     assert await call == ANSWER
-    unknown = await calls.growth(number, "unknown", 0, 0)
-    assert (unknown.text, unknown.ended) == ("", False)
+    assert await calls.growth(number, "unknown", 0, []) == Growth(0, [])
     await calls.close()
 
 
@@ -259,7 +269,7 @@ async def test_everything_goes_through_a_socket() -> None:
     with pytest.raises(ServiceGone):
         await made
     endpoint.say("text")
-    assert (await second.growth(again.number, ORIGIN.key, 0, 0)).text == "text"
+    assert await second.growth(again.number, ORIGIN.key, 0, []) == Growth(0, [Part(0, TEXT, 0, "text")])
     endpoint.answer.set_result(ANSWER)
     assert await second.call(again.number, ORIGIN, None) == ANSWER
     await second.heard(again.number)

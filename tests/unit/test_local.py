@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from understudy import AgentSpec, tool
+from understudy import AgentSpec, ToolContext, tool
 from understudy.cluster.client import background
 from understudy.errors import (
     CannotDrain,
@@ -30,11 +30,14 @@ from understudy.errors import (
 )
 from understudy.events import (
     ChildSpawned,
+    CustomEvent,
     Event,
     ModelCallCompleted,
     ModelCallReissued,
     SessionCrashed,
     TextDelta,
+    ToolCallDelta,
+    ToolProgress,
 )
 from understudy.node.node_service import NodeService
 from understudy.testing import LocalCluster
@@ -100,6 +103,30 @@ def test_neither_ray_nor_a_process_is_needed() -> None:
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert json.loads(done.stdout) == ["offline: hello", []]
     assert done.stderr == ""
+
+
+def test_a_run_is_followed_with_what_it_streams(cluster: LocalCluster) -> None:
+    """Given a tool that reports, then who follows its run is told the model's call as it streams and the reports; who
+    asks later for the events after one that he has gets the rest of the reports."""
+
+    @tool(on_crash="rerun")
+    def count(words: str, context: ToolContext) -> str:
+        """Count words."""
+        for number, word in enumerate(words.split(), 1):
+            context.emit("word", word)
+            context.progress(number / 3)
+        return "3"
+
+    session = cluster.spawn(AgentSpec(name="counter", tools=[count]))
+    events = list(session.send(call("count", words="a b c")))
+    asked = [event for event in events if isinstance(event, ToolCallDelta)]
+    assert {event.tool for event in asked} == {"count"}
+    assert json.loads("".join(event.arguments for event in asked)) == {"words": "a b c"}
+    words = [event for event in events if isinstance(event, CustomEvent)]
+    assert [event.data for event in words] == ["a", "b", "c"]
+    assert [event.fraction for event in events if isinstance(event, ToolProgress)][-1] == 1.0
+    later = [event.data for event in session.events(words[0].seq) if isinstance(event, CustomEvent)]
+    assert later == ["b", "c"]
 
 
 def test_a_run_is_as_in_a_cluster(cluster: LocalCluster, agent: AgentSpec, effects: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,17 @@ from understudy.cluster.cli.main import app
 from understudy.cluster.client import client
 from understudy.errors import InvalidInput
 from understudy.events import (
+    CustomEvent,
     Event,
     ModelCallStarted,
+    ReasoningDelta,
     SessionActivated,
     SessionCrashed,
     StreamRestarted,
     TextDelta,
+    ToolCallDelta,
     ToolFinished,
+    ToolProgress,
 )
 from understudy.reads import PendingInput
 from understudy.spec import AgentSpec
@@ -366,6 +371,42 @@ def test_only_the_text_of_answers_is_shown(monkeypatch: pytest.MonkeyPatch) -> N
     assert "folded" in lines[0]
     assert "void" in lines[2]
     assert "a summary" not in terminal.written
+
+
+def test_reasoning_is_shown_to_who_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a model that reasons before it answers and calls a tool, then the terminal has the answer; the reasoning
+    only if it was asked for, on lines of its own, and pieces of the tool call's arguments never."""
+    monkeypatch.setattr(following.errors, "_force_terminal", True)
+    for thinks in (False, True):
+        terminal = Terminal()
+        monkeypatch.setattr("sys.stdout", terminal)
+        monkeypatch.setattr("sys.stderr", terminal)
+        events = (
+            ModelCallStarted(request_key="s/r/1/1"),
+            ReasoningDelta(request_key="s/r/1/1", text="I won"),
+            ReasoningDelta(request_key="s/r/1/1", text="der"),
+            TextDelta(request_key="s/r/1/1", text="Hello"),
+            ToolCallDelta(request_key="s/r/1/1", tool="secret", arguments="{}"),
+        )
+        unused: Any = None
+        run: Any = Told(*events)
+        screen = Screen(streams=True, thinks=thinks)
+        assert following.Following(unused, unused, run, screen, False).result() == "ended"
+        lines = re.sub(r"\x1b\[\d*m", "", terminal.written).splitlines()
+        assert lines == (["I wonder", "Hello"] if thinks else ["Hello"])
+
+
+def test_reports_are_told_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given what tools report, then a person at a terminal is told of it, and no file is."""
+    reports = (
+        (ToolProgress(tool="count", fraction=0.5, text="half"), "  count: 50% half"),
+        (ToolProgress(tool="count"), "  count:"),
+        (CustomEvent(tool="count", name="file", data={"n": 1}), '  count: file {"n":1}'),
+    )
+    for is_terminal in (True, False):
+        monkeypatch.setattr(following.errors, "_force_terminal", is_terminal)
+        told = [(line, "dim") if is_terminal else None for _, line in reports]
+        assert [progress(event) for event, _ in reports] == told
 
 
 def test_what_is_told_of_events() -> None:

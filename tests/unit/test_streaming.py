@@ -1,4 +1,4 @@
-"""Streamed text as a program sees it that iterates over a run: what it is told makes up the answer. No Ray."""
+"""Streamed answers as a program sees it that iterates over a run: what it is told makes up the answer. No Ray."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 from understudy.cluster.client.follower import Follower
 from understudy.cluster.client.run_handle import Run
-from understudy.events import Event, ModelCallCompleted, RunFinished
-from understudy.messages import Message
+from understudy.events import Event, ModelCallCompleted, ReasoningDelta, RunFinished, ToolCallDelta
+from understudy.messages import Message, ToolCall
+from understudy.protocol import Watched, packed
+from understudy.streams import CALL, REASONING, TEXT, Part
 
 IDS: dict[str, Any] = {"session_id": "s", "run_id": "r"}
 TOOL_CALL, ANSWER = 5, 8
@@ -21,17 +23,21 @@ TOOL_CALL, ANSWER = 5, 8
 class Connection:
     """What the node service tells: a text or an event at a time, through the product's follower."""
 
-    def __init__(self, answer: str) -> None:
+    def __init__(self, answer: str, **more: Any) -> None:
         self.messages = [
             Message("tool", "of a tool", run_id="r", round=1, seq=TOOL_CALL),
-            Message("assistant", answer, run_id="r", round=1, seq=ANSWER),
+            Message("assistant", answer, run_id="r", round=1, seq=ANSWER, **more),
         ]
         self.news: list[dict[str, Any]] = []
         self.follower = SimpleNamespace(follow=self.follow)
 
     def text(self, key: str, offset: int, text: str) -> None:
         """A watch tells of streamed text."""
-        self.news.append({"events": [], "streams": {"s": (key, offset, text)}, "runs": {}})
+        self.stream(key, Part(0, TEXT, offset, text))
+
+    def stream(self, key: str, *parts: Part) -> None:
+        """A watch tells of what has streamed."""
+        self.news.append(packed(Watched(streams={"s": (key, list(parts))})))
 
     def event(self, event: Event) -> None:
         """A watch tells of an event."""
@@ -69,7 +75,11 @@ async def told(connection: Connection) -> list[str]:
     found = []
     async with asyncio.timeout(20):
         async for event in run._events():
-            if event.type in ("text_delta", "stream_restarted"):
+            if isinstance(event, ToolCallDelta):
+                found.append(f"{event.index} {event.tool}[{event.offset}] {event.arguments}")
+            elif isinstance(event, ReasoningDelta):
+                found.append(f"({event.offset}) {event.text}")
+            elif event.type in ("text_delta", "stream_restarted"):
                 found.append(getattr(event, "text", "RESTARTED"))
     return found
 
@@ -122,3 +132,51 @@ async def test_an_answer_that_came_too_late_has_no_text() -> None:
     connection.event(completed(2, seq=ANSWER + 3))
     connection.text("s/r/1/2/0", 0, "Hello")
     assert await told(connection) == ["Hello world"]
+
+
+THOUGHT: dict[str, Any] = {
+    "extra": {"reasoning_content": "I look it up"},
+    "tool_calls": (ToolCall("r/1/0", "look", '{"at": 1}'), ToolCall("r/1/1", "tick", "")),
+}
+
+
+async def test_reasoning_and_tool_calls_stream_beside_the_text() -> None:
+    """Given an answer that reasons, speaks and calls tools, when part of it streamed, then each part is told by its own
+    offsets, and the rest of each follows when it is committed; a call without arguments is told once."""
+    connection = Connection("So:", **THOUGHT)
+    connection.stream("s/r/1/1/0", Part(0, REASONING, 0, "I look"))
+    connection.stream("s/r/1/1/0", Part(0, REASONING, 4, "ok it up"), Part(1, TEXT, 0, "So"))
+    connection.stream("s/r/1/1/0", Part(2, CALL, 0, '{"at', 0, "look"), Part(3, CALL, 0, "", 1, "tick"))
+    connection.stream("s/r/1/1/0", Part(2, CALL, 4, '": ', 0, "look"))
+    connection.event(completed(1))
+    assert await told(connection) == [
+        "(0) I look", "(6)  it up", "So", '0 look[0] {"at', "1 tick[0] ", '0 look[4] ": ', ":", "0 look[7] 1}",
+    ]  # fmt: skip
+
+
+async def test_who_comes_late_gets_all_of_an_answer() -> None:
+    """Given an answer of which nothing was told before it was committed, then all of it is."""
+    connection = Connection("So:", **THOUGHT)
+    connection.event(completed(1))
+    assert await told(connection) == ["(0) I look it up", "So:", '0 look[0] {"at": 1}', "1 tick[0] "]
+
+
+async def test_a_restart_voids_all_parts() -> None:
+    """Given reasoning and a tool call of a try that was cut off, when the answer has others, or none, then what was
+    told is void once, and all of the answer is told."""
+    for more, last in ((THOUGHT, ["(0) I look it up", "So:", '0 look[0] {"at": 1}', "1 tick[0] "]), ({}, ["So:"])):
+        for attempt in ("1/1", "2/0"):
+            connection = Connection("So:", **more)
+            connection.stream("s/r/1/1/0", Part(0, REASONING, 0, "I look"), Part(1, CALL, 0, "{", 0, "walk"))
+            if attempt == "1/1":
+                connection.stream(f"s/r/1/{attempt}")
+            connection.event(completed(int(attempt[0])))
+            assert await told(connection) == ["(0) I look", "0 walk[0] {", "RESTARTED", *last]
+
+
+async def test_reasoning_that_is_committed_under_two_names_is_told_once() -> None:
+    """Given an endpoint that sends the reasoning twice, differently, then the rest is of the one that streamed."""
+    connection = Connection("So:", extra={"reasoning_content": "long thoughts", "reasoning": "short"})
+    connection.stream("s/r/1/1/0", Part(0, REASONING, 0, "sh"))
+    connection.event(completed(1))
+    assert await told(connection) == ["(0) sh", "(2) ort", "So:"]

@@ -81,6 +81,8 @@ export function told(event) {
       (data.tool_calls ? `, ${counted(data.tool_calls, "tool call")}` : "") + (data.redone ? ", paid a second time" : ""),
     model_call_failed: () => `${data.error_code}: ${data.error_message}`,
     tool_started: () => data.tool,
+    tool_progress: () => `${data.tool}${data.fraction === null ? "" : ` ${Math.round(data.fraction * 100)} %`}${data.text ? ` ${data.text}` : ""}`,
+    custom: () => `${data.tool}: ${data.name} ${JSON.stringify(data.data)}`,
     tool_finished: () => `${data.tool} ${data.outcome}, ${age(data.duration)}${data.error_message ? `: ${data.error_message}` : ""}`,
     tool_in_doubt: () => `${data.tool}: ${data.policy}`,
     input_requested: () => data.prompt,
