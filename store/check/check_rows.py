@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from sqlalchemy import and_, case, exists, false, func, not_, or_, select, true
 
 from understudy.approvals import APPROVAL
+from understudy.identifiers import COPIED
 from understudy.records import RUN_STATUSES, STEER
 from understudy.wakeups import MOST_WAKEUPS
 
@@ -283,6 +284,7 @@ def approvals(scope: Scope) -> Iterator[Wrong]:
     calls = select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id).where(
         scope.of(TOOL_CALL),
         or_(TOOL_CALL.c.state == "approved", TOOL_CALL.c.edited.is_not(None)),
+        not_(TOOL_CALL.c.call_id.startswith(COPIED)),  # it was approved where it was copied from
         ~exists().where(given),
     )
     yield calls, lambda row: f"nobody has approved call {row['call_id']}"
