@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from understudy.messages import CUT_OFF
+
 from .context import FOLD, INPUT_CHARACTERS, View, fold_request, learned_window, next_step
 from .draft import Draft
 from .window import Window, stated_reply
@@ -59,7 +61,8 @@ def take_summary(window: Window, draft: Draft, summary: str) -> None:
     found = window.fold_answer()
     assert found is not None
     through = (found[1].extra or {})["through"]
-    view = replace(window.view(), through=through, summary=summary, gap=False, input=_input(window, through))
+    cut_off = (found[0].extra or {}).get("finish_reason") == CUT_OFF
+    view = replace(window.view(), through=through, summary=summary, gap=cut_off, input=_input(window, through))
     draft.say(window, view.record())
 
 

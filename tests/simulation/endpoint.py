@@ -61,7 +61,8 @@ class Endpoint(httpx2.AsyncBaseTransport):
         kind = self._chosen.choice(("500", "429", "connect", "cut", "slow")) if fault else ""
         try:
             messages = check_body(body)
-            reply = summary(unfolded(messages)) or self._reply(body, unfolded(messages))
+            longest = body.get("max_completion_tokens") or body.get("max_tokens")
+            reply = summary(unfolded(messages), longest) or self._reply(body, unfolded(messages))
         except Refusal as error:
             self.refused.append(error.message)
             return httpx2.Response(error.status, content=error_body(error.status, error.message), headers=JSON)

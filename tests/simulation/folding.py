@@ -22,11 +22,16 @@ def folding(chosen: random.Random, spec: dict[str, Any]) -> dict[str, Any]:
     return {**spec, "context": {**SMALL, "fold": chosen.choice(("summarise", "notes"))}, "agents": agents}
 
 
-def summary(messages: list[dict[str, Any]]) -> Reply | None:
-    """The answer to a request for a summary: all messages before it; None for another request."""
+def summary(messages: list[dict[str, Any]], longest: int | None) -> Reply | None:
+    """The answer to a request for a summary: all messages before it; None for another request.
+
+    Args:
+        longest: tokens that the reply may have.
+    """
     if not content_text(messages[-1]).startswith(ASKED):
         return None
-    return Reply(text=json.dumps([message for message in messages[:-1] if message["role"] != "system"]))
+    text = json.dumps([message for message in messages[:-1] if message["role"] != "system"])
+    return Reply(text=text if len(text) <= 4 * (longest or len(text)) else "")  # a part of it could not be unfolded
 
 
 def unfolded(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
