@@ -6,6 +6,7 @@ state (`approved`): such a call is executed, by whichever process, and asked abo
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ def decided(window: Window, call: CallState) -> Remembered | None:
 
 def is_asked_first(window: Window, call: CallState, spec: dict[str, Any]) -> bool:
     """Whether a call's tool needs an approval that it does not have: nothing of it is executed in this activation."""
-    if call.state != "requested" or not spec.get("approve"):
+    if call.state != "requested" or not spec.get("approve") or _is_malformed(call.arguments):
         return False
     found = decided(window, call)
     return found is None or found.decision != APPROVE
@@ -56,6 +57,8 @@ def permit(window: Window, call: CallState, spec: dict[str, Any], permitted: Per
     """
     if call.state != "requested" or not (spec.get("approve") or permitted.reasons):
         return permitted.call
+    if _is_malformed(permitted.call.arguments):
+        return permitted.call
     found = decided(window, call)
     if found is not None and found.decision == APPROVE:
         return permitted.call
@@ -64,6 +67,17 @@ def permit(window: Window, call: CallState, spec: dict[str, Any], permitted: Per
     because = f" {'; '.join(permitted.reasons)}." if permitted.reasons else ""
     prompt = f"The agent wants to execute {call.tool} with {shown(permitted.call.arguments)}.{because} May it?"
     return with_time_out(window, Ask(call.call_id, APPROVAL, prompt, (), call.executions))
+
+
+def _is_malformed(arguments: str) -> bool:
+    """Whether these arguments are no JSON: the call will not be executed, and nobody is asked about it."""
+    try:
+        json.loads(arguments or "{}")
+    except RecursionError:  # how deep is too deep is not the same everywhere
+        return False
+    except ValueError:
+        return bool(arguments.strip())
+    return False
 
 
 def with_time_out(window: Window, asked: Ask) -> Ask:

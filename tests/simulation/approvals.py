@@ -46,7 +46,7 @@ def _edited(world: World, session_id: str, call_id: str) -> str:
     for (text,) in world.committed(f"SELECT arguments FROM tool_call WHERE {where}"):
         try:
             arguments = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return ""
         if isinstance(arguments, dict) and isinstance(arguments.get("seconds"), float):
             return json.dumps({**arguments, "seconds": 0.0})
