@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,12 +13,15 @@ from unittest.mock import patch
 import pytest
 from msgspec import to_builtins
 
+from understudy.actors.directives import Continue, HookContext, Inject, Refuse, Replace, Stop
+from understudy.actors.hooks import describe_hook, hook
 from understudy.actors.tools import ToolContext, tool
 from understudy.protocol import Decision
 from understudy.testing.offline import OfflineServer
-from understudy.testing.policies import Reply
+from understudy.testing.policies import Reply, content_text
 
 from . import kernel as k
+from .test_context import INSTRUCTED, Stepping, step
 
 
 @tool(approve=True)
@@ -132,3 +136,129 @@ async def test_a_remembered_decision_counts_where_the_process_goes_on(kernel: k.
     may_end.set()
     assert (await kernel.end("s"))["status"] == "completed"
     assert (await kernel.types("s")).count("input_requested") == 1
+
+
+# Hooks.
+
+WANTED: dict[str, Any] = {}
+"""What the hook of each point returns; a function is called with the context."""
+
+
+def _wanted(context: HookContext) -> Any:
+    wanted = WANTED.get(context.point)
+    return wanted(context) if callable(wanted) else wanted
+
+
+@hook("run_start")
+def run_start(context: HookContext) -> Any:
+    return _wanted(context)
+
+
+@hook("before_model")
+async def before_model(context: HookContext) -> Any:
+    wanted = _wanted(context)
+    return await wanted if inspect.isawaitable(wanted) else wanted
+
+
+@hook("after_tools")
+def after_tools(context: HookContext) -> Any:
+    return _wanted(context)
+
+
+@hook("run_end")
+def run_end(context: HookContext) -> Any:
+    return _wanted(context)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> None:
+    WANTED.clear()
+
+
+def hooked(*hooks: Any, **more: Any) -> dict[str, Any]:
+    return {"hooks": [describe_hook(item, pickle=None)[0] for item in hooks], **more}
+
+
+async def test_a_message_for_the_next_request_is_in_it_behind_a_fold(tmp_path: Path) -> None:
+    """Given a hook that adds a message for the next round behind each round of tools, when the history is folded before
+    that, then the request behind the fold has the message, and each of the others the latest only."""
+    WANTED["after_tools"] = lambda context: Inject(f"mind {context.round}!", visibility="this_round")
+    with OfflineServer(Stepping(20), window=2_000) as server:
+        async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, server=server) as kernel:
+            compiled = k.spec("", [step], context={"window": 2_000}, max_rounds=1_000, **hooked(after_tools))
+            assert (await kernel.run("s", compiled))["status"] == "completed"
+        asked = [[content_text(m) for m in request.body["messages"]] for request in server.requests]
+    folds = [texts for texts in asked if texts[-1].startswith(INSTRUCTED)]
+    others = [texts for texts in asked if not texts[-1].startswith(INSTRUCTED)]
+    assert folds
+    assert all(sum(text.startswith("mind ") for text in texts) == 1 for texts in others[1:])
+    assert not any(text.startswith("mind ") for texts in folds for text in texts)
+
+
+async def test_a_message_for_the_next_request_is_in_it_once_where_that_is_made_anew(tmp_path: Path) -> None:
+    """Given a hook that adds a message for one round, and another that does so before each model call, when a model call
+    is interrupted before it said anything, then the next one has each of these messages once."""
+    WANTED["run_start"] = Inject("from the start", visibility="this_round")
+    WANTED["before_model"] = Inject("before", visibility="this_round")
+
+    def slow(body: dict[str, Any]) -> Reply:
+        steered = any(content_text(message) == "left" for message in body["messages"])
+        return Reply("done", delay=0.0 if steered else 60.0)
+
+    with OfflineServer(slow) as server:
+        async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, server=server) as kernel:
+            await kernel.spawn("s", k.spec("", **hooked(run_start, before_model)))
+            await kernel.send("s")
+            await kernel.until("s", "model_call_started")
+            await steer(kernel)
+            assert (await kernel.end("s"))["status"] == "completed"
+        last = [content_text(m) for m in list(server.requests)[-1].body["messages"] if m["role"] == "user"]
+    assert last == ["go", "left", "from the start", "before"]
+
+
+async def test_a_request_that_is_made_anew_for_a_steer_has_what_hooks_want_now(
+    kernel: k.Kernel, tmp_path: Path
+) -> None:
+    """Given a steer that is accepted while a hook before the model is called, then the hook is called again, and of
+    what it wanted for this call only the latest is in the request; so it is where the call is made again."""
+    called = []
+
+    async def wanted(context: HookContext) -> Any:
+        called.append(context.round)
+        if called != [1, 2]:
+            return Inject(f"mind {len(called)}", visibility="this_round")
+        await steer(kernel, interrupt=False)
+        return [Inject("mind 2", visibility="this_round"), Replace(parameters={"temperature": 0.5})]
+
+    WANTED["before_model"] = wanted
+    note = ("note", {"path": str(tmp_path / "notes"), "text": "x"})
+    await kernel.spawn("s", k.spec("", [k.note], **hooked(before_model)))
+    await kernel.send("s", json.dumps([[note], "done"]))
+    assert (await kernel.end("s"))["status"] == "completed"
+    last = list(kernel.server.requests)[-1].body
+    said = [content_text(message) for message in last["messages"] if message["role"] == "user"]
+    assert (called, said[1:], last.get("temperature")) == ([1, 2, 2], ["left", "mind 3"], None)
+
+
+async def test_a_hook_that_stops_a_run_is_not_overruled_by_a_steer(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a hook that stops the run behind a round, when the run is steered meanwhile, then it ends with the hook's
+    text all the same, and the log says that the steer was dropped."""
+    begun, may_end = k.held_at_effect(kernel)
+    WANTED["after_tools"] = Stop("enough")
+    await kernel.spawn("s", k.spec("", [k.note], **hooked(after_tools)))
+    await kernel.send("s", json.dumps([[("note", {"path": str(tmp_path / "notes"), "text": "x"})], "done"]))
+    await begun.wait()
+    await steer(kernel, interrupt=False)
+    may_end.set()
+    ended = await kernel.end("s")
+    assert (ended["status"], ended["text"]) == ("completed", "enough")
+    assert "steer_dropped" in await kernel.types("s")
+
+
+async def test_a_hook_that_refuses_and_goes_on_refuses(kernel: k.Kernel) -> None:
+    """Given a hook at the end of a run that returns both, then the run is refused."""
+    WANTED["run_end"] = [Continue("more"), Refuse("no")]
+    await kernel.spawn("s", k.spec("", **hooked(run_end)))
+    await kernel.send("s", json.dumps(["done", "done", "done"]))
+    ended = await kernel.end("s")
+    assert (ended["status"], ended["error"]["code"]) == ("failed", "refused")
