@@ -253,7 +253,7 @@ class Activation:
         if status == "round_limit":
             error = {"code": "round_limit", "message": f"no answer after {self.window.round} rounds"}
         wanted = await self._hooks.ask("run_end", text=text, outcome=status)
-        if wanted.goes_on is not None and wanted.refused is None and not window.calls:
+        if wanted.goes_on is not None and wanted.refused is None:
             self._end_of(wanted)
             return await self._ask()
         ended = self._end_of(wanted) or Finish(status, wanted.text, error=error, stopped=stopped)

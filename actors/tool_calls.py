@@ -106,6 +106,7 @@ class ToolCalls:
                 ended, executions, item = self._ended.get(call.call_id) or self._left(call, known)
                 outcome = await self._conclude(call, ended, executions=executions, item=item)
             self._commits.draft.settle(self._window, call, outcome)
+        self._window.calls = []
 
     def _left(self, call: CallState, known: dict[str, Outcome]) -> tuple[Outcome, int, InboxItem | None]:
         """What is said of a call whose run ends first: an answer that was accepted for it, or that there is none."""

@@ -16,6 +16,7 @@ from msgspec import to_builtins
 from understudy.actors.directives import Continue, HookContext, Inject, Refuse, Replace, Stop
 from understudy.actors.hooks import describe_hook, hook
 from understudy.actors.tools import ToolContext, tool
+from understudy.actors.typed_output import FINAL_ANSWER
 from understudy.protocol import Decision
 from understudy.testing.offline import OfflineServer
 from understudy.testing.policies import Reply, content_text
@@ -160,6 +161,13 @@ async def before_model(context: HookContext) -> Any:
     return await wanted if inspect.isawaitable(wanted) else wanted
 
 
+@hook("after_model")
+async def after_model(context: HookContext) -> None:
+    wanted = _wanted(context)
+    if wanted is not None:
+        await wanted
+
+
 @hook("after_tools")
 def after_tools(context: HookContext) -> Any:
     return _wanted(context)
@@ -196,8 +204,8 @@ async def test_a_message_for_the_next_request_is_in_it_behind_a_fold(tmp_path: P
 
 
 async def test_a_message_for_the_next_request_is_in_it_once_where_that_is_made_anew(tmp_path: Path) -> None:
-    """Given a hook that adds a message for one round, and another that does so before each model call, when a model call
-    is interrupted before it said anything, then the next one has each of these messages once."""
+    """Given a hook that adds a message for one round, and another that does so before each model call, when a call is
+    interrupted before the model said anything, then the next one has each of these messages once."""
     WANTED["run_start"] = Inject("from the start", visibility="this_round")
     WANTED["before_model"] = Inject("before", visibility="this_round")
 
@@ -262,3 +270,65 @@ async def test_a_hook_that_refuses_and_goes_on_refuses(kernel: k.Kernel) -> None
     await kernel.send("s", json.dumps(["done", "done", "done"]))
     ended = await kernel.end("s")
     assert (ended["status"], ended["error"]["code"]) == ("failed", "refused")
+
+
+# Typed output.
+
+OUTPUT = {
+    "name": "Verdict", "mode": "tool", "retries": 1, "strict": True, "wrapped": False,
+    "schema": {"type": "object", "properties": {"years": {"type": "integer"}}, "required": ["years"],
+               "additionalProperties": False},
+}  # fmt: skip
+
+
+def final(years: Any) -> tuple[str, dict[str, Any]]:
+    return FINAL_ANSWER, {"years": years}
+
+
+async def test_a_run_whose_final_answer_is_a_call_can_go_on(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given an agent that gives its answer by a tool, and a hook that lets the run go on, then it does: the model is
+    told why, and its next answer ends the run."""
+    WANTED["run_end"] = lambda context: Continue("once more") if "1" in context.text else None
+    await kernel.spawn("s", k.spec("", [k.note], output=OUTPUT, **hooked(run_end)))
+    note = ("note", {"path": str(tmp_path / "notes"), "text": "x"})
+    await kernel.send("s", json.dumps([[note, final(1)], [final(2)]]))
+    ended = await kernel.end("s")
+    assert (ended["status"], ended["output"]) == ("completed", {"years": 2})
+    kernel.check()
+
+
+async def test_a_run_that_goes_on_behind_a_final_answer_can_reach_its_limit(kernel: k.Kernel) -> None:
+    """The same where no round is left: the run ends at the limit, each call with one result."""
+    WANTED["run_end"] = lambda context: Continue("once more") if context.outcome == "completed" else None
+    await kernel.spawn("s", k.spec("", output=OUTPUT, max_rounds=1, **hooked(run_end)))
+    await kernel.send("s", json.dumps([[final(1)], [final(2)]]))
+    assert (await kernel.end("s"))["status"] == "round_limit"
+    assert len(await results(kernel)) == 1
+    kernel.check()
+
+
+async def test_answers_that_were_accepted_are_no_retries(kernel: k.Kernel) -> None:
+    """Given a run that goes on twice behind answers that fit, when the next one does not, then the model is asked again
+    as often as the agent allows."""
+    WANTED["run_end"] = lambda context: Continue("once more") if int(json.loads(context.text)["years"]) < 3 else None
+    await kernel.spawn("s", k.spec("", output=OUTPUT, **hooked(run_end)))
+    await kernel.send("s", json.dumps([[final(1)], [final(2)], [final("x")], [final(3)]]))
+    ended = await kernel.end("s")
+    assert (ended["status"], ended["output"]) == ("completed", {"years": 3})
+
+
+async def test_a_final_answer_before_a_steer_is_no_retry(kernel: k.Kernel) -> None:
+    """Given an answer that fits, of a run that is steered before it ends, when the next one does not fit, then the
+    model is asked again all the same."""
+    steered = []
+
+    async def wanted(context: HookContext) -> None:
+        if not steered:
+            steered.append(context.round)
+            await steer(kernel, interrupt=False)
+
+    WANTED["after_model"] = wanted
+    await kernel.spawn("s", k.spec("", output=OUTPUT, **hooked(after_model)))
+    await kernel.send("s", json.dumps([[final(1)], [final("x")], [final(3)]]))
+    ended = await kernel.end("s")
+    assert (ended["status"], ended["output"]) == ("completed", {"years": 3})
