@@ -420,6 +420,7 @@ class ToolCalls:
     ) -> Outcome:
         """Give a call its one result, as the hooks leave it. One commit has it and the inbox row that brought it."""
         self._ended[call.call_id] = outcome, executions, item
+        call = as_edited(call)
         if call.edited is not None:
             outcome = dataclasses.replace(outcome, content=presentable(with_edit(call.edited, outcome.content)))
         outcome = await self._hooks.after_tool(call, outcome)

@@ -332,3 +332,45 @@ async def test_a_final_answer_before_a_steer_is_no_retry(kernel: k.Kernel) -> No
     await kernel.send("s", json.dumps([[final(1)], [final("x")], [final(3)]]))
     ended = await kernel.end("s")
     assert (ended["status"], ended["output"]) == ("completed", {"years": 3})
+
+
+# Forks.
+
+
+async def test_what_is_remembered_of_a_session_is_not_of_its_fork(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a tool that a person approved for a session, when the session is forked, then calls of the fork ask."""
+    call = ("pay", {"path": str(tmp_path / "notes")})
+    await begin(kernel, [call], "done", [call], "done")
+    await decide(kernel, "approve", "r/1/0", remember="tool")
+    assert (await kernel.end("s"))["status"] == "completed"
+    last = (await kernel.messages("s"))[-1]["seq"]
+    await kernel.ask("fork", "s", {"session_id": "f", "at": last})
+    await kernel.send("f", "again")
+    [asked] = await kernel.paused("f")
+    assert asked["kind"] == "approval"
+    await kernel.send("s", "again", "r2")
+    assert (await kernel.end("s", "r2"))["status"] == "completed"
+    assert len(k.notes(tmp_path / "notes")) == 2
+
+
+# Questions of merged runs, and hooks that see what a person edited.
+
+
+@hook("after_tool")
+def after_tool(context: HookContext) -> None:
+    EDITED.append(context.arguments)
+
+
+EDITED: list[Any] = []
+
+
+async def test_a_hook_sees_edited_arguments_however_the_call_ends(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a call that was approved with other arguments beside a tool at work, when the run is interrupted, then the
+    hook behind the call is given these."""
+    EDITED.clear()
+    await begin(kernel, [("pay", {"path": str(tmp_path / "a")}), ("lasts", {})], "done", **hooked(after_tool))
+    edited = {"path": str(tmp_path / "b")}
+    await decide(kernel, "approve", "r/1/0", text=json.dumps(edited))
+    await steer(kernel)
+    assert (await kernel.end("s"))["status"] == "completed"
+    assert edited in EDITED
