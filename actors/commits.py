@@ -73,11 +73,15 @@ class Commits:
         draft, self.draft = self.draft, Draft()
         return draft.batch(self._window, **what)
 
-    async def flush(self) -> None:
-        """Commit the draft and keep the frame; it holds no messages then. Callers that wait for the lock share one."""
+    async def flush(self, *, anew: bool = False) -> None:
+        """Commit the draft and keep the frame; it holds no messages then. Callers that wait for the lock share one.
+
+        Args:
+            anew: also if there is nothing to commit: what the store has for the session by now comes with the Ack.
+        """
         async with self._lock:
             await self._deliver()
-            if self.draft:
+            if self.draft or anew:
                 self._sent = self._batch()
                 await self._deliver()
 

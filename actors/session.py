@@ -85,7 +85,7 @@ class Activation:
             if window.cancel is not None:
                 return await self._finish("cancelled", window.reply())
             if self._ended is not None:
-                return await self._finish(self._ended.status, self._ended.text, error=self._ended.error)
+                return await self._end_as(self._ended)
             if window.model_error is not None:
                 return await self._after_error(window.model_error)
             if window.wait == "model":  # taken up while a call is in flight: attach to it
@@ -187,7 +187,11 @@ class Activation:
         if wanted.refused is not None:
             error = Refused(wanted.refused, session_id=self.window.session_id).to_wire()
             return Finish("failed", self.window.reply(), error=error)
-        return Finish("completed", wanted.stopped) if wanted.stopped is not None else None
+        return Finish("completed", wanted.stopped, stopped=True) if wanted.stopped is not None else None
+
+    async def _end_as(self, wanted: Finish) -> Step:
+        """The end of the run that a hook wants."""
+        return await self._finish(wanted.status, wanted.text, error=wanted.error, stopped=wanted.stopped)
 
     def _new_answer(self) -> Message | None:
         """The model's answer, as long as nothing has followed from it that an agent's process did."""
@@ -226,7 +230,7 @@ class Activation:
 
             ended = self._end_of(await self._hooks.before_model(number, asked))
             if ended is not None:
-                return await self._finish(ended.status, ended.text, error=ended.error)
+                return await self._end_as(ended)
         request = window.request(number, draft.messages)
         step = await self._step(wait="model", round_number=window.round + 1, request=request)
         step.request = request
@@ -246,23 +250,24 @@ class Activation:
 
     async def _finish(
         self, status: str, text: str, error: dict[str, Any] | None = None, *, output: Any = None,
-        known: dict[str, Outcome] | None = None,
+        known: dict[str, Outcome] | None = None, stopped: bool = False,
     ) -> Step:  # fmt: skip
         """The end of the run, unless a hook has it go on.
 
         Args:
             output: what was read of the text, for an agent with an output type.
             known: results of calls that were not begun.
+            stopped: a hook wants it.
         """
         window = self.window
         await self._calls.end(known or {})
         if status == "round_limit":
             error = {"code": "round_limit", "message": f"no answer after {self.window.round} rounds"}
         wanted = await self._hooks.ask("run_end", text=text, outcome=status)
-        if wanted.goes_on is not None and not window.calls:
+        if wanted.goes_on is not None and wanted.refused is None:
             self._end_of(wanted)
             return await self._ask()
-        ended = self._end_of(wanted) or Finish(status, wanted.text, error=error)
+        ended = self._end_of(wanted) or Finish(status, wanted.text, error=error, stopped=stopped)
         if wanted.refused is not None:  # its answer goes to nobody
             ended = replace(ended, text="")
         if ended.text == text and output is not None:

@@ -83,6 +83,7 @@ class ToolCalls:
         self._handed_over: set[str] = set()
         self._asked = {call.call_id for call in window.calls if call.state == "asked"}
         self._reports = Reports()
+        self._told = {item.id for item in window.inbox}
 
     def outcome(self, call_id: str) -> str:
         """How a call of the round ended; empty if it has not."""
@@ -108,12 +109,13 @@ class ToolCalls:
                 ended, executions, item = self._ended.get(call.call_id) or self._left(call, known)
                 outcome = await self._conclude(call, ended, executions=executions, item=item)
             self._commits.draft.settle(self._window, call, outcome)
+        self._window.calls = []
 
     def _left(self, call: CallState, known: dict[str, Outcome]) -> tuple[Outcome, int, InboxItem | None]:
         """What is said of a call whose run ends first: an answer that was accepted for it, or that there is none."""
         if call.state == "requested" and call.call_id in known:
             return known[call.call_id], call.executions, None
-        item = answer_to(call, self._window.inbox)  # whatever its state is here: it may have been asked since
+        item = answer_to(call, self._window.inbox)  # also of one that asked in this activation
         answered = outcome_of(call, item.payload) if item is not None else None
         if answered is not None:
             return answered, call.executions, item
@@ -178,7 +180,14 @@ class ToolCalls:
         """Whether a sub-agent, a person or the store is at a call, and its result is not here yet."""
         if call.call_id in self._handed_over or call.child_id is not None:
             return True
-        return call.state in ("asked", "waiting") and answer_to(call, self._window.inbox) is None
+        waits = call.state in ("asked", "waiting") or call.call_id in self._asked
+        return waits and self._answer_to(call) is None
+
+    def _answer_to(self, call: CallState) -> InboxItem | None:
+        """The answer to a call, if it has come with all that follows from it: the record of a decision that is to be
+        remembered is a message, which an Ack does not bring."""
+        item = answer_to(call, self._window.inbox)
+        return None if item is not None and "remember" in item.payload and item.id not in self._told else item
 
     def _is_for_others(self, call: CallState, spec: dict[str, Any] | None) -> bool:
         """Whether nothing of a call is executed here before others have done something about it."""
@@ -210,7 +219,7 @@ class ToolCalls:
             text = f"there is no tool named {call.tool!r}. Tools you have: {', '.join(sorted(specs)) or 'none'}."
             return self._conclude(call, Outcome("unknown_tool", text), executions=0)
         if call.state in ("asked", "waiting"):
-            return self._run_tool(call, spec, limit) if answer_to(call, self._window.inbox) is not None else None
+            return self._run_tool(call, spec, limit) if self._answer_to(call) is not None else None
         if is_delegated(call, spec):
             return self._hand_over(call, spec) if call.state in ("requested", "approved") else None
         return self._run_tool(call, spec, limit)
@@ -275,6 +284,8 @@ class ToolCalls:
             self._window.interrupted = True
         else:
             self._window.cancel = reason
+        if self._asked or self._handed_over:  # what others said of these calls before counts
+            await self._commits.flush(anew=True)
 
     async def _stop(self, pending: Collection[asyncio.Future[Any]]) -> None:
         for task in pending:
@@ -290,7 +301,7 @@ class ToolCalls:
                 self._ask(ask_about(call))
                 return None
             outcome: Outcome | None = None
-            item = answer_to(call, self._window.inbox) if call.state in ("asked", "waiting") else None
+            item = self._answer_to(call) if call.state in ("asked", "waiting") else None
             if call.state == "started":
                 outcome = await self._in_doubt(call, spec)
             elif item is not None:
@@ -426,6 +437,7 @@ class ToolCalls:
     ) -> Outcome:
         """Give a call its one result, as the hooks leave it. One commit has it and the inbox row that brought it."""
         self._ended[call.call_id] = outcome, executions, item
+        call = as_edited(call)
         if call.edited is not None:
             outcome = dataclasses.replace(outcome, content=presentable(with_edit(call.edited, outcome.content)))
         outcome = await self._hooks.after_tool(call, outcome)

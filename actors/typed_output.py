@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from understudy.errors import OutputInvalid
 from understudy.json_text import to_json
-from understudy.messages import CUT_OFF, NEVER, Message
+from understudy.messages import CUT_OFF, NEVER, Message, ToolCall
 from understudy.records import CallState, Finish
 
 from .execution import Outcome
@@ -31,8 +31,8 @@ ORIGIN = "output"
 MODE_ORIGIN = "output_mode"
 """That of the record of an endpoint that takes no response format."""
 
-ACCEPTED = "accepted: the run ends with it"
-RUN_ENDED = "not executed: the run ended with its final answer"
+ACCEPTED = "accepted"
+RUN_ENDED = "not executed: the final answer was given beside it"
 
 DESCRIPTION = (
     "Give your final answer, as the arguments of this call. Call it once, alone, when you are done: it ends your work."
@@ -115,7 +115,7 @@ class TypedOutput:
         """Those of a round's calls that give the final answer."""
         return [call for call in calls if call.tool == FINAL_ANSWER] if self.mode(drafted) == TOOL else []
 
-    def of_calls(self, given: Sequence[CallState], reply: Message) -> Any:
+    def of_calls(self, given: Sequence[CallState | ToolCall], reply: Message) -> Any:
         """The answer that calls give. Raises `Rejected`."""
         if len(given) > 1:
             raise Rejected(AMBIGUOUS, f"{FINAL_ANSWER} was called {len(given)} times: call it once")
@@ -147,11 +147,22 @@ class TypedOutput:
         Args:
             run: the messages of the run so far.
         """
+        messages = list(run)
         rounds = {
-            message.round for message in run
+            message.round for message in messages
             if message.origin == ORIGIN or (message.role == "tool" and message.name == FINAL_ANSWER)
         }  # fmt: skip
+        rounds -= {message.round for message in messages if self._is_accepted(message)}  # and the run went on
         return rejected.reason != REFUSED and len(rounds) < self._output["retries"]
+
+    def _is_accepted(self, reply: Message) -> bool:
+        """Whether a reply has a call that gives an acceptable answer."""
+        given = [call for call in reply.tool_calls if call.name == FINAL_ANSWER]
+        try:
+            self.of_calls(given, reply) if given else None
+        except Rejected:
+            return False
+        return bool(given)
 
     def again(self, rejected: Rejected) -> Message:
         """What the model is told of a text that was not accepted."""

@@ -15,7 +15,7 @@ from understudy.json_text import to_json
 from understudy.messages import ALWAYS, CUT_OFF, THIS_ROUND, Message
 from understudy.protocol import Work
 from understudy.recall import READ_MESSAGE
-from understudy.records import Ack, ActivationId, CallState, InboxItem, ModelRequest
+from understudy.records import STEER, Ack, ActivationId, CallState, InboxItem, ModelRequest
 
 from .context import (
     FOLD,
@@ -150,10 +150,10 @@ class Window:
                 return
 
     def _replaced(self, drafted: Sequence[Message], round_number: int) -> dict[str, Any]:
-        """What hooks have replaced in the model call of this round."""
+        """What hooks have replaced in the model call of this round. Behind a steer they were asked anew."""
         found: dict[str, Any] = {}
         for message in self.backwards(drafted):
-            if message.round < round_number - 1:
+            if message.round < round_number - 1 or message.origin == STEER:
                 break
             if message.origin == REQUEST and message.round == round_number - 1:
                 found = {**(message.extra or {}), **found}
@@ -228,12 +228,16 @@ class Window:
         return self._conversation
 
     def _passing(self, drafted: Sequence[Message], round_number: int) -> list[Message]:
-        """The messages that are for the model call of this round only, in order."""
+        """The messages that are for this model call only, in order: what was added for it, and what was added since the
+        last answer for the call behind that, which may have been one for a summary, or have had no answer."""
         found: list[Message] = []
+        anew = {FOLD_REQUEST, *(f"hook:{hook['name']}" for hook in self.spec.get("hooks", ()) if _is_asked_anew(hook))}
+        is_of_call = True
         for message in self.backwards(drafted):
-            if message.round < round_number - 1:
+            if message.role == "assistant" and not message.origin:
                 break
-            if message.visibility == THIS_ROUND and message.round == round_number - 1:
+            is_of_call = is_of_call and message.round == round_number - 1 and message.origin != STEER
+            if message.visibility == THIS_ROUND and (is_of_call or message.origin not in anew):
                 found.append(message)
         return found[::-1]
 
@@ -289,6 +293,11 @@ def _sees_end(spec: dict[str, Any]) -> bool:
     providers = (spec.get("memory") or {}).get("providers", ())
     seen = any(hook["point"] in SEES_END for hook in spec.get("hooks", ()))
     return seen or any("remember" in provider["does"] for provider in providers)
+
+
+def _is_asked_anew(hook: dict[str, Any]) -> bool:
+    """Whether a hook is called for each model call, and behind a steer again: what it wanted before counts no more."""
+    return bool(hook["point"] == "before_model")
 
 
 def _is_cut_off(message: Message) -> bool:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from .identifiers import COPIED
 from .messages import NEVER, Message
 
 APPROVAL = "approval"
@@ -66,11 +67,11 @@ def memory(tool: str, arguments: str, decision: str, text: str, remember: str) -
 
 
 def remembered(messages: Iterable[Message], tool: str, arguments: str) -> Remembered | None:
-    """The latest decision that counts for such a call."""
+    """The latest decision that counts for such a call; what was said of the session that a fork is of does not."""
     found = None
     for message in messages:
         extra = message.extra or {}
-        if message.origin != APPROVAL or extra.get("tool") != tool:
+        if message.origin != APPROVAL or extra.get("tool") != tool or (message.run_id or "").startswith(COPIED):
             continue
         if "arguments" not in extra or extra["arguments"] == _canonical(arguments):
             found = Remembered(extra["decision"], extra["text"])

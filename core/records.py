@@ -233,12 +233,17 @@ class InboxItem(msgspec.Struct, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the current run ends."""
+    """How the current run ends.
+
+    Attributes:
+        stopped: a hook has it end, not the model's answer: there is none that a steer could come before.
+    """
 
     status: str
     text: str = ""
     output: Any = None
     error: dict[str, Any] | None = None
+    stopped: bool = False
 
 
 class ActivationId(NamedTuple):

@@ -70,7 +70,9 @@ def unread(tx: Transaction, row: SessionRow) -> list[InboxItem]:
 def outlives(tx: Transaction, row: SessionRow, finish: Finish | None) -> bool:
     """Whether the current run goes on, although its process wants it to end with its answer: that has not heard of a
     steer, which the model is sent first."""
-    if finish is None or finish.status != "completed" or row.cancel_reason is not None or not unread(tx, row):
+    if finish is None or finish.status != "completed" or finish.stopped:
+        return False
+    if row.cancel_reason is not None or not unread(tx, row):
         return False
     row.redone = 1  # hooks saw the end
     return True

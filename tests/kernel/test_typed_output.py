@@ -233,7 +233,7 @@ def test_a_final_answer_by_tool_ends_the_run_and_its_round() -> None:
         told = [message.text for message in session.messages() if message.role == "tool"]
     assert told[0] == "touched a"
     assert told[1].startswith(f"{REJECTED} as your final answer (schema):\n- $.guilty: 1 is not of type 'boolean'")
-    assert told[2:] == ["not executed: the run ended with its final answer", "accepted: the run ends with it"]
+    assert told[2:] == ["not executed: the final answer was given beside it", "accepted"]
 
 
 def test_answers_by_tool_have_the_same_limit() -> None:
