@@ -220,7 +220,7 @@ class Window:
         """The conversation in its present view, with all that is committed."""
         view = self.view(drafted)
         known = self._conversation.view
-        if structs.replace(view, seq=0, window=0) != structs.replace(known, seq=0, window=0):
+        if structs.replace(view, seq=0) != structs.replace(known, seq=0):
             self._conversation = self._begun(view)
             self._told = 0
         self._conversation.extend(self.messages[self._told :])
