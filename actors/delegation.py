@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from understudy.agents import START_AGENT
 from understudy.records import Ask, CallState, Spawn
 
+from .agents import BACKGROUND_TOOLS, read_background
 from .asking import REQUEST_USER_INPUT, read_question
 from .execution import presentable
 from .notebook import NOTEBOOK_TOOLS, read_for_notes
@@ -19,6 +21,7 @@ READERS = {
     REQUEST_USER_INPUT: read_question,
     **dict.fromkeys(STORE_TOOLS, read_for_store),
     **dict.fromkeys(RECALL_TOOLS, read_recall),
+    **dict.fromkeys(BACKGROUND_TOOLS, read_background),
 }
 """What the calls of built-in tools ask that others answer: a person, or the store. See `read_for_notes` for others."""
 
@@ -31,6 +34,8 @@ def is_delegated(call: CallState, spec: dict[str, Any] | None) -> bool:
     if spec is None:
         return False
     kind = builtin(spec)
+    if kind == START_AGENT:
+        return call.state in ("requested", "approved")
     return kind == SPAWN_AGENT or (call.state in ("requested", "approved") and kind in HANDED_OVER)
 
 
@@ -39,7 +44,9 @@ def wanted_by(call: CallState, spec: dict[str, Any], window: Window) -> Spawn | 
     kind = builtin(spec)
     if kind in NOTEBOOK_TOOLS:
         return read_for_notes(call, (window.spec.get("memory") or {}).get("project"), presentable)
-    return spawn_of(window, call) if kind == SPAWN_AGENT else READERS[str(kind)](call)
+    if kind in (SPAWN_AGENT, START_AGENT):
+        return spawn_of(window, call, background=kind == START_AGENT)
+    return READERS[str(kind)](call)
 
 
 def wait_for(missing: list[CallState], specs: dict[str, dict[str, Any]], asked: set[str]) -> str:
@@ -49,7 +56,7 @@ def wait_for(missing: list[CallState], specs: dict[str, dict[str, Any]], asked: 
         asked: calls about which a person is asked.
     """
     kinds = {builtin(specs[call.tool]) for call in missing}
-    delegated = {SPAWN_AGENT, *HANDED_OVER}
+    delegated = {SPAWN_AGENT, START_AGENT, *HANDED_OVER}
     if REQUEST_USER_INPUT in kinds or kinds - delegated or any(call.call_id in asked for call in missing):
         return "input"
     return "child" if kinds == {SPAWN_AGENT} else "timer"

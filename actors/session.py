@@ -26,7 +26,7 @@ from .hooks import Hooks, LoadedHook, Wanted
 from .memory import Memory, ProviderLoader, visible_memory
 from .output import Rejected
 from .repeats import NO_PROGRESS, REPEATED, judge
-from .steering import inputs_of, steers, take_steers
+from .steering import inputs_of, message_of, steers, take_news, take_steers
 from .tool_calls import Loader, ToolCalls, given_up
 from .tools import builtin
 from .window import CONTINUATION, CONTINUE, Window
@@ -162,7 +162,7 @@ class Activation:
         self.window.run_id, self.window.round = first.key, 0
         self.window.trace_id = first.payload["trace_id"]
         self.window.calls = []
-        messages = [Message("user", item.payload["content"]) for item in inputs]
+        messages = [message_of(item) for item in inputs]
         text = "\n\n".join(message.text for message in messages)
         wanted = Wanted(text)
         for point in ("run_start",) if self.window.messages else ("session_start", "run_start"):
@@ -211,6 +211,7 @@ class Activation:
         window = self.window
         if window.rounds() >= window.spec["max_rounds"]:
             return await self._finish("round_limit", window.reply())
+        take_news(window, self._commits.draft)
         take_steers(window, self._commits.draft)
         try:
             make_room(window, self._commits.draft)

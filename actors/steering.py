@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from understudy.agents import CHILD
 from understudy.messages import Message
 from understudy.records import STEER, InboxItem
 
 from .draft import Draft
-from .window import Window
+from .window import CONTINUATION, Window
 
 
 def steers(inbox: Iterable[InboxItem]) -> list[InboxItem]:
@@ -25,6 +26,30 @@ def take_steers(window: Window, draft: Draft) -> None:
 
 
 def inputs_of(window: Window) -> list[InboxItem]:
-    """The inputs that the session's next run is made of: the first that waits, or all if the agent merges them."""
+    """The inputs that the session's next run is made of: the first that waits, or all if the agent merges them; and
+    what tells of sub-agents' ends."""
     waiting = [item for item in window.inbox if item.kind == "input"]
-    return waiting if window.spec.get("follow_ups") == "merge" else waiting[:1]
+    if window.spec.get("follow_ups") == "merge":
+        return waiting
+    return [item for number, item in enumerate(waiting) if number == 0 or tells_end(item)]
+
+
+def tells_end(item: InboxItem) -> bool:
+    """Whether it tells of the end of a sub-agent that worked in the background."""
+    return item.kind == "input" and bool(item.payload.get("child_id"))
+
+
+def message_of(item: InboxItem) -> Message:
+    """The message that an input becomes."""
+    return Message("user", item.payload["content"], origin=CHILD if tells_end(item) else "")
+
+
+def take_news(window: Window, draft: Draft) -> None:
+    """Make what tells of sub-agents' ends a part of the run, which has begun: one commit has the messages, and the
+    model call that is sent them. Not in the midst of a reply that is to be continued."""
+    if any(message.origin == CONTINUATION for message in draft.messages):
+        return
+    for item in window.inbox:
+        if tells_end(item) and item.key not in (draft.start_run, *draft.merge_runs):
+            draft.say(window, message_of(item))
+            draft.merge_runs += (item.key,)

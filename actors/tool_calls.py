@@ -178,7 +178,7 @@ class ToolCalls:
 
     def _is_with_others(self, call: CallState) -> bool:
         """Whether a sub-agent, a person or the store is at a call, and its result is not here yet."""
-        if call.call_id in self._handed_over or call.child_id is not None:
+        if call.call_id in self._handed_over or (call.child_id is not None and call.state == "started"):
             return True
         waits = call.state in ("asked", "waiting") or call.call_id in self._asked
         return waits and self._answer_to(call) is None
@@ -424,7 +424,8 @@ class ToolCalls:
             return await self._conclude(call, Outcome("invalid", wanted), executions=0)
         if isinstance(wanted, Spawn):
             self._commits.draft.spawns.append(wanted)
-            started = CallState(call.call_id, "started", child_id=wanted.child_id, executions=1)
+            state = "waiting" if wanted.background else "started"
+            started = CallState(call.call_id, state, child_id=wanted.child_id, executions=1)
             self._commits.draft.calls[call.call_id] = started
         else:
             wanted = with_time_out(self._window, wanted) if wanted.kind == QUESTION else wanted

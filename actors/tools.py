@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
 
+from understudy.agents import START_AGENT
 from understudy.errors import InvalidSpec, ToolError
 from understudy.suggestions import did_you_mean
 
+from .agents import BACKGROUND_TOOLS, START_AGENT_SPEC
 from .asking import REQUEST_USER_INPUT, REQUEST_USER_INPUT_SPEC
 from .code import fingerprint, import_reference, packed, resolve, unloadable, unpacked
 from .notebook import NOTEBOOK_GROUPS, NOTEBOOK_TOOLS
@@ -40,6 +42,7 @@ TOOL_GROUPS: dict[str, tuple[str, ...]] = {
     "explore": ("read_file", "glob", "grep"),
     "recall": ("recall", "read_message"),
     **NOTEBOOK_GROUPS,
+    "agents": ("start_agent", "list_agents", "send_to_agent", "stop_agent"),
 }
 
 SPAWN_AGENT = "spawn_agent"
@@ -202,6 +205,8 @@ _LOOP_TOOLS = {
     **STORE_TOOLS,
     **RECALL_TOOLS,
     **NOTEBOOK_TOOLS,
+    START_AGENT: START_AGENT_SPEC,
+    **BACKGROUND_TOOLS,
 }
 """Tools that the session loop executes itself."""
 

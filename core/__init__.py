@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .events import Event
     from .messages import Message, ToolCall, Usage
     from .reads import Note, PendingInput, Wakeup
-    from .spec import AgentSpec, Budget, Context, Memory, RestartPolicy, Supervision
+    from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
 
     __version__: str
 
@@ -54,6 +54,7 @@ __all__ = [
     "Context",
     "Continue",
     "DeadlineExceeded",
+    "Delegation",
     "Event",
     "HookContext",
     "Inject",
@@ -99,6 +100,7 @@ _HOMES = {
     "Budget": "spec",
     "Cluster": "cluster.client.client",
     "Context": "spec",
+    "Delegation": "spec",
     "Continue": "actors.directives",
     "Event": "events",
     "HookContext": "actors.directives",

@@ -177,12 +177,17 @@ class CallState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A sub-agent to create in the spawning call's batch."""
+    """A sub-agent to create in the spawning call's batch.
+
+    Attributes:
+        background: nobody waits for it: the call has its result at once.
+    """
 
     call_id: str
     child_id: str
     spec: dict[str, Any]
     text: str
+    background: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, omit_defaults=True):

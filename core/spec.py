@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -127,9 +128,26 @@ RESOURCES = ("tokens", "cost", "rounds", "children", "depth", "seconds")
 
 TAGS = ONE, SEVERAL = "(one)", "(several)"
 
+
+def each(budget: Budget | tuple[Budget, ...] | None) -> tuple[Budget, ...]:
+    """Budgets, however many there are."""
+    if budget is None:
+        return ()
+    return budget if isinstance(budget, tuple) else (budget,)
+
+
+def _once_each(value: Budget | tuple[Budget, ...]) -> Budget | tuple[Budget, ...]:
+    scopes = [budget.scope for budget in each(value)]
+    twice = sorted({scope for scope in scopes if scopes.count(scope) > 1})
+    if twice:
+        raise ValueError(f"there can be one budget for each scope; there are several for {', '.join(twice)}")
+    return value
+
+
 Budgets = Annotated[
     Annotated[Budget, Tag(ONE)] | Annotated[tuple[Budget, ...], Tag(SEVERAL)],
     Discriminator(lambda value: SEVERAL if isinstance(value, (list, tuple)) else ONE),
+    AfterValidator(_once_each),
 ]
 
 
@@ -237,6 +255,21 @@ class Memory(Strict):
         return tuple(value)
 
 
+class Delegation(Strict):
+    """Within which limits a model may write sub-agents itself (docs/subagents.md): by the arguments `instructions`,
+    `tools` and `model` of `spawn_agent` and `start_agent`.
+
+    Attributes:
+        tools: names of the agent's own tools that such a sub-agent may have.
+        models: that it may use; with none of them given it uses the agent's. They are asked with the agent's profile.
+        budget: of each such sub-agent, within those of the agents above it.
+    """
+
+    tools: tuple[str, ...] = ()
+    models: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
+    budget: Budgets | None = None
+
+
 class AgentSpec(Strict):
     """What an agent is and may do.
 
@@ -245,7 +278,9 @@ class AgentSpec(Strict):
         model: None for the cluster's default (`UNDERSTUDY_MODEL`).
         profile: name of a model profile; None for the driver's own credentials.
         tools: functions decorated with `@tool`, names of built-in tools (`read_file`, …) or of groups (`files`).
-        agents: what `spawn_agent` may create, by name; without it the children are copies of this agent.
+        agents: what `spawn_agent` and `start_agent` may create, by name; without it the children are copies of this
+            agent.
+        delegation: within which limits its model may write sub-agents itself; None: it may not.
         hooks: functions decorated with `@hook`, called in this order at their points (`docs/hooks.md`). A sub-agent has
             those that its own specification lists; a copy of this agent has the same.
         output_type: what its final answer must be: a pydantic model, a dataclass or any other annotation with a JSON
@@ -302,6 +337,7 @@ class AgentSpec(Strict):
     profile: str | None = Field(None, min_length=1, max_length=128)
     tools: tuple[Any, ...] = ()
     agents: tuple[AgentSpec, ...] = ()
+    delegation: Delegation | None = None
     hooks: tuple[Any, ...] = ()
     output_type: Any = None
     output_mode: Literal["auto", "native", "tool", "prompt"] = "auto"
@@ -393,21 +429,10 @@ class AgentSpec(Strict):
             raise ValueError("must be 0 (no limit) or at least 2: with 1 no call would be executed")
         return value
 
-    @field_validator("budget")
-    @classmethod
-    def _budget(cls, value: Budget | tuple[Budget, ...] | None) -> Budget | tuple[Budget, ...] | None:
-        scopes = [budget.scope for budget in value] if isinstance(value, tuple) else []
-        twice = sorted({scope for scope in scopes if scopes.count(scope) > 1})
-        if twice:
-            raise ValueError(f"there can be one budget for each scope; there are several for {', '.join(twice)}")
-        return value
-
     @property
     def budgets(self) -> tuple[Budget, ...]:
         """Its budgets, however many there are."""
-        if self.budget is None:
-            return ()
-        return self.budget if isinstance(self.budget, tuple) else (self.budget,)
+        return each(self.budget)
 
     @field_validator("parameters")
     @classmethod

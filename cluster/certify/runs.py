@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.actors.tools import SPAWN_AGENT
+from understudy.agents import START_AGENT
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings, model_profile_from_environment
 from understudy.environment import for_tools
 from understudy.errors import InvalidInput, ModelProfileMissing, RunFailed
@@ -312,7 +313,7 @@ def _variables(spec: dict[str, Any]) -> set[str]:
 
 
 def _profiles(spec: dict[str, Any]) -> set[str]:
-    uses_spawn = any(tool["name"] == SPAWN_AGENT for tool in spec["tools"])
+    uses_spawn = any(tool["name"] in (SPAWN_AGENT, START_AGENT) for tool in spec["tools"])
     found = {spec["profile"]}
     for agent in spec["agents"].values() if uses_spawn else ():
         found |= _profiles(agent)

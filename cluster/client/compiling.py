@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from understudy.actors.approval import can_be_approved
+from understudy.actors.delegating import offered
 from understudy.actors.hooks import describe_hook
 from understudy.actors.providers import describe_provider
 from understudy.actors.tools import builtin, describe
@@ -21,7 +22,7 @@ from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMis
 from understudy.identifiers import digest
 from understudy.manifest import without_bytes
 from understudy.placement import DEFAULT, placement_key
-from understudy.spec import AgentSpec
+from understudy.spec import AgentSpec, Budget, Delegation, each
 from understudy.windows import known_window
 
 from .output_schema import output_of
@@ -115,17 +116,18 @@ def compile_spec(
         agents[agent.name] = child.spec
         blobs.update(child.blobs)
         own_code = own_code or child.uses_own_code
+    delegation = _delegation(spec.delegation)
     compiled = {
         "v": 1,
         "name": spec.name,
         "instructions": spec.instructions,
         "model": model,
         "profile": chosen,
-        "tools": tools,
+        "tools": [offered(tool, delegation) for tool in tools],
         "agents": agents,
         "workspace": os.path.abspath(spec.workspace) if spec.workspace is not None else None,
         "parameters": spec.parameters,
-        "budget": [{"scope": budget.scope, **budget.limits()} for budget in spec.budgets] or None,
+        "budget": _limits(spec.budgets),
         "restart": spec.restart.model_dump(),
         "context": {**spec.context.model_dump(), "window": spec.context.window or known_window(model)},
         "supervision": spec.supervision.model_dump(),
@@ -134,6 +136,7 @@ def compile_spec(
         **({"hooks": hooks} if hooks else {}),
         **({"output": output} if output else {}),
         **({"memory": memory} if memory else {}),
+        **({"delegation": delegation} if delegation else {}),
         **{name: getattr(spec, name) for name, default in (UNUSUAL | PLACING).items()
            if getattr(spec, name) != default},
     }  # fmt: skip
@@ -155,6 +158,16 @@ def _memory(
         providers.append(one)
         blobs.update(code)
     return {**spec.memory.model_dump(exclude={"providers"}), "providers": providers}, blobs
+
+
+def _limits(budgets: tuple[Budget, ...]) -> list[dict[str, Any]] | None:
+    return [{"scope": budget.scope, **budget.limits()} for budget in budgets] or None
+
+
+def _delegation(given: Delegation | None) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    return {"tools": list(given.tools), "models": list(given.models), "budget": _limits(each(given.budget))}
 
 
 def _is_own(source: dict[str, str]) -> bool:
@@ -190,8 +203,14 @@ def function_problems(
         problems.append(("tools", "bash needs allow_bash=True"))
     if spec.output_type is not None and FINAL_ANSWER in names:
         problems.append(("tools", f"{FINAL_ANSWER!r} is taken, by the tool that gives an answer of the output type"))
-    if spec.agents and "spawn_agent" not in names:
-        problems.append(("agents", "they can only be used with the tool 'spawn_agent'"))
+    if spec.agents and not {"spawn_agent", "start_agent"} & set(names):
+        problems.append(("agents", "they can only be used with the tool 'spawn_agent' or 'start_agent'"))
+    if spec.delegation is not None:
+        unknown = [name for name in spec.delegation.tools if name not in names]
+        known = ", ".join(names)
+        problems += [("delegation.tools", f"{name!r} is none of the agent's tools: {known}") for name in unknown]
+        if not {"spawn_agent", "start_agent"} & set(names):
+            problems.append(("delegation", "it can only be used with the tool 'spawn_agent' or 'start_agent'"))
     return [{"field": field, "problem": problem} for field, problem in problems]
 
 

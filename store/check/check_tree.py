@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from sqlalchemy import and_, case, exists, func, not_, or_, select
+from sqlalchemy import and_, case, exists, func, literal, not_, or_, select
 
 from ..db.statements import EVENT, NAMESPACE, RUN, SESSION, SESSION_IDS, TOOL_CALL, same_session
 from ..operations.beginnings import TASK, TASK_AT_WORK, TASK_UNTOLD
@@ -59,6 +59,7 @@ def children_open(scope: Scope) -> Iterator[Wrong]:
             child.c.parent_run_id == SESSION.c.run_id,
             child.c.task_open.in_((TASK_AT_WORK, TASK_UNTOLD)),
             child.c.abandoned == 0,
+            child.c.background == 0,
         )
         .scalar_subquery()
     )
@@ -104,7 +105,8 @@ def linked(scope: Scope) -> Iterator[Wrong]:
 @selected
 def child_events(scope: Scope) -> Iterator[Wrong]:
     """A child's parent has one `child_spawned` event, and one `child_finished` with its status once its task ended,
-    unless the parent's run had ended before: then the child was cancelled.
+    unless the parent's run had ended before: then the child was cancelled. One in the background is told of whatever
+    run the parent is in, by one input, unless it is not wanted any more.
     """
     types = ("child_spawned", "child_finished")
     # The CASE decides what is read as JSON: PostgreSQL refuses to read texts with \u0000, which other events may have.
@@ -130,9 +132,15 @@ def child_events(scope: Scope) -> Iterator[Wrong]:
     whole = parent.c.pruned_seq == 0
     # By what happened, not by times: two nodes' clocks need not agree.
     parent_was_gone = and_(
-        started_by.c.finished_at > 0, or_(task.c.started_at == 0, task.c.cancel_requested.is_not(None))
+        SESSION.c.background == 0,
+        started_by.c.finished_at > 0,
+        or_(task.c.started_at == 0, task.c.cancel_requested.is_not(None)),
     )
     columns = SESSION.c
+    news = exists().where(
+        RUN.c.namespace == columns.namespace, RUN.c.session_id == columns.parent_id,
+        RUN.c.run_id == literal("news.") + columns.session_id,
+    )  # fmt: skip
     untold = or_(columns.task_open == TASK_UNTOLD, columns.replaced_by.is_not(None), columns.abandoned == 1)
     faults = case(
         (or_(spawned > 1, and_(whole, spawned == 0)), "was not spawned once"),
@@ -140,6 +148,10 @@ def child_events(scope: Scope) -> Iterator[Wrong]:
         (and_(finished == 1, task.c.finished_at == 0), "was reported before its task ended"),
         (and_(finished == 1, told.c.status != task.c.status), "was reported with another status than its task has"),
         (and_(finished > 0, columns.replaced_by.is_not(None)), "was reported, and started again"),
+        (
+            and_(columns.background == 1, (finished > 0) != news),
+            "was told without an event, or the other way round",
+        ),
         (
             and_(whole, finished == 0, task.c.finished_at > 0, not_(or_(parent_was_gone, untold))),
             "ended, and its parent wasn't told",

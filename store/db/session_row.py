@@ -55,6 +55,7 @@ class SessionRow(ActiveSession):
     shutdown: int | None = None
     start_order: int = 0
     restart_number: int = 0
+    background: int = 0
 
     status: str = "idle"
     active: int = 0

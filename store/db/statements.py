@@ -70,6 +70,7 @@ FIXED = {
     "namespace", "session_id", "parent_id", "root_id", "depth", "call_id", "parent_run_id", "agent", "kind", "spec",
     "spec_hash", "placement", "metadata_json", "created_at", "incarnation", "first_incarnation", "pruned_seq",
     "accounts", "restart_type", "on_parent_end", "lifecycle", "shutdown", "start_order", "restart_number",
+    "background",
 }  # fmt: skip
 MUTABLE = [column.name for column in SESSION.columns if column.name not in FIXED]
 # The specification is large and fixed: it is read once, not in every round.

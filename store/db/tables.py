@@ -92,6 +92,7 @@ class Session(NamespaceTable, table=True):
             told and the child goes on until its parent is closed; else 0.
         replaced_by: the session in which its task was started again.
         abandoned: its parent's run ended without it, and wants no result.
+        background: 1 if its parent does not wait for it, and is told of its end by an input.
         wait_holder: who made the model call that it waits for, or waited for last.
         answer_key: of the model call whose answer ended the last wait for a model; empty while it waits for another.
         answer_ended: 1 if the run ended with that answer.
@@ -194,6 +195,7 @@ class Session(NamespaceTable, table=True):
     cost_used: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     last_span: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})
     merged: list[Any] | None = json_column()
+    background: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
 
 
 class Run(NamespaceTable, table=True):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from sqlalchemy import bindparam, select
 
 from understudy import events
+from understudy.agents import AGENT_TOOLS
 from understudy.errors import BatchLost, Fenced
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
 from understudy.messages import ALWAYS, NEVER, Message, ToolCall, Usage, encodable, storable
@@ -24,7 +25,7 @@ from ..budgets import Ask
 from ..db.session_row import SessionRow
 from ..db.statements import EVENT, RUN, TOOL_CALL
 from ..transaction import Transaction
-from . import charging, follow_ups, questions, steering, waiting
+from . import agents, charging, follow_ups, questions, steering, waiting
 from .beginnings import spawn
 from .endings import DEADLINE_TIMER, end_without_agent, finish_run
 
@@ -80,6 +81,7 @@ def commit(
                 row.wait, row.active, row.status = None, 1, "running"
             return CommitResult(_ack(tx, row, 0, replayed=True), None, 0, "")
         cancel = row.cancel_reason
+    follow_ups.take(tx, row, batch)
     finish = None if steering.outlives(tx, row, batch.finish) else batch.finish
     if finish is not None and row.calls_open > 0:
         waiting.drop_all(tx, row)
@@ -104,11 +106,16 @@ def commit(
 def _hand_over(tx: Transaction, row: SessionRow, batch: Batch) -> None:
     """Have the batch's questions answered: by the store, or by people."""
     for asked in batch.asks:
-        (waiting if asked.kind in waiting.STORE_ANSWERS else questions).ask(tx, row, asked)
+        _of_kind(asked.kind).ask(tx, row, asked)
     if steering.is_interrupted(tx, row):
         steering.answer_waits(tx, row)
-    elif any(asked.kind not in waiting.STORE_ANSWERS for asked in batch.asks):
+    elif any(_of_kind(asked.kind) is questions for asked in batch.asks):
         questions.tell_above(tx, row)
+
+
+def _of_kind(kind: str) -> Any:
+    """The operations that answer what a call asks."""
+    return agents if kind in AGENT_TOOLS else waiting if kind in waiting.STORE_ANSWERS else questions
 
 
 def _require_current(row: SessionRow, activation: ActivationId, frame_id: str) -> None:

@@ -71,6 +71,7 @@ def create_session(
     replaces: SessionRow | None = None,
     forked: int = 0,
     origin: str = "",
+    background: bool = False,
 ) -> bool:
     """Get or create a session; True when it was created.
 
@@ -78,6 +79,7 @@ def create_session(
         replaces: the sub-agent whose task is started again in this one.
         forked: the last `seq` of the messages that it begins with, which are another session's.
         origin: that session.
+        background: no run of its parent waits for it.
 
     Raises:
         SessionConflict: it exists with another specification, and does not take this one on (`upgrades.take_on`).
@@ -104,6 +106,7 @@ def create_session(
         lifecycle=spec.get("lifecycle", "ephemeral"),
         shutdown=upgrades.shutdown_of(spec),
         restart_number=restart_number,
+        background=int(background),
         seq=forked and forked + 1,  # behind an answer there is its event, also where that is missing
         pruned_seq=forked and forked + 1,
     )
@@ -122,12 +125,13 @@ def create_session(
 
 def accept(
     tx: Transaction, session_id: str, run_id: str, content: Any, *, trace_id: str = "", parent_span_id: str = "",
-    source: str = "client", request_id: str = "",
+    source: str = "client", request_id: str = "", child_id: str = "",
 ) -> bool:  # fmt: skip
     """Accept an input as a run; True when it is new, False when the same one was accepted before.
 
     Args:
         request_id: of the client's request: also False if that was accepted by a session that had the id before.
+        child_id: the sub-agent whose end it tells.
 
     Raises:
         UnknownSession: there is no such session.
@@ -155,7 +159,7 @@ def accept(
     event = events.RunAccepted(run_id=run_id, trace_id=trace_id, source=source, parent_span_id=parent_span_id)
     tx.append(row, event)
     payload = {"content": content, "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now}
-    tx.put_inbox(row, "input", run_id, payload)
+    tx.put_inbox(row, "input", run_id, {**payload, "child_id": child_id} if child_id else payload)
     if row.wait == "idle":
         tx.wake(row)
     return True
@@ -185,11 +189,12 @@ def spawn(tx: Transaction, parent: SessionRow, wanted: Spawn) -> bool:
     """Create a child with its task, or find the one that this call created before.
 
     False if a budget does not allow it, or its id is another session's: then the call's result is in the inbox, as a
-    child's would be.
+    child's would be. That of a call which does not wait for the child is there in any case.
     """
     found = tx.find(wanted.child_id)
     if found is not None:
         if (found.parent_id, found.call_id) == (parent.session_id, wanted.call_id):
+            _say_started(tx, parent, wanted)
             return True
         message = f"the sub-agent's id, {wanted.child_id!r}, is another session's"
         _refuse(tx, parent, wanted, "failed", SessionConflict(message, session_id=parent.session_id).to_wire())
@@ -198,12 +203,25 @@ def spawn(tx: Transaction, parent: SessionRow, wanted: Spawn) -> bool:
     if refusal is not None:
         _refuse(tx, parent, wanted, "budget_exceeded", refusal.error(parent.session_id))
         return False
-    parent.children_open += 1
-    _begin(tx, parent, wanted.call_id, wanted.child_id, wanted.spec, wanted.text)
+    parent.children_open += 0 if wanted.background else 1
+    _begin(
+        tx, parent, wanted.call_id, wanted.child_id, wanted.spec, wanted.text, background=wanted.background
+    )  # fmt: skip
+    _say_started(tx, parent, wanted)
     return True
 
 
+def _say_started(tx: Transaction, parent: SessionRow, wanted: Spawn) -> None:
+    if wanted.background:
+        said = {"decision": "ok", "text": f"started sub-agent {wanted.child_id}", "since": tx.now}
+        tx.put_inbox(parent, "answer", wanted.call_id, said)
+
+
 def _refuse(tx: Transaction, parent: SessionRow, wanted: Spawn, status: str, error: dict[str, Any]) -> None:
+    if wanted.background:
+        text = f"no sub-agent was started: {error['message']}. Go on without it."
+        tx.put_inbox(parent, "answer", wanted.call_id, {"decision": "error", "text": text, "since": tx.now})
+        return
     payload = {
         "child_id": None, "status": status, "text": "", "output": None, "usage": None, "rounds": 0, "error": error,
     }  # fmt: skip
@@ -246,13 +264,13 @@ def told(tx: Transaction, child: SessionRow) -> None:
 
 def _begin(
     tx: Transaction, parent: SessionRow, call_id: str, child_id: str, spec: dict[str, Any], task: Any, *,
-    replaces: SessionRow | None = None, delay: int = 0,
+    replaces: SessionRow | None = None, delay: int = 0, background: bool = False,
 ) -> None:  # fmt: skip
     placement: str = spec.get("placement", parent.placement)
     create_session(
         tx, child_id, spec, spec_hash=spec["hash"], placement=placement, node_id=parent.node_id,
         metadata=spec.get("metadata") or {}, parent=parent, call_id=call_id,
-        replaces=replaces,
+        replaces=replaces, background=background,
     )  # fmt: skip
     tx.append(parent, events.ChildSpawned(call_id=call_id, child_id=child_id, child_agent=spec["name"]))
     if delay:

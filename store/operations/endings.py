@@ -15,7 +15,7 @@ from understudy.records import Cancelled, Finish, InboxItem
 from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
 from ..transaction import Transaction
-from . import follow_ups, groups, steering, wakeups
+from . import background, follow_ups, groups, steering, wakeups
 from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, told
 from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
@@ -83,6 +83,8 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
     if row.task_open == TASK_AT_WORK and run_id == TASK:
         _end_task(tx, row, status)
         _task_ended(tx, row, status, finish, error, asked=groups.asked_to_end(row))
+    elif row.background:
+        background.run_ended(tx, groups.parent_of(tx, row), row, run_id, status, finish, error)
     row.error = error if status in ("failed", "quarantined") else None
     row.run_id = row.run_usage = row.wait_error = None
     row.cancel_reason = row.cancel_as = row.held = row.group_state = None
@@ -91,11 +93,13 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
     _rest(row)
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
         _leave(tx, child, ENDED)
+    if status != "completed":
+        _leave_background(tx, row, ENDED, None if status == "quarantined" else run_id)
     _drop_news(tx, row)
     migrate(tx, row)
     if row.closed or status == "quarantined":
         end_queued(tx, row, status if status == "quarantined" else "cancelled", "the session ended")
-    elif run_id == TASK and row.task_open == TASK_LINKED and _parent(tx, row).closed:
+    elif run_id == TASK and row.task_open == TASK_LINKED and groups.parent_of(tx, row).closed:
         close(tx, row.session_id, PARENT_ENDED)
     elif row.inbox_count > 0:
         tx.wake(row)
@@ -120,12 +124,13 @@ def _end_task(tx: Transaction, child: SessionRow, status: str) -> None:
     """A child's task is over; what becomes of the session says its lifecycle."""
     tx.changed(child)
     child.task_open = TASK_UNTOLD
-    alone = child.lifecycle == "linked" and _parent(tx, child).closed
+    alone = child.lifecycle == "linked" and groups.parent_of(tx, child).closed
     if child.lifecycle == "ephemeral" or alone or status == "quarantined":
         child.closed = 1
         if child.lifecycle != "ephemeral":  # it could schedule nothing
             wakeups.drop_all(tx, child)
         child.status = status if status in TERMINAL else "completed"
+        _leave_background(tx, child, PARENT_ENDED)
         _close_linked(tx, child.session_id, PARENT_ENDED)
 
 
@@ -133,7 +138,10 @@ def _task_ended(
     tx: Transaction, child: SessionRow, status: str, finish: Finish, error: dict[str, Any] | None, *, asked: bool
 ) -> None:  # fmt: skip
     """Do what the parent's rules say about the end of a child's task: deliver the result, or start it again."""
-    parent = _waits_for(tx, child)
+    if child.background:
+        background.task_ended(tx, groups.parent_of(tx, child), child, status, finish, error)
+        return
+    parent = groups.waits_for(tx, child)
     if parent is None:
         told(tx, child)
         return
@@ -167,18 +175,6 @@ def _stop(tx: Transaction, child_id: str) -> None:
             del tx.stopping[0]
     finally:
         tx.stopping.clear()
-
-
-def _parent(tx: Transaction, child: SessionRow) -> SessionRow:
-    assert child.parent_id is not None
-    return tx.session(child.parent_id)
-
-
-def _waits_for(tx: Transaction, child: SessionRow) -> SessionRow | None:
-    """The parent, if its current run still wants the child's result."""
-    parent = _parent(tx, child)
-    wanted = not child.abandoned and parent.run_id is not None and parent.run_id == child.parent_run_id
-    return parent if wanted else None
 
 
 def _deliver(
@@ -252,6 +248,7 @@ def request_cancel(
         _deliver_late(tx, row, tx.session(child_id))
     for child in reversed(groups.at_work(tx, row)):
         _leave(tx, child, reason)
+    _leave_background(tx, row, reason, run_id)
     if row.run_id != run_id:  # the last of its children has ended, and it with them
         return True
     if row.wait == "timer" and (left := outlasting(tx, row)):
@@ -267,7 +264,7 @@ def request_cancel(
 
 def _give_restart_up(tx: Transaction, child: SessionRow) -> bool:
     """Somebody wants a sub-agent to end that has, and that its group was to start again: its end is its result."""
-    parent = _waits_for(tx, child) if child.task_open == TASK_UNTOLD else None
+    parent = groups.waits_for(tx, child) if child.task_open == TASK_UNTOLD else None
     if parent is None or not groups.leave_plan(tx, parent, child.session_id):
         return False
     _deliver_late(tx, parent, child)
@@ -276,7 +273,7 @@ def _give_restart_up(tx: Transaction, child: SessionRow) -> bool:
 
 def _leave(tx: Transaction, child: SessionRow, reason: str) -> None:
     """A parent's run ends, or shall: what that means for one of its children says the child's specification."""
-    parent = _waits_for(tx, child)
+    parent = groups.waits_for(tx, child)
     if child.on_parent_end == "cancel":
         request_cancel(tx, child, reason)
     elif child.on_parent_end == "abandon" or parent is None:
@@ -287,6 +284,23 @@ def _leave(tx: Transaction, child: SessionRow, reason: str) -> None:
             parent.children_open -= 1
             if parent.wait in ("child", "input") and parent.children_open == 0:
                 end_without_agent(tx, parent)
+
+
+def _leave_background(tx: Transaction, row: SessionRow, reason: str, run_id: str | None = None) -> None:
+    """The same for sub-agents in the background. Whose specification says `wait` goes on, and its end is told.
+
+    Args:
+        run_id: the run that ends, and with it those that it has started; None if the session takes no more input: then
+            nobody can be told of an end.
+    """
+    for child in reversed(background.at_work(tx, row, run_id)):
+        if run_id is None or child.on_parent_end != "wait":
+            tx.changed(child)
+            child.abandoned = 1
+        if child.on_parent_end == "cancel":
+            request_cancel(tx, child, reason)
+    for item in background.news(tx, row, run_id) if run_id is not None else ():
+        _end_queued_run(tx, row, item, "cancelled", reason, asked=False)
 
 
 def end_without_agent(
@@ -352,6 +366,8 @@ def _end_queued_run(
         if row.closed:
             _rest_for_good(row)
         _task_ended(tx, row, status, Finish(status), error, asked=asked)
+    elif row.background:
+        background.run_ended(tx, groups.parent_of(tx, row), row, item.key, status, Finish(status), error)
 
 
 def _rest(row: SessionRow) -> None:
@@ -380,6 +396,7 @@ def close(tx: Transaction, session_id: str, reason: str) -> bool:
     wakeups.drop_all(tx, row)
     tx.append(row, events.SessionClosed(reason=reason))
     end_queued(tx, row, "cancelled", reason)
+    _leave_background(tx, row, reason)
     request_cancel(tx, row, reason)
     if row.run_id is None:
         row.status = "completed"

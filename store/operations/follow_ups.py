@@ -9,7 +9,7 @@ from sqlalchemy import update
 from understudy import events
 from understudy.identifiers import run_link
 from understudy.messages import storable
-from understudy.records import Finish, InboxItem
+from understudy.records import Batch, Finish, InboxItem
 
 from ..db.session_row import SessionRow
 from ..db.statements import RUN
@@ -28,7 +28,14 @@ def merge(tx: Transaction, row: SessionRow, inputs: list[InboxItem]) -> None:
         event = events.RunMerged(run_id=item.key, trace_id=payload["trace_id"], into=row.run_id or "", queued=queued)
         tx.append(row, event)
     tx.take_inbox(row, [item.id for item in inputs])
-    row.merged = merged or None
+    row.merged = [*(row.merged or ()), *merged] or None
+
+
+def take(tx: Transaction, row: SessionRow, batch: Batch) -> None:
+    """Make inputs that tell of sub-agents' ends a part of the run that is at work, if the batch says so. One that has
+    ended meanwhile, since the run shall end, is left as it is: only the session's log has the message."""
+    if batch.start_run is None and batch.merge_runs:
+        merge(tx, row, [item for item in tx.inbox(row) if item.kind == "input" and item.key in batch.merge_runs])
 
 
 def end(tx: Transaction, row: SessionRow, status: str, finish: Finish, error: dict[str, Any] | None) -> None:

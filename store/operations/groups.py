@@ -85,12 +85,26 @@ def at_work(tx: Transaction, parent: SessionRow) -> list[SessionRow]:
         SESSION.c.parent_id == parent.session_id,
         SESSION.c.task_open == TASK_AT_WORK,
         SESSION.c.parent_run_id == parent.run_id,
+        SESSION.c.background == 0,
         SESSION.c.abandoned == 0,
     )
     ids = list(tx.read(statement).scalars())
     tx.load(ids)
     rows = [row for row in map(tx.session, ids) if row.task_open == TASK_AT_WORK]
     return sorted(rows, key=lambda row: (row.start_order, row.session_id))
+
+
+def parent_of(tx: Transaction, child: SessionRow) -> SessionRow:
+    """The parent of a sub-agent."""
+    assert child.parent_id is not None
+    return tx.session(child.parent_id)
+
+
+def waits_for(tx: Transaction, child: SessionRow) -> SessionRow | None:
+    """The parent, if its current run still wants the child's result."""
+    parent = parent_of(tx, child)
+    wanted = not child.abandoned and parent.run_id is not None and parent.run_id == child.parent_run_id
+    return parent if wanted and not child.background else None
 
 
 def state_of(parent: SessionRow) -> GroupState:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from understudy.actors.context import FOLD
+from understudy.agents import CHILD
 from understudy.events import ModelCallStarted, RunFinished, SteerDropped, TimerFired, TimerSet
 from understudy.identifiers import COPIED
 from understudy.messages import CUT_OFF
@@ -20,7 +21,7 @@ from understudy.placement import is_isolated
 from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 from understudy.store.entries import event_from_row
 
-from . import approvals, kept, typed
+from . import approvals, background, kept, typed
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of
 from .tools import POLICY_OF
@@ -75,6 +76,8 @@ class Ending:
             self._results(connection)
             self._waits(connection)
             self._steers(connection)
+            for text in background.violations(connection, self._world.counts):
+                self._violated(text)
             self._leftovers(connection)
             for text in kept.wrong(connection):
                 self._violated(text)
@@ -132,7 +135,9 @@ class Ending:
         ended = Counter(
             (row.session_id, row.error["message"])
             for row in connection.execute(
-                select(RUN.c.session_id, RUN.c.error).where(RUN.c.status == "cancelled", RUN.c.merged_into == "")
+                select(RUN.c.session_id, RUN.c.error).where(
+                    RUN.c.status == "cancelled", RUN.c.merged_into == "", RUN.c.source != CHILD
+                )
             )
             if row.session_id in roots and row.error["message"].startswith("cancel ")
         )
@@ -255,6 +260,8 @@ class Ending:
         for run in connection.execute(ended.where(RUN.c.status == "completed", RUN.c.merged_into == "")):
             key, messages = f"{run.session_id}/{run.run_id}", said[run.session_id, run.run_id]
             inputs = [message.body for message in messages if message.role == "user" and not message.body.get("origin")]
+            if not inputs or not inputs[-1]["content"].startswith("{"):  # a sub-agent's end, or what its parent sends
+                continue
             task, last = json.loads(inputs[-1]["content"])["name"], messages[-1]
             due = {("run_end", key), ("after_model", f"{key}/{run.rounds}")}
             if run.session_id in self._seen.with_hooks and not due <= self._seen.hooked:
@@ -267,7 +274,7 @@ class Ending:
                     continue
                 task = ""
             pieces, cut_off = [last.body["content"]], 0
-            course = [message for message in messages if message.body.get("origin") != STEER]
+            course = [message for message in messages if message.body.get("origin") not in (STEER, CHILD)]
             for asked, reply in zip(course[-2::-2], course[-3::-2], strict=False):
                 if asked.body.get("origin") != "continuation":
                     break

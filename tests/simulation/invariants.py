@@ -210,7 +210,7 @@ class Invariants:
         elif isinstance(event, RunFinished) and run not in self._forced:
             at_work = (
                 f"SELECT session_id FROM session WHERE parent_id = '{run[0]}' AND parent_run_id = '{run[1]}'"
-                " AND task_open = 1 AND abandoned = 0 AND active = 1"
+                " AND task_open = 1 AND abandoned = 0 AND background = 0 AND active = 1"
             )
             for (child,) in self._world.committed(at_work):
                 self.violated(f"run {run[1]} of {run[0]} ended ({event.status}) before its sub-agent {child}")

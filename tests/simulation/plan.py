@@ -14,12 +14,12 @@ from typing import Any
 from understudy.notes import BOARD, NOTES
 from understudy.placement import DEFAULT, ISOLATED
 
+from .background import SPAWN, some_in_background
 from .folding import folding
 from .hooks import HOOKS
 from .tools import BY_POLICY, TOOLS
 from .typed import output
 
-SPAWN = "spawn_agent"
 STEER = "steer"
 """How messages begin that steer a run: the model does what it would have done without them."""
 
@@ -167,6 +167,7 @@ class Plan:
             helpers += [inner for helper in helpers for inner in helper["agents"].values()]
             found |= {"children"} if helpers else set()
             found |= {name for name in ("hooks", "context", "memory") if name in work.spec}
+            found |= {"background"} if any(tool["name"] == "start_agent" for tool in work.spec["tools"]) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
@@ -775,6 +776,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     deep = random.Random(f"{seed}/deep")
     if deep.random() < 0.15:
         work = tuple(deepen(deep, item) if item.spec["agents"] else item for item in work)
+    work = some_in_background(random.Random(f"{seed}/background"), work)
     placements = random.Random(f"{seed}/placements")
     if placements.random() < 0.15:
         work = tuple(placed(placements, item) for item in work)

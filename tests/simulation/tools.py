@@ -122,7 +122,7 @@ _FUNCTIONS: tuple[Any, ...] = (act, act_in_thread, block, look, look_in_thread, 
 
 TOOLS: dict[str, dict[str, Any]] = {
     entry["name"]: entry
-    for item in (*_FUNCTIONS, "request_user_input", "wait", "spawn_agent", "notes", "board")
+    for item in (*_FUNCTIONS, "request_user_input", "wait", "spawn_agent", "agents", "notes", "board")
     for entry in describe(item, pickle=None)[0]
 }
 """Their compiled descriptions, by name."""

@@ -12,7 +12,6 @@ import pytest
 from understudy.actors.asking import read_arguments
 from understudy.actors.conversation import readable
 from understudy.actors.repeats import repeats
-from understudy.actors.spawning import read_spawn
 from understudy.config import ModelProfile
 from understudy.errors import ServiceGone
 from understudy.messages import Message, ToolCall, Usage, encodable, storable
@@ -346,7 +345,6 @@ def test_arguments_that_nest_too_deeply() -> None:
     """They are a mistake of the model's like any other: it reads so, and history can be sent."""
     assert json.loads(readable(DEEP)) == {"unreadable": DEEP}
     assert "not readable JSON" in str(read_arguments(CallState("c", "requested", "t", DEEP, "p", 0)))
-    assert "not readable JSON" in str(read_spawn(DEEP, {})[0])
     calls = (ToolCall("r/1/0", "t", DEEP),)
     assert repeats([Message("assistant", None, calls, run_id="r", round=1)], "r/1/0") == 1
 

@@ -17,7 +17,7 @@ from understudy.actors.tools import tool_names
 from understudy.cluster.cli.main import app
 from understudy.cluster.client.agent_file import read_agent
 from understudy.errors import InvalidInput, InvalidSpec
-from understudy.spec import AgentSpec, Budget, Context, Memory, RestartPolicy, Supervision
+from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
 
 TOOLS = """
 from understudy import hook, tool
@@ -199,6 +199,11 @@ share = 0.05
 providers = []
 timeout = 2
 
+[delegation]
+tools = ["glob", "wait"]
+models = ["small"]
+budget = { tokens = 100 }
+
 [supervision]
 strategy = "one_for_all"
 max_restarts = 1
@@ -227,6 +232,7 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str) -> None:
         (Supervision, set(data["supervision"])),
         (Context, set(data["context"])),
         (Memory, set(data["memory"])),
+        (Delegation, set(data["delegation"])),
         (Budget, set().union(*scopes)),
     ]
     for model, given in nested:
