@@ -40,7 +40,7 @@ BUILTIN_TOOLS: dict[str, str] = {
 TOOL_GROUPS: dict[str, tuple[str, ...]] = {
     "files": ("read_file", "write_file", "edit_file", "glob", "grep"),
     "explore": ("read_file", "glob", "grep"),
-    "recall": ("recall", "read_message"),
+    "history": ("recall", "read_message"),
     **NOTEBOOK_GROUPS,
     "agents": ("start_agent", "list_agents", "send_to_agent", "stop_agent"),
 }

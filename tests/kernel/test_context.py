@@ -161,7 +161,7 @@ async def test_a_long_result_is_read_in_parts(tmp_path: Path) -> None:
 
     with OfflineServer(policy) as server:
         async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, server=server) as kernel:
-            kernel_tools = k.spec("", ["recall"], context={"longest_result": 1_000})
+            kernel_tools = k.spec("", ["history"], context={"longest_result": 1_000})
             kernel_tools["tools"] += k.spec("", [module_dump])["tools"]
             ended = await kernel.run("s", kernel_tools)
     assert "characters 100000 to 100030 of 195000" in ended["text"]
@@ -187,7 +187,7 @@ async def test_what_was_folded_is_found_again(tmp_path: Path) -> None:
 
     with OfflineServer(policy, window=2_000) as server:
         async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, server=server) as kernel:
-            await kernel.run("s", k.spec("", [step, "recall"], context={"window": 2_000}, max_rounds=100))
+            await kernel.run("s", k.spec("", [step, "history"], context={"window": 2_000}, max_rounds=100))
             await kernel.send("s", "find it", "second")
             ended = await kernel.end("s", "second")
     assert "STEP 3" not in str(server.requests[-3].body["messages"])

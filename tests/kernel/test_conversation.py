@@ -97,7 +97,7 @@ def progress(kernel: k.Kernel) -> str:
 
 async def conversation(directory: Path, *, deadly: bool) -> Told:
     compiled = k.spec(
-        "You take steps.", [step, "notes", "todo", "recall"], max_rounds=1_000, repeat_limit=0,
+        "You take steps.", [step, "notes", "todo", "history"], max_rounds=1_000, repeat_limit=0,
         hooks=[describe_hook(item, pickle=None)[0] for item in (style, clock, remark)],
         context={"window": WINDOW},
         memory={
