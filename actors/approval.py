@@ -14,12 +14,11 @@ from msgspec.structs import replace
 
 from understudy.approvals import APPROVAL, APPROVE, REJECT, Remembered, rejection, remembered
 from understudy.records import Ask, CallState
+from understudy.wakeups import microseconds
 
 from .asking import REQUEST_USER_INPUT, shown
 from .execution import Outcome
 from .window import Window
-
-MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def with_time_out(window: Window, asked: Ask) -> Ask:
         default = {"decision": APPROVE, "text": ""} if approves else {"decision": REJECT, "text": nobody}
     else:
         default = {"decision": "error", "text": nobody} if text is None else {"decision": "ok", "text": text}
-    return replace(asked, timeout=max(1, round(seconds * MICROSECONDS)), default=default)
+    return replace(asked, timeout=microseconds(seconds), default=default)
 
 
 def can_be_approved(tool: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""How a user's function reaches a frame: by import path, or by value. The same for tools and hooks."""
+"""How a user's function reaches a frame: by import path, or by value. The same for tools, hooks and providers."""
 
 from __future__ import annotations
 
@@ -64,6 +64,21 @@ def packed(
         raise InvalidSpec(f"{what} can't be sent by value: {type(error).__name__}: {error}.") from error
     key = hashlib.sha256(blob).hexdigest()
     return {"blob": key}, {key: blob}
+
+
+def sourced(
+    what: str, item: Any, pickle: Callable[[Any], bytes] | None
+) -> tuple[dict[str, str], dict[str, bytes]]:  # fmt: skip
+    """The source of a function, by reference or by value, and the code it needs by its SHA-256. See `packed`."""
+    reference = import_reference(item)
+    return ({"import": reference}, {}) if reference is not None else packed(what, item, item, pickle)
+
+
+def had_from(
+    source: dict[str, str], read_blob: Callable[[str], bytes], unpickle: Callable[[bytes], Any] | None
+) -> Any:  # fmt: skip
+    """What was `sourced`. Raises whatever keeps it from being had: see `unloadable`."""
+    return unpacked(source["blob"], read_blob, unpickle) if "blob" in source else resolve(source["import"])
 
 
 def unpacked(key: str, read_blob: Callable[[str], bytes], unpickle: Callable[[bytes], Any] | None) -> Any:

@@ -85,11 +85,6 @@ class Commits:
                 self._sent = self._batch()
                 await self._deliver()
 
-    async def heard(self) -> None:
-        """Have the batch acknowledged that is on its way, if one is: its Ack says what the store has done with it."""
-        async with self._lock:
-            await self._deliver()
-
     async def _deliver(self) -> None:
         """Have the batch that was sent acknowledged. One whose sender was cancelled may have arrived or not: it is sent
         again as it was, before any other."""

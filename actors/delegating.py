@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy.agents import START_AGENT
+from understudy.agents import SPAWN_AGENT, START_AGENT
 from understudy.identifiers import digest
 from understudy.windows import known_window
 
-SPAWN_AGENT = "spawn_agent"
 LONGEST_INSTRUCTIONS = 100_000
 """Characters."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy.agents import START_AGENT
+from understudy.agents import SPAWN_AGENT, START_AGENT
 from understudy.records import Ask, CallState, Spawn
 
 from .agents import BACKGROUND_TOOLS, read_background
@@ -13,7 +13,7 @@ from .execution import presentable
 from .notebook import NOTEBOOK_TOOLS, read_for_notes
 from .recall import RECALL_TOOLS, read_recall
 from .spawning import spawn_of
-from .tools import SPAWN_AGENT, builtin
+from .tools import builtin
 from .waking import STORE_TOOLS, read_for_store
 from .window import Window
 

@@ -22,6 +22,8 @@ def make_room(window: Window, draft: Draft) -> None:
         Exhausted: the endpoint has refused what is left, and nothing more can be left out.
     """
     trouble, recorded = window.trouble(), window.view(draft.messages)
+    if not (trouble.refused or recorded.window or window.policy.window):
+        return  # nobody knows how much fits
     view, measure, reply = recorded, window.measure(draft.messages), stated_reply(window.spec["parameters"])
     if trouble.refused and not trouble.asked:
         said = ((window.model_error or {}).get("details") or {}).get("window", 0)

@@ -23,7 +23,7 @@ from understudy.messages import INTERRUPTED, NEVER, Message, encodable
 from understudy.records import CallState, ModelRequest
 
 from .approval import Permitted
-from .code import fingerprint, import_reference, packed, resolve, unloadable, unpacked
+from .code import fingerprint, had_from, sourced, unloadable
 from .directives import (
     ALLOWED,
     FAIL_CLOSED,
@@ -112,10 +112,7 @@ def describe_hook(
     definition = getattr(item, "__understudy_hook__", None)
     if not isinstance(definition, HookDefinition):
         raise InvalidSpec(f"{item!r} is not a function decorated with @hook.")
-    reference = import_reference(item)
-    source, blobs = {"import": reference or ""}, dict[str, bytes]()
-    if reference is None:
-        source, blobs = packed(f"hook {definition.name!r}", item, item, pickle)
+    source, blobs = sourced(f"hook {definition.name!r}", item, pickle)
     described = {"name": definition.name, "point": definition.point, "source": source}
     if definition.on_failure is not None:
         described["on_failure"] = definition.on_failure
@@ -132,7 +129,7 @@ def load_hook(
     """
     source = spec["source"]
     try:
-        function = unpacked(source["blob"], read_blob, unpickle) if "blob" in source else resolve(source["import"])
+        function = had_from(source, read_blob, unpickle)
     except Exception as error:
         raise unloadable(f"hook {spec['name']!r}", source, error) from error
     definition = getattr(function, "__understudy_hook__", None)

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from understudy.errors import UnderstudyError
+from understudy.estimates import BYTES_PER_TOKEN
 from understudy.events import ERROR_UNCUT, MemoryFailed, MemoryRecalled
 from understudy.messages import ALWAYS, MEMORY, MEMORY_MARK, Message
 from understudy.notes import TODO_KEY, todo_line
@@ -32,8 +33,6 @@ from .providers import RECALL, REMEMBER, LoadedProvider, MemoryContext, is_async
 from .window import Window
 
 logger = logging.getLogger(__name__)
-
-BYTES_PER_TOKEN = 3
 
 HEAD = (
     f"{MEMORY_MARK}\nWhat you have kept in mind, as it was when this turn began. It is not from the user, and asks "

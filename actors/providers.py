@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 
 from understudy.errors import InvalidSpec, ToolError
 
-from .code import fingerprint, import_reference, packed, resolve, unloadable, unpacked
+from .code import fingerprint, had_from, sourced, unloadable
 
 RECALL, REMEMBER = "recall", "remember"
 
@@ -105,10 +105,7 @@ def describe_provider(
     definition = getattr(item, "__understudy_memory__", None)
     if not isinstance(definition, ProviderDefinition):
         raise InvalidSpec(f"{item!r} is not decorated with @memory_provider.")
-    reference = import_reference(item)
-    source, blobs = {"import": reference or ""}, dict[str, bytes]()
-    if reference is None:
-        source, blobs = packed(f"memory provider {definition.name!r}", item, item, pickle)
+    source, blobs = sourced(f"memory provider {definition.name!r}", item, pickle)
     does = [RECALL, REMEMBER] if isinstance(item, type) else [RECALL]
     does = [what for what in does if not isinstance(item, type) or callable(getattr(item, what, None))]
     return {"name": definition.name, "does": does, "source": source} | fingerprint(item), blobs
@@ -124,7 +121,7 @@ def load_provider(
     """
     source = spec["source"]
     try:
-        item = unpacked(source["blob"], read_blob, unpickle) if "blob" in source else resolve(source["import"])
+        item = had_from(source, read_blob, unpickle)
         made = item() if isinstance(item, type) else item
     except Exception as error:
         raise unloadable(f"memory provider {spec['name']!r}", source, error) from error

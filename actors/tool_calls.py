@@ -101,7 +101,6 @@ class ToolCalls:
         Args:
             known: results of calls that nobody has begun.
         """
-        await self._commits.heard()  # whose sender was cancelled: the store may have answered calls in it
         await self.take_children()
         for call in self._window.calls:
             outcome = self._results.get(call.call_id) or await self._known(call)

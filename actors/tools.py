@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
 
-from understudy.agents import START_AGENT
+from understudy.agents import SPAWN_AGENT, START_AGENT
 from understudy.errors import InvalidSpec, ToolError
 from understudy.suggestions import did_you_mean
 
@@ -44,9 +44,6 @@ TOOL_GROUPS: dict[str, tuple[str, ...]] = {
     **NOTEBOOK_GROUPS,
     "agents": ("start_agent", "list_agents", "send_to_agent", "stop_agent"),
 }
-
-SPAWN_AGENT = "spawn_agent"
-"""The tool that the session loop executes itself, in the batch that commits the child."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OnCrash = str | Callable[..., Any]

@@ -6,6 +6,9 @@ from typing import Any
 
 from .records import child_text
 
+SPAWN_AGENT = "spawn_agent"
+"""The tool that starts a sub-agent and waits for its answer: the call is committed with the child."""
+
 START_AGENT = "start_agent"
 """The tool that starts a sub-agent and does not wait for it."""
 

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy.actors.tools import SPAWN_AGENT
-from understudy.agents import START_AGENT
+from understudy.agents import SPAWN_AGENT, START_AGENT
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings, model_profile_from_environment
 from understudy.environment import for_tools
 from understudy.errors import InvalidInput, ModelProfileMissing, RunFailed

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from understudy.actors.tools import SPAWN_AGENT
+from understudy.agents import SPAWN_AGENT
 from understudy.messages import INTERRUPTED
 
 from .recording import Call, Entry

@@ -21,29 +21,21 @@ from ..transaction import Transaction
 from .beginnings import TASK, TASK_AT_WORK, accept
 from .endings import request_cancel
 from .steering import steer
-from .waiting import hand_in
 
 STOPPED = "its parent stopped it"
 
 
-def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
-    """Do what a tool call of the current run asks, and answer it."""
-    tx.update_call(
-        row.session_id, asked.call_id, state="waiting", epoch=row.epoch, executions=asked.executions, result=None,
-        child_id=None,
-    )  # fmt: skip
+def answer(tx: Transaction, row: SessionRow, asked: Ask) -> tuple[str, str]:
+    """`(decision, text)`: the answer to a call of one of `AGENT_TOOLS`, which has its effect here."""
     arguments = asked.arguments or {}
     if asked.kind == LIST_AGENTS:
-        decision, text = "ok", _described(tx, row)
-    else:
-        child = tx.find(arguments["agent"])
-        if child is None or child.parent_id != row.session_id or not child.background:
-            decision, text = "error", f"you have started no sub-agent {arguments['agent']!r}. {_described(tx, row)}"
-        elif asked.kind == SEND_TO_AGENT:
-            decision, text = _send(tx, child, asked.call_id, arguments["message"])
-        else:
-            decision, text = _stop(tx, child)
-    hand_in(tx, row, asked.call_id, {"decision": decision, "text": text, "since": tx.now})
+        return "ok", _described(tx, row)
+    child = tx.find(arguments["agent"])
+    if child is None or child.parent_id != row.session_id or not child.background:
+        return "error", f"you have started no sub-agent {arguments['agent']!r}. {_described(tx, row)}"
+    if asked.kind == SEND_TO_AGENT:
+        return _send(tx, child, asked.call_id, arguments["message"])
+    return _stop(tx, child)
 
 
 def _send(tx: Transaction, child: SessionRow, call_id: str, message: str) -> tuple[str, str]:

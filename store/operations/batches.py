@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from sqlalchemy import bindparam, select
 
 from understudy import events
-from understudy.agents import AGENT_TOOLS
 from understudy.errors import BatchLost, Fenced
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
 from understudy.messages import ALWAYS, NEVER, Message, ToolCall, Usage, encodable, storable
@@ -25,7 +24,7 @@ from ..budgets import Ask
 from ..db.session_row import SessionRow
 from ..db.statements import EVENT, RUN, TOOL_CALL
 from ..transaction import Transaction
-from . import agents, charging, follow_ups, questions, steering, waiting
+from . import answering, charging, follow_ups, questions, steering, waiting
 from .beginnings import spawn
 from .endings import DEADLINE_TIMER, end_without_agent, finish_run
 
@@ -106,16 +105,11 @@ def commit(
 def _hand_over(tx: Transaction, row: SessionRow, batch: Batch) -> None:
     """Have the batch's questions answered: by the store, or by people."""
     for asked in batch.asks:
-        _of_kind(asked.kind).ask(tx, row, asked)
+        (answering if asked.kind in answering.STORE_ANSWERS else questions).ask(tx, row, asked)
     if steering.is_interrupted(tx, row):
         steering.answer_waits(tx, row)
-    elif any(_of_kind(asked.kind) is questions for asked in batch.asks):
+    elif any(asked.kind not in answering.STORE_ANSWERS for asked in batch.asks):
         questions.tell_above(tx, row)
-
-
-def _of_kind(kind: str) -> Any:
-    """The operations that answer what a call asks."""
-    return agents if kind in AGENT_TOOLS else waiting if kind in waiting.STORE_ANSWERS else questions
 
 
 def _require_current(row: SessionRow, activation: ActivationId, frame_id: str) -> None:

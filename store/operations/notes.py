@@ -7,6 +7,7 @@ is never used twice, also not for another note of the same key.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
@@ -164,31 +165,40 @@ def _add(tx: Transaction, owner: Owner, key: str, text: str, by: str, *, pinned:
 
 
 def _update(tx: Transaction, owners: list[Owner], given: dict[str, Any], by: str) -> Said:
-    key, expected = given["key"], given.get("expected_version")
-    for owner in owners:
-        version = _lock(tx, owner)
-        found = _find(tx, owner, key)
-        if found is None:
-            continue
-        if expected is not None and found.version != expected:
-            return "error", f"nothing was changed: {_what(found)} by now, not {expected}. {_says(found)}"
+    for owner, version, found in _locked(tx, owners, given["key"]):
+        if _is_outdated(found, given):
+            return "error", f"nothing was changed: {_by_now(found, given)}"
         pinned = found.pinned if given.get("pinned") is None else given["pinned"]
-        version = _write(tx, owner, key, given["text"], version, found, pinned=pinned, by=by)
-        return "ok", f"{_name(owner, key)} is updated (version {version})"
-    return _missing(tx, owners, key)
+        version = _write(tx, owner, found.key, given["text"], version, found, pinned=pinned, by=by)
+        return "ok", f"{_name(owner, found.key)} is updated (version {version})"
+    return _missing(tx, owners, given["key"])
 
 
 def _remove(tx: Transaction, owners: list[Owner], given: dict[str, Any]) -> Said:
-    key, expected = given["key"], given.get("expected_version")
+    for owner, version, found in _locked(tx, owners, given["key"]):
+        if _is_outdated(found, given):
+            return "error", f"nothing was removed: {_by_now(found, given)}"
+        return "ok", f"{_name(owner, found.key)} is removed (version {_delete(tx, owner, found.key, version)})"
+    return _missing(tx, owners, given["key"])
+
+
+def _locked(tx: Transaction, owners: list[Owner], key: str) -> Iterator[tuple[Owner, int, Note]]:
+    """The note of each of these owners that has one of this key, with the owner's last version, and locked: the first
+    one is meant."""
     for owner in owners:
         version = _lock(tx, owner)
         found = _find(tx, owner, key)
-        if found is None:
-            continue
-        if expected is not None and found.version != expected:
-            return "error", f"nothing was removed: {_what(found)} by now, not {expected}. {_says(found)}"
-        return "ok", f"{_name(owner, key)} is removed (version {_delete(tx, owner, key, version)})"
-    return _missing(tx, owners, key)
+        if found is not None:
+            yield owner, version, found
+
+
+def _is_outdated(found: Note, given: dict[str, Any]) -> bool:
+    """Whether the agent wants to change another version of a note."""
+    return given.get("expected_version") not in (None, found.version)
+
+
+def _by_now(found: Note, given: dict[str, Any]) -> str:
+    return f"{_what(found)} by now, not {given['expected_version']}. {_says(found)}"
 
 
 def _replace_todo(tx: Transaction, row: SessionRow, items: list[dict[str, str]]) -> Said:

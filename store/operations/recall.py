@@ -8,6 +8,7 @@ from sqlalchemy import Text, cast, func, select
 
 from understudy.messages import ALWAYS, Message
 from understudy.recall import READ_MESSAGE, RECALL
+from understudy.records import Ask
 
 from ..db.session_row import SessionRow
 from ..db.statements import MESSAGE
@@ -18,9 +19,10 @@ EXCERPT = 300
 """Characters of a message that was found which are shown."""
 
 
-def answer(tx: Transaction, row: SessionRow, kind: str, arguments: dict[str, Any]) -> tuple[str, str]:
+def answer(tx: Transaction, row: SessionRow, asked: Ask) -> tuple[str, str]:
     """`(decision, text)`: the answer to a call of `recall` or `read_message`."""
-    if kind == RECALL:
+    arguments = asked.arguments or {}
+    if asked.kind == RECALL:
         return "ok", _found(tx, row, **arguments)
     return _read(tx, row, **arguments)
 

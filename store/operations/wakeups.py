@@ -7,10 +7,12 @@ from contextlib import suppress
 from sqlalchemy import select
 
 from understudy import events
-from understudy.errors import InvalidInput, RunConflict
+from understudy.errors import InvalidInput, RunConflict, UnderstudyError
+from understudy.identifiers import digest
 from understudy.messages import storable
 from understudy.protocol import Scheduled
-from understudy.wakeups import MOST_WAKEUPS, microseconds, next_due, run_identifier, spoken
+from understudy.records import Ask
+from understudy.wakeups import CANCEL_WAKEUP, LIST_WAKEUPS, MOST_WAKEUPS, microseconds, next_due, run_identifier, spoken
 
 from ..db.prepared import Row
 from ..db.session_row import SessionRow
@@ -62,6 +64,26 @@ def cancel(tx: Transaction, session_id: str, name: str) -> bool:
         return False
     tx.drop_timer(row, WAKEUP_TIMER + name)
     return True
+
+
+def answer(tx: Transaction, row: SessionRow, asked: Ask) -> tuple[str, str]:
+    """`(decision, text)`: the answer to a call that sets, lists or cancels wakeups."""
+    arguments = asked.arguments or {}
+    if asked.kind == LIST_WAKEUPS:
+        return "ok", described(tx, row)
+    name = arguments.get("name") or digest(asked.call_id, size=4)
+    if asked.kind == CANCEL_WAKEUP:
+        if cancel(tx, row.session_id, name):
+            return "ok", f"wakeup {name} is cancelled"
+        return "error", f"there is no wakeup {name}. {described(tx, row)}"
+    try:
+        prompt, seconds, every = (arguments[part] for part in ("prompt", "seconds", "every"))
+        found = schedule(tx, row.session_id, name, prompt, seconds, every)
+    except UnderstudyError as error:
+        return "error", error.message
+    what = {"scheduled": "is scheduled", "replaced": "is scheduled anew", "unchanged": "was scheduled before"}
+    again = f", then every {spoken(microseconds(every))}" if every else ""
+    return "ok", f"wakeup {name} {what[found.outcome]}: it is due in {spoken(found.due_at - tx.now)}{again}"
 
 
 def described(tx: Transaction, row: SessionRow) -> str:

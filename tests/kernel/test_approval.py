@@ -21,6 +21,7 @@ from understudy.testing.offline import OfflineServer
 
 from .. import tiers
 from . import kernel as k
+from .deaths import Deaths
 
 
 @tool(approve=True)
@@ -402,37 +403,26 @@ async def one_death(
     kernel: k.Kernel, directory: Path, at: int, victim: str, used: Any, wanted: list[str]
 ) -> list[str]:  # fmt: skip
     """A session with one death at a point; what is not as it must be."""
-    session_id, path, start = f"s{at}", directory / f"notes-{at}", len(kernel.points)
-    where = f"point {at}"
-
-    def die(number: int, label: str, worker: k.Worker | None) -> None:
-        nonlocal where
-        if number - start == at:
-            where = f"point {at} ({label})"
-            if victim == "node":
-                kernel.kill_node()
-            else:
-                kernel.kill(worker or kernel.holder(session_id) or next(iter(kernel.workers.values())))
-
-    kernel.on_point = die
+    session_id, path = f"s{at}", directory / f"notes-{at}"
+    deaths = Deaths(kernel, session_id, at, victim)
     async with person(kernel, session_id, path) as seen:
         try:
             ended = await kernel.run(session_id, compiled(path, used))
         except k.Stuck as stuck:
-            return [f"{where}: {stuck}"]
+            return [f"{deaths.where}: {stuck}"]
         finally:
             kernel.on_point = None
         await kernel.quiet()
     kernel.check(session_id)
-    found = [] if ended["status"] == "completed" else [f"{where}: ended as {ended['status']}: {ended['error']}"]
+    found = [] if ended["status"] == "completed" else [f"{deaths.where}: ended as {ended['status']}: {ended['error']}"]
     if sorted(seen) != ["r/1/0", "r/1/1", "r/1/2"]:
-        found.append(f"{where}: asked {seen}")
+        found.append(f"{deaths.where}: asked {seen}")
     executed = [line.partition("/")[2] for line in k.notes(path)]
     twice = len(executed) > len(set(executed))
     if "r/1/2" in executed or (twice and used is pay):
-        found.append(f"{where}: executed {executed}")
+        found.append(f"{deaths.where}: executed {executed}")
     texts = [text.replace(f"/{path.name}", "/PATH") for text in await results(kernel, session_id)]
     different = [text for text, right in zip(texts, wanted, strict=True) if text != right]
     if len(different) > (used is pay) or not all("interrupted" in text for text in different):
-        found.append(f"{where}: {different}")
+        found.append(f"{deaths.where}: {different}")
     return found

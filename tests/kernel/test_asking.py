@@ -21,6 +21,7 @@ from understudy.testing.offline import OfflineServer
 
 from .. import tiers
 from . import kernel as k
+from .deaths import Deaths
 
 QUESTION = ("request_user_input", {"prompt": "Which colour?", "options": ["red", "blue"]})
 
@@ -482,38 +483,27 @@ def paths(entry: tuple[Any, ...], name: str) -> tuple[Any, ...]:
 
 async def one_death(kernel: k.Kernel, directory: Path, at: int, victim: str, wanted: list[Any]) -> list[str]:
     """A session with one death at a point; what is not as it must be."""
-    session_id, path, start = f"s{at}", directory / f"notes-{at}", len(kernel.points)
-    where = f"point {at}"
-
-    def die(number: int, label: str, worker: k.Worker | None) -> None:
-        nonlocal where
-        if number - start == at:
-            where = f"point {at} ({label})"
-            if victim == "node":
-                kernel.kill_node()
-            else:
-                kernel.kill(worker or kernel.holder(session_id) or next(iter(kernel.workers.values())))
-
-    kernel.on_point = die
+    session_id, path = f"s{at}", directory / f"notes-{at}"
+    deaths = Deaths(kernel, session_id, at, victim)
     async with person(kernel, session_id) as seen:
         try:
             ended = await kernel.run(session_id, compiled(path))
         except k.Stuck as stuck:
-            return [f"{where}: {stuck}"]
+            return [f"{deaths.where}: {stuck}"]
         finally:
             kernel.on_point = None
         await kernel.quiet()
     kernel.check(session_id)
     found = []
     if ended["status"] != "completed":
-        found.append(f"{where}: ended as {ended['status']}: {ended['error']}")
+        found.append(f"{deaths.where}: ended as {ended['status']}: {ended['error']}")
     expected = [paths(entry, path.name) for entry in wanted]
     if (transcript := await kernel.transcript(session_id)) != expected:
-        found.append(f"{where}: {transcript}")
+        found.append(f"{deaths.where}: {transcript}")
     paid = [line for line in k.notes(path) if line.endswith("r/1/1")]
     kinds = sorted((data["kind"], data["asked"]) for data in seen)
     if kinds not in ([("question", 1)], [("in_doubt", 1), ("question", 1)]) or len(paid) > 1:
-        found.append(f"{where}: paid {len(paid)} times, asked {kinds}")
+        found.append(f"{deaths.where}: paid {len(paid)} times, asked {kinds}")
     if not paid and ("in_doubt", 1) not in kinds:
-        found.append(f"{where}: never paid")
+        found.append(f"{deaths.where}: never paid")
     return found

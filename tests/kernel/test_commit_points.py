@@ -17,6 +17,7 @@ from understudy.store.db.statements import ACCOUNT
 
 from .. import tiers
 from . import kernel as k
+from .deaths import Deaths
 
 pytestmark = pytest.mark.conformance
 
@@ -59,26 +60,6 @@ def asked(kernel: k.Kernel, path: Path) -> list[str]:
     return [re.sub(r"call_(\d)_\d+_\d", r"call_\1", text) for text in mine]  # made unique with a `seq`
 
 
-class Deaths:
-    """Lets `victim` die at point `at` of a run."""
-
-    def __init__(self, kernel: k.Kernel, session_id: str, at: int, victim: str) -> None:
-        self.kernel, self.session_id, self.at, self.victim = kernel, session_id, at, victim
-        self.start = len(kernel.points)
-        self.label = ""
-        kernel.on_point = self.on_point
-
-    def on_point(self, number: int, label: str, worker: k.Worker | None) -> None:
-        if number - self.start != self.at:
-            return
-        self.label = label
-        if self.victim == "node":
-            self.kernel.kill_node()
-            return
-        worker = worker or self.kernel.holder(self.session_id) or next(iter(self.kernel.workers.values()))
-        self.kernel.kill(worker)
-
-
 async def sweep(kernel: k.Kernel, tool: Any, directory: Path, victim: str, budget: Any = None) -> list[str]:
     """One session per point, with a death there; returns what was not as in the clean run."""
     clean = await clean_run(kernel, tool, directory / "clean", budget)
@@ -89,12 +70,12 @@ async def sweep(kernel: k.Kernel, tool: Any, directory: Path, victim: str, budge
         try:
             ended = await kernel.run(session_id, compiled(tool, path, budget))
         except k.Stuck as stuck:
-            problems.append(f"point {at} ({deaths.label}): {stuck}")
+            problems.append(f"{deaths.where}: {stuck}")
             break
         kernel.on_point = None
         await kernel.quiet()
         kernel.check(session_id)
-        where = f"point {at} ({deaths.label})"
+        where = deaths.where
         if ended["status"] != "completed":
             problems.append(f"{where}: ended as {ended['status']}: {ended['error']}")
         problems += [f"{where}: {text}" for text in await differences(kernel, tool, session_id, path, clean)]

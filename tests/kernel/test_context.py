@@ -16,6 +16,7 @@ from understudy.testing.policies import Refusal, Reply, content_text
 
 from .. import tiers
 from . import kernel as k
+from .deaths import Deaths
 
 pytestmark = pytest.mark.conformance
 
@@ -210,9 +211,7 @@ async def test_a_death_anywhere_changes_no_request(victim: str, tmp_path: Path) 
             async with k.running(f"sqlite:///{directory}/store.db", directory, server=server) as kernel:
                 start = len(kernel.points)
                 if at is not None:
-                    kernel.on_point = lambda number, _label, worker: (
-                        kill(kernel, worker) if number == start + at else None
-                    )
+                    Deaths(kernel, "s", at, victim)
                 ended = await run(kernel, window=2_000, fold_at=0.5)
                 kernel.on_point = None
                 await kernel.quiet()
@@ -225,12 +224,6 @@ async def test_a_death_anywhere_changes_no_request(victim: str, tmp_path: Path) 
         elif victim == "frame" and len(asked) != len(clean):
             problems.append(f"point {at}: {len(asked)} model calls instead of {len(clean)}")
         return points
-
-    def kill(kernel: k.Kernel, worker: k.Worker | None) -> None:
-        if victim == "node":
-            kernel.kill_node()
-        else:
-            kernel.kill(worker or kernel.holder("s") or next(iter(kernel.workers.values())))
 
     points = await once(None)
     assert sum(INSTRUCTED in text for text in clean) >= 2

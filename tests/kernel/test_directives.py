@@ -17,6 +17,7 @@ from understudy.testing.policies import Reply, content_text
 
 from .. import tiers
 from . import kernel as k
+from .deaths import Deaths
 
 pytestmark = pytest.mark.conformance
 
@@ -299,12 +300,8 @@ async def test_a_death_anywhere_changes_no_request(tmp_path: Path) -> None:
         with OfflineServer(policy) as server:
             async with k.running(f"sqlite:///{directory}/store.db", directory, server=server) as kernel:
                 start = len(kernel.points)
-
-                def on_point(number: int, _label: str, worker: k.Worker | None) -> None:
-                    if at is not None and number == start + at:
-                        kernel.kill(worker or kernel.holder("s") or next(iter(kernel.workers.values())))
-
-                kernel.on_point = on_point
+                if at is not None:
+                    Deaths(kernel, "s", at)
                 ended = await kernel.run("s", compiled())
                 points, kernel.on_point = len(kernel.points) - start, None
                 await kernel.quiet()

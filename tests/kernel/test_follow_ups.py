@@ -11,6 +11,7 @@ from understudy.store.operations.endings import request_cancel
 
 from .. import tiers
 from . import kernel as k
+from .deaths import Deaths
 
 pytestmark = pytest.mark.conformance
 
@@ -116,17 +117,7 @@ async def test_a_death_anywhere_merges_each_input_once(store: str, tmp_path: Pat
         for at in tiers.points(range(24)):
             session_id = f"s{at}"
             await queued(kernel, session_id, follow_ups="merge")
-            start = len(kernel.points)
-
-            def die(number: int, _what: str, worker: k.Worker | None) -> None:
-                if number - start != at:  # noqa: B023
-                    return
-                if victim == "node":
-                    return kernel.kill_node()
-                holder = worker or kernel.holder(session_id)  # noqa: B023
-                kernel.kill(holder or next(iter(kernel.workers.values())))
-
-            kernel.on_point = die
+            Deaths(kernel, session_id, at, victim)
             kernel.server.release()
             found = await rows(kernel, session_id)
             kernel.on_point = None

@@ -27,6 +27,7 @@ from understudy.testing.offline import Faults
 
 from .. import tiers
 from . import kernel as k
+from .deaths import Deaths
 
 SEEN: list[tuple[str, HookContext, int]] = []
 """Name of the hook, what it was told, and when (microseconds), by processes that lived on to the hook's end."""
@@ -521,22 +522,11 @@ async def sweep(kernel: k.Kernel, policy: Any, directory: Path, victim: str) -> 
     for at in tiers.points(range(points + 4)):
         session_id, path = f"s{at}", directory / f"notes-{at}"
         SEEN.clear()
-        start, label = len(kernel.points), []
-
-        def die(number: int, what: str, worker: k.Worker | None, at: int = at, name: str = session_id) -> None:
-            if number - start != at:  # noqa: B023
-                return
-            label.append(what)  # noqa: B023
-            if victim == "node":
-                kernel.kill_node()
-            else:
-                kernel.kill(worker or kernel.holder(name) or next(iter(kernel.workers.values())))
-
-        kernel.on_point = die
+        deaths = Deaths(kernel, session_id, at, victim)
         run = await kernel.run(session_id, agent(path))
         kernel.on_point = None
         await kernel.quiet()
-        where = f"death of the {victim} at {at} ({label})"
+        where = f"death of the {victim} at {deaths.where}"
         if run["status"] != "completed":
             problems.append(f"{where}: {run['status']}: {run['error']}")
         problems += [f"{where}: {text}" for text in await broken(kernel, session_id, path)]

@@ -29,6 +29,7 @@ from understudy.testing.policies import Reply, content_text, register_policy
 
 from .. import tiers
 from . import kernel as k
+from .deaths import Deaths
 
 TOOLS = ["notes", "board", "todo", "current_time"]
 
@@ -323,17 +324,7 @@ async def test_each_call_counts_once_whatever_dies(store: str, tmp_path: Path, v
         assert clean[2] == [{"a": ("two", 2)}, {"k": ("2", 2)}]
         assert len(await shown(kernel, "clean")) == 1
         for at in tiers.points(range(len(kernel.points) - start)):
-            begun = len(kernel.points)
-
-            def die(number: int, _label: str, worker: k.Worker | None, begun: int = begun, at: int = at) -> None:
-                if number - begun != at:
-                    return
-                if victim == "node":
-                    kernel.kill_node()
-                else:
-                    kernel.kill(worker or kernel.holder(f"s{at}") or next(iter(kernel.workers.values())))
-
-            kernel.on_point = die
+            Deaths(kernel, f"s{at}", at, victim)
             found = await play(f"s{at}")
             assert found == clean, f"point {at}"
 

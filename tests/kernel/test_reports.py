@@ -16,7 +16,7 @@ from understudy.errors import ToolError
 
 from .. import tiers
 from . import kernel as k
-from .test_commit_points import Deaths
+from .deaths import Deaths
 
 REPORTED = ("tool_progress", "custom")
 

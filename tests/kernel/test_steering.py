@@ -22,6 +22,7 @@ from understudy.testing.offline import Refusal, Reply, register_policy
 
 from .. import tiers
 from . import kernel as k
+from .deaths import Deaths
 
 
 def two_rounds(body: dict[str, Any]) -> Reply:
@@ -383,25 +384,13 @@ async def test_a_death_anywhere_loses_no_steer_and_doubles_none(
     accepted is in the log once, in order; and what the model is sent in a round begins with what it was sent before."""
     async with k.running(store, tmp_path) as kernel:
         for at in tiers.points(range(0, 60, 2 if interrupt else 1)):
-            session_id, start = f"s{at}", len(kernel.points)
-            label = ""
-
-            def die(number: int, what: str, worker: k.Worker | None) -> None:
-                nonlocal label
-                if number - start != at:  # noqa: B023
-                    return
-                label = what
-                if victim == "node":
-                    return kernel.kill_node()
-                holder = worker or kernel.holder(session_id)  # noqa: B023
-                kernel.kill(holder or next(iter(kernel.workers.values())))
-
-            kernel.on_point = die
+            session_id = f"s{at}"
+            deaths = Deaths(kernel, session_id, at, victim)
             texts = await steered_run(kernel, session_id, tmp_path / f"notes{at}", interrupt=interrupt)
             run = await kernel.end(session_id)
             kernel.on_point = None
             await kernel.quiet()
-            where = f"point {at} ({label})"
+            where = deaths.where
             assert run["status"] == "completed", f"{where}: {run['error']}"
             found = [text for origin, text in await said(kernel, session_id) if origin == STEER]
             assert found == texts, where

@@ -25,6 +25,7 @@ from understudy.testing.policies import content_text
 from .. import tiers
 from ..malformed import Case, cases
 from . import kernel as k
+from .deaths import Deaths
 from .test_context import Stepping, step
 
 SECONDS = 20
@@ -448,7 +449,7 @@ async def test_a_death_anywhere_leaves_the_answer_as_it_would_have_been(
         clean = Clean(await told(kernel, "clean"), bodies(kernel, "clean"), list(kernel.points), ended["output"])
         for at in tiers.points(range(len(clean.points) + 4)):
             session_id = f"s{at}"
-            _die_at(kernel, session_id, at, victim)
+            Deaths(kernel, session_id, at, victim)
             ended = await kernel.run(session_id, compiled, f"I am {session_id}.")
             kernel.on_point = None
             await kernel.quiet()
@@ -461,17 +462,3 @@ async def test_a_death_anywhere_leaves_the_answer_as_it_would_have_been(
             if set(found) != set(clean.requests) or (victim == "frame" and len(found) != len(clean.requests)):
                 problems.append(f"point {at}: the model was asked {found}, not {clean.requests}")
     assert not problems, "\n".join(problems)
-
-
-def _die_at(kernel: k.Kernel, session_id: str, at: int, victim: str) -> None:
-    start = len(kernel.points)
-
-    def on_point(number: int, _label: str, worker: k.Worker | None) -> None:
-        if number - start != at:
-            return
-        if victim == "node":
-            kernel.kill_node()
-        else:
-            kernel.kill(worker or kernel.holder(session_id) or next(iter(kernel.workers.values())))
-
-    kernel.on_point = on_point

@@ -23,6 +23,7 @@ from understudy.wakeups import MOST_WAKEUPS, microseconds, next_due, spoken, wai
 
 from .. import tiers
 from . import kernel as k
+from .deaths import Deaths
 from .test_notices import nodes
 
 TOOLS = ["wait", "schedule_wakeup", "list_wakeups", "cancel_wakeup"]
@@ -479,39 +480,28 @@ async def test_a_death_anywhere_changes_nothing(store: str, tmp_path: Path, vict
 
 async def one_death(kernel: k.Kernel, directory: Path, at: int, victim: str, wanted: list[Any]) -> list[str]:
     """A session with one death at a point; what is not as it must be."""
-    session_id, start = f"s{at}", len(kernel.points)
-    where = f"point {at}"
-
-    def die(number: int, label: str, worker: k.Worker | None) -> None:
-        nonlocal where
-        if number - start == at:
-            where = f"point {at} ({label})"
-            if victim == "node":
-                kernel.kill_node()
-            else:
-                kernel.kill(worker or kernel.holder(session_id) or next(iter(kernel.workers.values())))
-
-    kernel.on_point = die
+    session_id = f"s{at}"
+    deaths = Deaths(kernel, session_id, at, victim)
     try:
         async with asyncio.timeout(30):
             transcript = await until_woken(kernel, session_id, directory / session_id)
     except (TimeoutError, k.Stuck) as stuck:
-        return [f"{where}: {type(stuck).__name__}: {stuck}"]
+        return [f"{deaths.where}: {type(stuck).__name__}: {stuck}"]
     finally:
         kernel.on_point = None
     await kernel.quiet()
     kernel.check(session_id)
     found = []
     if transcript != wanted:
-        found.append(f"{where}: {transcript}")
+        found.append(f"{deaths.where}: {transcript}")
     for kind in ("timer_set", "timer_fired"):
         kinds = [item["kind"] for item in await data(kernel, kind, session_id)]
         if sorted(kinds) != ["wait", "wakeup"]:
-            found.append(f"{where}: {kind} {kinds}")
+            found.append(f"{deaths.where}: {kind} {kinds}")
     asked_at = next(m["created_at"] for m in await kernel.messages(session_id) if m["role"] == "assistant")
     set_for = [item["due_at"] for item in await data(kernel, "timer_set", session_id) if item["kind"] == "wait"]
     if set_for != [asked_at + 20_000]:
-        found.append(f"{where}: the wait was asked for at {asked_at} and is due at {set_for}")
+        found.append(f"{deaths.where}: the wait was asked for at {asked_at} and is due at {set_for}")
     return found
 
 

@@ -1,0 +1,45 @@
+"""Tool calls that the store answers, in the transaction of the batch that asks: each has its effect and answer once.
+
+The answer goes into the session's inbox, as a person's does, and so becomes the call's result once, whatever dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from understudy.agents import AGENT_TOOLS
+from understudy.notes import NOTE_TOOLS
+from understudy.recall import READ_MESSAGE, RECALL
+from understudy.records import Ask
+from understudy.wakeups import CANCEL_WAKEUP, LIST_WAKEUPS, SCHEDULE_WAKEUP, WAIT
+
+from ..db.session_row import SessionRow
+from ..transaction import Transaction
+from . import agents, notes, recall, waiting, wakeups
+
+ANSWERS: dict[str, Callable[[Transaction, SessionRow, Ask], tuple[str, str]]] = {
+    **dict.fromkeys((SCHEDULE_WAKEUP, LIST_WAKEUPS, CANCEL_WAKEUP), wakeups.answer),
+    **dict.fromkeys((RECALL, READ_MESSAGE), recall.answer),
+    **dict.fromkeys(NOTE_TOOLS, notes.answer),
+    **dict.fromkeys(AGENT_TOOLS, agents.answer),
+}
+"""What answers a call at once, by what it asks: `(decision, text)`."""
+
+STORE_ANSWERS = frozenset({WAIT, *ANSWERS})
+
+
+def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
+    """Answer a tool call of the current run, or let it wait for its time."""
+    calls = tx.current_calls(row)
+    # Nothing has changed the call since the model asked for it: the time counts from then, whatever died meanwhile.
+    # Not from a time in the future, of a clock that was set back since: the wait would be longer by as much.
+    since = min(tx.now, next(call["updated_at"] for call in calls if call["call_id"] == asked.call_id))
+    tx.update_call(
+        row.session_id, asked.call_id, state="waiting", epoch=row.epoch, executions=asked.executions, result=None,
+        child_id=None,
+    )  # fmt: skip
+    if asked.kind == WAIT:
+        waiting.begin(tx, row, asked, since)
+        return
+    decision, text = ANSWERS[asked.kind](tx, row, asked)
+    waiting.hand_in(tx, row, asked.call_id, {"decision": decision, "text": text, "since": since})
