@@ -137,10 +137,11 @@ def violations(connection: Any, counts: Counter[str]) -> Iterator[str]:
         ended_badly = runs[parent, child.parent_run_id].status != "completed"
         if child.abandoned and not (ended_badly or parent in closed | given_up):
             yield f"{parent} is not told of the end of {name}, and its run has completed"
-    mine = {child.session_id for child in children}
+    # The end of an abandoned one's task is not told; those of tasks that it was sent later are.
+    mine = {child.session_id for child in children if not child.abandoned}
     for parent, names in told.items():
-        once = list(dict.fromkeys(names))
-        if [name for name in ends.get(parent, []) if name in mine and name in once] != once:
+        once = [name for name in dict.fromkeys(names) if name in mine]
+        if [name for name in ends.get(parent, []) if name in once] != once:
             yield f"{parent} was told of the ends of {once}, and they ended as {ends.get(parent)}"
 
 
