@@ -228,6 +228,7 @@ class Rounds:
         call = self._calls.find(held.incarnation, request.wait_key)
         if call is not None and call.lacks:
             await self._bring(slot, held, call, request)
+            call = self._calls.find(held.incarnation, request.wait_key)  # aborted meanwhile, perhaps
         if call is None:
             if self._node.homes.is_drained:
                 return await self._draining.dismiss(slot)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from understudy.gateway.gateway_calls import GatewayCalls
-from understudy.protocol import CallOrigin
+from understudy.protocol import CallOrigin, Steer
 from understudy.records import ModelAnswer, ModelRequest
 
 from . import kernel as k
@@ -134,3 +134,35 @@ async def test_a_call_that_lacks_messages_can_be_aborted(tmp_path: Path) -> None
             await kernel.ask("cancel", "s", None, "enough")
             assert (await kernel.end("s"))["status"] == "cancelled"
         assert len(sent(kernel)) == 1
+
+
+async def test_a_call_that_is_interrupted_while_its_messages_are_brought(tmp_path: Path) -> None:
+    """Given a call whose messages its frame is bringing, when a steer interrupts it and that is committed first, then
+    the session goes on with the steer, and no sweep has to find it."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
+        bring, answered = kernel.service.rounds._bring, kernel.service.answers.answered
+        committed, steered = asyncio.Event(), list[bool]()
+
+        async def noted(*args: Any) -> None:
+            await answered(*args)
+            committed.set()
+
+        async def interrupted(*args: Any) -> None:
+            if not steered:
+                steered.append(True)
+                committed.clear()
+                await kernel.ask("steer", "s", Steer("stop that", interrupt=True))
+                await asyncio.wait_for(committed.wait(), 10)
+            await bring(*args)
+
+        await kernel.spawn("s", rounds(tmp_path))
+        with (
+            patch("understudy.gateway.histories.KEPT_BYTES", 0),
+            patch.object(kernel.service.rounds, "_bring", interrupted),
+            patch.object(kernel.service.answers, "answered", noted),
+        ):
+            await kernel.send("s", run_id="r")
+            assert (await kernel.end("s"))["text"] == "done"
+        assert steered
+        assert any(message["content"] == "stop that" for message in sent(kernel)[-1])
+        assert kernel.service.sweep.swept == 0

@@ -199,11 +199,7 @@ class Invariants:
         elif isinstance(event, ToolFinished):
             self._begun.discard((event.session_id, event.call_id))
         elif isinstance(event, SessionCrashed):
-            if (event.session_id, event.epoch) in self._crashed:
-                self.violated(f"the death of activation {event.epoch} of {event.session_id} was counted twice")
-            self._crashed.add((event.session_id, event.epoch))
-            for text in deaths.judge(self._world, event):
-                self.violated(f"the death of activation {event.epoch} of {event.session_id}: {text}; {event.body()}")
+            self._death(event)
         elif isinstance(event, ShutdownForced | SessionQuarantined):
             self._forced.add(run)
             self._ended_by_force.add(event.session_id)
@@ -237,11 +233,8 @@ class Invariants:
         last = self._activated_in.get(row.session_id)
         if row.frame_id is not None or last is None or last.epoch != row.epoch:
             return
-        actor = self._world.cluster.frames.get(last.frame_id)
-        if actor is None or not actor.alive or actor.target is None or actor.pid in self._world.killed:
-            return
-        window = self._window_of(actor.process)
-        if window is None or (window.session_id, window.epoch) != (last.session_id, last.epoch):
+        actor = self._at_work(last)
+        if actor is None:
             return
         runs = {_run_of(call_id) for session_id, call_id in self._begun if session_id == last.session_id}
         begun = any((last.session_id, run) not in self._moved for run in runs)
@@ -252,15 +245,11 @@ class Invariants:
         """A session is given to another process only if the one that has it was ended, or is not reached; and then only
         when the lease of what that was allowed to begin is over."""
         before, self._activated_in[event.session_id] = self._activated_in.get(event.session_id), event
+        crashed = before is not None and (event.session_id, before.epoch) in self._crashed  # judged then (`_death`)
         forced = event.session_id in self._ended_by_force  # since that one: whatever is killed then may live a little
         self._ended_by_force.discard(event.session_id)
-        actor = self._world.cluster.frames.get(before.frame_id) if before is not None else None
-        if before is None or before.frame_id == event.frame_id or actor is None:
-            return
-        if not actor.alive or actor.target is None or actor.pid in self._world.killed:
-            return
-        window = self._window_of(actor.process)
-        if window is None or (window.session_id, window.epoch) != (event.session_id, before.epoch):
+        actor = self._at_work(before) if before is not None and before.frame_id != event.frame_id else None
+        if before is None or actor is None:
             return
         calls = f"SELECT call_id, tool, state FROM tool_call WHERE session_id = '{event.session_id}'"
         for call_id, tool, state in self._world.committed(calls):
@@ -268,8 +257,32 @@ class Invariants:
             if state == "started" and POLICY_OF.get(tool, "rerun") != "rerun" and now - at < LEASE_SECONDS:
                 text = f"{now - at:.2f} s after the start of {call_id}, and frame {before.frame_id} lives"
                 self.violated(f"{event.session_id} was activated again ({event.cause}) {text}")
-        if not (self._unreached(actor) or forced or event.session_id in self.upgraded or event.cause == "moved"):
+        rightly = crashed or forced or event.session_id in self.upgraded or event.cause == "moved"
+        if not (rightly or self._unreached(actor)):
             self.violated(f"{event.session_id} was taken from frame {before.frame_id}, which is at work at it")
+
+    def _death(self, event: SessionCrashed) -> None:
+        """A process is said to have died once, and only if it has, or is not reached."""
+        if (event.session_id, event.epoch) in self._crashed:
+            self.violated(f"the death of activation {event.epoch} of {event.session_id} was counted twice")
+        self._crashed.add((event.session_id, event.epoch))
+        for text in deaths.judge(self._world, event):
+            self.violated(f"the death of activation {event.epoch} of {event.session_id}: {text}; {event.body()}")
+        last = self._activated_in.get(event.session_id)
+        actor = self._at_work(last) if last is not None and last.epoch == event.epoch else None
+        if actor is None or actor.process is None or self._unreached(actor) or self.gave_up(actor.process):
+            return
+        self.violated(f"{event.session_id} is said to have died in {actor.name}, which is at work at it")
+
+    def _at_work(self, activated: SessionActivated) -> Actor | None:
+        """The frame that was given a session, if its process lives, is not being killed, and is at that activation."""
+        actor = self._world.cluster.frames.get(activated.frame_id)
+        if actor is None or not actor.alive or actor.target is None or actor.pid in self._world.killed:
+            return None
+        window = self._window_of(actor.process)
+        if window is None or (window.session_id, window.epoch) != (activated.session_id, activated.epoch):
+            return None
+        return actor
 
     def check_process(self, context: ToolContext, process: Process) -> None:
         """A tool goes on: its process is at no other activation."""
