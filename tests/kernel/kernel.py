@@ -378,6 +378,10 @@ class Kernel:
         found = unpacked(await self.ask("read", "messages", [session_id], {}), list[Message], "messages")
         return [message.to_wire() for message in found]
 
+    async def results(self, session_id: str = "s") -> list[str]:
+        """What the session's tools returned, in order."""
+        return [message["content"] for message in await self.messages(session_id) if message["role"] == "tool"]
+
     async def transcript(self, session_id: str) -> list[tuple[Any, ...]]:
         """What of a session must be the same after any death."""
         return [

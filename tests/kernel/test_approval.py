@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from understudy.testing.offline import OfflineServer
 from .. import tiers
 from . import kernel as k
 from .deaths import Deaths
+from .people import Question, person
 
 
 @tool(approve=True)
@@ -47,10 +46,6 @@ async def kernel(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
 async def begin(kernel: k.Kernel, *replies: Any, tools: Any, session_id: str = "s", **more: Any) -> None:
     await kernel.spawn(session_id, k.spec(k.script(*replies), tools, **more))
     await kernel.send(session_id)
-
-
-async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    return [message["content"] for message in await kernel.messages(session_id) if message["role"] == "tool"]
 
 
 def call(path: Path, text: str = "x", name: str = "pay") -> tuple[str, dict[str, str]]:
@@ -94,7 +89,7 @@ async def test_a_rejected_call_is_refused_with_the_reason(kernel: k.Kernel, tmp_
     await kernel.paused("s")
     await decide(kernel, "reject", "r/1/0", text="too expensive")
     assert (await kernel.end("s"))["status"] == "completed"
-    assert await results(kernel) == ["not executed: it was not approved: too expensive"]
+    assert await kernel.results() == ["not executed: it was not approved: too expensive"]
     outcomes = [event["data"]["outcome"] for event in await kernel.events("s") if event["type"] == "tool_finished"]
     assert (outcomes, k.notes(tmp_path / "notes")) == (["refused"], [])
 
@@ -112,7 +107,7 @@ async def test_edited_arguments(kernel: k.Kernel, tmp_path: Path) -> None:
     await decide(kernel, "approve", "r/1/0", text=edited)
     assert (await kernel.end("s"))["status"] == "completed"
     assert (k.notes(tmp_path / "wanted"), len(k.notes(tmp_path / "other"))) == ([], 1)
-    assert await results(kernel) == [f"[a person approved this call with other arguments: {edited}]\npaid y"]
+    assert await kernel.results() == [f"[a person approved this call with other arguments: {edited}]\npaid y"]
     [said] = [message for message in await kernel.messages("s") if message.get("tool_calls")]
     assert str(tmp_path / "wanted") in said["tool_calls"][0][2]
 
@@ -134,7 +129,7 @@ async def test_several_calls_at_once(kernel: k.Kernel, tmp_path: Path) -> None:
     assert [item["call_id"] for item in await kernel.paused("s")] == ["r/1/3"]
     await decide(kernel, "reject", "r/1/3")
     await kernel.end("s")
-    assert await results(kernel) == ["noted x", "paid 1", "paid 2", "not executed: it was not approved."]
+    assert await kernel.results() == ["noted x", "paid 1", "paid 2", "not executed: it was not approved."]
 
 
 @pytest.mark.parametrize(("decision", "executed"), [("approve", 4), ("reject", 0)])
@@ -199,7 +194,7 @@ async def test_a_cancel_ends_the_wait(kernel: k.Kernel, tmp_path: Path, approved
         await decide(kernel, "approve", "r/1/0")
     await kernel.ask("cancel", "s", None, "enough")
     assert (await kernel.end("s"))["status"] == "cancelled"
-    assert (await results(kernel), k.notes(tmp_path / "n")) == (["cancelled"], [])
+    assert (await kernel.results(), k.notes(tmp_path / "n")) == (["cancelled"], [])
 
 
 async def test_sub_agents_can_need_approval(kernel: k.Kernel) -> None:
@@ -215,7 +210,7 @@ async def test_sub_agents_can_need_approval(kernel: k.Kernel) -> None:
     await decide(kernel, "reject", "r/1/1", text="one is enough")
     await decide(kernel, "approve", "r/1/0", text='{"agent": "worker", "task": "plant"}')
     await kernel.end("s")
-    first, second = await results(kernel)
+    first, second = await kernel.results()
     assert (first.endswith("offline: plant"), second) == (True, "not executed: it was not approved: one is enough")
 
 
@@ -255,7 +250,7 @@ async def test_a_hook_asks(kernel: k.Kernel, tmp_path: Path) -> None:
     assert all(part in question["prompt"] for part in ("risky!", "careful", "the text is risky"))
     await decide(kernel, "approve", "r/1/1")
     await kernel.end("s")
-    assert await results(kernel) == ["noted safe!", "noted risky!"]
+    assert await kernel.results() == ["noted safe!", "noted risky!"]
     assert (await kernel.types("s")).count("input_requested") == 1
 
 
@@ -265,7 +260,7 @@ async def test_a_hook_refuses_what_was_approved(kernel: k.Kernel, tmp_path: Path
     await kernel.paused("s")
     await decide(kernel, "approve", "r/1/0")
     await kernel.end("s")
-    [result] = await results(kernel)
+    [result] = await kernel.results()
     assert (result.startswith("not executed: the hook closed refused it"), k.notes(tmp_path / "n")) == (True, [])
 
 
@@ -293,7 +288,7 @@ async def test_nobody_answers_in_time(kernel: k.Kernel, default: dict[str, str],
     question = ("request_user_input", {"prompt": "Which?"})
     await begin(kernel, [question], "done", tools=["request_user_input"], answer_timeout=0.3, **default)
     await kernel.end("s")
-    assert await results(kernel) == [result]
+    assert await kernel.results() == [result]
 
 
 async def test_a_time_out_that_was_overtaken(kernel: k.Kernel, tmp_path: Path) -> None:
@@ -332,7 +327,7 @@ async def test_an_approval_outlasts_a_total_outage(tmp_path: Path) -> None:
             assert (await kernel.end("late"))["status"] == "completed"
             await decide(kernel, "approve", "r/1/0")
             assert (await kernel.end("s"))["status"] == "completed"
-            assert await results(kernel, "late") == ["not executed: it was not approved: nobody answered within 0.5 s"]
+            assert await kernel.results("late") == ["not executed: it was not approved: nobody answered within 0.5 s"]
     assert [line.partition("/")[0] for line in k.notes(notes)] == ["s"]
 
 
@@ -343,38 +338,14 @@ def compiled(path: Path, used: Any) -> dict[str, Any]:
     return k.spec(k.script(calls, [call(path, "remembered", name)], "all done"), [used])
 
 
-@asynccontextmanager
-async def person(kernel: k.Kernel, session_id: str, path: Path) -> AsyncIterator[list[str]]:
-    """Somebody who decides about whatever is asked, and says everything twice; the calls that asked."""
-    seen: list[str] = []
+def decide_by(path: Path) -> Callable[[Question], dict[str, Any]]:
+    """Approves the first call for good, edits the second, rejects the third."""
     decisions: dict[str, dict[str, Any]] = {
         "r/1/0": {"decision": "approve", "remember": "tool"},
         "r/1/1": {"decision": "approve", "text": json.dumps({"path": str(path), "text": "other"})},
         "r/1/2": {"decision": "reject", "text": "no"},
     }
-
-    async def attend() -> None:
-        after = 0
-        while True:
-            found = await kernel.ask("watch", f"{session_id}/person", {session_id: {"after": after}}, 5.0)
-            for event in found["events"]:
-                after = event["seq"]
-                if event["type"] != "input_requested":
-                    continue
-                call_id = event["data"]["call_id"]
-                seen.append(call_id)
-                said = {"call_id": call_id, "asked": event["data"]["asked"], **decisions[call_id]}
-                for _ in range(2):
-                    with suppress(NotAsked):
-                        await kernel.ask("decide", session_id, [said])
-
-    task = asyncio.create_task(attend())
-    try:
-        yield seen
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    return lambda asked: decisions[asked["call_id"]]
 
 
 @pytest.mark.sweep
@@ -388,11 +359,11 @@ async def test_a_death_anywhere_neither_asks_nor_acts_twice(tmp_path: Path, vict
     problems = []
     with OfflineServer() as server:
         async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, server=server) as kernel:
-            async with person(kernel, "clean", tmp_path / "clean"):
+            async with person(kernel, "clean", decide_by(tmp_path / "clean")):
                 start = len(kernel.points)
                 await kernel.run("clean", compiled(tmp_path / "clean", used))
             points = len(kernel.points) - start
-            wanted = [text.replace("/clean", "/PATH") for text in await results(kernel, "clean")]
+            wanted = [text.replace("/clean", "/PATH") for text in await kernel.results("clean")]
             assert len(wanted) == 4
             for at in tiers.points(range(points + 6)):
                 problems += await one_death(kernel, tmp_path, at, victim, used, wanted)
@@ -405,7 +376,7 @@ async def one_death(
     """A session with one death at a point; what is not as it must be."""
     session_id, path = f"s{at}", directory / f"notes-{at}"
     deaths = Deaths(kernel, session_id, at, victim)
-    async with person(kernel, session_id, path) as seen:
+    async with person(kernel, session_id, decide_by(path)) as seen:
         try:
             ended = await kernel.run(session_id, compiled(path, used))
         except k.Stuck as stuck:
@@ -415,13 +386,14 @@ async def one_death(
         await kernel.quiet()
     kernel.check(session_id)
     found = [] if ended["status"] == "completed" else [f"{deaths.where}: ended as {ended['status']}: {ended['error']}"]
-    if sorted(seen) != ["r/1/0", "r/1/1", "r/1/2"]:
-        found.append(f"{deaths.where}: asked {seen}")
+    asked = [question["call_id"] for question in seen]
+    if sorted(asked) != ["r/1/0", "r/1/1", "r/1/2"]:
+        found.append(f"{deaths.where}: asked {asked}")
     executed = [line.partition("/")[2] for line in k.notes(path)]
     twice = len(executed) > len(set(executed))
     if "r/1/2" in executed or (twice and used is pay):
         found.append(f"{deaths.where}: executed {executed}")
-    texts = [text.replace(f"/{path.name}", "/PATH") for text in await results(kernel, session_id)]
+    texts = [text.replace(f"/{path.name}", "/PATH") for text in await kernel.results(session_id)]
     different = [text for text, right in zip(texts, wanted, strict=True) if text != right]
     if len(different) > (used is pay) or not all("interrupted" in text for text in different):
         found.append(f"{deaths.where}: {different}")

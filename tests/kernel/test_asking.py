@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from understudy.testing.offline import OfflineServer
 from .. import tiers
 from . import kernel as k
 from .deaths import Deaths
+from .people import Question, person
 
 QUESTION = ("request_user_input", {"prompt": "Which colour?", "options": ["red", "blue"]})
 
@@ -50,10 +50,6 @@ async def begin(kernel: k.Kernel, *replies: Any, tools: Any = (), session_id: st
     """A session whose model gives these replies, at work on an input."""
     await kernel.spawn(session_id, k.spec(k.script(*replies), ["request_user_input", *tools], **more))
     await kernel.send(session_id)
-
-
-async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    return [message["content"] for message in await kernel.messages(session_id) if message["role"] == "tool"]
 
 
 def die_of_the_effect(kernel: k.Kernel, times: int = 1) -> None:
@@ -88,7 +84,7 @@ async def test_a_question_pauses_the_run_and_holds_no_process(kernel: k.Kernel) 
 
     assert await kernel.ask("answer", "s", "r/1/0", "ok", "blue", 1) is True
     run = await kernel.end("s")
-    assert (run["status"], run["text"], await results(kernel)) == ("completed", "done", ["blue"])
+    assert (run["status"], run["text"], await kernel.results()) == ("completed", "done", ["blue"])
     told = [event for event in await kernel.events("s") if event["type"].startswith("input_")]
     assert [(event["type"], event["data"]["call_id"]) for event in told] == [
         ("input_requested", "r/1/0"), ("input_received", "r/1/0"),
@@ -112,7 +108,7 @@ async def test_other_calls_of_the_round_go_on(kernel: k.Kernel, tmp_path: Path) 
     await answered.wait()
     assert await kernel.ask("answer", "s", "r/1/0", "ok", "red", 1)
     assert (await kernel.end("s"))["status"] == "completed"
-    assert await results(kernel) == ["red", "noted x"]
+    assert await kernel.results() == ["red", "noted x"]
 
 
 async def test_two_questions_at_once(kernel: k.Kernel) -> None:
@@ -125,7 +121,7 @@ async def test_two_questions_at_once(kernel: k.Kernel) -> None:
     assert (await kernel.ask("read", "run", ["s", "r"], {}))["status"] == "waiting_for_input"
     await kernel.ask("answer", "s", "r/1/0", "error", "colour-blind", 1)
     assert (await kernel.end("s"))["status"] == "completed"
-    assert await results(kernel) == ["colour-blind", "because"]
+    assert await kernel.results() == ["colour-blind", "because"]
     finished = [event["data"]["outcome"] for event in await kernel.events("s") if event["type"] == "tool_finished"]
     assert finished == ["ok", "error"]
 
@@ -148,7 +144,7 @@ async def test_a_question_beside_a_child(kernel: k.Kernel) -> None:
     assert [question["call_id"] for question in await kernel.paused("s")] == ["r/1/0"]
     await kernel.ask("answer", "s", "r/1/0", "ok", "red", 1)
     assert (await kernel.end("s"))["status"] == "completed"
-    assert await results(kernel) == ["red", "offline: dig"]
+    assert await kernel.results() == ["red", "offline: dig"]
 
 
 # Calls in doubt.
@@ -170,7 +166,7 @@ async def test_a_person_decides_about_a_call_in_doubt(
     assert all(part in question["prompt"] for part in ("pay", str(notes)))
     assert await kernel.ask("answer", "s", "r/1/0", decision, text, 1)
     assert (await kernel.end("s"))["status"] == "completed"
-    assert (await results(kernel), len(k.notes(notes))) == ([result], executed)
+    assert (await kernel.results(), len(k.notes(notes))) == ([result], executed)
     in_doubt = [event["data"]["policy"] for event in await kernel.events("s") if event["type"] == "tool_in_doubt"]
     assert in_doubt == ["ask"]
 
@@ -208,7 +204,7 @@ async def test_ten_answers_at_once(kernel: k.Kernel) -> None:
     assert await kernel.ask("answer", "s", "r/1/0", "ok", "blue", 1) is False
     with pytest.raises(AnswerConflict):
         await kernel.ask("answer", "s", "r/1/0", "error", "blue", 1)
-    assert (await results(kernel), (await kernel.types("s")).count("input_received")) == (["blue"], 1)
+    assert (await kernel.results(), (await kernel.types("s")).count("input_received")) == (["blue"], 1)
 
 
 class Connection:
@@ -276,7 +272,7 @@ async def test_ten_different_answers_at_once(kernel: k.Kernel) -> None:
     [first] = [number for number, result in enumerate(found) if result is True]
     assert sum(isinstance(result, AnswerConflict) for result in found) == 9
     await kernel.end("s")
-    assert await results(kernel) == [f"colour {first}"]
+    assert await kernel.results() == [f"colour {first}"]
 
 
 async def test_answers_that_nobody_asked_for(kernel: k.Kernel) -> None:
@@ -307,7 +303,7 @@ async def test_any_text_is_an_answer(kernel: k.Kernel, text: str) -> None:
     await kernel.ask("answer", "s", "r/1/0", "ok", text, 1)
     assert await kernel.ask("answer", "s", "r/1/0", "ok", text, 1) is False
     await kernel.end("s")
-    assert await results(kernel) == [text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()]
+    assert await kernel.results() == [text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()]
 
 
 # Ends.
@@ -357,7 +353,7 @@ async def test_an_answer_is_told_although_the_run_is_cancelled_behind_it(
     await kernel.paused("s")
     await kernel.ask("answer", "s", "r/1/0", "ok", "red", 1)
     assert (await kernel.end("s"))["status"] == "cancelled"
-    assert (cut != [], await results(kernel)) == (True, ["red"])
+    assert (cut != [], await kernel.results()) == (True, ["red"])
 
 
 async def test_a_parents_cancel_reaches_a_child_that_waits(kernel: k.Kernel) -> None:
@@ -425,33 +421,9 @@ def compiled(path: Path) -> dict[str, Any]:
     return k.spec(k.script([tuple(call) for call in calls], "all done"), ["request_user_input", pay, k.look])
 
 
-@asynccontextmanager
-async def person(kernel: k.Kernel, session_id: str) -> AsyncIterator[list[dict[str, Any]]]:
-    """Somebody who answers whatever the session asks, sending everything twice; what was asked."""
-    seen: list[dict[str, Any]] = []
-
-    async def answer() -> None:
-        after = 0
-        while True:
-            found = await kernel.ask("watch", f"{session_id}/person", {session_id: {"after": after}}, 5.0)
-            for event in found["events"]:
-                after = event["seq"]
-                if event["type"] != "input_requested":
-                    continue
-                data = event["data"]
-                seen.append(data)
-                said = (data["call_id"], "ok", "blue" if data["kind"] == "question" else "noted 0", data["asked"])
-                for _ in range(2):
-                    with suppress(NotAsked):
-                        await kernel.ask("answer", session_id, *said)
-
-    task = asyncio.create_task(answer())
-    try:
-        yield seen
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+def answer_to(asked: Question) -> dict[str, Any]:
+    """What a person says to each question of these sessions."""
+    return {"decision": "ok", "text": "blue" if asked["kind"] == "question" else "noted 0"}
 
 
 @pytest.mark.sweep
@@ -464,7 +436,7 @@ async def test_a_death_anywhere_asks_nobody_twice(tmp_path: Path, victim: str) -
     problems = []
     with OfflineServer() as server:
         async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, server=server) as kernel:
-            async with person(kernel, "clean"):
+            async with person(kernel, "clean", answer_to):
                 start = len(kernel.points)
                 await kernel.run("clean", compiled(tmp_path / "clean"))
             wanted = await kernel.transcript("clean")
@@ -485,7 +457,7 @@ async def one_death(kernel: k.Kernel, directory: Path, at: int, victim: str, wan
     """A session with one death at a point; what is not as it must be."""
     session_id, path = f"s{at}", directory / f"notes-{at}"
     deaths = Deaths(kernel, session_id, at, victim)
-    async with person(kernel, session_id) as seen:
+    async with person(kernel, session_id, answer_to) as seen:
         try:
             ended = await kernel.run(session_id, compiled(path))
         except k.Stuck as stuck:

@@ -70,10 +70,6 @@ async def told(kernel: k.Kernel, session_id: str = "s") -> list[str]:
     return [message["content"].removeprefix(NEWS).split()[0] for message in found]
 
 
-async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    return [message["content"] for message in await kernel.messages(session_id) if message["role"] == "tool"]
-
-
 async def ends(kernel: k.Kernel, session_id: str = "s") -> list[str]:
     """The sub-agents whose ends the session's log has, in order."""
     return [e["data"]["child_id"] for e in await kernel.events(session_id) if e["type"] == "child_finished"]
@@ -93,7 +89,7 @@ async def test_the_call_has_its_result_at_once(kernel: k.Kernel) -> None:
     await kernel.send("s")
     ended = await kernel.end("s")
     assert (ended["status"], ended["text"]) == ("completed", "it digs")
-    assert await results(kernel) == [f"started sub-agent {child()}"]
+    assert await kernel.results() == [f"started sub-agent {child()}"]
     await settled(kernel)
     news = await kernel.end("s", f"news.{child()}")
     assert (news["status"], news["text"], news["source"]) == ("completed", "heard 1", CHILD)
@@ -143,7 +139,7 @@ async def test_a_budget_refuses_a_start(kernel: k.Kernel) -> None:
     await kernel.spawn("s", lead([start("a")], [start("b")], "ok", worker=worker("x"), budget=budget))
     await kernel.send("s")
     await kernel.end("s")
-    first, second = await results(kernel)
+    first, second = await kernel.results()
     assert first == f"started sub-agent {child()}"
     assert second.startswith("no sub-agent was started: ")
     await settled(kernel)
@@ -156,7 +152,7 @@ async def test_waiting_and_background_sub_agents_beside_each_other(kernel: k.Ker
     await kernel.spawn("s", spec)
     await kernel.send("s")
     await kernel.end("s")
-    assert await results(kernel) == [f"started sub-agent {child()}", "dug"]
+    assert await kernel.results() == [f"started sub-agent {child()}", "dug"]
     await kernel.end("s", f"news.{child()}")
     assert await told(kernel) == [child()]
 
@@ -215,7 +211,7 @@ async def test_list_send_and_stop(kernel: k.Kernel) -> None:
     await kernel.spawn("s", lead(*replies, worker=worker(LONG)))
     await kernel.send("s")
     await kernel.end("s")
-    _, _, listed, sent, stopped = await results(kernel)
+    _, _, listed, sent, stopped = await kernel.results()
     assert listed == f"{child()} (worker): at work (waiting_for_timer)"
     assert sent == f"sub-agent {child()} is at work, and gets the message in its next turn"
     assert stopped == f"sub-agent {child()} was told to end"
@@ -263,7 +259,7 @@ async def test_a_finished_sub_agent_gets_another_task(kernel: k.Kernel) -> None:
     await kernel.spawn("s", lead(*replies, worker=k.spec("", name="worker", hash="worker", lifecycle="linked")))
     await kernel.send("s")
     await kernel.end("s")
-    assert (await results(kernel))[-1] == f"sub-agent {child()} has the message as a new task"
+    assert (await kernel.results())[-1] == f"sub-agent {child()} has the message as a new task"
     await kernel.until("s", "run_accepted", 3)
     [again] = [e["run_id"] for e in await kernel.events("s") if e["type"] == "run_accepted"][2:]
     assert again.startswith(f"news.{child()}.task-")
@@ -279,7 +275,7 @@ async def test_only_its_own_sub_agents(kernel: k.Kernel) -> None:
     await kernel.spawn("s", lead([("stop_agent", {"agent": "other"})], [("send_to_agent", {"agent": 5})], "ok"))
     await kernel.send("s")
     await kernel.end("s")
-    refused, invalid = await results(kernel)
+    refused, invalid = await kernel.results()
     assert refused.startswith("you have started no sub-agent 'other'. You have started no sub-agents")
     assert invalid == 'the argument "agent" must be the id of a sub-agent that you have started.'
 
@@ -318,7 +314,7 @@ async def test_sixty_four_in_the_background_and_twenty_kills(store: str, tmp_pat
         finished = await ends(kernel)
         assert sorted(finished) == sorted(child(index) for index in range(CHILDREN))
         assert await told(kernel) == finished
-        assert await results(kernel) == [f"started sub-agent {child(index)}" for index in range(CHILDREN)]
+        assert await kernel.results() == [f"started sub-agent {child(index)}" for index in range(CHILDREN)]
         kernel.check()
 
 
@@ -359,4 +355,4 @@ async def _pair(kernel: k.Kernel, session_id: str) -> tuple[Any, ...]:
     await settled(kernel, session_id, 2)
     ids = [child_identifier(session_id, f"r/1/{index}") for index in range(2)]
     said = await told(kernel, session_id)
-    return sorted(map(ids.index, said)), said == await ends(kernel, session_id), len(await results(kernel, session_id))
+    return sorted(map(ids.index, said)), said == await ends(kernel, session_id), len(await kernel.results(session_id))

@@ -266,10 +266,6 @@ async def tree(kernel: k.Kernel, session_id: str = "s") -> list[dict[str, Any]]:
     return found[1:]
 
 
-async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    return [message["content"] for message in await kernel.messages(session_id) if message["role"] == "tool"]
-
-
 @pytest.fixture
 async def kernel(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
     async with k.running(store, tmp_path, frames=3, prices=CHEAP) as made:
@@ -333,7 +329,7 @@ async def test_a_childs_budget_nests_in_its_parents(kernel: k.Kernel) -> None:
     assert [row["rounds"] for row in rows] == [2, 1]
     assert accounts(kernel) == {"tree rounds": (5, 0, 5, 0)}
     assert accounts(kernel, first["session_id"]) == {"tree rounds": (2, 0, 2, 0)}
-    assert "does not allow it: 0 left, 1 needed" in (await results(kernel))[0]
+    assert "does not allow it: 0 left, 1 needed" in (await kernel.results())[0]
 
 
 async def test_the_reply_is_no_longer_than_what_is_reserved(kernel: k.Kernel) -> None:
@@ -409,7 +405,7 @@ async def test_more_sub_agents_than_allowed(kernel: k.Kernel) -> None:
     """Those beyond the limit are not started; the model is told why, and the run goes on."""
     run = await kernel.run("s", lead(spawns(5), spawns(1), "done", child=k.spec(name="w"), budget=[{"children": 3}]))
     assert (run["status"], run["text"], len(await tree(kernel))) == ("completed", "done", 3)
-    told = await results(kernel)
+    told = await kernel.results()
     assert [text.startswith("no sub-agent was started: the budget of 3 children") for text in told] == [
         False, False, False, True, True, True,
     ]  # fmt: skip
@@ -435,7 +431,7 @@ async def test_a_refusal_outlives_the_deaths_of_its_round(kernel: k.Kernel) -> N
     await kernel.spawn("s", k.spec(k.script(*replies), tools, agents=agents, budget=[{"children": 0}]))
     await kernel.send("s")
     [question] = await kernel.paused("s")
-    refused, given_up = await results(kernel)
+    refused, given_up = await kernel.results()
     assert refused.startswith("no sub-agent was started: the budget of 0 children")
     assert "died 3 times in a row" in given_up
     await kernel.ask("answer", "s", question["call_id"], "ok", "yes", 1)
@@ -448,7 +444,7 @@ async def test_a_tree_grows_as_deep_as_allowed(kernel: k.Kernel) -> None:
     middle = k.spec(k.script(spawns(1, "leaf"), "mine"), ["spawn_agent"], agents={"leaf": leaf}, name="middle")
     run = await kernel.run("s", lead(spawns(1), "done", child=middle, budget=[{"depth": 1}]))
     assert (run["status"], len(await tree(kernel))) == ("completed", 1)
-    assert "1 depth" in (await results(kernel, (await tree(kernel))[0]["session_id"]))[0]
+    assert "1 depth" in (await kernel.results((await tree(kernel))[0]["session_id"]))[0]
 
 
 @pytest.mark.conformance

@@ -231,10 +231,6 @@ async def kernel(tmp_path: Path) -> AsyncIterator[k.Kernel]:
         yield made
 
 
-async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    return [message["content"] for message in await kernel.messages(session_id) if message["role"] == "tool"]
-
-
 async def finished(kernel: k.Kernel, session_id: str = "s") -> list[dict[str, Any]]:
     """The `tool_finished` events, with the time of their commits."""
     events = await kernel.events(session_id)
@@ -273,7 +269,7 @@ async def test_what_a_hook_gets_is_its_own(kernel: k.Kernel, tmp_path: Path) -> 
     """A hook that changes what it was given changes neither the call, nor the request, nor what the next one sees."""
     agent = hooked([call(tmp_path / "n")], "done", hooks=[meddle, meddle_more, *FIRST])
     assert (await kernel.run("s", agent))["status"] == "completed"
-    assert (await results(kernel), len(k.notes(tmp_path / "n"))) == (["noted x"], 1)
+    assert (await kernel.results(), len(k.notes(tmp_path / "n"))) == (["noted x"], 1)
     assert told("before_tool")[0].arguments == call(tmp_path / "n")[1]
     assert [len(c.messages or ()) for c in told("before_model")] == [2, 4]
     assert [len(request.body["messages"]) for request in kernel.server.requests] == [2, 4]
@@ -288,7 +284,7 @@ async def test_a_refused_call_is_not_executed(kernel: k.Kernel, tmp_path: Path, 
     never started."""
     agent = hooked([call(tmp_path / "n", name=policy.__name__)], "done", hooks=[deny, *FIRST], tools=[policy])
     assert (await kernel.run("s", agent))["status"] == "completed"
-    [result] = await results(kernel)
+    [result] = await kernel.results()
     assert result == f"not executed: the hook deny refused it: {policy.__name__} is not for today"
     [event] = await finished(kernel)
     assert (event["outcome"], event["executions"], k.notes(tmp_path / "n")) == ("refused", 0, [])
@@ -311,7 +307,7 @@ async def test_arguments_are_replaced_one_hook_after_the_other(kernel: k.Kernel,
     agent = hooked([call(tmp_path / "n")], "done", hooks=[louder, *FIRST])
     agent["hooks"].insert(1, again)
     await kernel.run("s", agent)
-    assert await results(kernel) == ["noted x!!"]
+    assert await kernel.results() == ["noted x!!"]
     texts = [(c.arguments or {})["text"] for c in told("before_tool", "after_tool")]
     assert texts == ["x", "x!", "x!!", "x"]
     [written] = [message["tool_calls"] for message in await kernel.messages("s") if message.get("tool_calls")]
@@ -333,7 +329,7 @@ async def test_a_sub_agent_gets_another_task(kernel: k.Kernel) -> None:
         agents={"worker": child},
     )  # fmt: skip
     await kernel.run("s", agent)
-    assert await results(kernel) == ["offline: paint [seen]"]
+    assert await kernel.results() == ["offline: paint [seen]"]
 
 
 async def test_results_are_replaced_before_anybody_sees_them(kernel: k.Kernel, tmp_path: Path) -> None:
@@ -347,7 +343,7 @@ async def test_results_are_replaced_before_anybody_sees_them(kernel: k.Kernel, t
     redact.__qualname__ = "redact"
     globals()["redact"] = redact
     await kernel.run("s", hooked([("stumble", {})], "done", hooks=[redact, *FIRST], tools=[stumble]))
-    assert await results(kernel) == ["ValueError: over my ***"]
+    assert await kernel.results() == ["ValueError: over my ***"]
     assert [c.text for c in told("tool_error")] == ["ValueError: over my ***"]
     assert "feet" not in json.dumps([await kernel.messages("s"), await kernel.events("s")])
 
@@ -358,7 +354,7 @@ async def test_the_model_is_not_asked(kernel: k.Kernel, tmp_path: Path) -> None:
     run = await kernel.run("s", hooked([call(tmp_path / "n")], "done", hooks=[close_the_door, *FIRST]))
     assert (run["status"], run["error"]["code"], run["rounds"]) == ("failed", "refused", 1)
     assert "the hook close_the_door refused: enough is enough" in run["error"]["message"]
-    assert (kernel.server.stats.requests, await results(kernel)) == (1, ["noted x"])
+    assert (kernel.server.stats.requests, await kernel.results()) == (1, ["noted x"])
     assert [c.outcome for c in told("run_end")] == ["failed"]
     assert (await kernel.info("s"))["status"] == "idle"
     await kernel.send("s", "again", "r2")
@@ -375,7 +371,7 @@ async def test_before_tool_fails_closed(kernel: k.Kernel, tmp_path: Path, kind: 
     agent = hooked([call(tmp_path / "n")], "done", hooks=[], tool_timeout=0.1)
     agent["hooks"].append(failing("before_tool", kind))
     assert (await kernel.run("s", agent))["status"] == "completed"
-    [result] = await results(kernel)
+    [result] = await kernel.results()
     assert result.startswith("not executed: the hook broken failed: ")
     assert ([e["outcome"] for e in await finished(kernel)], k.notes(tmp_path / "n")) == (["refused"], [])
 
@@ -425,7 +421,7 @@ async def test_what_only_sees_holds_nobody_up(
     agent = hooked([("stumble", {})], "done", hooks=[], tools=[stumble], tool_timeout=0.1)
     agent["hooks"] = [failing(point, kind), *described(*FIRST)]
     run = await kernel.run("s", agent)
-    assert (run["status"], await results(kernel)) == ("completed", ["ValueError: over my feet"])
+    assert (run["status"], await kernel.results()) == ("completed", ["ValueError: over my feet"])
     assert any("the hook broken failed" in record.message for record in caplog.records)
     assert point in {c.point for _, c, _ in SEEN}
 
@@ -453,7 +449,7 @@ async def test_whatever_the_outcome(kernel: k.Kernel, wanted: Any, outcome: str)
     `ok`; only a call of a tool that does not exist has no `before_tool`."""
     tools = [k.look, stumble, dawdle, "request_user_input", "spawn_agent", "wait", "list_wakeups"]
     await kernel.run("s", hooked([wanted], "done", hooks=[gate, mark, *FIRST], tools=tools))
-    [result] = await results(kernel)
+    [result] = await kernel.results()
     assert result.endswith(" [seen]")
     assert [(c.point, c.outcome) for _, c, _ in SEEN if c.tool and c.point != "before_tool"] == [
         ("after_tool", outcome), ("after_tool", outcome), *([("tool_error", outcome)] if outcome != "ok" else []),
@@ -470,7 +466,7 @@ async def test_a_repeated_call_is_only_seen(kernel: k.Kernel, tmp_path: Path) ->
     assert (run["error"] or {})["code"] == "no_progress"
     outcomes = [event["outcome"] for event in await finished(kernel)]
     assert (outcomes, [c.outcome for c in told("after_tool")]) == (["ok", "repeated", "repeated", "cancelled"],) * 2
-    assert (await results(kernel))[:3] == ["noted x [seen]", REPEATED, REPEATED]
+    assert (await kernel.results())[:3] == ["noted x [seen]", REPEATED, REPEATED]
     assert len(told("before_tool")) == 1
 
 
@@ -536,7 +532,7 @@ async def sweep(kernel: k.Kernel, policy: Any, directory: Path, victim: str) -> 
 async def broken(kernel: k.Kernel, session_id: str, path: Path) -> list[str]:
     """What of the promises does not hold for a session."""
     problems = [
-        f"a result that no hook saw: {text}" for text in await results(kernel, session_id) if text[-7:] != " [seen]"
+        f"a result that no hook saw: {text}" for text in await kernel.results(session_id) if text[-7:] != " [seen]"
     ]
     for event in await finished(kernel, session_id):
         before = [c for _, c, when in SEEN if c.point == "after_tool" and c.call_id == event["call_id"]
@@ -582,7 +578,7 @@ async def test_the_in_doubt_path(kernel: k.Kernel, tmp_path: Path) -> None:
     kernel.on_point = die
     agent = hooked([call(tmp_path / "n", name="note")], "done", hooks=[mark, *FIRST], tools=[k.note])
     await kernel.run("s", agent)
-    assert await results(kernel) == [f"{INTERRUPTED} [seen]"]
+    assert await kernel.results() == [f"{INTERRUPTED} [seen]"]
     facts = [(c.point, c.outcome, c.text, c.redone) for c in told("after_tool", "tool_error")]
     text = f"{INTERRUPTED} [seen]"
     assert facts == [
@@ -620,7 +616,7 @@ async def test_a_person_lets_it_run_again(store: str, tmp_path: Path, denied: bo
         await kernel.ask("answer", "s", "r/1/0", "rerun", "", 1)
         assert (await kernel.end("s"))["status"] == "completed"
         assert [c.redone for c in told("before_tool")] == [False, True]
-        [result] = await results(kernel)
+        [result] = await kernel.results()
         [context] = told("after_tool")
         refused = f"{INTERRUPTED}; not executed again: the hook twice refused it: no more [seen]"
         assert result == (refused if denied else "noted x [seen]")
@@ -664,7 +660,7 @@ async def test_a_person_answers(store: str, tmp_path: Path) -> None:
         await kernel.paused("s")
         await kernel.ask("answer", "s", "r/1/0", "ok", "blue", 1)
         assert (await kernel.end("s"))["status"] == "completed"
-        assert await results(kernel) == ["blue [seen]"]
+        assert await kernel.results() == ["blue [seen]"]
         assert [(c.outcome, c.text) for c in told("after_tool")] == [("ok", "blue")] * 2
         assert (told("after_tool")[1].redone, len(told("before_tool"))) == (True, 1)
 
@@ -681,7 +677,7 @@ async def test_calls_that_are_given_up(kernel: k.Kernel, tmp_path: Path, cancell
 
         kernel.on_point = cancel
     run = await kernel.run("s", hooked([("crash", {})], "done", hooks=[gate, mark, *FIRST], tools=[crash]))
-    [result] = await results(kernel)
+    [result] = await kernel.results()
     [context] = [c for name, c, _ in SEEN if name == "mark"]
     assert (context.outcome, context.redone, result) == ("aborted", True, f"{context.text} [seen]")
     assert run["status"] in (("cancelled", "completed") if cancelled else ("completed",))
@@ -766,7 +762,7 @@ async def test_hooks_travel_by_value(kernel: k.Kernel, tmp_path: Path) -> None:
     await kernel.ask("spawn", session, compiled.blobs)
     await kernel.send("s")
     assert (await kernel.end("s"))["status"] == "completed"
-    assert await results(kernel) == ["not executed: the hook no_rain refused it: rain is not wanted", "noted sun"]
+    assert await kernel.results() == ["not executed: the hook no_rain refused it: rain is not wanted", "noted sun"]
     with pytest.raises(InvalidSpec, match=r"hook 'no_rain' .* by value is switched off"):
         compile_spec(spec, model="offline", profile=None, pickle=None)
 

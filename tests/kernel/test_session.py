@@ -128,11 +128,6 @@ async def kernel(tmp_path: Path) -> AsyncIterator[k.Kernel]:
         yield made
 
 
-async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    """The contents of the tool messages."""
-    return [message["content"] for message in await kernel.messages(session_id) if message["role"] == "tool"]
-
-
 # Rounds and tools.
 
 
@@ -141,7 +136,7 @@ async def test_rounds(kernel: k.Kernel) -> None:
     compiled = k.spec(k.script([("add", {"a": 1, "b": 2})], [("add", {"a": 3, "b": 4})], "ten"), [add])
     run = await kernel.run("s", compiled)
     assert (run["status"], run["text"], run["rounds"], run["error"]) == ("completed", "ten", 3, None)
-    assert await results(kernel) == ["3", "7"]
+    assert await kernel.results() == ["3", "7"]
     stats = kernel.server.stats
     assert run["usage"][:2] == [stats.prompt_tokens, stats.completion_tokens]
     info = await kernel.info("s")
@@ -170,7 +165,7 @@ async def test_tools_of_a_round_run_at_once(kernel: k.Kernel) -> None:
     await kernel.run(
         "s", k.spec(k.script([("meet", {}), ("add", {"a": 1, "b": 1}), ("meet", {})], "done"), [meet, add])
     )
-    assert await results(kernel) == ["met", "2", "met"]
+    assert await kernel.results() == ["met", "2", "met"]
 
 
 async def test_parallel_tools_is_a_limit(kernel: k.Kernel) -> None:
@@ -197,7 +192,7 @@ async def test_the_model_is_told_what_went_wrong(kernel: k.Kernel, call: Any, ou
     """A call that fails in any way has a result that says how, and the run goes on."""
     run = await kernel.run("s", k.spec(k.script([call, ("add", {"a": 1, "b": 1})], "done"), [add, refuse, dawdle]))
     assert run["status"] == "completed"
-    first, second = await results(kernel)
+    first, second = await kernel.results()
     assert (said in first, second) == (True, "2")
     finished = {
         e["data"]["call_id"]: e["data"]["outcome"] for e in await kernel.events("s") if e["type"] == "tool_finished"
@@ -223,7 +218,7 @@ async def test_a_function_that_finds_out_and_is_stuck_ends_its_process(kernel: k
         run = await kernel.run("s", k.spec(k.script([("doubtful", {})], "done"), [doubtful]))
         assert (run["status"], (await kernel.info("s"))["epoch"]) == ("completed", 3)
         assert [worker.task.done() for worker in kernel.workers.values()].count(True) == 1
-        [said] = await results(kernel)
+        [said] = await kernel.results()
         assert said.startswith(f"{INTERRUPTED}; finding out failed: on_crash of doubtful did not finish within 0.05 s")
     finally:
         Meeting.thread.set()
@@ -252,7 +247,7 @@ async def test_the_round_limit(kernel: k.Kernel) -> None:
     calls = [[("add", {"a": 1, "b": number})] for number in range(5)]
     run = await kernel.run("s", k.spec(k.script(*calls), [add], max_rounds=2))
     assert (run["status"], run["rounds"], run["error"]["code"]) == ("round_limit", 2, "round_limit")
-    assert (kernel.server.count, await results(kernel)) == (2, ["1", "2"])
+    assert (kernel.server.count, await kernel.results()) == (2, ["1", "2"])
 
 
 async def test_the_budget(kernel: k.Kernel) -> None:
@@ -304,7 +299,7 @@ async def test_cancel_during_a_tool(kernel: k.Kernel) -> None:
     assert await kernel.ask("cancel", "s", "r", "enough")
     assert (await kernel.end("s"))["status"] == "cancelled"
     assert Meeting.cancelled.is_set()
-    assert (await results(kernel), kernel.server.count) == (["cancelled"], 1)
+    assert (await kernel.results(), kernel.server.count) == (["cancelled"], 1)
     await kernel.send("s", "again", "r2")
     assert (await kernel.end("s", "r2"))["status"] == "completed"
 
@@ -317,7 +312,7 @@ async def test_cancel_during_a_tool_that_can_not_be_stopped(kernel: k.Kernel) ->
         await asyncio.to_thread(Meeting.entered.wait, k.STUCK_SECONDS)
         assert await kernel.ask("cancel", "s", "r", "enough")
         assert (await kernel.end("s"))["status"] == "cancelled"
-        assert await results(kernel) == [GOES_ON]
+        assert await kernel.results() == [GOES_ON]
     finally:
         Meeting.thread.set()
 
@@ -359,7 +354,7 @@ async def test_children_work_in_parallel(kernel: k.Kernel) -> None:
     await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 6)
     run = await kernel.end("s")
     assert (run["status"], run["text"]) == ("completed", "done")
-    assert await results(kernel) == [f"answer of {name}" for name in names]
+    assert await kernel.results() == [f"answer of {name}" for name in names]
     tree = await kernel.ask("read", "tree", ["s"], {})
     assert [(row["depth"], row["status"]) for row in tree] == [(0, "idle")] + [(1, "completed")] * 6
 
@@ -385,7 +380,7 @@ async def test_the_depth_limit(kernel: k.Kernel) -> None:
     assert (await kernel.run("s", compiled))["status"] == "completed"
     tree = await kernel.ask("read", "tree", ["s"], {})
     assert [row["depth"] for row in tree] == [0, 1, 2]
-    assert "as deep as this tree may grow" in (await results(kernel, tree[-1]["session_id"]))[0]
+    assert "as deep as this tree may grow" in (await kernel.results(tree[-1]["session_id"]))[0]
 
 
 @pytest.mark.parametrize("arguments", ["{", {}, {"task": " "}, {"task": "x", "agent": "nobody"}])
@@ -393,7 +388,7 @@ async def test_a_spawn_that_makes_no_sense(kernel: k.Kernel, arguments: Any) -> 
     """It has a result that says what is wrong, and creates nothing."""
     compiled = lead([("spawn_agent", arguments)], "done", child=k.spec(name="worker", hash="worker"))
     assert (await kernel.run("s", compiled))["status"] == "completed"
-    assert len(await results(kernel)) == 1
+    assert len(await kernel.results()) == 1
     assert len(await kernel.ask("read", "tree", ["s"], {})) == 1
 
 
@@ -404,7 +399,7 @@ async def test_a_hopeless_child_leaves_a_result(kernel: k.Kernel) -> None:
     spawns = [("spawn_agent", {"agent": name, "task": f"for {name}"}) for name in ("worker", "sane")]
     compiled = k.spec(k.script(spawns, "done"), ["spawn_agent"], agents={"worker": child, "sane": sane})
     assert (await kernel.run("s", compiled))["status"] == "completed"
-    first, second = await results(kernel)
+    first, second = await kernel.results()
     assert ("quarantined" in first, "for sane" in second) == (True, True)
     tree = await kernel.ask("read", "tree", ["s"], {})
     assert {row["agent"]: (row["status"], row["restarts"]) for row in tree[1:]} == {
@@ -429,7 +424,7 @@ async def test_a_death_in_a_tool(kernel: k.Kernel, tmp_path: Path, used: Any, sa
     kernel.on_point = die
     path = tmp_path / "notes"
     run = await kernel.run("s", k.spec(k.script([(used.__name__, {"path": str(path), "text": "x"})], "done"), [used]))
-    assert (run["status"], await results(kernel)) == ("completed", [said])
+    assert (run["status"], await kernel.results()) == ("completed", [said])
     assert len(k.notes(path)) == (2 if used is k.look else 1)
     in_doubt = [event["data"]["policy"] for event in await kernel.events("s") if event["type"] == "tool_in_doubt"]
     assert in_doubt == {k.note: ["report"], k.look: [], k.careful: ["reconcile"]}[used]

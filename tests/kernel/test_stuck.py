@@ -49,15 +49,11 @@ async def crashes(kernel: k.Kernel, session_id: str = "s") -> list[str]:
     ]
 
 
-async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    return [message["content"] for message in await kernel.messages(session_id) if message["role"] == "tool"]
-
-
 async def test_a_poisonous_call_is_given_up_and_the_agent_completes(kernel: k.Kernel) -> None:
     """Given a call that kills its process every time, then after `stuck_after` deaths it gets a result that says so,
     the session resumes at once, and what the model does next is done."""
     run = await kernel.run("s", k.spec(k.script([("poison", {})], [("fine", {})], "done"), [poison, fine]))
-    assert (run["status"], run["text"], await results(kernel)) == ("completed", "done", [GIVEN_UP, "fine"])
+    assert (run["status"], run["text"], await kernel.results()) == ("completed", "done", [GIVEN_UP, "fine"])
     assert await crashes(kernel) == ["resume", "resume", "resume", "abort"]  # the first one had made progress
     assert await finished(kernel) == [("r/1/0", "aborted", 0), ("r/2/0", "ok", 1)]
     assert kernel.server.stats.requests == 3
@@ -75,7 +71,7 @@ async def test_calls_that_are_not_to_blame_go_down_too_but_not_those_with_a_resu
     await kernel.until("s", "tool_finished", 3)
     assert await kernel.ask("answer", "s", "r/1/3", "ok", "well", 1)
     assert (await kernel.end("s"))["status"] == "completed"
-    assert await results(kernel) == [GIVEN_UP, GIVEN_UP, "offline: dig", "well"]
+    assert await kernel.results() == [GIVEN_UP, GIVEN_UP, "offline: dig", "well"]
 
 
 async def test_stuck_again_in_the_same_run_is_the_end(kernel: k.Kernel) -> None:

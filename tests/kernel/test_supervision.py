@@ -126,10 +126,6 @@ async def stored(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
             Begun.let_go.set()
 
 
-async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    return [m["content"] for m in await kernel.messages(session_id) if m["role"] == "tool"]
-
-
 async def tree(kernel: k.Kernel) -> list[dict[str, Any]]:
     """The sub-agents of `s`, in the order of their creation."""
     return [row for row in await kernel.ask("read", "tree", ["s"], {}) if row["session_id"] != "s"]
@@ -139,7 +135,7 @@ async def test_a_failed_sub_agent_is_started_again(stored: k.Kernel) -> None:
     """Anew, in another session with the same task; its parent gets one result, the last one's."""
     flaky = worker(fails_first("flaky", 2), restart_type="transient")
     run = await stored.run("s", lead(flaky))
-    assert (run["status"], await results(stored)) == ("completed", ["flaky says so"])
+    assert (run["status"], await stored.results()) == ("completed", ["flaky says so"])
     rows = await tree(stored)
     assert [row["status"] for row in rows] == ["failed", "failed", "completed"]
     first = [m["content"] for m in await stored.messages(rows[2]["session_id"])]
@@ -208,7 +204,7 @@ async def test_report_tells_the_model(kernel: k.Kernel) -> None:
     rules = supervision(max_restarts=1, exceeded="report")
     run = await kernel.run("s", lead(worker(FAILS, restart_type="transient"), rules=rules))
     assert run["status"] == "completed"
-    assert "ended as failed" in (await results(kernel))[0]
+    assert "ended as failed" in (await kernel.results())[0]
 
 
 async def test_one_for_all(kernel: k.Kernel) -> None:
@@ -217,7 +213,7 @@ async def test_one_for_all(kernel: k.Kernel) -> None:
     flaky = worker(fails_first("all", 1), restart_type="transient", name="flaky")
     steady = worker(k.script({"text": "steady", "delay": 0.4}), restart_type="transient", name="steady")
     run = await kernel.run("s", lead(steady, flaky, rules=supervision(strategy="one_for_all")))
-    assert (run["status"], await results(kernel)) == ("completed", ["steady", "all says so"])
+    assert (run["status"], await kernel.results()) == ("completed", ["steady", "all says so"])
     found = Counter((row["agent"], row["status"]) for row in await tree(kernel))
     assert found == {
         ("steady", "cancelled"): 1,
@@ -235,7 +231,7 @@ async def test_rest_for_one(kernel: k.Kernel) -> None:
         for name in ("before", "after")
     )
     run = await kernel.run("s", lead(before, flaky, after, rules=supervision(strategy="rest_for_one")))
-    assert (run["status"], await results(kernel)) == ("completed", ["before", "rest says so", "after"])
+    assert (run["status"], await kernel.results()) == ("completed", ["before", "rest says so", "after"])
     found = Counter(row["agent"] for row in await tree(kernel))
     assert found == {"before": 1, "flaky": 2, "after": 2}
 
@@ -256,7 +252,7 @@ async def test_restarts_survive_deaths(stored: k.Kernel, seed: int) -> None:
     run = await stored.run("s", lead(steady, flaky, rules=supervision(strategy="one_for_all"), **patient))
     stored.on_point = None
     assert run["status"] == "completed"
-    assert sorted(await results(stored)) == sorted(["steady", f"deadly {seed} says so"])
+    assert sorted(await stored.results()) == sorted(["steady", f"deadly {seed} says so"])
     assert [e["type"] for e in await stored.events("s")].count("child_restarted") in (1, 2)
 
 
@@ -275,7 +271,7 @@ async def test_a_run_that_does_not_end_is_ended_by_force(kernel: k.Kernel) -> No
     run = await kernel.end("s")
     assert (run["status"], run["error"]["message"]) == ("cancelled", "enough")
     assert "shutdown_forced" in await kernel.types("s")
-    assert await results(kernel) == [
+    assert await kernel.results() == [
         "interrupted: the agent's process died while this tool ran; its outcome is unknown"
     ]
     assert frame is not None
@@ -397,7 +393,7 @@ async def test_nothing_is_needed_to_end_what_only_waits(kernel: k.Kernel) -> Non
     await kernel.ask("cancel", "s", None, "enough")
     run = await kernel.end("s")
     assert run["status"] == "cancelled"
-    assert await results(kernel) == ["the sub-agent ended as cancelled: enough"] * 2
+    assert await kernel.results() == ["the sub-agent ended as cancelled: enough"] * 2
     assert (await kernel.types("s")).count("session_activated") == activations
     finished = {row["session_id"]: row["updated_at"] for row in await tree(kernel)}
     assert all(at <= run["finished_at"] for at in finished.values())
@@ -419,7 +415,7 @@ async def test_a_cancelled_child_gives_what_it_had(kernel: k.Kernel) -> None:
     await kernel.until(kid, "model_call_started", 2)
     await kernel.ask("cancel", kid, None, "too slow")
     assert (await kernel.end("s"))["status"] == "completed"
-    [said] = await results(kernel)
+    [said] = await kernel.results()
     assert "ended as cancelled: too slow" in said
     assert "It had used: look." in said
 
@@ -470,7 +466,7 @@ async def test_results_of_a_parent_that_waits_for_its_children_to_end(stored: k.
     stored.check()
     Begun.let_go.set()
     assert (await stored.end("s"))["status"] == "cancelled"
-    assert (await results(stored))[1] == "offline: t"
+    assert (await stored.results())[1] == "offline: t"
 
 
 async def test_a_question_of_a_parent_that_waits_for_its_children_to_end(stored: k.Kernel) -> None:

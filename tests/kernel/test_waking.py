@@ -53,10 +53,6 @@ async def waits(kernel: k.Kernel, session_id: str = "s", status: str = "waiting_
             await asyncio.sleep(0.005)
 
 
-async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    return [message["content"] for message in await kernel.messages(session_id) if message["role"] == "tool"]
-
-
 async def data(kernel: k.Kernel, event_type: str, session_id: str = "s") -> list[dict[str, Any]]:
     """What the session's events of a type say."""
     return [event["data"] for event in await kernel.events(session_id) if event["type"] == event_type]
@@ -105,7 +101,7 @@ async def test_a_wait_holds_no_process(kernel: k.Kernel) -> None:
     assert told == {"kind": "wait", "name": "r/1/0", "due_at": asked_at + 3_600_000_000}
     await fire(kernel, "call:r/1/0")
     run = await kernel.end("s")
-    assert (run["status"], await results(kernel)) == ("completed", ["waited 3600 seconds"])
+    assert (run["status"], await kernel.results()) == ("completed", ["waited 3600 seconds"])
     assert await due(kernel) == {}
     assert len(await data(kernel, "timer_fired")) == 1
 
@@ -117,7 +113,7 @@ async def test_time_passes_by_itself(kernel: k.Kernel) -> None:
     [finished] = await data(kernel, "tool_finished")
     assert (finished["outcome"], finished["executions"]) == ("ok", 1)
     assert finished["duration"] >= 50_000
-    assert await results(kernel) == ["waited 0.05 seconds"]
+    assert await kernel.results() == ["waited 0.05 seconds"]
 
 
 async def test_other_calls_of_the_round_go_on(kernel: k.Kernel, tmp_path: Path) -> None:
@@ -129,7 +125,7 @@ async def test_other_calls_of_the_round_go_on(kernel: k.Kernel, tmp_path: Path) 
     assert [item["outcome"] for item in await data(kernel, "tool_finished")] == ["ok"]
     await fire(kernel, "call:r/1/0")
     await kernel.end("s")
-    assert await results(kernel) == ["waited 3600 seconds", "noted x"]
+    assert await kernel.results() == ["waited 3600 seconds", "noted x"]
 
 
 @tool(on_crash="rerun")
@@ -145,7 +141,7 @@ async def test_a_wait_that_is_over_before_the_session_parks(kernel: k.Kernel) ->
     """Its answer waits in the inbox until the other calls of the round have their results."""
     await begin(kernel, [("wait", {"seconds": 0.01}), ("patient", {})], "done", tools=[patient])
     assert (await kernel.end("s"))["status"] == "completed"
-    assert await results(kernel) == ["waited 0.01 seconds", "seen"]
+    assert await kernel.results() == ["waited 0.01 seconds", "seen"]
     assert (await kernel.info("s"))["epoch"] == 1
 
 
@@ -161,7 +157,7 @@ async def test_a_wait_that_makes_no_sense(kernel: k.Kernel, arguments: Any, part
     """The model is told what is wrong with it, and nothing is waited for."""
     await begin(kernel, [("wait", arguments if isinstance(arguments, str) else json.dumps(arguments))], "done")
     assert (await kernel.end("s"))["status"] == "completed"
-    assert part in (await results(kernel))[0]
+    assert part in (await kernel.results())[0]
     assert [item["outcome"] for item in await data(kernel, "tool_finished")] == ["invalid"]
     assert await data(kernel, "timer_set") == []
 
@@ -183,7 +179,7 @@ async def test_a_wait_beside_a_question(kernel: k.Kernel) -> None:
     await kernel.ask("answer", "other", "r/1/1", "ok", "red", 1)
     for session_id in ("s", "other"):
         assert (await kernel.end(session_id))["status"] == "completed"
-        assert await results(kernel, session_id) == ["waited 3600 seconds", "red"]
+        assert await kernel.results(session_id) == ["waited 3600 seconds", "red"]
 
 
 async def test_a_wait_beside_a_child(kernel: k.Kernel) -> None:
@@ -207,7 +203,7 @@ async def test_a_wait_beside_a_child(kernel: k.Kernel) -> None:
             await waits(kernel, "s")
             await fire(kernel, "call:r/1/0")
         assert (await kernel.end(session_id))["status"] == "completed"
-        assert await results(kernel, session_id) == ["waited 3600 seconds", "dug"]
+        assert await kernel.results(session_id) == ["waited 3600 seconds", "dug"]
 
 
 @tool
@@ -219,7 +215,7 @@ async def wait() -> str:
 async def test_a_tool_of_ones_own_may_be_called_wait(kernel: k.Kernel) -> None:
     """It is executed like any other."""
     await kernel.run("s", k.spec(k.script([("wait", {})], "done"), [wait]))
-    assert await results(kernel) == ["my own"]
+    assert await kernel.results() == ["my own"]
 
 
 async def test_waiting_is_no_lack_of_progress(kernel: k.Kernel, tmp_path: Path) -> None:
@@ -227,7 +223,7 @@ async def test_waiting_is_no_lack_of_progress(kernel: k.Kernel, tmp_path: Path) 
     looks = ("look", {"path": str(tmp_path / "notes"), "text": "x"})
     rounds = [[("wait", {"seconds": 0.001})], [("wait", {"seconds": 0.001}), looks]] * 4
     run = await kernel.run("s", k.spec(k.script(*rounds, "done"), [*TOOLS, k.look], repeat_limit=2))
-    assert (run["status"], set(await results(kernel))) == ("completed", {"waited 0.001 seconds", "noted x"})
+    assert (run["status"], set(await kernel.results())) == ("completed", {"waited 0.001 seconds", "noted x"})
 
 
 # The ends of a wait.
@@ -246,7 +242,7 @@ async def test_a_wait_is_ended_without_a_process(kernel: k.Kernel, how: str) -> 
         await kernel.ask(how, "s", *([None] if how == "cancel" else []), "enough")
     ended = await kernel.ask("read", "run", ["s", "r"], {})
     assert ended["status"] == ("budget_exceeded" if how == "deadline" else "cancelled")
-    assert (await results(kernel), await due(kernel)) == (["cancelled"], {})
+    assert (await kernel.results(), await due(kernel)) == (["cancelled"], {})
     kernel.check()
 
 
@@ -319,7 +315,7 @@ async def test_a_cancel_while_other_calls_work(kernel: k.Kernel, over: bool) -> 
         await fire(kernel, "call:r/1/0")
     await kernel.ask("cancel", "s", None, "enough")
     assert (await kernel.end("s"))["status"] == "cancelled"
-    assert (await due(kernel), len(await results(kernel))) == ({}, 2)
+    assert (await due(kernel), len(await kernel.results())) == ({}, 2)
 
 
 @pytest.mark.parametrize("over", [False, True])
@@ -365,7 +361,7 @@ async def test_nothing_is_done_while_it_waits(kernel: k.Kernel) -> None:
     for _ in range(2):
         await kernel.service.journal.submit(lambda tx: timers.fire(tx, "s", "call:r/1/0", due_at))
     assert (await kernel.end("s"))["status"] == "completed"
-    assert await results(kernel) == ["waited 3600 seconds"]
+    assert await kernel.results() == ["waited 3600 seconds"]
 
 
 @tool(on_crash="rerun")
@@ -521,7 +517,7 @@ async def test_an_agent_wakes_itself(kernel: k.Kernel) -> None:
     for number, content in enumerate(inputs):
         await kernel.send("s", content, f"r{number}")
         assert (await kernel.end("s", f"r{number}"))["status"] == "completed"
-    first, second, listed, cancelled, unknown = await results(kernel)
+    first, second, listed, cancelled, unknown = await kernel.results()
     assert first == "wakeup w is scheduled: it is due in 3600 seconds"
     assert second.endswith("it is due in 60 seconds, then every 86400 seconds")
     assert [line.partition(": ")[0] for line in listed.splitlines()] == [second.split()[1], "w"]
@@ -551,7 +547,7 @@ async def test_a_wakeup_that_makes_no_sense(kernel: k.Kernel, arguments: Any, pa
     """The model is told what is wrong with it, and nothing is scheduled."""
     await begin(kernel, [("schedule_wakeup", arguments)], "done")
     await kernel.end("s")
-    assert part in (await results(kernel))[0]
+    assert part in (await kernel.results())[0]
     assert await kernel.ask("read", "wakeups", ["s"], {}) == []
 
 
@@ -598,7 +594,7 @@ async def test_who_can_not_be_woken(kernel: k.Kernel) -> None:
     await begin(kernel, spawns, "done", tools=["spawn_agent"], agents=agents)
     await kernel.end("s")
     below = {row["agent"]: row["session_id"] for row in await kernel.ask("read", "tree", ["s"], {})}
-    assert "ephemeral" in (await results(kernel, below["ephemeral"]))[0]
+    assert "ephemeral" in (await kernel.results(below["ephemeral"]))[0]
     assert list(await due(kernel)) == [(below["linked"], "wakeup:w")]
     kernel.check()
     await schedule(kernel)
