@@ -269,7 +269,7 @@ class ToolCalls:
                     if time.monotonic() < watch_at:
                         continue
                 if watch is None:
-                    watched = self._window.activation, self._window.run_id or ""
+                    watched = self._window.activation, self._window.run_id or "", self._window.round
                     watch = asyncio.create_task(self._node.interrupted(self._frame_id, *watched))
                     watch.add_done_callback(retrieve_error)  # a commit may fail at the same time
         finally:

@@ -264,7 +264,7 @@ class Interrupted(NamedTuple):
     """A run that was interrupted by a steer, and goes on.
 
     Attributes:
-        round: of the model call that it waited for; 0 if it waited for none.
+        round: at which it was then: another one does not concern it.
     """
 
     run_id: str

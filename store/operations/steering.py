@@ -44,8 +44,7 @@ def _interrupt(tx: Transaction, row: SessionRow) -> None:
     should that get lost, the run goes on when they have ended."""
     assert row.run_id is not None
     if row.wait in (None, "model"):
-        round_number = row.round if row.wait == "model" else 0
-        tx.interrupted[row.session_id] = Interrupted(row.run_id, row.incarnation, row.epoch, round_number)
+        tx.interrupted[row.session_id] = Interrupted(row.run_id, row.incarnation, row.epoch, row.round)
     answer_waits(tx, row)
 
 
