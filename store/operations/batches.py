@@ -84,8 +84,8 @@ def commit(
     finish = None if steering.outlives(tx, row, batch.finish) else batch.finish
     if finish is not None and row.calls_open > 0:
         waiting.drop_all(tx, row)
-    first_seq = row.seq + 1
-    for entry in batch.entries:
+    first_seq, asks_anew = row.seq + 1, steering.comes_first(tx, row, batch)
+    for entry in batch.entries[: -batch.request_entries or None] if asks_anew else batch.entries:
         tx.append(row, entry)
     # A cancelled run may not grow: its spawns, questions and next model call are left out, and the Ack says why.
     refused = [wanted.call_id for wanted in batch.spawns if cancel is None and not spawn(tx, row, wanted)]
@@ -98,7 +98,7 @@ def commit(
         finish_run(tx, row, finish)
         over = row.epoch != batch.epoch
         return CommitResult(_ack(tx, row, first_seq), row.wait, 0, "", over=over)
-    _set_wait(tx, row, batch, holder, price)
+    _set_wait(tx, row, batch, holder, price, asks_anew=asks_anew)
     return _committed(tx, row, first_seq)
 
 
@@ -132,7 +132,9 @@ def require_held(row: SessionRow, activation: ActivationId, frame_id: str) -> No
         raise Fenced("the session has left its frame", session_id=row.session_id)
 
 
-def _set_wait(tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None) -> None:
+def _set_wait(
+    tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None, *, asks_anew: bool
+) -> None:  # fmt: skip
     if batch.wait == "idle" and row.run_id is None and row.inbox_count == 0:
         row.wait, row.active = "idle", 0
         row.status = row.status if row.closed else "idle"  # a closed one goes on saying how it ended
@@ -141,9 +143,8 @@ def _set_wait(tx: Transaction, row: SessionRow, batch: Batch, holder: str, price
     if batch.wait in (None, "idle") or row.cancel_reason is not None:
         return
     if batch.wait == "model":
-        if steering.unread(tx, row) and not batch.request_purpose:
-            # The session asks anew, with what its process had not heard of.
-            row.redone = 1
+        if asks_anew:
+            row.redone = 1  # hooks saw the call
         else:
             _wait_for_model(tx, row, batch, holder, price)
     elif batch.wait == "child" and row.children_open:
