@@ -283,7 +283,7 @@ class ToolCalls:
             self._window.interrupted = True
         else:
             self._window.cancel = reason
-        if self._asked or self._handed_over:  # what others said of these calls before counts
+        if any(map(self._is_with_others, self._window.calls)):  # what others said of these before counts
             await self._commits.flush(anew=True)
 
     async def _stop(self, pending: Collection[asyncio.Future[Any]]) -> None:

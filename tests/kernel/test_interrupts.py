@@ -255,3 +255,31 @@ async def test_what_a_cancelled_answer_had_streamed_is_paid(store: str, tmp_path
         assert (await kernel.info("s"))["tokens_used"] == usage.total_tokens
         assert [message["role"] for message in await kernel.messages("s")] == ["user"]
         kernel.check("s")
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
+async def test_a_sub_agents_result_from_before_a_cancel_is_its_calls(kernel: k.Kernel, dies: bool) -> None:
+    """Given a tool at work beside a sub-agent that has ended since the process looked into its inbox, when the run is
+    cancelled, then the sub-agent's answer is the result of its call: also where the process is not the one that had
+    started the sub-agent."""
+    child = k.spec(k.script([("request_user_input", {"prompt": "Which?"})], "dug"), ["request_user_input"], name="w")
+    calls = [("spawn_agent", {"agent": "w", "task": "dig"}), ("lasts", {})]
+    await kernel.spawn("s", k.spec(k.script(calls, "done"), ["spawn_agent", lasts], agents={"w": child}))
+    await kernel.send("s")
+    child_id = (await kernel.until("s", "child_spawned"))[-1]["data"]["child_id"]
+    [question] = await kernel.paused(child_id)
+    if dies:
+        worker = kernel.holder("s")
+        assert worker is not None
+        kernel.kill(worker)
+        await kernel.until("s", "session_activated", 2)
+    async with asyncio.timeout(k.STUCK_SECONDS):
+        while not kernel.service.interrupts:  # noqa: ASYNC110 - asked by a clock of the frame's
+            await asyncio.sleep(0.01)
+    await kernel.ask("answer", child_id, question["call_id"], "ok", "left", question["asked"])
+    assert (await kernel.end(child_id, "task"))["status"] == "completed"
+    await kernel.ask("cancel", "s", "r", "enough")
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    results = [message["content"] for message in await kernel.messages("s") if message["role"] == "tool"]
+    assert results == ["dug", "cancelled"]
+    assert (await kernel.types("s")).count("child_finished") == 1
