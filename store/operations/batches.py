@@ -78,6 +78,8 @@ def commit(
             # has, the session is at work: its frame's death must be noticed, and an input must not wake it twice.
             if row.wait == "idle" and not row.closed:
                 row.wait, row.active, row.status = None, 1, "running"
+            if any(item.kind == "input" and item.key == batch.start_run for item in tx.inbox(row)):
+                row.redone = 1  # hooks saw it begin, with inputs that are not all there any more
             return CommitResult(_ack(tx, row, 0, replayed=True), None, 0, "")
         cancel = row.cancel_reason
     follow_ups.take(tx, row, batch)
@@ -136,7 +138,7 @@ def _set_wait(
     tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None, *, asks_anew: bool
 ) -> None:  # fmt: skip
     if batch.wait == "idle" and row.run_id is None and row.inbox_count == 0:
-        row.wait, row.active = "idle", 0
+        row.wait, row.active, row.redone = "idle", 0, 0
         row.status = row.status if row.closed else "idle"  # a closed one goes on saying how it ended
         return
     row.wait, row.status = None, "running"

@@ -88,7 +88,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
     row.error = error if status in ("failed", "quarantined") else None
     row.run_id = row.run_usage = row.wait_error = None
     row.cancel_reason = row.cancel_as = row.held = row.group_state = None
-    row.round = row.children_open = row.calls_open = row.aborted = row.redone = 0
+    row.round = row.children_open = row.calls_open = row.aborted = 0
     row.trace_id = row.parent_span_id = ""
     _rest(row)
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
@@ -372,7 +372,7 @@ def _end_queued_run(
 
 def _rest(row: SessionRow) -> None:
     """The session has nothing to do; wherever a drained node gave it to, it is not expected there."""
-    row.active = row.moved = 0
+    row.active = row.moved = row.redone = 0
     row.wait = "idle"
 
 
