@@ -171,9 +171,8 @@ class ToolCalls:
             if call.call_id in self._results or self._is_with_others(call) or await self._known(call) is not None:
                 continue
             ended, executions, item = self._ended.get(call.call_id) or self._left(call, {})
-            begun = self._begun.get(call.call_id)
-            self.leave = self.leave or (begun is not None and may_go_on(begun))
             await self._conclude(call, ended, executions=executions, item=item)
+        self.leave = self.leave or any(map(may_go_on, (*self._begun.values(), *self._finding_out)))
 
     def _is_with_others(self, call: CallState) -> bool:
         """Whether a sub-agent, a person or the store is at a call, and its result is not here yet."""

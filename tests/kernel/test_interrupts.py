@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
-from understudy.actors.tools import tool
+from understudy import HookContext, hook
+from understudy.actors.hooks import describe_hook
+from understudy.actors.tools import ToolContext, tool
 from understudy.messages import Usage
 from understudy.protocol import News
 from understudy.store.journal import Journal
@@ -283,3 +286,66 @@ async def test_a_sub_agents_result_from_before_a_cancel_is_its_calls(kernel: k.K
     results = [message["content"] for message in await kernel.messages("s") if message["role"] == "tool"]
     assert results == ["dug", "cancelled"]
     assert (await kernel.types("s")).count("child_finished") == 1
+
+
+class Thread:
+    """Where code in a thread is, which nothing can stop: it has begun, and may end."""
+
+    begun, may_end = threading.Event(), threading.Event()
+
+    @classmethod
+    def go_on(cls) -> None:
+        cls.begun.set()
+        cls.may_end.wait(k.STUCK_SECONDS)
+
+
+def finds_out(_context: ToolContext) -> str:
+    """Take long to find out."""
+    Thread.go_on()
+    return "found out"
+
+
+@tool(on_crash=finds_out)
+async def in_doubt() -> str:
+    """Go on until the process dies."""
+    Gate.begun.set()
+    await asyncio.Event().wait()
+    return "never"
+
+
+@hook("before_tool")
+def ponders(_context: HookContext) -> None:
+    """Take long to permit a call."""
+    Thread.go_on()
+
+
+@pytest.mark.parametrize("what", ["finder", "hook"])
+async def test_an_interrupted_process_with_a_thread_that_goes_on_does_nothing_else(
+    kernel: k.Kernel, what: str
+) -> None:
+    """Given a function of the user's in a thread, that finds out about a call or permits one, when its run is
+    interrupted, then the run goes on in another process: the thread can't be stopped, and its process ends."""
+    Thread.begun, Thread.may_end, Gate.begun = threading.Event(), threading.Event(), asyncio.Event()
+    hooks = [describe_hook(ponders, pickle=None)[0]] if what == "hook" else []
+    await kernel.spawn("s", k.spec(tools=[in_doubt], hooks=hooks))
+    await kernel.send("s", "call in_doubt {}")
+    if what == "finder":
+        await asyncio.wait_for(Gate.begun.wait(), k.STUCK_SECONDS)
+        worker = kernel.holder("s")
+        assert worker is not None
+        kernel.kill(worker)
+    assert await asyncio.to_thread(Thread.begun.wait, k.STUCK_SECONDS)
+    busy = kernel.holder("s")
+    assert busy is not None
+    try:
+        async with asyncio.timeout(k.STUCK_SECONDS):
+            while not kernel.service.interrupts:  # noqa: ASYNC110 - asked by a clock of the frame's
+                await asyncio.sleep(0.01)
+        await kernel.ask("steer", "s", {"content": "left", "interrupt": True})
+        assert (await kernel.end("s"))["status"] == "completed"
+        async with asyncio.timeout(k.STUCK_SECONDS):
+            await asyncio.wait([busy.task])
+    finally:
+        Thread.may_end.set()
+    frames = [e["data"]["frame_id"] for e in await kernel.events("s") if e["type"] == "session_activated"]
+    assert frames[-2] == busy.frame_id != frames[-1]
