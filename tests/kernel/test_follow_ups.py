@@ -142,7 +142,7 @@ async def test_hooks_are_told_that_a_run_begins_again(store: str, tmp_path: Path
         await kernel.end("s", "last")
     assert [row["status"] for row in found] == ["completed", "cancelled", "completed"]
     texts = ["\n\n".join(f"input {name}" for name in names) for names in ("abc", "ac")]
-    assert BEGUN == [("first", False), (texts[0], False), (texts[1], True), ("last", False)]
+    assert list(BEGUN) == [("first", False), (texts[0], False), (texts[1], True), ("last", False)]
 
 
 @pytest.mark.sweep

@@ -16,8 +16,11 @@ import pytest
 from understudy import HookContext, hook
 from understudy.actors.hooks import describe_hook
 from understudy.actors.tools import ToolContext, tool
+from understudy.errors import Fenced
 from understudy.messages import Usage
+from understudy.node.interrupts import Interrupts
 from understudy.protocol import News
+from understudy.records import INTERRUPTED_BY_STEER, ActivationId
 from understudy.store.journal import Journal
 from understudy.store.operations.beginnings import accept
 from understudy.store.operations.endings import request_cancel
@@ -320,9 +323,7 @@ def ponders(_context: HookContext) -> None:
 
 
 @pytest.mark.parametrize("what", ["finder", "hook"])
-async def test_an_interrupted_process_with_a_thread_that_goes_on_does_nothing_else(
-    kernel: k.Kernel, what: str
-) -> None:
+async def test_an_interrupted_process_with_a_thread_that_goes_on_does_nothing_else(kernel: k.Kernel, what: str) -> None:
     """Given a function of the user's in a thread, that finds out about a call or permits one, when its run is
     interrupted, then the run goes on in another process: the thread can't be stopped, and its process ends."""
     Thread.begun, Thread.may_end, Gate.begun = threading.Event(), threading.Event(), asyncio.Event()
@@ -349,3 +350,16 @@ async def test_an_interrupted_process_with_a_thread_that_goes_on_does_nothing_el
         Thread.may_end.set()
     frames = [e["data"]["frame_id"] for e in await kernel.events("s") if e["type"] == "session_activated"]
     assert frames[-2] == busy.frame_id != frames[-1]
+
+
+async def test_a_late_call_leaves_the_watch_of_a_later_round_alone() -> None:
+    """Given a process that waits to be told of an interruption of its present round, when its call for an earlier one
+    arrives, then that is refused; and only what interrupts the present round is told."""
+    interrupts, held = Interrupts(), ActivationId("s", 1, 1)
+    with interrupts.watching(held, "r", 2) as reason:
+        with pytest.raises(Fenced, match="round 1"), interrupts.watching(held, "r", 1):
+            pass
+        interrupts.interrupt(held, "r", 1)
+        assert not reason.done()
+        interrupts.interrupt(held, "r", 2)
+        assert reason.result() == INTERRUPTED_BY_STEER
