@@ -129,14 +129,14 @@ class Activation:
             return await self._finish("failed", window.reply(), error=NO_PROGRESS)
         calls = window.calls
         waiting = await self._calls.bring(known)
-        if window.cancel is None and self._calls.leave:
-            return await self._step(leave=True)
-        if window.cancel is None and waiting is not None:
-            return await self._step(wait=waiting)
-        if window.cancel is None and self._hooks.has("after_tools"):
+        if window.cancel is not None:
+            return None
+        if waiting is None and self._hooks.has("after_tools"):
             ended = tuple((call.call_id, call.tool, self._calls.outcome(call.call_id)) for call in calls)
             self._ended = self._end_of(await self._hooks.ask("after_tools", calls=ended))
-        return None
+        if self._calls.leave and self._ended is None:
+            return await self._step()
+        return await self._step(wait=waiting) if waiting is not None else None
 
     async def _final(self, last: Message) -> Step:
         """The end of the run with its answer; where that does not fit the agent's output, the model is asked again."""
@@ -306,8 +306,8 @@ class Activation:
             take_summary(self.window, self._commits.draft, wanted.text)
 
     async def _step(
-        self, *, wait: str | None = None, finish: Finish | None = None, leave: bool = False, round_number: int = 0,
+        self, *, wait: str | None = None, finish: Finish | None = None, round_number: int = 0,
         request: ModelRequest | None = None,
     ) -> Step:  # fmt: skip
         batch = await self._commits.last(wait=wait, finish=finish, round_number=round_number, request=request)
-        return Step(batch, leave=leave or self._hooks.stuck or self._memory.stuck)
+        return Step(batch, leave=self._calls.leave or self._hooks.stuck or self._memory.stuck)
