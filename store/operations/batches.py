@@ -90,7 +90,7 @@ def commit(
     for entry in batch.entries[: -batch.request_entries or None] if asks_anew else batch.entries:
         tx.append(row, entry)
     # A cancelled run may not grow: its spawns, questions and next model call are left out, and the Ack says why.
-    refused = [wanted.call_id for wanted in batch.spawns if cancel is None and not spawn(tx, row, wanted)]
+    refused = _spawn(tx, row, batch) if cancel is None and batch.spawns else ()
     for call in batch.calls:
         _set_call(tx, row, replace(call, child_id=None) if call.call_id in refused else call)
     tx.take_inbox(row, batch.inbox_done)
@@ -102,6 +102,12 @@ def commit(
         return CommitResult(_ack(tx, row, first_seq), row.wait, 0, "", over=over)
     _set_wait(tx, row, batch, holder, price, asks_anew=asks_anew)
     return _committed(tx, row, first_seq)
+
+
+def _spawn(tx: Transaction, row: SessionRow, batch: Batch) -> list[str]:
+    """Create the batch's sub-agents; returns the calls that get none."""
+    interrupted = steering.is_interrupted(tx, row)
+    return [wanted.call_id for wanted in batch.spawns if not spawn(tx, row, wanted, interrupted=interrupted)]
 
 
 def _hand_over(tx: Transaction, row: SessionRow, batch: Batch) -> None:

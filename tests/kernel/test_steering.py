@@ -353,6 +353,31 @@ async def test_an_interrupt_that_meets_the_commit_of_a_round_has_no_call_made(ke
     assert asked(kernel)[1][-1] == ("user", "left")
 
 
+@pytest.mark.parametrize("name", ["spawn_agent", "start_agent"])
+async def test_an_interrupt_that_meets_the_commit_of_a_spawn_starts_no_sub_agent(kernel: k.Kernel, name: str) -> None:
+    """Given a process that is about to start a sub-agent, when the run is interrupted before that commit, then none is
+    started, its call says so, and the run goes on with the message."""
+    child = k.spec(k.script([("wait", {"seconds": 3600})], "dug"), ["wait"], name="helper")
+    await kernel.spawn("s", k.spec(tools=[name], agents={"helper": child}))
+    done, point = asyncio.Event(), kernel.point
+
+    async def held(label: str, worker: k.Worker | None) -> None:
+        if label == "before commit" and not done.is_set():
+            done.set()
+            await steer(kernel, interrupt=True)
+        await point(label, worker)
+
+    kernel.point = held  # type: ignore[method-assign]
+    await kernel.send("s", calling(name, agent="helper", task="dig"))
+    run = await kernel.end("s")
+    assert (run["status"], done.is_set()) == ("completed", True)
+    assert "child_spawned" not in await kernel.types("s")
+    none = "no sub-agent was started: the run was interrupted. Go on without it."
+    found = [entry for entry in await said(kernel) if entry[0] in ("tool", STEER)]
+    assert found == [("tool", none), (STEER, "left")]
+    kernel.check("s")
+
+
 REMINDED: list[bool] = []
 """Whether what the hook did might have been done before, each time it was called."""
 
