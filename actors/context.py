@@ -38,11 +38,11 @@ INSTRUCTIONS = {"summarise": SUMMARISE, "notes": NOTES}
 REMOVED = "Earlier messages of this conversation were removed, since it became too long."
 SUMMARY = "\n\nA summary of them:\n\n{text}"
 GAP = "\n\nThe summary does not have the latest of them."
-INPUT = "\n\nThe last input among them, in full:\n\n{text}"
+INPUT = "\n\nThe inputs among them that you are at work on:\n\n{text}"
 RECALL = "\n\nWith the tool recall you can look for them, with read_message read one in full."
 
 INPUT_CHARACTERS = 4_000
-"""An input that was folded away while its run goes on is repeated, if it is no longer."""
+"""Inputs that were folded away while their run goes on are repeated: in full, if they are no longer together."""
 ANY_REPLY = 4_096
 """Tokens that are kept free for a reply of any length, unless that is more than a quarter of the window."""
 LONGEST, SHORTEST = 16_000, 500
@@ -77,7 +77,7 @@ class View(msgspec.Struct, frozen=True, omit_defaults=True):
         window: of the model in tokens, as a refusal of its endpoint told; 0 before there was one.
         summary: of what is left out; empty if there is none.
         gap: the latest of what is left out is not in the summary.
-        input: the last one among what is left out, if its run was at work then, and it is not too long.
+        input: those among what is left out of the run that was at work then.
         per_byte: tokens for each byte, as far as the endpoint's counts have shown it before; 0 if they have not.
         seq: of the record; 0 if there is none, or it is not committed yet.
     """

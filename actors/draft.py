@@ -26,6 +26,7 @@ class Draft:
     inbox_done: list[int] = field(default_factory=list)
     start_run: str | None = None
     merge_runs: tuple[str, ...] = ()
+    of_request: int = 0  # so many of the last entries are what hooks want for the model call that comes with them
 
     def __bool__(self) -> bool:
         return bool(self.entries or self.calls or self.spawns or self.asks or self.inbox_done or self.start_run)
@@ -80,9 +81,10 @@ class Draft:
             finish=finish,
             wait=wait,
             request_round=round_number,
-            request_model=window.spec["model"] if wait == "model" else "",
-            request_profile=window.spec["profile"] if wait == "model" else "",
+            request_model=request.model if request else "",
+            request_profile=request.profile if request else "",
             request_tokens=estimate_tokens(charged) if charged else 0,
             request_output=wanted_reply(charged.parameters) if charged else 0,
             request_purpose=request.purpose if request else "",
+            request_entries=self.of_request if request else 0,
         )

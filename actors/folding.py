@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from understudy.agents import CHILD
 from understudy.messages import CUT_OFF
+from understudy.records import STEER
 
-from .context import FOLD, INPUT_CHARACTERS, View, fold_request, learned_window, next_step
+from .context import FOLD, INPUT_CHARACTERS, View, fold_request, learned_window, next_step, shortened
 from .draft import Draft
 from .window import Window, stated_reply
 
 LEAST_WORDS, MOST_WORDS = 100, 1_500
 """How long a summary may be that is asked for."""
+
+INPUTS = ("", CHILD, STEER)
+"""Origins of the messages that say what a run is to do."""
 
 
 def make_room(window: Window, draft: Draft) -> None:
@@ -32,7 +37,7 @@ def make_room(window: Window, draft: Draft) -> None:
     while True:
         step = next_step(window.policy, view, measure, trouble, reply)
         if isinstance(step, View):
-            view = replace(step, input=_input(window, step.through) if step.through > view.through else step.input)
+            view = replace(step, input=_inputs(window, step.through) if step.through > view.through else step.input)
         if view != recorded:
             view = replace(view, per_byte=window.measured_per_byte())
             draft.say(window, view.record())
@@ -64,13 +69,15 @@ def take_summary(window: Window, draft: Draft, summary: str) -> None:
     assert found is not None
     through = (found[1].extra or {})["through"]
     cut_off = (found[0].extra or {}).get("finish_reason") == CUT_OFF
-    view = replace(window.view(), through=through, summary=summary, gap=cut_off, input=_input(window, through))
+    view = replace(window.view(), through=through, summary=summary, gap=cut_off, input=_inputs(window, through))
     draft.say(window, view.record())
 
 
-def _input(window: Window, through: int) -> str:
-    """The current run's last input, if it is left out with what is up to a `seq`."""
-    for message in window.backwards():
-        if message.role == "user" and not message.origin:
-            return message.text if message.seq <= through and len(message.text) <= INPUT_CHARACTERS else ""
-    return ""
+def _inputs(window: Window, through: int) -> str:
+    """What the current run was told, by inputs, news and steers, of that which is left out with what is up to a `seq`:
+    all of it, or its beginnings and ends."""
+    said = [message for message in window.backwards() if message.role == "user" and message.seq <= through]
+    texts = [message.text for message in reversed(said) if message.origin in INPUTS]
+    if sum(map(len, texts)) > INPUT_CHARACTERS:
+        texts = [shortened(text, INPUT_CHARACTERS // len(texts)) for text in texts]
+    return "\n\n".join(texts)

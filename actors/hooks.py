@@ -6,6 +6,7 @@ holds what it is about. A death in between calls it again: at least once, never 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
@@ -36,7 +37,7 @@ from .directives import (
     Stop,
     problem_of,
 )
-from .execution import Outcome, presentable, run
+from .execution import Outcome, may_go_on, presentable, run
 from .window import REQUEST, Window
 
 logger = logging.getLogger(__name__)
@@ -188,9 +189,6 @@ class Hooks:
     """The hooks of a session's agent, as its activation calls them.
 
     Without hooks at a point nothing is done there, nothing awaited.
-
-    Attributes:
-        stuck: a synchronous hook outlived its timeout and still runs: this process must be replaced.
     """
 
     def __init__(
@@ -206,8 +204,14 @@ class Hooks:
         self._at: dict[str, list[dict[str, Any]]] = {}
         for spec in window.spec.get("hooks", ()):
             self._at.setdefault(spec["point"], []).append(spec)
-        self.stuck = False
+        self._begun: list[asyncio.Future[Any]] = []
         self._shown: set[str] = set()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a synchronous hook may go on that outlived its timeout, or that nobody waits for any more: this
+        process must be replaced."""
+        return any(map(may_go_on, self._begun))
 
     def has(self, point: str) -> bool:
         """Whether somebody is to be called at a point."""
@@ -325,8 +329,7 @@ class Hooks:
         except Exception as error:
             raise HookFailed(f"the hook {name} failed: {error}") from error
         bound = replace(loaded, function=partial(loaded.function, context))
-        outcome, found, stuck = await run(bound, {}, timeout, render=_same)
-        self.stuck = self.stuck or stuck
+        outcome, found, _ = await run(bound, {}, timeout, render=_same, begun=self._begun.append)
         if outcome != "ok":
             raise HookFailed(f"the hook {name} failed: {found}")
         wanted = () if found is None else found if isinstance(found, (list, tuple)) else (found,)

@@ -13,11 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 import msgspec
 
+from understudy.agents import CHILD
 from understudy.errors import UnderstudyError
 from understudy.estimates import BYTES_PER_TOKEN
 from understudy.events import ERROR_UNCUT, MemoryFailed, MemoryRecalled
@@ -206,9 +207,10 @@ class Memory:
         return provider["name"], presentable(found or "").strip()
 
     def _input(self) -> str:
-        """The text of the run's input."""
-        said = self._window.backwards(self._commits.draft.messages)
-        return next((message.text for message in reversed(list(said)) if message.role == "user"), "")
+        """The texts of the inputs that the run began with."""
+        said = reversed(list(self._window.backwards(self._commits.draft.messages)))
+        begun = takewhile(lambda message: message.role == "user" and message.origin in ("", CHILD), said)
+        return "\n\n".join(message.text for message in begun)
 
     def _context(self, text: str, status: str = "") -> MemoryContext:
         window = self._window

@@ -112,7 +112,7 @@ class Activation:
         waits = {tool["name"] for tool in window.spec["tools"] if builtin(tool) == WAIT}
         repeated, hopeless = judge(window.messages, window.calls, limit, waits)
         known = {call_id: Outcome("repeated", REPEATED) for call_id in repeated}
-        given = typed.given(window.calls) if typed is not None else []
+        given = typed.given(window.calls, window.asked_model) if typed is not None else []
         if typed is not None and given:
             try:
                 output = typed.of_calls(given, next(said for said in window.backwards() if said.tool_calls))
@@ -129,14 +129,14 @@ class Activation:
             return await self._finish("failed", window.reply(), error=NO_PROGRESS)
         calls = window.calls
         waiting = await self._calls.bring(known)
-        if window.cancel is None and self._calls.leave:
-            return await self._step(leave=True)
-        if window.cancel is None and waiting is not None:
-            return await self._step(wait=waiting)
-        if window.cancel is None and self._hooks.has("after_tools"):
+        if window.cancel is not None:
+            return None
+        if waiting is None and self._hooks.has("after_tools"):
             ended = tuple((call.call_id, call.tool, self._calls.outcome(call.call_id)) for call in calls)
             self._ended = self._end_of(await self._hooks.ask("after_tools", calls=ended))
-        return None
+        if self._calls.leave and self._ended is None:
+            return await self._step()
+        return await self._step(wait=waiting) if waiting is not None else None
 
     async def _final(self, last: Message) -> Step:
         """The end of the run with its answer; where that does not fit the agent's output, the model is asked again."""
@@ -148,7 +148,7 @@ class Activation:
         except Rejected as rejected:
             if not typed.may_ask_again(rejected, window.backwards()):
                 return await self._finish("failed", text, error=typed.failed(rejected, window.session_id))
-            self._commits.draft.say(window, typed.again(rejected))
+            self._commits.draft.say(window, typed.again(rejected, window.asked_model))
             return await self._ask()
         return await self._finish("completed", text, output=output)
 
@@ -229,9 +229,11 @@ class Activation:
                 of_round = [replace(message, run_id=window.run_id, round=window.round) for message in more]
                 return window.request(number, [*draft.messages, *of_round])
 
+            added = len(draft.entries)
             ended = self._end_of(await self._hooks.before_model(number, asked))
             if ended is not None:
                 return await self._end_as(ended)
+            draft.of_request = len(draft.entries) - added
         request = window.request(number, draft.messages)
         step = await self._step(wait="model", round_number=window.round + 1, request=request)
         step.request = request
@@ -244,8 +246,9 @@ class Activation:
             return await self._finish("budget_exceeded", self.window.reply(), error=error)
         if error["code"] == ContextOverflow.code or self.window.asked_to_fold():
             return await self._ask()
-        if self.window.typed is not None and self.window.typed.takes_no_format(error):
-            self._commits.draft.say(self.window, self.window.typed.record())
+        typed, model = self.window.typed, self.window.asked_model
+        if typed is not None and typed.takes_no_format(error, model):
+            self._commits.draft.say(self.window, typed.record(model))
             return await self._ask()
         return await self._finish("failed", self.window.reply(), error=error)
 
@@ -303,8 +306,8 @@ class Activation:
             take_summary(self.window, self._commits.draft, wanted.text)
 
     async def _step(
-        self, *, wait: str | None = None, finish: Finish | None = None, leave: bool = False, round_number: int = 0,
+        self, *, wait: str | None = None, finish: Finish | None = None, round_number: int = 0,
         request: ModelRequest | None = None,
     ) -> Step:  # fmt: skip
         batch = await self._commits.last(wait=wait, finish=finish, round_number=round_number, request=request)
-        return Step(batch, leave=leave or self._hooks.stuck or self._memory.stuck)
+        return Step(batch, leave=self._calls.leave or self._hooks.stuck or self._memory.stuck)

@@ -171,9 +171,8 @@ class ToolCalls:
             if call.call_id in self._results or self._is_with_others(call) or await self._known(call) is not None:
                 continue
             ended, executions, item = self._ended.get(call.call_id) or self._left(call, {})
-            begun = self._begun.get(call.call_id)
-            self.leave = self.leave or (begun is not None and may_go_on(begun))
             await self._conclude(call, ended, executions=executions, item=item)
+        self.leave = self.leave or any(map(may_go_on, (*self._begun.values(), *self._finding_out)))
 
     def _is_with_others(self, call: CallState) -> bool:
         """Whether a sub-agent, a person or the store is at a call, and its result is not here yet."""
@@ -269,7 +268,7 @@ class ToolCalls:
                     if time.monotonic() < watch_at:
                         continue
                 if watch is None:
-                    watched = self._window.activation, self._window.run_id or ""
+                    watched = self._window.activation, self._window.run_id or "", self._window.round
                     watch = asyncio.create_task(self._node.interrupted(self._frame_id, *watched))
                     watch.add_done_callback(retrieve_error)  # a commit may fail at the same time
         finally:
@@ -283,7 +282,7 @@ class ToolCalls:
             self._window.interrupted = True
         else:
             self._window.cancel = reason
-        if self._asked or self._handed_over:  # what others said of these calls before counts
+        if any(map(self._is_with_others, self._window.calls)):  # what others said of these before counts
             await self._commits.flush(anew=True)
 
     async def _stop(self, pending: Collection[asyncio.Future[Any]]) -> None:

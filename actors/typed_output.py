@@ -52,8 +52,8 @@ class TypedOutput:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._output: dict[str, Any] = spec["output"]
-        self._of = {"profile": spec["profile"], "model": spec["model"]}
-        self._refused = False  # a response format, by this profile and model
+        self._profile: str = spec["profile"]
+        self._refused: set[str] = set()  # models of this profile that take no response format
         self.reader = Reader(self._output["schema"], wrapped=self._output["wrapped"])
 
     @property
@@ -63,17 +63,17 @@ class TypedOutput:
 
     def extend(self, messages: Iterable[Message]) -> None:
         """Take in what was committed."""
-        self._refused = self._refused or any(map(self._is_record, messages))
+        self._refused |= self._recorded(messages)
 
-    def mode(self, drafted: Iterable[Message] = ()) -> str:
-        """How the model is asked: `native`, `tool` or `prompt`.
+    def mode(self, model: str, drafted: Iterable[Message] = ()) -> str:
+        """How a model is asked: `native`, `tool` or `prompt`.
 
         Args:
             drafted: messages that are committed with the next call.
         """
         if self._output["mode"] != AUTO:
             return str(self._output["mode"])
-        return TOOL if self._refused or any(map(self._is_record, drafted)) else NATIVE
+        return TOOL if model in self._refused | self._recorded(drafted) else NATIVE
 
     @property
     def size(self) -> int:
@@ -96,24 +96,27 @@ class TypedOutput:
         described = {"name": self._output["name"], "schema": schema, "strict": self._output["strict"]}
         return [], {"response_format": {"type": "json_schema", "json_schema": described}}
 
-    def takes_no_format(self, error: dict[str, Any]) -> bool:
-        """Whether a model call failed since the endpoint refuses response formats, or this one, and another mode may be
-        used instead."""
+    def takes_no_format(self, error: dict[str, Any], model: str) -> bool:
+        """Whether a call of a model failed since the endpoint refuses response formats, or this one, and another mode
+        may be used instead."""
         refused = error["code"] == "model_refused" and (error.get("details") or {}).get("status") in (400, 422)
         message = error["message"].lower()
         named = any(word in message for word in ("response_format", "response format", "json_schema"))
-        return refused and named and self.mode() == NATIVE and self._output["mode"] == AUTO
+        return refused and named and self.mode(model) == NATIVE and self._output["mode"] == AUTO
 
-    def record(self) -> Message:
+    def record(self, model: str) -> Message:
         """The decision to go on in tool mode; it holds for this profile and model."""
-        return Message("system", to_json({"mode": TOOL, **self._of}), origin=MODE_ORIGIN, visibility=NEVER)
+        said = {"mode": TOOL, "profile": self._profile, "model": model}
+        return Message("system", to_json(said), origin=MODE_ORIGIN, visibility=NEVER)
 
-    def _is_record(self, message: Message) -> bool:
-        return message.origin == MODE_ORIGIN and json.loads(message.text) == {"mode": TOOL, **self._of}
+    def _recorded(self, messages: Iterable[Message]) -> set[str]:
+        """The models of this profile of which these messages say that they are asked in tool mode."""
+        said = [json.loads(message.text) for message in messages if message.origin == MODE_ORIGIN]
+        return {one["model"] for one in said if (one["mode"], one["profile"]) == (TOOL, self._profile)}
 
-    def given(self, calls: Sequence[CallState], drafted: Iterable[Message] = ()) -> list[CallState]:
-        """Those of a round's calls that give the final answer."""
-        return [call for call in calls if call.tool == FINAL_ANSWER] if self.mode(drafted) == TOOL else []
+    def given(self, calls: Sequence[CallState], model: str) -> list[CallState]:
+        """Those of a round's calls that give the final answer, if this model was asked for it so."""
+        return [call for call in calls if call.tool == FINAL_ANSWER] if self.mode(model) == TOOL else []
 
     def of_calls(self, given: Sequence[CallState | ToolCall], reply: Message) -> Any:
         """The answer that calls give. Raises `Rejected`."""
@@ -164,9 +167,9 @@ class TypedOutput:
             return False
         return bool(given)
 
-    def again(self, rejected: Rejected) -> Message:
+    def again(self, rejected: Rejected, model: str) -> Message:
         """What the model is told of a text that was not accepted."""
-        mode = self.mode()
+        mode = self.mode(model)
         wanted = "Reply with one JSON object that fits the JSON Schema, and nothing else."
         if mode == TOOL:
             wanted = f"Give your final answer by calling the tool {FINAL_ANSWER}."

@@ -15,7 +15,7 @@ from understudy.json_text import to_json
 from understudy.messages import ALWAYS, CUT_OFF, THIS_ROUND, Message
 from understudy.protocol import Work
 from understudy.recall import READ_MESSAGE
-from understudy.records import STEER, Ack, ActivationId, CallState, InboxItem, ModelRequest
+from understudy.records import Ack, ActivationId, CallState, InboxItem, ModelRequest
 
 from .context import (
     FOLD,
@@ -149,11 +149,16 @@ class Window:
             elif _is_between_replies(message):
                 return
 
+    @property
+    def asked_model(self) -> str:
+        """The model that the present round's call asked."""
+        return str(self._replaced((), self.round).get("model", self.spec["model"]))
+
     def _replaced(self, drafted: Sequence[Message], round_number: int) -> dict[str, Any]:
-        """What hooks have replaced in the model call of this round. Behind a steer they were asked anew."""
+        """What hooks have replaced in the model call of this round."""
         found: dict[str, Any] = {}
         for message in self.backwards(drafted):
-            if message.round < round_number - 1 or message.origin == STEER:
+            if message.round < round_number - 1:
                 break
             if message.origin == REQUEST and message.round == round_number - 1:
                 found = {**(message.extra or {}), **found}
@@ -232,11 +237,10 @@ class Window:
         last answer for the call behind that, which may have been one for a summary, or have had no answer."""
         found: list[Message] = []
         anew = {FOLD_REQUEST, *(f"hook:{hook['name']}" for hook in self.spec.get("hooks", ()) if _is_asked_anew(hook))}
-        is_of_call = True
         for message in self.backwards(drafted):
             if message.role == "assistant" and not message.origin:
                 break
-            is_of_call = is_of_call and message.round == round_number - 1 and message.origin != STEER
+            is_of_call = message.round == round_number - 1
             if message.visibility == THIS_ROUND and (is_of_call or message.origin not in anew):
                 found.append(message)
         return found[::-1]
@@ -258,9 +262,10 @@ class Window:
         wanted = replaced.get("tools")
         tools = self._tools if wanted is None else [one for one in self._tools if one["function"]["name"] in wanted]
         parameters = dict(replaced.get("parameters", spec["parameters"]))
+        model = replaced.get("model", spec["model"])
         continued = self.continuations(drafted, coming=True) > 0
         if self.typed is not None:
-            more, asked = self.typed.asked(self.typed.mode(drafted), any_text=continued or fold is not None)
+            more, asked = self.typed.asked(self.typed.mode(model, drafted), any_text=continued or fold is not None)
             tools, parameters = [*tools, *more], {**parameters, **asked}
         if fold is not None and tools:
             parameters["tool_choice"] = "none"
@@ -268,7 +273,7 @@ class Window:
         return ModelRequest(
             wait_key=wait_key(self.session_id, self.run_id, round_number),
             profile=spec["profile"],
-            model=replaced.get("model", spec["model"]),
+            model=model,
             tools=tools,
             parameters=parameters,
             deadline=spec["deadline"],
@@ -296,7 +301,7 @@ def _sees_end(spec: dict[str, Any]) -> bool:
 
 
 def _is_asked_anew(hook: dict[str, Any]) -> bool:
-    """Whether a hook is called for each model call, and behind a steer again: what it wanted before counts no more."""
+    """Whether a hook is called for each model call: what it wanted for an earlier one counts no more."""
     return bool(hook["point"] == "before_model")
 
 

@@ -35,9 +35,9 @@ class Node(Protocol):
     async def reload(self, frame_id: str, activation: ActivationId) -> Work:
         """The whole work of an activation, for a frame that no longer has the session's earlier messages."""
 
-    async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str) -> str:
-        """Return when this run is asked to end (its reason), or interrupted (`INTERRUPTED_BY_STEER`). Raises `Fenced`
-        when the activation or the run is over."""
+    async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str, round_number: int) -> str:
+        """Return when this run is asked to end (its reason), or interrupted at this round (`INTERRUPTED_BY_STEER`).
+        Raises `Fenced` when the activation, the run or the round is over."""
 
     async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """The session's compiled specification."""

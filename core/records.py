@@ -264,7 +264,7 @@ class Interrupted(NamedTuple):
     """A run that was interrupted by a steer, and goes on.
 
     Attributes:
-        round: of the model call that it waited for; 0 if it waited for none.
+        round: at which it was then: another one does not concern it.
     """
 
     run_id: str
@@ -303,6 +303,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
         request_round, request_model, request_profile: of the model call, when `wait` is `model`.
         request_tokens, request_output: its input as estimated, and the longest reply it wants; 0 without a budget.
         request_purpose: see `ModelRequest`.
+        request_entries: so many of the last entries are committed only if the call is made.
     """
 
     session_id: str
@@ -324,6 +325,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     request_output: int = 0
     request_purpose: str = ""
     merge_runs: tuple[str, ...] = ()
+    request_entries: int = 0
 
     @property
     def activation(self) -> ActivationId:

@@ -58,9 +58,9 @@ class NodeCalls(ABC):
         """See `understudy.ports.Node.reload`."""
         return await (await self._node()).reload(frame_id, activation)
 
-    async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str) -> str:
+    async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str, round_number: int) -> str:
         """See `understudy.ports.Node.interrupted`."""
-        return await (await self._node()).interrupted(frame_id, activation, run_id)
+        return await (await self._node()).interrupted(frame_id, activation, run_id, round_number)
 
     async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""

@@ -104,11 +104,10 @@ class Notices:
     def _interrupt(self, interrupted: dict[str, Interrupted]) -> None:
         """Have what these runs are at not go on. Where this is not heard, they go on when it has ended."""
         for session_id, (run_id, incarnation, epoch, round_number) in interrupted.items():
-            self._interrupts.interrupt(ActivationId(session_id, incarnation, epoch), run_id)
-            if round_number:
-                self._calls.abort(session_id, incarnation, run_id, round_number)
-                if session_id in self._claims:  # its call goes out only after this commit is told
-                    self._claims.interrupted[session_id] = run_id, round_number
+            self._interrupts.interrupt(ActivationId(session_id, incarnation, epoch), run_id, round_number)
+            self._calls.abort(session_id, incarnation, run_id, round_number)
+            if session_id in self._claims:  # its call goes out only after this commit is told
+                self._claims.interrupted[session_id] = run_id, round_number
 
     def wake(self, row: ActiveSession) -> None:
         """Let a session go on, if it is at home here."""

@@ -142,8 +142,9 @@ class Run:
                 if kind == "error":
                     raise news[0]
                 event, row = news
-                if event.run_id == self.run_id:
-                    row = row if row is not None else await self._patient_row()
+                mine = event.run_id == self.run_id
+                if mine or not isinstance(event, RunFinished):  # its input may be a part of the run that is paused
+                    row = row if mine and row is not None else await self._patient_row()
                     if row.status in RUN_STATUSES:  # a question may have been answered meanwhile
                         return row
 

@@ -53,9 +53,11 @@ class CalledNode(ABC):
         """See `Node.reload`."""
         return await self._call(Node.reload, frame_id, activation)  # type: ignore[no-any-return]
 
-    async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str) -> str:
+    async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str, round_number: int) -> str:
         """See `Node.interrupted`."""
-        return await self._call(Node.interrupted, frame_id, activation, run_id)  # type: ignore[no-any-return]
+        return await self._call(  # type: ignore[no-any-return]
+            Node.interrupted, frame_id, activation, run_id, round_number
+        )
 
     async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """See `Node.specification`."""

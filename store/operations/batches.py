@@ -78,17 +78,19 @@ def commit(
             # has, the session is at work: its frame's death must be noticed, and an input must not wake it twice.
             if row.wait == "idle" and not row.closed:
                 row.wait, row.active, row.status = None, 1, "running"
+            if any(item.kind == "input" and item.key == batch.start_run for item in tx.inbox(row)):
+                row.redone = 1  # hooks saw it begin, with inputs that are not all there any more
             return CommitResult(_ack(tx, row, 0, replayed=True), None, 0, "")
         cancel = row.cancel_reason
     follow_ups.take(tx, row, batch)
     finish = None if steering.outlives(tx, row, batch.finish) else batch.finish
     if finish is not None and row.calls_open > 0:
         waiting.drop_all(tx, row)
-    first_seq = row.seq + 1
-    for entry in batch.entries:
+    first_seq, asks_anew = row.seq + 1, steering.comes_first(tx, row, batch)
+    for entry in batch.entries[: -batch.request_entries or None] if asks_anew else batch.entries:
         tx.append(row, entry)
     # A cancelled run may not grow: its spawns, questions and next model call are left out, and the Ack says why.
-    refused = [wanted.call_id for wanted in batch.spawns if cancel is None and not spawn(tx, row, wanted)]
+    refused = _spawn(tx, row, batch) if cancel is None and batch.spawns else ()
     for call in batch.calls:
         _set_call(tx, row, replace(call, child_id=None) if call.call_id in refused else call)
     tx.take_inbox(row, batch.inbox_done)
@@ -98,8 +100,14 @@ def commit(
         finish_run(tx, row, finish)
         over = row.epoch != batch.epoch
         return CommitResult(_ack(tx, row, first_seq), row.wait, 0, "", over=over)
-    _set_wait(tx, row, batch, holder, price)
+    _set_wait(tx, row, batch, holder, price, asks_anew=asks_anew)
     return _committed(tx, row, first_seq)
+
+
+def _spawn(tx: Transaction, row: SessionRow, batch: Batch) -> list[str]:
+    """Create the batch's sub-agents; returns the calls that get none."""
+    interrupted = steering.is_interrupted(tx, row)
+    return [wanted.call_id for wanted in batch.spawns if not spawn(tx, row, wanted, interrupted=interrupted)]
 
 
 def _hand_over(tx: Transaction, row: SessionRow, batch: Batch) -> None:
@@ -132,18 +140,19 @@ def require_held(row: SessionRow, activation: ActivationId, frame_id: str) -> No
         raise Fenced("the session has left its frame", session_id=row.session_id)
 
 
-def _set_wait(tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None) -> None:
+def _set_wait(
+    tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None, *, asks_anew: bool
+) -> None:  # fmt: skip
     if batch.wait == "idle" and row.run_id is None and row.inbox_count == 0:
-        row.wait, row.active = "idle", 0
+        row.wait, row.active, row.redone = "idle", 0, 0
         row.status = row.status if row.closed else "idle"  # a closed one goes on saying how it ended
         return
     row.wait, row.status = None, "running"
     if batch.wait in (None, "idle") or row.cancel_reason is not None:
         return
     if batch.wait == "model":
-        if steering.unread(tx, row) and not batch.request_purpose:
-            # The session asks anew, with what its process had not heard of.
-            row.redone = 1
+        if asks_anew:
+            row.redone = 1  # hooks saw the call
         else:
             _wait_for_model(tx, row, batch, holder, price)
     elif batch.wait == "child" and row.children_open:

@@ -185,11 +185,12 @@ def linked_to_closed(tx: Transaction, row: SessionRow) -> bool:
     return bool(tx.read_one(SELECT_CLOSED, parent_id, session=parent_id))
 
 
-def spawn(tx: Transaction, parent: SessionRow, wanted: Spawn) -> bool:
+def spawn(tx: Transaction, parent: SessionRow, wanted: Spawn, *, interrupted: bool) -> bool:
     """Create a child with its task, or find the one that this call created before.
 
-    False if a budget does not allow it, or its id is another session's: then the call's result is in the inbox, as a
-    child's would be. That of a call which does not wait for the child is there in any case.
+    False if a budget does not allow it, its id is another session's, or the parent's run was interrupted: then the
+    call's result is in the inbox, as a child's would be. That of a call which does not wait for the child is there in
+    any case.
     """
     found = tx.find(wanted.child_id)
     if found is not None:
@@ -198,6 +199,10 @@ def spawn(tx: Transaction, parent: SessionRow, wanted: Spawn) -> bool:
             return True
         message = f"the sub-agent's id, {wanted.child_id!r}, is another session's"
         _refuse(tx, parent, wanted, "failed", SessionConflict(message, session_id=parent.session_id).to_wire())
+        return False
+    if interrupted:
+        error = {"code": "cancelled", "message": "the run was interrupted", "session_id": parent.session_id}
+        _refuse(tx, parent, wanted, "cancelled", error)
         return False
     refusal = charging.admit_child(tx, parent)
     if refusal is not None:

@@ -68,8 +68,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
             links=[row.last_span] if row.last_span else None,
         ),
     )  # fmt: skip
-    if row.merged:
-        follow_ups.end(tx, row, status, finish, error)
+    merged = follow_ups.end(tx, row, status, finish, error) if row.merged else []
     row.last_span = run_link(row.trace_id, row.session_id, run_id)
     if row.cancel_reason is not None:
         tx.drop_timer(row, SHUTDOWN_TIMER)
@@ -84,11 +83,12 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
         _end_task(tx, row, status)
         _task_ended(tx, row, status, finish, error, asked=groups.asked_to_end(row))
     elif row.background:
-        background.run_ended(tx, groups.parent_of(tx, row), row, run_id, status, finish, error)
+        for ended in (run_id, *merged):
+            background.run_ended(tx, groups.parent_of(tx, row), row, ended, status, finish, error)
     row.error = error if status in ("failed", "quarantined") else None
     row.run_id = row.run_usage = row.wait_error = None
     row.cancel_reason = row.cancel_as = row.held = row.group_state = None
-    row.round = row.children_open = row.calls_open = row.aborted = row.redone = 0
+    row.round = row.children_open = row.calls_open = row.aborted = 0
     row.trace_id = row.parent_span_id = ""
     _rest(row)
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
@@ -372,7 +372,7 @@ def _end_queued_run(
 
 def _rest(row: SessionRow) -> None:
     """The session has nothing to do; wherever a drained node gave it to, it is not expected there."""
-    row.active = row.moved = 0
+    row.active = row.moved = row.redone = 0
     row.wait = "idle"
 
 

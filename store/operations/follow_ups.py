@@ -38,15 +38,15 @@ def take(tx: Transaction, row: SessionRow, batch: Batch) -> None:
         merge(tx, row, [item for item in tx.inbox(row) if item.kind == "input" and item.key in batch.merge_runs])
 
 
-def end(tx: Transaction, row: SessionRow, status: str, finish: Finish, error: dict[str, Any] | None) -> None:
-    """The current run has ended: so have those that are parts of it, with the same result. Rounds and usage are the
-    run's alone, so that sums over runs are right.
+def end(tx: Transaction, row: SessionRow, status: str, finish: Finish, error: dict[str, Any] | None) -> list[str]:
+    """The current run has ended: so have those that are parts of it, with the same result; returns these. Rounds and
+    usage are the run's alone, so that sums over runs are right.
 
     Args:
         status, error: how the run ended; `finish` is how its agent wanted it to.
     """
-    into = row.run_id or ""
-    for run_id, trace_id, parent_span_id in row.merged or ():
+    into, merged = row.run_id or "", row.merged or ()
+    for run_id, trace_id, parent_span_id in merged:
         tx.update_run(
             row.session_id, run_id, status=status, text=storable(finish.text), output=finish.output, error=error,
             rounds=0, usage=None, started_at=0, finished_at=tx.now,
@@ -61,3 +61,4 @@ def end(tx: Transaction, row: SessionRow, status: str, finish: Finish, error: di
             ),
         )  # fmt: skip
     row.merged = None
+    return [run_id for run_id, *_ in merged]

@@ -10,7 +10,7 @@ from understudy import events
 from understudy.errors import NotRunning
 from understudy.messages import encodable
 from understudy.protocol import Steer, Steered
-from understudy.records import STEER, Finish, InboxItem, Interrupted
+from understudy.records import STEER, Batch, Finish, InboxItem, Interrupted
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
@@ -44,8 +44,7 @@ def _interrupt(tx: Transaction, row: SessionRow) -> None:
     should that get lost, the run goes on when they have ended."""
     assert row.run_id is not None
     if row.wait in (None, "model"):
-        round_number = row.round if row.wait == "model" else 0
-        tx.interrupted[row.session_id] = Interrupted(row.run_id, row.incarnation, row.epoch, round_number)
+        tx.interrupted[row.session_id] = Interrupted(row.run_id, row.incarnation, row.epoch, row.round)
     answer_waits(tx, row)
 
 
@@ -76,6 +75,14 @@ def outlives(tx: Transaction, row: SessionRow, finish: Finish | None) -> bool:
         return False
     row.redone = 1  # hooks saw the end
     return True
+
+
+def comes_first(tx: Transaction, row: SessionRow, batch: Batch) -> bool:
+    """Whether the model call that a batch asks for is not made: its process has not heard of a steer, which the model
+    is sent in this very round. What would be committed with that call is prepared anew."""
+    if batch.wait != "model" or batch.request_purpose or row.cancel_reason is not None:
+        return False
+    return any(item.id not in batch.inbox_done for item in unread(tx, row))
 
 
 def is_interrupted(tx: Transaction, row: SessionRow) -> bool:

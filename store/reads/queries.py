@@ -272,12 +272,15 @@ def writer_events(connection: Connection, namespace: str, writer: str, after: in
 
 def run_info(connection: Connection, namespace: str, session_id: str, run_id: str) -> RunRecord:
     """One run, with what it waits for if it is paused: by its own questions, or by those of sub-agents that it waits
-    for. Raises `UnknownSession` or `UnknownRun`."""
+    for. One whose input is a part of another run is paused with that. Raises `UnknownSession` or `UnknownRun`."""
     found = objects(connection, SELECT_RUN, RunRecord, ns=namespace, session=session_id, run=run_id)
     if not found:
         session_info(connection, namespace, session_id)
         raise UnknownRun(f"the session has no run {run_id!r}", session_id=session_id)
     run = replace(found[0], pending=_pending(connection, namespace, session_id, found[0].status))
+    if run.merged_into and not run.finished_at:
+        of = run_info(connection, namespace, session_id, run.merged_into)
+        return replace(run, status=of.status, pending=of.pending) if of.status == "waiting_for_input" else run
     asked = below(connection, namespace, session_id, run_id) if run.started_at and not run.finished_at else []
     return replace(run, status="waiting_for_input", pending=[*(run.pending or ()), *asked]) if asked else run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
@@ -267,6 +268,30 @@ async def test_a_finished_sub_agent_gets_another_task(kernel: k.Kernel) -> None:
     assert await told(kernel) == [child(), child()]
     texts = [m["content"] for m in await kernel.messages("s") if m.get("origin") == CHILD]
     assert texts[1].endswith("offline: more")
+
+
+async def test_the_end_of_each_task_is_told_also_of_one_that_was_merged(kernel: k.Kernel) -> None:
+    """Given a linked sub-agent that merges its inputs, when its parent gives it two more tasks in one round, then they
+    are one run of the sub-agent, and the parent is told of the end of each."""
+    helper = k.spec("", name="worker", hash="worker", lifecycle="linked", follow_ups="merge")
+    await kernel.spawn("s", k.spec("", TOOLS, agents={"worker": helper}))
+    await kernel.send("s", f"call start_agent {json.dumps({'agent': 'worker', 'task': 'dig'})}\n")
+    await kernel.end("s")
+    await settled(kernel)
+    tasks = ("more", "and more")
+    messages = [json.dumps({"agent": child(), "message": message}) for message in tasks]
+    await kernel.send("s", "".join(f"call send_to_agent {message}\n" for message in messages), run_id="r2")
+    await kernel.end("s", "r2")
+    runs = [e for e in await kernel.events(child()) if e["type"] == "run_finished"]
+    async with asyncio.timeout(k.STUCK_SECONDS):
+        while len(runs) < 3:
+            runs = [e for e in await kernel.until(child(), "run_finished", 3) if e["type"] == "run_finished"]
+    assert runs[2]["data"]["merged_into"] == runs[1]["run_id"]
+    news = [e["run_id"] for e in await kernel.events("s") if e["type"] == "run_accepted" and CHILD in str(e["data"])]
+    assert len(news) == 3
+    for run_id in news:
+        assert (await kernel.end("s", run_id))["status"] == "completed"
+    assert await told(kernel) == [child()] * 3
 
 
 async def test_only_its_own_sub_agents(kernel: k.Kernel) -> None:

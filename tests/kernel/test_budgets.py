@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
 
+from understudy import HookContext, Replace, hook
+from understudy.actors.hooks import describe_hook
 from understudy.actors.tools import tool
 from understudy.cluster.client.compiling import compile_spec
 from understudy.cluster.client.results import RunResult, SessionInfo
@@ -349,6 +351,27 @@ async def test_cost_is_limited_and_named(kernel: k.Kernel) -> None:
     allowed, reserved, spent, beyond = accounts(kernel)["tree cost"]
     assert (reserved, beyond, spent) == (0, 0, Usage.from_wire(run["usage"]).cost)
     assert 1_000 < spent <= allowed
+
+
+@hook("before_model")
+def dearer(_context: HookContext) -> Replace:
+    """Another model is asked."""
+    return Replace(model="dear")
+
+
+async def test_a_model_that_a_hook_puts_in_place_is_paid_by_its_own_price(store: str, tmp_path: Path) -> None:
+    """Given a hook that has another model asked, ten times as dear, then the call reserves what that one may cost: its
+    reply is no longer than what the budget pays for. Events say which model was asked."""
+    table = {**CHEAP, "dear": Price(10 * MILLION, MILLION, 100 * MILLION)}
+    async with k.running(store, tmp_path, prices=table) as kernel:
+        kernel.server.policy = at_length
+        hooks = [describe_hook(dearer, pickle=None)[0]]
+        run = await kernel.run("s", k.spec(max_continuations=0, budget=[{"cost": 20_000}], hooks=hooks))
+        allowed, reserved, spent, beyond = accounts(kernel)["tree cost"]
+        assert (reserved, beyond, spent) == (0, 0, Usage.from_wire(run["usage"]).cost)
+        assert 10_000 < spent <= allowed
+        calls = [event["data"] for event in await kernel.events("s") if event["type"].startswith("model_call_")]
+        assert [call["model"] for call in calls] == ["dear", "dear"]
 
 
 async def test_a_limit_of_money_needs_prices(store: str, tmp_path: Path) -> None:

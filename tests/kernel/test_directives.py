@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,38 @@ async def run(tmp_path: Path, *hooks: Any, content: str = "go", **more: Any) -> 
             ended = await kernel.run("s", compiled(*hooks, **more), content)
             ended["messages"] = await kernel.messages("s")
     return ended, server
+
+
+MAY_END = threading.Event()
+
+
+@tool(on_crash="rerun", timeout=0.1)
+def overlong() -> str:
+    """Outlive its timeout, in a thread that nothing stops."""
+    MAY_END.wait(k.STUCK_SECONDS)
+    return "too late"
+
+
+@pytest.mark.parametrize("wanted", [Inject("so"), Stop("enough")], ids=["inject", "stop"])
+async def test_the_tools_hook_is_asked_before_a_process_is_replaced(tmp_path: Path, wanted: Any) -> None:
+    """Given a tool in a thread that outlives its timeout, so that its process is replaced, then the hook behind the
+    round's tools is asked all the same, once, and what it wants is done."""
+    WANTED.update(after_tools=wanted)
+    MAY_END.clear()
+    described = [describe_hook(after_tools, pickle=None)[0]]
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path) as kernel:
+        try:
+            ended = await kernel.run("s", k.spec("", [overlong], hooks=described), "call overlong {}\n")
+            messages = await kernel.messages("s")
+            busy, *others = kernel.workers.values()
+            assert {busy.task.done(), *(worker.task.done() for worker in others)} == {True, False}
+        finally:
+            MAY_END.set()
+    assert [context.calls for context in SEEN] == [(("r/1/0", "overlong", "timeout"),)]
+    if isinstance(wanted, Stop):
+        assert (ended["status"], ended["text"]) == ("completed", "enough")
+    else:
+        assert [m["content"] for m in messages if m.get("origin")] == ["so"]
 
 
 async def test_an_injected_message_stays(tmp_path: Path) -> None:

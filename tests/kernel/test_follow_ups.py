@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from understudy import HookContext, hook
+from understudy.actors.hooks import describe_hook
 from understudy.store.operations.endings import request_cancel
 
 from .. import tiers
@@ -106,6 +108,41 @@ async def test_a_cancel_that_meets_the_merge_leaves_no_text_of_its_input(store: 
         assert [row["status"] for row in found] == ["completed", "cancelled", "completed"]
         assert done
         assert [m["content"] for m in (await kernel.messages("s"))[2:4]] == ["input a", "input c"]
+
+
+BEGUN: list[tuple[str, bool]] = []
+"""The texts that runs begin with, and whether their hooks may have been called before."""
+
+
+@hook("run_start")
+def sees_starts(context: HookContext) -> None:
+    """Note them."""
+    BEGUN.append((context.text, context.redone))
+
+
+async def test_hooks_are_told_that_a_run_begins_again(store: str, tmp_path: Path) -> None:
+    """Given a process whose hooks have seen a run begin with three inputs, when one of these is cancelled before that
+    commit, then the hooks are called again for the run, and told that they may have been called before."""
+    BEGUN.clear()
+    async with k.running(store, tmp_path) as kernel:
+        await queued(kernel, "s", follow_ups="merge", hooks=[describe_hook(sees_starts, pickle=None)[0]])
+        point, journal = kernel.point, kernel.service.journal
+
+        async def held(label: str, worker: k.Worker | None) -> None:
+            if label == "before step" and len(BEGUN) == 2 and "run_merged" not in await kernel.types("s"):
+                await type(journal).submit_all(
+                    journal, [lambda tx: request_cancel(tx, tx.session("s"), "no", "b")], "s"
+                )  # fmt: skip
+            await point(label, worker)
+
+        kernel.point = held  # type: ignore[method-assign]
+        kernel.server.release()
+        found = await rows(kernel, "s")
+        await kernel.send("s", "last", run_id="last")
+        await kernel.end("s", "last")
+    assert [row["status"] for row in found] == ["completed", "cancelled", "completed"]
+    texts = ["\n\n".join(f"input {name}" for name in names) for names in ("abc", "ac")]
+    assert list(BEGUN) == [("first", False), (texts[0], False), (texts[1], True), ("last", False)]
 
 
 @pytest.mark.sweep

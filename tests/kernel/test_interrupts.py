@@ -6,15 +6,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
-from understudy.actors.tools import tool
+from understudy import HookContext, hook
+from understudy.actors.hooks import describe_hook
+from understudy.actors.tools import ToolContext, tool
+from understudy.errors import Fenced
 from understudy.messages import Usage
+from understudy.node.interrupts import Interrupts
 from understudy.protocol import News
+from understudy.records import INTERRUPTED_BY_STEER, ActivationId
 from understudy.store.journal import Journal
 from understudy.store.operations.beginnings import accept
 from understudy.store.operations.endings import request_cancel
@@ -255,3 +261,105 @@ async def test_what_a_cancelled_answer_had_streamed_is_paid(store: str, tmp_path
         assert (await kernel.info("s"))["tokens_used"] == usage.total_tokens
         assert [message["role"] for message in await kernel.messages("s")] == ["user"]
         kernel.check("s")
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
+async def test_a_sub_agents_result_from_before_a_cancel_is_its_calls(kernel: k.Kernel, dies: bool) -> None:
+    """Given a tool at work beside a sub-agent that has ended since the process looked into its inbox, when the run is
+    cancelled, then the sub-agent's answer is the result of its call: also where the process is not the one that had
+    started the sub-agent."""
+    child = k.spec(k.script([("request_user_input", {"prompt": "Which?"})], "dug"), ["request_user_input"], name="w")
+    calls = [("spawn_agent", {"agent": "w", "task": "dig"}), ("lasts", {})]
+    await kernel.spawn("s", k.spec(k.script(calls, "done"), ["spawn_agent", lasts], agents={"w": child}))
+    await kernel.send("s")
+    child_id = (await kernel.until("s", "child_spawned"))[-1]["data"]["child_id"]
+    [question] = await kernel.paused(child_id)
+    if dies:
+        worker = kernel.holder("s")
+        assert worker is not None
+        kernel.kill(worker)
+        await kernel.until("s", "session_activated", 2)
+    async with asyncio.timeout(k.STUCK_SECONDS):
+        while not kernel.service.interrupts:  # noqa: ASYNC110 - asked by a clock of the frame's
+            await asyncio.sleep(0.01)
+    await kernel.ask("answer", child_id, question["call_id"], "ok", "left", question["asked"])
+    assert (await kernel.end(child_id, "task"))["status"] == "completed"
+    await kernel.ask("cancel", "s", "r", "enough")
+    assert (await kernel.end("s"))["status"] == "cancelled"
+    results = [message["content"] for message in await kernel.messages("s") if message["role"] == "tool"]
+    assert results == ["dug", "cancelled"]
+    assert (await kernel.types("s")).count("child_finished") == 1
+
+
+class Thread:
+    """Where code in a thread is, which nothing can stop: it has begun, and may end."""
+
+    begun, may_end = threading.Event(), threading.Event()
+
+    @classmethod
+    def go_on(cls) -> None:
+        cls.begun.set()
+        cls.may_end.wait(k.STUCK_SECONDS)
+
+
+def finds_out(_context: ToolContext) -> str:
+    """Take long to find out."""
+    Thread.go_on()
+    return "found out"
+
+
+@tool(on_crash=finds_out)
+async def in_doubt() -> str:
+    """Go on until the process dies."""
+    Gate.begun.set()
+    await asyncio.Event().wait()
+    return "never"
+
+
+@hook("before_tool")
+def ponders(_context: HookContext) -> None:
+    """Take long to permit a call."""
+    Thread.go_on()
+
+
+@pytest.mark.parametrize("what", ["finder", "hook"])
+async def test_an_interrupted_process_with_a_thread_that_goes_on_does_nothing_else(kernel: k.Kernel, what: str) -> None:
+    """Given a function of the user's in a thread, that finds out about a call or permits one, when its run is
+    interrupted, then the run goes on in another process: the thread can't be stopped, and its process ends."""
+    Thread.begun, Thread.may_end, Gate.begun = threading.Event(), threading.Event(), asyncio.Event()
+    hooks = [describe_hook(ponders, pickle=None)[0]] if what == "hook" else []
+    await kernel.spawn("s", k.spec(tools=[in_doubt], hooks=hooks))
+    await kernel.send("s", "call in_doubt {}")
+    if what == "finder":
+        await asyncio.wait_for(Gate.begun.wait(), k.STUCK_SECONDS)
+        worker = kernel.holder("s")
+        assert worker is not None
+        kernel.kill(worker)
+    assert await asyncio.to_thread(Thread.begun.wait, k.STUCK_SECONDS)
+    busy = kernel.holder("s")
+    assert busy is not None
+    try:
+        async with asyncio.timeout(k.STUCK_SECONDS):
+            while not kernel.service.interrupts:  # noqa: ASYNC110 - asked by a clock of the frame's
+                await asyncio.sleep(0.01)
+        await kernel.ask("steer", "s", {"content": "left", "interrupt": True})
+        assert (await kernel.end("s"))["status"] == "completed"
+        async with asyncio.timeout(k.STUCK_SECONDS):
+            await asyncio.wait([busy.task])
+    finally:
+        Thread.may_end.set()
+    frames = [e["data"]["frame_id"] for e in await kernel.events("s") if e["type"] == "session_activated"]
+    assert frames[-2] == busy.frame_id != frames[-1]
+
+
+async def test_a_late_call_leaves_the_watch_of_a_later_round_alone() -> None:
+    """Given a process that waits to be told of an interruption of its present round, when its call for an earlier one
+    arrives, then that is refused; and only what interrupts the present round is told."""
+    interrupts, held = Interrupts(), ActivationId("s", 1, 1)
+    with interrupts.watching(held, "r", 2) as reason:
+        with pytest.raises(Fenced, match="round 1"), interrupts.watching(held, "r", 1):
+            pass
+        interrupts.interrupt(held, "r", 1)
+        assert not reason.done()
+        interrupts.interrupt(held, "r", 2)
+        assert reason.result() == INTERRUPTED_BY_STEER

@@ -470,6 +470,22 @@ async def test_providers_recall_and_remember(kernel: k.Kernel) -> None:
     ]  # fmt: skip
 
 
+async def test_providers_recall_what_there_is_about_all_inputs_of_a_run(kernel: k.Kernel) -> None:
+    """Given two inputs that are merged into one run, then providers are asked about both."""
+    kernel.server.hold()
+    await kernel.spawn("s", k.spec(memory=providers(recalls), follow_ups="merge"))
+    await kernel.send("s", "first", run_id="first")
+    await kernel.until("s", "model_call_started")
+    for name in ("a", "b"):
+        await kernel.send("s", f"order {name}", run_id=name)
+    CALLED.clear()
+    kernel.server.release()
+    assert (await kernel.end("s", "b"))["status"] == "completed"
+    assert [(does, context.call_key, context.text) for does, context in CALLED] == [
+        ("recall", "s/a", "order a\n\norder b")
+    ]  # fmt: skip
+
+
 async def test_a_provider_that_fails_holds_nobody_up(kernel: k.Kernel) -> None:
     """What one does wrong is an event; the run has its answer, and what the others recall."""
     ended = await kernel.run("s", k.spec(k.script("done"), memory=providers(Fails, recalls, timeout=0.05)))

@@ -153,6 +153,73 @@ async def test_an_interruption_elsewhere_aborts_the_call_at_home(
         assert activated_at(await b.events("s")) == {"a"}
 
 
+class Gate:
+    """Where a tool is: it has begun, and may end."""
+
+    begun, opened = asyncio.Event(), asyncio.Event()
+
+
+@tool(on_crash="rerun")
+async def gated() -> str:
+    """Go on until told."""
+    begun, opened = Gate.begun, Gate.opened
+    begun.set()
+    await opened.wait()
+    return "ended by itself"
+
+
+async def watched_tool(node: k.Kernel) -> asyncio.Event:
+    """Wait until the tool is at work and its frame has asked to be told of an interruption; what lets it end."""
+    await asyncio.wait_for(Gate.begun.wait(), PATIENCE)
+    async with asyncio.timeout(PATIENCE):
+        while not node.service.interrupts:  # noqa: ASYNC110 - asked by a clock of the frame's
+            await asyncio.sleep(0.01)
+    await node.ask("cancel_wakeup", "s", "none")  # behind what the frame asked the store
+    may_end = Gate.opened
+    Gate.begun, Gate.opened = asyncio.Event(), asyncio.Event()
+    return may_end
+
+
+class LateNotices:
+    """Stands for a node: keeps what it is told until it is let through."""
+
+    def __init__(self, node: k.Kernel) -> None:
+        self._node = node
+        self._kept: list[tuple[Any, ...]] = []
+        self._come = asyncio.Event()
+
+    async def call(self, *call: Any) -> None:
+        self._kept.append(call)
+        self._come.set()
+
+    async def deliver(self) -> None:
+        await asyncio.wait_for(self._come.wait(), PATIENCE)
+        for call in self._kept:
+            await self._node.call(*call)
+
+
+async def test_a_late_notice_of_an_interruption_leaves_the_next_round_alone(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a tool at `a`, and a steer that interrupts it, accepted by `b`, of which `a` hears only when the tool has
+    ended and the tool of the next round is at work, then that one goes on: its model has been sent the message."""
+    Gate.begun, Gate.opened = asyncio.Event(), asyncio.Event()
+    async with nodes(postgres, server, tmp_path) as (a, b):
+        late = LateNotices(a)
+        b.peers = {"a": late}  # type: ignore[dict-item]
+        await a.spawn("s", k.spec(tools=[gated]))
+        await a.send("s", "call gated {}")
+        first = await watched_tool(a)
+        await b.ask("steer", "s", {"content": "call gated {}", "interrupt": True})
+        first.set()
+        second = await watched_tool(a)
+        await late.deliver()
+        second.set()
+        assert (await asyncio.wait_for(a.end("s"), PATIENCE))["status"] == "completed"
+        found = [message["content"] for message in await a.messages("s") if message["role"] != "assistant"]
+        assert found == ["call gated {}", "ended by itself"] * 2
+
+
 @pytest.mark.parametrize("what", ["input", "cancel"])
 async def test_a_lost_notice_is_swept(
     postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from io import StringIO
 from pathlib import Path
@@ -240,6 +241,35 @@ async def test_a_sub_agents_question_pauses_the_root(kernel: k.Kernel, session: 
     assert (ended.status, ended.text) == ("completed", "all done")
     for session_id in ("root", tree[1].session_id):
         assert (await kernel.types(session_id)).count("child_asked") == 1
+
+
+@pytest.mark.parametrize("who", ["itself", "a sub-agent"])
+async def test_an_input_that_was_merged_pauses_with_its_run(kernel: k.Kernel, session: Session, who: str) -> None:
+    """Given two inputs that were merged into one run, when that run, or a sub-agent that it waits for, asks a person,
+    then `result` of both returns with the question, for who waits and for who comes later; after the answer both wait
+    on, and end alike."""
+    task = 'call request_user_input {"prompt": "Which?"}'
+    if who != "itself":
+        task = f"call spawn_agent {json.dumps({'agent': 'child', 'task': task})}"
+    child = k.spec(tools=["request_user_input"], name="child", hash="child")
+    tools = ["request_user_input", "spawn_agent"]
+    await kernel.spawn("m", k.spec(tools=tools, agents={"child": child}, follow_ups="merge"))
+    merging = Session(session._connection, "m")
+    kernel.server.hold()
+    first = await merging.send.aio("first", run_id="first")
+    await kernel.until("m", "model_call_started")
+    runs = [await merging.send.aio(text, run_id=name) for name, text in (("a", "look"), ("b", task))]
+    kernel.server.release()
+    assert (await first.result.aio(10)).ok
+    paused = [await run.result.aio(10) for run in runs]
+    later = [await merging.run(run.run_id).result.aio(10) for run in runs]
+    assert {result.status for result in paused + later} == {"waiting_for_input"}
+    [question] = paused[0].pending
+    assert [result.pending for result in paused + later] == [(question,)] * 4
+    assert await merging.answer.aio(question, "blue") is True
+    assert [((await run.result.aio(20)).status, (await run.result.aio(20)).text) for run in runs] == [
+        ("completed", "offline: offline: blue" if who != "itself" else "offline: blue")
+    ] * 2
 
 
 async def test_approvals_of_sub_agents_from_the_root(kernel: k.Kernel, session: Session) -> None:

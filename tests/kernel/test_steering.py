@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from understudy import HookContext, hook
+from understudy import HookContext, Inject, hook
 from understudy.actors.hooks import describe_hook
 from understudy.actors.tools import tool
 from understudy.errors import InvalidInput, NotRunning
@@ -351,6 +351,71 @@ async def test_an_interrupt_that_meets_the_commit_of_a_round_has_no_call_made(ke
     assert (run["status"], run["rounds"]) == ("completed", 2)
     assert [len(request) for request in asked(kernel)] == [1, 4]
     assert asked(kernel)[1][-1] == ("user", "left")
+
+
+@pytest.mark.parametrize("name", ["spawn_agent", "start_agent"])
+async def test_an_interrupt_that_meets_the_commit_of_a_spawn_starts_no_sub_agent(kernel: k.Kernel, name: str) -> None:
+    """Given a process that is about to start a sub-agent, when the run is interrupted before that commit, then none is
+    started, its call says so, and the run goes on with the message."""
+    child = k.spec(k.script([("wait", {"seconds": 3600})], "dug"), ["wait"], name="helper")
+    await kernel.spawn("s", k.spec(tools=[name], agents={"helper": child}))
+    done, point = asyncio.Event(), kernel.point
+
+    async def held(label: str, worker: k.Worker | None) -> None:
+        if label == "before commit" and not done.is_set():
+            done.set()
+            await steer(kernel, interrupt=True)
+        await point(label, worker)
+
+    kernel.point = held  # type: ignore[method-assign]
+    await kernel.send("s", calling(name, agent="helper", task="dig"))
+    run = await kernel.end("s")
+    assert (run["status"], done.is_set()) == ("completed", True)
+    assert "child_spawned" not in await kernel.types("s")
+    none = "no sub-agent was started: the run was interrupted. Go on without it."
+    found = [entry for entry in await said(kernel) if entry[0] in ("tool", STEER)]
+    assert found == [("tool", none), (STEER, "left")]
+    kernel.check("s")
+
+
+REMINDED: list[bool] = []
+"""Whether what the hook did might have been done before, each time it was called."""
+
+
+@hook("before_model")
+def reminds(context: HookContext) -> list[Inject]:
+    """Add a message that stays, and one for the call only."""
+    REMINDED.append(context.redone)
+    stays = f"reminder {len(REMINDED)}"
+    return [Inject(stays), Inject(f"only {len(REMINDED)}", visibility="this_round")]
+
+
+@pytest.mark.parametrize("interrupt", [False, True], ids=["steer", "interrupt"])
+async def test_what_a_hook_adds_to_a_call_that_is_prepared_again_is_added_once(
+    kernel: k.Kernel, tmp_path: Path, interrupt: bool
+) -> None:
+    """Given a hook that adds to each model call, when the run is steered before the commit of a call that was prepared
+    without the message, then the hook is called again, and only what it adds then is in the log and in the request."""
+    REMINDED.clear()
+    hooks = [describe_hook(reminds, pickle=None)[0]]
+    await kernel.spawn("s", k.spec("offline-policy: two rounds", [k.look], hooks=hooks))
+    done, point = asyncio.Event(), kernel.point
+
+    async def held(label: str, worker: k.Worker | None) -> None:
+        if label == "before step" and len(REMINDED) == 2 and not done.is_set():
+            done.set()
+            await steer(kernel, interrupt=interrupt)
+        await point(label, worker)
+
+    kernel.point = held  # type: ignore[method-assign]
+    await kernel.send("s", str(tmp_path / "notes"))
+    run = await kernel.end("s")
+    assert (run["status"], run["rounds"]) == ("completed", 3)
+    assert REMINDED == [False, False, True, False]
+    added = [content for origin, content in await said(kernel) if origin == "hook:reminds"]
+    assert added == ["reminder 1", "only 1", "reminder 3", "only 3", "reminder 4", "only 4"]
+    assert [content for _, content in asked(kernel)[1]][-4:] == ["noted 0", "left", "reminder 3", "only 3"]
+    kernel.check("s")
 
 
 # Deaths.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from understudy.actors.context import FOLD, REMOVED
 from understudy.records import STEER
 from understudy.testing.offline import OfflineServer
 from understudy.testing.policies import Reply
@@ -37,6 +41,38 @@ async def test_a_fork_of_a_folded_session_is_sent_the_same(tmp_path: Path) -> No
             first, second = (json.dumps(request.body, sort_keys=True) for request in list(server.requests)[-2:])
     assert first == second
     assert "So far I did STEP" in first
+
+
+@pytest.mark.parametrize("length", [1, 3_000], ids=["short", "long"])
+async def test_all_inputs_of_a_run_stay_when_they_are_folded(tmp_path: Path, length: int) -> None:
+    """Given a run of two inputs that were merged, and of a message that steered it, when all three are left out of what
+    its model is sent, then what stands for them has each: whole, or its beginning and its end if they are long."""
+    policy = Stepping(40)
+    with OfflineServer(policy, window=6_000) as server:
+        async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, server=server) as kernel:
+            server.hold()
+            await kernel.spawn("s", {**compiled(window=6_000, fold="drop"), "follow_ups": "merge"})
+            await kernel.send("s", "STEP 40", run_id="first")
+            await kernel.until("s", "model_call_started")
+            texts = [f"{name} begins {'x' * length} {name} ends" for name in ("one", "two", "three")]
+            for name, text in zip("ab", texts, strict=False):
+                await kernel.send("s", text, run_id=name)
+            policy.steps = 120
+            server.release()
+            server.hold()
+            await kernel.until("s", "run_merged")
+            await kernel.ask("steer", "s", {"content": texts[2]})
+            server.release()
+            ended = await kernel.end("s", "a")
+            views = [message for message in await kernel.messages("s") if message.get("origin") == FOLD]
+            last = str(list(server.requests)[-1].body["messages"][1]["content"])
+    assert (ended["status"], ended["text"]) == ("completed", "did all 120")
+    assert len(views) > 3
+    assert last.startswith(REMOVED)
+    assert re.findall(r"(\w+) (begins|ends)", last) == [
+        (name, end) for name in ("one", "two", "three") for end in ("begins", "ends")
+    ]
+    assert ("characters are left out" in last) is (length > 1)
 
 
 async def test_an_interrupted_summary_is_none(tmp_path: Path) -> None:

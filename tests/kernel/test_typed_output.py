@@ -201,6 +201,28 @@ def test_an_endpoint_without_response_formats_is_asked_by_a_tool() -> None:
         assert "output_mode" not in json.dumps(asked(cluster))
 
 
+@hook("before_model")
+def plainly(context: HookContext) -> Replace | None:
+    """Have another model asked for some inputs."""
+    said = [message["content"] for message in context.messages or () if message["role"] == "user"]
+    return Replace(model="plain") if said[-1].startswith("plainly") else None
+
+
+def test_a_refused_format_is_the_models_that_was_asked() -> None:
+    """Given a hook that has another model asked, whose endpoint refuses the format, then the session goes on with the
+    tool for that model, in later runs as well, and asks its own one with the format."""
+
+    def policy(body: dict[str, Any]) -> Reply:
+        return (no_formats(default_policy) if body["model"] == "plain" else default_policy)(body)
+
+    with LocalCluster(policy=policy) as cluster:
+        session = cluster.spawn(agent(hooks=[plainly]))
+        for text in ("plainly", "go", "plainly again"):
+            assert session.send(text).result(SECONDS, check=True).output == Verdict(guilty=False, years=0)
+        found = [(body["model"], "response_format" in body) for body in asked(cluster)]
+        assert found == [("plain", True), ("plain", False), ("offline", True), ("plain", False)]
+
+
 @pytest.mark.parametrize(
     ("mode", "status", "message"),
     [

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from understudy.actors.context import FOLD
 from understudy.agents import CHILD
-from understudy.events import ModelCallStarted, RunFinished, SteerDropped, TimerFired, TimerSet
+from understudy.events import ModelCallStarted, RunFinished, SteerDropped, TimerFired, TimerSet, ToolFinished
 from understudy.identifiers import COPIED
 from understudy.messages import CUT_OFF
 from understudy.observability.metrics import Metrics
@@ -186,7 +186,8 @@ class Ending:
                     self._violated(f"{session_id} has {then.content!r} before {first.content!r}")
 
     def _interruptions(self, connection: Any) -> None:
-        """Tools and model calls are cancelled only in runs that were asked to end, or that a client interrupted."""
+        """Tools and model calls are cancelled only in runs that were asked to end, or that a client interrupted: tools
+        only in the round behind which the model was sent that."""
         kinds = (
             "cancel_requested", "tool_finished", "model_call_failed", "shutdown_forced", "session_quarantined",
             "child_spawned", "run_finished",
@@ -196,6 +197,7 @@ class Ending:
         interrupted = {
             (client.session_id, one.run_id) for client in self._world.clients for one in client.steers if one.interrupts
         }
+        rounds = self._interrupted_rounds(connection)
         for row in connection.execute(statement).mappings():
             event, run = event_from_row(row), (row["session_id"], row["run_id"])
             if row["type"] in ("cancel_requested", "shutdown_forced", "session_quarantined"):
@@ -207,11 +209,24 @@ class Ending:
                 if run not in asked and event.error_code == "aborted":
                     self._violated(f"{run} failed, since a model call was aborted, and it was not cancelled")
             elif run in interrupted:
-                continue
+                cancelled = isinstance(event, ToolFinished) and event.outcome == "cancelled" and run not in asked
+                if cancelled and not rounds & {(*run, int(event.call_id.split("/")[-2])), (*run, 0)}:  # type: ignore[attr-defined]
+                    self._violated(f"call {event.call_id} of {run} was cancelled, and its round not interrupted")  # type: ignore[attr-defined]
             elif run not in asked and getattr(event, "outcome", "") == "cancelled":
                 self._violated(f"call {event.call_id} of {run} was cancelled, and its run was not")  # type: ignore[attr-defined]
             elif run not in asked and getattr(event, "error_code", "") == "aborted" and not event.late:  # type: ignore[attr-defined]
                 self._violated(f"a model call of {run} was aborted, and its run was not cancelled")
+
+    def _interrupted_rounds(self, connection: Any) -> set[tuple[str, str | None, int]]:
+        """The rounds of runs behind which their models were sent what interrupted them; 0 where that was dropped."""
+        contents = {one.content for client in self._world.clients for one in client.steers if one.interrupts}
+        found = connection.execute(select(MESSAGE.c.session_id, MESSAGE.c.run_id, MESSAGE.c.body)).all()
+        said = [row for row in found if row.body.get("origin") == STEER and row.body["content"] in contents]
+        dropped = select(EVENT.c.session_id, EVENT.c.run_id).where(EVENT.c.type == SteerDropped.type)
+        return {
+            *((row.session_id, row.run_id, row.body["round"]) for row in said),
+            *((row.session_id, row.run_id, 0) for row in connection.execute(dropped)),
+        }
 
     def _results(self, connection: Any) -> None:
         """What the model was told of its calls is what happened, and each input has its own answer."""

@@ -128,7 +128,7 @@ async def test_what_frames_ask_names_the_incarnation(tmp_path: Path) -> None:
         with pytest.raises(Fenced, match="another incarnation"):
             await service.reload(FRAME.frame_id, old)
         with pytest.raises(Fenced, match="another incarnation"):
-            await service.interrupted(FRAME.frame_id, old, "r")
+            await service.interrupted(FRAME.frame_id, old, "r", 1)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "made again"])
