@@ -325,6 +325,7 @@ class Hooks:
         except Exception as error:
             raise HookFailed(f"the hook {name} failed: {error}") from error
         bound = replace(loaded, function=partial(loaded.function, context))
+        self._expect(time.monotonic() + timeout)  # to have its code may have taken long
         outcome, found, stuck = await run(bound, {}, timeout, render=_same)
         self.stuck = self.stuck or stuck
         if outcome != "ok":

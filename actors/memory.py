@@ -13,11 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 import msgspec
 
+from understudy.agents import CHILD
 from understudy.errors import UnderstudyError
 from understudy.estimates import BYTES_PER_TOKEN
 from understudy.events import ERROR_UNCUT, MemoryFailed, MemoryRecalled
@@ -206,9 +207,10 @@ class Memory:
         return provider["name"], presentable(found or "").strip()
 
     def _input(self) -> str:
-        """The text of the run's input."""
-        said = self._window.backwards(self._commits.draft.messages)
-        return next((message.text for message in reversed(list(said)) if message.role == "user"), "")
+        """The text of the run's input, or of all that it was made of."""
+        said = reversed(list(self._window.backwards(self._commits.draft.messages)))
+        first = takewhile(lambda message: message.role == "user", said)
+        return "\n\n".join(message.text for message in first if message.origin in ("", CHILD))
 
     def _context(self, text: str, status: str = "") -> MemoryContext:
         window = self._window
@@ -226,10 +228,13 @@ class Memory:
             loaded = await self._load(provider)
         except UnderstudyError as error:
             return self._failed(provider["name"], does, error.message)
+        except Exception as error:  # of its module, which was to be read again, say
+            return self._failed(provider["name"], does, f"{type(error).__name__}: {error}")
         function = loaded.recall if does == RECALL else loaded.remember
         if function is None:
             return self._failed(provider["name"], does, "it has no such method any more")
         bound = _Bound(provider["name"], partial(function, context), is_async(function))
+        self._patience.expect(time.monotonic() + timeout)  # to have its code may have taken long
         outcome, found, stuck = await run(bound, {}, timeout, render=_same)
         self.stuck = self.stuck or stuck
         return found if outcome == "ok" else self._failed(provider["name"], does, str(found))
