@@ -11,6 +11,7 @@ import json
 import time
 from typing import Any
 
+from understudy.messages import encodable
 from understudy.records import Ask, CallState, InboxItem
 
 REQUEST_USER_INPUT = "request_user_input"
@@ -50,9 +51,9 @@ REQUEST_USER_INPUT_SPEC: dict[str, Any] = {
 
 
 def read_arguments(call: CallState) -> dict[str, Any] | str:
-    """The arguments of a call by name; a text that says why they can't be read."""
+    """The arguments of a call by name, as UTF-8 can have them; a text that says why they can't be read."""
     try:
-        data = json.loads(call.arguments)
+        data = encodable(json.loads(call.arguments))
     except (ValueError, RecursionError) as error:
         return f"the arguments are not readable JSON ({error}). Call again with valid JSON."
     return data if isinstance(data, dict) else {}

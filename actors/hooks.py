@@ -329,6 +329,7 @@ class Hooks:
         except Exception as error:
             raise HookFailed(f"the hook {name} failed: {error}") from error
         bound = replace(loaded, function=partial(loaded.function, context))
+        self._expect(time.monotonic() + timeout)  # to have its code may have taken long
         outcome, found, _ = await run(bound, {}, timeout, render=_same, begun=self._begun.append)
         if outcome != "ok":
             raise HookFailed(f"the hook {name} failed: {found}")

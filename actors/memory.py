@@ -228,10 +228,13 @@ class Memory:
             loaded = await self._load(provider)
         except UnderstudyError as error:
             return self._failed(provider["name"], does, error.message)
+        except Exception as error:  # of its module, which was to be read again, say
+            return self._failed(provider["name"], does, f"{type(error).__name__}: {error}")
         function = loaded.recall if does == RECALL else loaded.remember
         if function is None:
             return self._failed(provider["name"], does, "it has no such method any more")
         bound = _Bound(provider["name"], partial(function, context), is_async(function))
+        self._patience.expect(time.monotonic() + timeout)  # to have its code may have taken long
         outcome, found, stuck = await run(bound, {}, timeout, render=_same)
         self.stuck = self.stuck or stuck
         return found if outcome == "ok" else self._failed(provider["name"], does, str(found))

@@ -26,7 +26,7 @@ class MemoryContext:
 
     Attributes:
         call_key: `session/run`: the same in every activation, so it is an idempotency key for `remember`.
-        text: the run's input (`recall`), or its answer (`remember`).
+        text: the run's input (`recall`), all of it where inputs were merged; or its answer (`remember`).
         status: with which the run ends (`remember`); empty for `recall`.
         max_tokens: of the whole memory.
         redone: this may be a repetition: a process that died or was cut off may have called the provider before.

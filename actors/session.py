@@ -64,8 +64,8 @@ class Activation:
 
     @property
     def stuck(self) -> bool:
-        """Whether a tool goes on that ignores its cancellation."""
-        return self._calls.stuck
+        """Whether code of the user's goes on that could not be stopped: no other session may be served beside it."""
+        return self._calls.stuck or self._hooks.stuck or self._memory.stuck
 
     async def advance(self) -> Step:
         """Do what is due and return the next step.
@@ -310,4 +310,4 @@ class Activation:
         request: ModelRequest | None = None,
     ) -> Step:  # fmt: skip
         batch = await self._commits.last(wait=wait, finish=finish, round_number=round_number, request=request)
-        return Step(batch, leave=self._calls.leave or self._hooks.stuck or self._memory.stuck)
+        return Step(batch, leave=self._calls.leave)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from understudy import AgentSpec, Memory, MemoryContext, memory_provider
+from understudy.actors import execution
+from understudy.actors.frame import Frame
+from understudy.actors.hooks import HookContext, describe_hook, hook
 from understudy.actors.memory import memory_text
 from understudy.actors.providers import describe_provider
 from understudy.actors.tools import tool
@@ -515,6 +520,112 @@ async def test_a_run_is_remembered_before_its_end(kernel: k.Kernel) -> None:
     assert {(c.call_key, c.text) for _, c in CALLED} == {("s/r", "done")}
     assert CALLED[-1][1].redone
     assert kernel.server.count == 1
+
+
+async def test_all_of_what_was_merged_is_recalled(kernel: k.Kernel) -> None:
+    """Given inputs that wait behind a run and are merged, then providers are asked about all of them at once."""
+    CALLED.clear()
+    kernel.server.hold()
+    await kernel.spawn("s", k.spec(memory=providers(recalls), follow_ups="merge"))
+    await kernel.send("s", "first")
+    await kernel.until("s", "model_call_started")
+    for name in "ab":
+        await kernel.send("s", f"input {name}", name)
+    kernel.server.release()
+    await kernel.end("s", "b")
+    assert [(c.run_id, c.text) for _, c in CALLED] == [("r", "first"), ("a", "input a\n\ninput b")]
+
+
+async def test_a_provider_that_can_not_be_loaded_holds_nobody_up(
+    kernel: k.Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given code that raises whatever it likes as it is read, then that is told, and the run has its answer."""
+
+    async def broken(_frame: Frame, _spec: dict[str, Any]) -> Any:
+        raise SyntaxError("not any more")
+
+    monkeypatch.setattr(Frame, "_load_provider", broken)
+    ended = await kernel.run("s", k.spec(k.script("done"), memory=providers(recalls)))
+    assert (ended["status"], ended["text"], await shown(kernel)) == ("completed", "done", [])
+    assert [one["error_message"] for one in await data(kernel, "memory_failed")] == ["SyntaxError: not any more"]
+
+
+@pytest.mark.parametrize("late", ["_load_provider", "_load_hook"])
+async def test_code_that_comes_late_has_all_of_its_time(
+    kernel: k.Kernel, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """Given a provider or a hook whose code takes longer than it may itself, then its process is not past a deadline
+    when it begins."""
+    SEEN.clear()
+    load = getattr(Frame, late)
+
+    async def slow(frame: Frame, spec: dict[str, Any]) -> Any:
+        await asyncio.sleep(0.2)
+        return await load(frame, spec)
+
+    monkeypatch.setattr(Frame, late, slow)
+    hooks = [describe_hook(begins, pickle=None)[0]]
+    await kernel.run("s", k.spec(memory=providers(looks, timeout=0.1), hooks=hooks, tool_timeout=0.1))
+    assert SEEN == [0.0, 0.0]
+
+
+SEEN: list[float] = []
+
+
+def look() -> None:
+    worker = k.WORKER.get()
+    assert worker is not None
+    SEEN.append(worker.frame.health()["overdue"])
+
+
+@memory_provider
+async def looks(_context: MemoryContext) -> None:
+    """By how much its process is past a deadline."""
+    look()
+
+
+@hook("run_start")
+async def begins(_context: HookContext) -> None:
+    """The same."""
+    look()
+
+
+@memory_provider
+async def stubborn(context: MemoryContext) -> str:
+    """Does not let itself be cancelled, the first time."""
+    asked, go_on, workers = STUBBORN.get()
+    workers.append(k.WORKER.get())
+    asked.set()
+    while len(workers) == 1 and not go_on.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await go_on.wait()
+    return "at last"
+
+
+STUBBORN: ContextVar[tuple[asyncio.Event, asyncio.Event, list[Any]]] = ContextVar("STUBBORN")
+
+
+async def test_a_process_whose_provider_goes_on_serves_nobody_else(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a provider that ignores its cancellation, when its activation is over meanwhile, since the session was
+    upgraded, then its process ends, and the run is begun in another one."""
+    monkeypatch.setattr(execution, "CANCEL_GRACE", 0.05)
+    compiled = k.spec(memory=providers(stubborn, timeout=0.3), on_change="migrate")
+    asked, go_on, workers = asyncio.Event(), asyncio.Event(), list[Any]()
+    STUBBORN.set((asked, go_on, workers))
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        await kernel.spawn("s", compiled)
+        await kernel.send("s")
+        await asyncio.wait_for(asked.wait(), k.STUCK_SECONDS)
+        await kernel.spawn("s", {**compiled, "hash": "other", "max_rounds": 7})
+        try:
+            await asyncio.wait_for(asyncio.wait({workers[0].task}), k.STUCK_SECONDS)
+            kernel.kill(workers[0])  # as its end is noticed
+            assert (await kernel.end("s"))["status"] == "completed"
+        finally:
+            go_on.set()
+        assert len({worker.frame_id for worker in workers}) == len(workers) == 2
 
 
 # Specifications and clients.

@@ -271,7 +271,7 @@ class Client:
         try:
             found = await self.request("read", "messages", [self.session_id], {}, session_id=self.session_id)
             places = [0, *(message["seq"] for message in found)]
-            at = places[int(pick * len(places))]
+            at = places[min(int(pick * len(places)), len(places) - 1)]
             try:
                 await self._fork_at(fork_id, at)
             except InvalidInput as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
@@ -27,25 +27,23 @@ from understudy.events import (
     ToolFinished,
     ToolStarted,
 )
-from understudy.json_text import from_json
 from understudy.records import LEASE_SECONDS, ModelRequest
 from understudy.store.check.check import check
 from understudy.store.db.session_row import SessionRow
-from understudy.store.db.statements import EVENT, MESSAGE, QUESTION, SESSION, TOOL_CALL
+from understudy.store.db.statements import EVENT, QUESTION, SESSION, TOOL_CALL
 from understudy.store.entries import event_from_row
 from understudy.store.journal import Committed
-from understudy.testing.policies import content_text
 
-from . import approvals, deaths
-from .folding import due_to_be_sent, unfolded
+from . import approvals, deaths, delegating
 from .hooks import refused
 from .operator import RIVAL
+from .recalling import Recalled
+from .sent import Sent
 from .streams import Reported
 from .tools import POLICY_OF
 
 if TYPE_CHECKING:
     from understudy.actors.hooks import HookContext
-    from understudy.actors.tools import ToolContext
     from understudy.actors.window import Window
 
     from .cluster import Actor, Machine
@@ -73,6 +71,8 @@ class Invariants:
         complete: model calls whose answer is not in the log yet, with the process that has it.
         with_hooks: sessions whose agents have hooks.
         reported: what tools report.
+        sent: what models are sent.
+        recalled: what memory providers are asked, and say.
     """
 
     def __init__(self, world: World) -> None:
@@ -88,7 +88,6 @@ class Invariants:
         self._activated_in: dict[str, SessionActivated] = {}
         self._asked: dict[str, Process] = {}
         self._made: Counter[str] = Counter()
-        self._committed: dict[str, list[list[tuple[str, str, int]]]] = {}
         self._abandoned: set[int] = set()
         self._moved: set[tuple[str, str | None]] = set()
         self._sent_off: set[tuple[str, str | None]] = set()
@@ -105,6 +104,8 @@ class Invariants:
         self._hooked_in_time: set[tuple[str, str]] = set()
         self.with_hooks = {work.session_id for work in world.plan.work if work.spec.get("hooks")}
         self.reported = Reported(self.violated)
+        self.sent = Sent(world, self.violated)
+        self.recalled = Recalled(world, self)
         world.cluster.violated = self.violated
 
     def violated(self, text: str) -> None:
@@ -117,7 +118,8 @@ class Invariants:
     def forget(self, session_ids: list[str]) -> None:
         """Sessions were removed: others may have their ids."""
         gone = set(session_ids)
-        self.reported.forget(gone)
+        for one in (self.reported, self.sent, self.recalled):
+            one.forget(gone)
         for session_id in gone:
             self._activated_in.pop(session_id, None)
         self._begun = {known for known in self._begun if known[0] not in gone}
@@ -150,6 +152,8 @@ class Invariants:
         now = self._world.scheduler.time()
         for event in events:
             self._event(event, now)
+            for text in delegating.spawned(self._world, event):
+                self.violated(text)
         for _, row in committed.written.values():
             self._held(row)
             if row.cancel_reason is not None and row.wait == "input":
@@ -279,19 +283,19 @@ class Invariants:
         actor = self._world.cluster.frames.get(activated.frame_id)
         if actor is None or not actor.alive or actor.target is None or actor.pid in self._world.killed:
             return None
-        window = self._window_of(actor.process)
+        window = self.window_of(actor.process)
         if window is None or (window.session_id, window.epoch) != (activated.session_id, activated.epoch):
             return None
         return actor
 
-    def check_process(self, context: ToolContext, process: Process) -> None:
-        """A tool goes on: its process is at no other activation."""
-        window = self._window_of(process)
-        if window is not None and (window.session_id, window.epoch) != (context.session_id, context.epoch):
+    def check_process(self, call_key: str, session_id: str, epoch: int, process: Process) -> None:
+        """Code of the user's goes on: its process is at no other activation."""
+        window = self.window_of(process)
+        if window is not None and (window.session_id, window.epoch) != (session_id, epoch):
             other = f"{window.session_id}, epoch {window.epoch}"
-            self.violated(f"{context.call_key}, epoch {context.epoch}, goes on in a process that serves {other}")
+            self.violated(f"{call_key}, epoch {epoch}, goes on in a process that serves {other}")
 
-    def _window_of(self, process: Process | None) -> Window | None:
+    def window_of(self, process: Process | None) -> Window | None:
         """What the activation that a frame's process is at knows; None if it is at none."""
         for actor in self._world.cluster.frames.values():
             if actor.process is process and actor.target is not None:
@@ -332,10 +336,11 @@ class Invariants:
 
     def check_model_call(self, request: ModelRequest) -> None:
         """A model is asked: nobody has its answer yet."""
-        self._check_sent(request)
+        self.sent.check(request)
         wait_key = request.wait_key
         session_id, run_id = wait_key.rpartition("/")[0].split("/", 1)
         self._hooked_in_time.discard(("run_end", f"{session_id}/{run_id}"))  # one that was steered goes on
+        self.recalled.goes_on(session_id, run_id)
         process, before = self._world.scheduler.current, self._asked.get(wait_key)
         self._asked[wait_key] = process
         # A gateway whose machine was given up does what it was told before that, as soon as it goes on.
@@ -352,27 +357,6 @@ class Invariants:
             self.violated(
                 f"the model call {wait_key} is made {self._made[wait_key]} times, in {attempts[0][0]} attempts"
             )
-
-    def model_called(self, wait_key: str) -> None:
-        """A node service has a model call made: what is committed now is what the model is to be sent. The gateway may
-        get it late."""
-        session_id = wait_key.partition("/")[0]
-        with self._world.store.committed() as connection:
-            where = MESSAGE.c.session_id == session_id
-            chosen = select(MESSAGE.c.seq, MESSAGE.c.role, MESSAGE.c.body)
-            rows = connection.execute(chosen.where(where).order_by(MESSAGE.c.seq)).all()
-        stored = [
-            _said({"role": row.role, **row.body}) for row in due_to_be_sent(rows, int(wait_key.rpartition("/")[2]))
-        ]
-        self._committed.setdefault(wait_key, []).append(stored)
-
-    def _check_sent(self, request: ModelRequest) -> None:
-        """The model is sent what was committed, whoever of frame and gateway wrote which part of it."""
-        messages = unfolded(from_json(request.messages))
-        sent = [_said(message) for message in messages if message["role"] != "system"]
-        stored = self._committed[request.wait_key]
-        if sent not in stored:
-            self.violated(f"the model call {request.wait_key} was sent {sent}, and the store had {stored[-1]}")
 
     def sent_off(self, session_id: str, run_id: str | None) -> None:
         """A drain's deadline is over: what a session waits for here is ended, also if it has nowhere else to go."""
@@ -394,19 +378,19 @@ class Invariants:
         """A hook is told whether it may have been called before; not if by a process that was replaced by then."""
         known = (context.point, context.call_key)
         self.hooked.add(known)
-        if self._is_current(context.session_id):
+        if self.is_current(context.session_id):
             if known in self._hooked_in_time and not context.redone:
                 self.violated(f"the hook {context.point} was called again for {context.call_key}, and not told")
             self._hooked_in_time.add(known)
 
     def _of_removed(self, session_id: str) -> bool:
         """Whether the process that calls is at a session of this id that was removed."""
-        window = self._window_of(self._world.scheduler.current)
+        window = self.window_of(self._world.scheduler.current)
         return window is not None and self._world.incarnation(session_id) != window.incarnation
 
-    def _is_current(self, session_id: str) -> bool:
+    def is_current(self, session_id: str) -> bool:
         """Whether the process that calls is at the session's last activation, as far as the store knows."""
-        window = self._window_of(self._world.scheduler.current)
+        window = self.window_of(self._world.scheduler.current)
         rows = self._world.committed(f"SELECT epoch FROM session WHERE session_id = '{session_id}'")
         return window is not None and rows == [(window.epoch,)]
 
@@ -445,6 +429,8 @@ class Invariants:
                 self.violated(f"effect of {effect.call_key}, and no hook was asked")
             if refused(effect.call_key):
                 self.violated(f"effect of {effect.call_key}, which a hook refused")
+        if not any(tool["name"] == row.tool for tool in row.spec["tools"]):
+            self.violated(f"effect of {effect.call_key}, and its agent has no tool {row.tool}")
         policy = POLICY_OF[row.tool]
         if policy == "rerun":
             return None
@@ -483,8 +469,3 @@ class Invariants:
 def _run_of(call_id: str) -> str:
     """The run that a call is of."""
     return call_id.rsplit("/", 2)[0]
-
-
-def _said(message: dict[str, Any]) -> tuple[str, str, int]:
-    """What a message says, without the ids that each side has of its own."""
-    return message["role"], content_text(message), len(message.get("tool_calls") or ())

@@ -13,10 +13,11 @@ def policy(body: dict[str, Any]) -> Reply:
     """The next round of the task, or the results of all its calls."""
     messages = body["messages"]
     said = [(index, content_text(message)) for index, message in enumerate(messages) if message["role"] == "user"]
-    start = max(index for index, text in said if not text.startswith(MEMORY_MARK))
+    # A sub-agent that was cancelled before it had begun may be sent a message, with which nothing is to be done.
+    start, given = max(((index, text) for index, text in said if not text.startswith(MEMORY_MARK)), default=(0, ""))
     following = messages[start + 1 :]
     try:
-        task = json.loads(content_text(messages[start]))
+        task = json.loads(given)
     except ValueError:
         return Reply(text="no task")
     done = sum(message["role"] == "assistant" for message in following)

@@ -15,8 +15,10 @@ from understudy.notes import BOARD, NOTES
 from understudy.placement import DEFAULT, ISOLATED
 
 from .background import SPAWN, some_in_background
+from .delegating import some_delegating
 from .folding import folding
 from .hooks import HOOKS
+from .recalling import some_recalling
 from .tools import BY_POLICY, TOOLS
 from .typed import output
 
@@ -166,7 +168,10 @@ class Plan:
             found |= {"grandchildren"} if any(helper["agents"] for helper in helpers) else set()
             helpers += [inner for helper in helpers for inner in helper["agents"].values()]
             found |= {"children"} if helpers else set()
-            found |= {name for name in ("hooks", "context", "memory") if name in work.spec}
+            found |= {name for name in ("hooks", "context", "memory", "delegation") if name in work.spec}
+            found |= (
+                {"providers"} if any(one.get("memory", {}).get("providers") for one in (work.spec, *helpers)) else set()
+            )
             found |= {"background"} if any(tool["name"] == "start_agent" for tool in work.spec["tools"]) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
@@ -786,6 +791,8 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     keeping = random.Random(f"{seed}/notes")
     if keeping.random() < 0.25:
         work = tuple(noted(keeping, item) for item in work)
+    work = some_recalling(random.Random(f"{seed}/providers"), work)
+    work = some_delegating(random.Random(f"{seed}/delegation"), work)
     steering = random.Random(f"{seed}/steering")
     if steering.random() < 0.2:
         work = tuple(steered(steering, item, window) if steering.random() < 0.8 else item for item in work)

@@ -130,7 +130,8 @@ TOOLS: dict[str, dict[str, Any]] = {
 BLOBS: dict[str, bytes] = {}
 """The code that travels by value, by its digest."""
 
-_OF_VALUE: dict[str, Any] = {"act_by_value": act, "look_by_value": look}
+OF_VALUE: dict[str, Any] = {"act_by_value": (act, {}), "look_by_value": (look, {})}
+"""What it is of, by that code."""
 
 for _name in BY_VALUE:
     _digest = hashlib.sha256(_name.encode()).hexdigest()
@@ -139,5 +140,5 @@ for _name in BY_VALUE:
 
 
 def unpickle(data: bytes) -> Any:
-    """The function behind a blob, and which of its parameters are converted."""
-    return _OF_VALUE[data.decode()], {}
+    """What is behind a blob: of a tool its function, and which of its parameters are converted."""
+    return OF_VALUE[data.decode()]

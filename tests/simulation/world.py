@@ -162,7 +162,7 @@ class World:
 
     def goes_on(self, context: ToolContext) -> None:
         """A tool does more, after its effect."""
-        self.invariants.check_process(context, self.scheduler.current)
+        self.invariants.check_process(context.call_key, context.session_id, context.epoch, self.scheduler.current)
 
     def block(self, seconds: float) -> None:
         """A tool computes for so long on the event loop of its process."""
@@ -306,7 +306,7 @@ class World:
 
         def start(calls: Calls, call: Call) -> None:
             if call.request is not None and calls.find(*call.key) is None:
-                self.invariants.model_called(call.request.wait_key)
+                self.invariants.sent.called(call.request.wait_key)
             original(calls, call)
 
         return start

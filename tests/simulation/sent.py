@@ -1,0 +1,86 @@
+"""What models are sent: what is committed, as the agent's specification says, and the same each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from understudy.actors.typed_output import FINAL_ANSWER
+from understudy.identifiers import digest
+from understudy.json_text import from_json
+from understudy.records import ModelRequest
+from understudy.store.db.statements import MESSAGE, SESSION
+from understudy.testing.policies import content_text
+
+from .folding import due_to_be_sent, unfolded
+
+if TYPE_CHECKING:
+    from .world import World
+
+Said = tuple[str, str, int]
+
+
+class Sent:
+    """Compares model calls with what is committed.
+
+    Args:
+        violated: told of what is wrong.
+    """
+
+    def __init__(self, world: World, violated: Callable[[str], None]) -> None:
+        self._world = world
+        self._violated = violated
+        self._committed: dict[str, list[list[Said]]] = {}
+        self._made: dict[tuple[str, str], str] = {}
+
+    def forget(self, session_ids: set[str]) -> None:
+        """Sessions were removed: others may have their ids."""
+        self._made = {
+            known: made for known, made in self._made.items() if known[0].partition("/")[0] not in session_ids
+        }
+
+    def called(self, wait_key: str) -> None:
+        """A node service has a model call made: what is committed now is what the model is to be sent. The gateway may
+        get it late."""
+        session_id = wait_key.partition("/")[0]
+        with self._world.store.committed() as connection:
+            where = MESSAGE.c.session_id == session_id
+            chosen = select(MESSAGE.c.seq, MESSAGE.c.role, MESSAGE.c.body)
+            rows = connection.execute(chosen.where(where).order_by(MESSAGE.c.seq)).all()
+        stored = [
+            _said({"role": row.role, **row.body}) for row in due_to_be_sent(rows, int(wait_key.rpartition("/")[2]))
+        ]
+        self._committed.setdefault(wait_key, []).append(stored)
+
+    def check(self, request: ModelRequest) -> None:
+        """The model is sent what was committed, whoever of frame and gateway wrote which part of it; the same is sent
+        to the letter when the call is made again."""
+        messages = unfolded(from_json(request.messages))
+        sent = [_said(message) for message in messages if message["role"] != "system"]
+        stored = self._committed[request.wait_key]
+        if sent not in stored:
+            self._violated(f"the model call {request.wait_key} was sent {sent}, and the store had {stored[-1]}")
+        whole = digest(request.model, request.profile, repr(request.tools), bytes(request.messages).decode())
+        if self._made.setdefault((request.wait_key, repr(sent)), whole) != whole:
+            self._violated(f"the model call {request.wait_key} is made again, and is another one")
+        self._check_agent(request, messages[0])
+
+    def _check_agent(self, request: ModelRequest, first: dict[str, Any]) -> None:
+        """It is the model of the session's agent, with its instructions and its tools."""
+        where = SESSION.c.session_id == request.wait_key.partition("/")[0]
+        with self._world.store.committed() as connection:
+            spec = connection.execute(select(SESSION.c.spec).where(where)).scalar()
+        if spec is None:
+            return
+        tools = {tool["function"]["name"] for tool in request.tools} - {FINAL_ANSWER}
+        own = {tool["name"] for tool in spec["tools"]}
+        if request.model != spec["model"] or not content_text(first).startswith(spec["instructions"]) or tools - own:
+            has = f"{request.model}, {content_text(first)[:80]!r}, {sorted(tools - own)} beside its tools"
+            self._violated(f"the model call {request.wait_key} has {has}")
+
+
+def _said(message: dict[str, Any]) -> Said:
+    """What a message says, without the ids that each side has of its own."""
+    return message["role"], content_text(message), len(message.get("tool_calls") or ())
