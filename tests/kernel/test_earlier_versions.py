@@ -73,7 +73,9 @@ def test_what_was_written_has_nothing_of_where_it_was_written() -> None:
     """No path but those of tests, no process, no variable of a machine."""
     written = json.dumps(WRITTEN)
     assert not any(place in written for place in ("/home/", "/root/", "/tmp/", "/Users/", "@"))
-    rows = [dict(zip(WRITTEN["rows"]["session"]["columns"], row, strict=True)) for row in WRITTEN["rows"]["session"]["rows"]]
+    rows = [
+        dict(zip(WRITTEN["rows"]["session"]["columns"], row, strict=True)) for row in WRITTEN["rows"]["session"]["rows"]
+    ]
     assert {(row["frame_id"], row["actor_pid"]) for row in rows} == {(None, None)}
 
 
