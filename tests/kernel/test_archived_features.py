@@ -20,7 +20,7 @@ from understudy.store.check.check import check
 from understudy.store.journal import Journal
 from understudy.store.reads import queries
 from understudy.store.upkeep import retention
-from understudy.testing.offline import OfflineServer, Reply
+from understudy.testing.offline import OfflineServer, Reply, default_policy
 from understudy.testing.policies import content_text
 
 from ..store.test_archive import beside as beside
@@ -188,7 +188,8 @@ async def test_everything_goes_elsewhere_and_on_to_the_same_end(
     assert documents(beside) == documents(store)
     with k.opened(beside) as there, there.snapshot() as imported:
         assert check(imported, "tests") == []
-        assert [queries.notes(imported, "tests", *owner) for owner in (("agent", "lead"), ("project", "shop"))] == [[], []]
+        for owner in (("agent", "lead"), ("project", "shop")):
+            assert queries.notes(imported, "tests", *owner) == []
         assert [note.text for note in queries.notes(imported, "tests", "tree", "lead")] == ["of the tree"]
     here, elsewhere = await to_the_end(store, tmp_path), await to_the_end(beside, tmp_path)
     assert elsewhere == here
@@ -244,13 +245,12 @@ async def test_a_sub_agent_of_the_background_goes_on_alone(
     everything.holds = True  # type: ignore[attr-defined]
 
     def policy(body: dict[str, Any]) -> Reply:
-        from understudy.testing.offline import default_policy
-
         return everything(body) if "You scout" in content_text(body["messages"][0]) else default_policy(body)
 
     with OfflineServer(policy) as server:
         async with k.running(store, tmp_path, server=server) as kernel:
-            assert (await kernel.run("lead", compile_spec(spec, model="offline", profile=None).spec))["text"] == "on my way"
+            compiled = compile_spec(spec, model="offline", profile=None).spec
+            assert (await kernel.run("lead", compiled))["text"] == "on my way"
             (kid,) = [row["session_id"] for row in await kernel.ask("read", "tree", ["lead"], {}) if row["depth"]]
             await kernel.until(kid, "model_call_started")
     with pytest.raises(InvalidArchive, match="--tree"):
