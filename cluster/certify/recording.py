@@ -16,10 +16,14 @@ from understudy.records import ModelAnswer, ModelRequest
 from understudy.streams import Piece
 
 Round = tuple[str, int]
-"""A session, by its name that is the same in every run, and the round."""
+"""A session's run, by a name that is the same in every run of the agent (`label_of`), and the round."""
 
 Call = tuple[str, str]
-"""A session by its name, and `round/index`."""
+"""A session by its name, and its call (`call_key`)."""
+
+FIRST_RUN, TASK = "certify", "task"
+"""Ids of the run that is certified, and of what a sub-agent is given to do. A session's other runs are those that begin
+when a sub-agent in the background has ended, and such as wakeups begin."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,12 @@ class Asked:
 
     Attributes:
         offered: hash of the model's name and the tools offered to it.
+        session: the name of the one that asks.
     """
 
     entries: tuple[Entry, ...]
     offered: str
+    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,18 @@ class Recorded:
     answer: ModelAnswer
 
 
-def read_request(request: ModelRequest, names: dict[str, str]) -> Asked:
+def call_key(call_id: str, names: dict[str, str]) -> str:
+    """`round/index` of a call, behind its run if that is not the session's first one."""
+    run_id, place = call_id.split("/", 1)
+    return place if run_id in (FIRST_RUN, TASK) else f"{named(run_id, names)}: {place}"
+
+
+def label_of(session: str, run_id: str, names: dict[str, str]) -> str:
+    """A session's run: the session's name, with the run if it is not its first one."""
+    return session if run_id in (FIRST_RUN, TASK) else f"{session}, {named(run_id, names)}"
+
+
+def read_request(request: ModelRequest, names: dict[str, str], session: str = "") -> Asked:
     """A request as it compares with those of other runs.
 
     Its limit of output tokens is left out: a tree's budget lets it depend on the order in which sub-agents finish.
@@ -84,7 +101,7 @@ def read_request(request: ModelRequest, names: dict[str, str]) -> Asked:
         key, tool = places.get(message.get("tool_call_id", ""), ("", ""))
         entries.append(Entry(message["role"], text, key, tool, tuple(calls)))
     offered = digest(request.model, json.dumps(request.tools, sort_keys=True))
-    return Asked(tuple(entries), offered)
+    return Asked(tuple(entries), offered, session)
 
 
 def text_of(content: Any) -> str:
@@ -104,14 +121,14 @@ class WatchedGateway(Gateway):
 
     Attributes:
         names: of sessions by id, filled by the run.
-        halt: called with session and round while the call is in flight.
+        halt: called with the session's id, and what asks, while the call is in flight.
         asked: every call so far.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.names: dict[str, str] = {}
-        self.halt: Callable[[str, int], Awaitable[None]] | None = None
+        self.halt: Callable[[str, Round], Awaitable[None]] | None = None
         self.asked: dict[Round, Asked] = {}
 
     async def call(
@@ -120,11 +137,12 @@ class WatchedGateway(Gateway):
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
     ) -> ModelAnswer:
-        session_id, _, round_number = split_wait_key(request.wait_key)
-        place = self.names.get(session_id, session_id), round_number
-        self.asked[place] = read_request(request, self.names)
+        session_id, run_id, round_number = split_wait_key(request.wait_key)
+        session = self.names.get(session_id, session_id)
+        place = label_of(session, run_id, self.names), round_number
+        self.asked[place] = read_request(request, self.names, session)
         if self.halt is not None:
-            await self.halt(session_id, round_number)
+            await self.halt(session_id, place)
         return await self.answer(request, place)
 
     async def answer(self, request: ModelRequest, place: Round) -> ModelAnswer:

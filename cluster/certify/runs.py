@@ -112,11 +112,13 @@ def approved(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def reaches_outside(spec: dict[str, Any]) -> list[str]:
-    """The tools whose effects are not confined to the workspace: the user's own, and `bash`; and all hooks."""
+    """The tools whose effects are not confined to the workspace: the user's own, and `bash`; all hooks, and memory
+    providers."""
     found = {
         tool["name"] for tool in spec["tools"] if "builtin" not in tool["source"] or tool["source"]["builtin"] == "bash"
     }
     found.update(hook["name"] for hook in spec.get("hooks", ()))
+    found.update(provider["name"] for provider in (spec.get("memory") or {}).get("providers", ()))
     for agent in spec["agents"].values():
         found.update(reaches_outside(agent))
     return sorted(found)

@@ -30,7 +30,8 @@ from understudy.records import Batch
 from understudy.transport.signatures import signature_of
 
 from .frame_processes import FrameProcess, FrameProcesses
-from .recording import Asked, Call, Entry, Round, WatchedGateway, named, text_of
+from .recording import FIRST_RUN, Asked, Call, Entry, Round, WatchedGateway, call_key, named, text_of
+from .turns import first_at_work
 from .watched_frame import TOOL_BEGINS, TOOL_DONE
 from .workspaces import File
 
@@ -39,7 +40,6 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 NODE = "certify"
-RUN = "certify"
 LEASE = 3_600_000_000
 WATCH_SECONDS = 5.0
 
@@ -125,6 +125,9 @@ class Stage:
         self._record = record
         self._names = gateway.names
         self._commits: dict[str, int] = {}
+        self._root = ""
+        self._started: dict[str, int] = {}  # sub-agents, in order
+        self._background: set[str] = set()
         self._frame: FrameProcess | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lost: asyncio.Event = asyncio.Event()
@@ -167,31 +170,59 @@ class Stage:
     async def run(self, session_id: str, spec: dict[str, Any], content: str, timeout: float) -> None:
         """Work on an input to its end, or until `timeout` seconds have passed, and record what became of it."""
         record = self._record
+        self._root = session_id
         self._names[session_id] = spec["name"]
         await self._requests.spawn(NewSession(session_id, spec), {})
         try:
             async with asyncio.timeout(timeout):
                 run = await self._ended(session_id, content)
+                await self._until_rest()
         except TimeoutError:
             record.status, record.error = "timeout", f"no end within {timeout:g} s"
         else:
             record.status, record.error = run.status, (run.error or {}).get("message", "")
-        for session in await self._asked(list[SessionRecord], "tree", session_id):
+        for session in await self._tree():
             await self._read(session.session_id)
         record.asked = dict(self._gateway.asked)
 
     async def _ended(self, session_id: str, content: str) -> RunRecord:
-        await self._requests.send(session_id, Input(RUN, content), new_identifier())
+        await self._requests.send(session_id, Input(FIRST_RUN, content), new_identifier())
         after = 0
         while True:
-            run = await self._asked(RunRecord, "run", session_id, RUN)
+            run = await self._asked(RunRecord, "run", session_id, FIRST_RUN)
             if run.finished_at:
                 return run
-            failed = next((task for task in self._tasks if task.done() and not task.cancelled()), None)
-            if failed is not None:
-                failed.result()
-            found = await self._requests.watch(RUN, {session_id: Following(after)}, WATCH_SECONDS)
+            self._raise_failures()
+            found = await self._requests.watch(FIRST_RUN, {session_id: Following(after)}, WATCH_SECONDS)
             after = found.events[-1]["seq"] if found.events else after
+
+    async def _until_rest(self) -> None:
+        """Wait until no session of the tree is at work: sub-agents in the background outlive the run, and their ends
+        begin others."""
+        while (row := next((row for row in await self._tree() if row.active), None)) is not None:
+            self._raise_failures()
+            await self._requests.watch(FIRST_RUN, {row.session_id: Following(row.seq)}, WATCH_SECONDS)
+
+    def _raise_failures(self) -> None:
+        failed = next((task for task in self._tasks if task.done() and not task.cancelled()), None)
+        if failed is not None:
+            failed.result()
+
+    async def _tree(self) -> list[SessionRecord]:
+        return await self._asked(list[SessionRecord], "tree", self._root)
+
+    def _key(self, call_id: str) -> str:
+        return call_key(call_id, self._names)
+
+    async def _name(self, session_id: str) -> str:
+        """A session's name. One in which a sub-agent's task is started again is named when it first acts."""
+        if session_id not in self._names:
+            rows = {row.session_id: row for row in await self._tree()}
+            row = rows[session_id]
+            above = self._names.get(row.parent_id or "", "")
+            place = f"{above} › {row.agent} {self._key(row.call_id or '/')}"
+            self._names[session_id] = f"{place} again {sum(name.startswith(place) for name in self._names.values())}"
+        return self._names[session_id]
 
     async def _asked(self, kind: type[Result], what: str, *arguments: Any) -> Result:
         """What a client would read (`requests.READS`)."""
@@ -199,20 +230,20 @@ class Stage:
         return found
 
     async def _read(self, session_id: str) -> None:
-        name = self._names.get(session_id, session_id)
+        name = await self._name(session_id)
         tools: dict[str, str] = {}
         entries = []
         for message in await self._asked(list[Message], "messages", session_id):
-            calls = [(_key(call.call_id), call.name, call.arguments) for call in message.tool_calls]
+            calls = [(self._key(call.call_id), call.name, call.arguments) for call in message.tool_calls]
             tools.update({key: tool for key, tool, _ in calls})
-            key = _key(message.tool_call_id) if message.tool_call_id else ""
+            key = self._key(message.tool_call_id) if message.tool_call_id else ""
             shown = tuple((key, tool, named(arguments, self._names)) for key, tool, arguments in calls)
             text = named(text_of(message.content), self._names)
             entries.append(Entry(message.role, text, key, tools.get(key, ""), shown))
         self._record.transcript[name] = entries
         for event in await self._requests.events(session_id, 0):
             if event["type"] == "tool_in_doubt":
-                self._record.in_doubt[name, _key(event["data"]["call_id"])] = event["data"]["policy"]
+                self._record.in_doubt[name, self._key(event["data"]["call_id"])] = event["data"]["policy"]
 
     # Frames.
 
@@ -248,22 +279,25 @@ class Stage:
         batch = given[0].batch if method == "step" else given[1] if method == "commit" else None
         if batch is None or only_reports(batch):
             return signature.sent(await function(*given))
-        name = self._names[batch.session_id]
+        name = await self._name(batch.session_id)
         for spawn in batch.spawns:
-            self._names[spawn.child_id] = f"{name} › {spawn.spec['name']} {_key(spawn.call_id)}"
+            self._names[spawn.child_id] = f"{name} › {spawn.spec['name']} {self._key(spawn.call_id)}"
+            self._started.setdefault(spawn.child_id, len(self._started))
+            if spawn.background:
+                self._background.add(spawn.child_id)
         number = self._commits[name] = self._commits.get(name, 0) + 1
         what = _described(batch)
         await self._pass(Point(BEFORE_COMMIT, name, number, what=what))
         result = await function(*given)
-        finished = {(name, _key(call.call_id)) for call in batch.calls if call.state != "started"}
+        finished = {(name, self._key(call.call_id)) for call in batch.calls if call.state != "started"}
         self._finished |= finished
         await self._settle(finished)
         await self._pass(Point(REPLY_LOST, name, number, what=what))
         return signature.sent(result)
 
     async def _tool(self, frame: FrameProcess, moment: str, session_id: str, call_id: str, tool: str) -> None:
-        name, record = self._names[session_id], self._record
-        call = name, _key(call_id)
+        name, record = await self._name(session_id), self._record
+        call = name, self._key(call_id)
         if moment == TOOL_BEGINS:
             await self._alone(name)
             if frame is not self._frame:  # it died while it waited
@@ -291,11 +325,16 @@ class Stage:
             self._uncommitted -= calls
             self._committed.notify_all()
 
-    async def _model_call(self, session_id: str, round_number: int) -> None:
+    async def _model_call(self, session_id: str, place: Round) -> None:
         try:
-            await self._pass(Point(MODEL_CALL, self._names[session_id], round_number))
+            await self._pass(Point(MODEL_CALL, *place))
         except _Killed:  # the call itself goes on, in the node service
             await self._lost.wait()
+        while self._background:
+            first = first_at_work(session_id, await self._tree(), self._started, self._background)
+            if first is None:
+                return
+            await self._requests.watch(session_id, {first.session_id: Following(first.seq)}, WATCH_SECONDS)
 
     async def _pass(self, point: Point) -> None:
         """Note that a point is passed, or let the process die here."""
@@ -317,11 +356,6 @@ class Stage:
             self._tasks.discard(task)
         else:  # kept, so that the run ends with it
             log.error("certifying failed", exc_info=task.exception())
-
-
-def _key(call_id: str) -> str:
-    """`round/index` of a call."""
-    return call_id.split("/", 1)[1]
 
 
 def only_reports(batch: Batch) -> bool:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from understudy.agents import SPAWN_AGENT
+from understudy.actors.delegation import HANDED_OVER
+from understudy.actors.tools import builtin
+from understudy.agents import SPAWN_AGENT, START_AGENT
 from understudy.messages import INTERRUPTED
 
 from .recording import Call, Entry
@@ -35,6 +37,9 @@ ENDED = "ended otherwise"
 NOT_REACHED = "not reached"
 
 MASK = "[not compared]"
+
+HANDED_ON = {SPAWN_AGENT, START_AGENT, *HANDED_OVER}
+"""Tools whose calls no frame executes: sub-agents, people or the store do."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,9 @@ def compare(
     asked, request_diff = [], ""
     for place in sorted({*clean.asked, *record.asked}):
         old, new = clean.asked.get(place), record.asked.get(place)
-        lines = [shown(place[0], request.entries) if request is not None else [] for request in (old, new)]
+        lines = [
+            shown(request.session or place[0], request.entries) if request is not None else [] for request in (old, new)
+        ]
         if old is None or new is None or old.offered != new.offered or lines[0] != lines[1]:
             asked.append(f"{place[0]}, round {place[1]}")
             request_diff = request_diff or unified(*lines)
@@ -173,8 +180,9 @@ def _masked(entry: Entry, session: str, tools: Collection[str], calls: Collectio
 
 
 def declared(spec: dict[str, Any]) -> dict[str, str]:
-    """`on_crash` of every tool of an agent and its sub-agents that is executed in a frame, by name."""
-    found = {tool["name"]: tool["on_crash"] for tool in spec["tools"] if tool["name"] != SPAWN_AGENT}
+    """`on_crash` of every tool of an agent and its sub-agents that is executed in a frame, by name. What is handed over
+    has its effect in the store's transactions, and no process can die in the middle."""
+    found = {tool["name"]: tool["on_crash"] for tool in spec["tools"] if builtin(tool) not in HANDED_ON}
     for agent in spec["agents"].values():
         found = {**declared(agent), **found}
     return found
@@ -262,7 +270,7 @@ class _Judge:
 
     def _cause(self) -> str:
         cause = "was something kept in memory?"
-        return f"{cause} Or is a hook not safe to be called again?" if self.hooked else cause
+        return f"{cause} Or is a hook or a memory provider not safe to be called again?" if self.hooked else cause
 
     def _tool_report(self, name: str, points: list[PointReport], findings: list[Finding]) -> ToolReport:
         policy = self.policies[name]
@@ -301,7 +309,8 @@ class _Judge:
 
 
 def _has_hooks(spec: dict[str, Any]) -> bool:
-    return bool(spec.get("hooks")) or any(map(_has_hooks, spec["agents"].values()))
+    own = spec.get("hooks") or (spec.get("memory") or {}).get("providers")
+    return bool(own) or any(map(_has_hooks, spec["agents"].values()))
 
 
 def _what(comparison: Comparison) -> str:

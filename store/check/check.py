@@ -21,8 +21,10 @@ from ..db.columns import Json
 from ..db.prepared import Row
 from ..db.statements import EVENT, MESSAGE, RUN, SESSION, TOOL_CALL, same_session
 from .check_budgets import BUDGET_RULES
-from .check_log import LOG_RULES, Entry
+from .check_log import LOG_RULES as ENTRY_RULES
+from .check_log import Entry
 from .check_notes import NOTE_RULES
+from .check_records import RECORD_LOG_RULES, RECORD_ROW_RULES
 from .check_rows import ROW_RULES
 from .check_scope import Books, Found, Scope, same_run
 from .check_tree import TREE_RULES
@@ -33,10 +35,13 @@ TOLD_OF_ONE_RULE = 100
 PAGE = 200
 """Sessions whose rows are held at the same time."""
 
-ROLES_READ = ("assistant", "tool")
-EVENTS_READ = ("session_activated", "model_call_completed", "model_call_failed", "tool_finished", "run_finished")
+EVENTS_READ = (
+    "session_activated", "model_call_completed", "model_call_failed", "tool_finished", "run_finished",
+    "session_created", "input_requested", "input_received",
+)  # fmt: skip
 
-SQL_RULES = {**ROW_RULES, **TREE_RULES, **BUDGET_RULES, **NOTE_RULES}
+SQL_RULES = {**ROW_RULES, **TREE_RULES, **BUDGET_RULES, **NOTE_RULES, **RECORD_ROW_RULES}
+LOG_RULES = {**ENTRY_RULES, **RECORD_LOG_RULES}
 
 RULES: dict[str, str] = {name: inspect.getdoc(rule) or "" for name, rule in {**SQL_RULES, **LOG_RULES}.items()}
 """What each rule demands, by its name."""
@@ -112,7 +117,7 @@ def _sessions(scope: Scope) -> Any:
     """The next sessions, in the database's own order of ids."""
     names = (
         "session_id", "seq", "pruned_seq", "run_id", "round", "run_usage", "tokens_used", "tokens_redone", "cost_used",
-        "epoch",
+        "epoch", "cancel_reason",
     )  # fmt: skip
     calls = select(func.count()).select_from(TOOL_CALL).where(same_session(TOOL_CALL, SESSION)).scalar_subquery()
     statement = select(*(SESSION.c[name] for name in names), calls.label("tool_calls"))
@@ -131,7 +136,7 @@ def _logs(scope: Scope) -> Any:
 
     messages = select(
         MESSAGE.c.session_id, MESSAGE.c.seq, literal_column("0").label("is_event"), MESSAGE.c.role.label("type"),
-        MESSAGE.c.run_id, MESSAGE.c.round, case((MESSAGE.c.role.in_(ROLES_READ), MESSAGE.c.body)).label("body"),
+        MESSAGE.c.run_id, MESSAGE.c.round, MESSAGE.c.body.label("body"),
         cast(null(), Json).label("run_usage"),
     ).where(within(MESSAGE))  # fmt: skip
     ended = and_(same_run(EVENT), EVENT.c.type == "run_finished")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy import and_, case, exists, false, func, not_, or_, select, true
 
-from understudy.approvals import APPROVAL
+from understudy.approvals import APPROVAL, APPROVE
 from understudy.identifiers import COPIED
 from understudy.records import RUN_STATUSES, STEER
 from understudy.wakeups import MOST_WAKEUPS
@@ -276,18 +276,28 @@ def questions(scope: Scope) -> Iterator[Wrong]:
 
 @selected
 def approvals(scope: Scope) -> Iterator[Wrong]:
-    """A call is approved, or has other arguments than the model's, only if somebody approved it. The timer of a
-    question is there only while it has no answer.
+    """A call is approved, or has other arguments than the model's, only if somebody approved it, with these. The timer
+    of a question is there only while it has no answer.
     """
     of_call = and_(same_session(QUESTION, TOOL_CALL), QUESTION.c.call_id == TOOL_CALL.c.call_id)
-    given = and_(of_call, QUESTION.c.kind == APPROVAL, QUESTION.c.answered_at > 0)
-    calls = select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id).where(
-        scope.of(TOOL_CALL),
-        or_(TOOL_CALL.c.state == "approved", TOOL_CALL.c.edited.is_not(None)),
-        not_(TOOL_CALL.c.call_id.startswith(COPIED)),  # it was approved where it was copied from
-        ~exists().where(given),
+    calls = (
+        select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id, TOOL_CALL.c.edited, QUESTION.c.answer)
+        .outerjoin(QUESTION, and_(of_call, QUESTION.c.kind == APPROVAL))  # nobody is asked for it twice
+        .where(
+            scope.of(TOOL_CALL),
+            or_(TOOL_CALL.c.state == "approved", TOOL_CALL.c.edited.is_not(None)),
+            not_(TOOL_CALL.c.call_id.startswith(COPIED)),  # it was approved where it was copied from
+        )
     )
-    yield calls, lambda row: f"nobody has approved call {row['call_id']}"
+
+    def tell(row: Row) -> str | None:
+        answer = row["answer"] or {}
+        if answer.get("decision") != APPROVE:
+            return f"nobody has approved call {row['call_id']}"
+        same = (answer.get("text") or None) == row["edited"]
+        return None if same else f"call {row['call_id']} has other arguments than it was approved with"
+
+    yield calls, tell
     of_question = and_(same_session(TIMER, QUESTION), TIMER.c.name == QUESTION_TIMER + QUESTION.c.call_id)
     is_open = exists().where(of_question, QUESTION.c.answered_at == 0)
     timers = select(TIMER.c.session_id, TIMER.c.name).where(

@@ -23,7 +23,7 @@ def tree(scope: Scope) -> Iterator[Wrong]:
     has_task = exists().where(same_session(RUN, SESSION), RUN.c.run_id == TASK)
     alone = and_(
         columns.root_id == columns.session_id, columns.depth == 0, columns.call_id.is_(None),
-        columns.parent_run_id.is_(None), columns.task_open == 0,
+        columns.parent_run_id.is_(None), columns.task_open == 0, columns.background == 0,
     )  # fmt: skip
     below = and_(parent.c.root_id == columns.root_id, parent.c.depth + 1 == columns.depth)
     faults = case(

@@ -297,6 +297,12 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False, trust_code:
         row = session["session"]
         if row["children_open"] and row["session_id"] not in parents:
             raise InvalidArchive("it waits for sub-agents that are not in the archive: export it with --tree")
+    if missing := _untold(archive):
+        raise InvalidArchive(
+            f"{missing[0]} has not been told of the end of its sub-agent {missing[1]}, which is not in the archive: "
+            "export it with --tree",
+            session_id=missing[0],
+        )
     _insert(tx, archive)
     ids = [session["session"]["session_id"] for session in archive.sessions]
     for start in range(0, len(ids), AT_ONCE):
@@ -306,6 +312,20 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False, trust_code:
         first = violations[0]
         raise InvalidArchive(f"its rows don't fit together: {first.rule}: {first.text}", session_id=first.session_id)
     return True
+
+
+def _untold(archive: Archive) -> tuple[str, str] | None:
+    """A session, and a sub-agent that it has started and heard no end of, if that is not in the archive: one in the
+    background that is at work, or one that was given up."""
+    known = {session["session"]["session_id"] for session in archive.sessions}
+    for session in archive.sessions:
+        started = [event["body"]["child_id"] for event in session["event"] if event["type"] == "child_spawned"]
+        told = {event["body"]["child_id"] for event in session["event"] if event["type"] == "child_finished"}
+        gone = {event["body"]["lost_id"] for event in session["event"] if event["type"] == "child_restarted"}
+        for child_id in started:
+            if child_id not in known | told | gone:
+                return session["session"]["session_id"], child_id
+    return None
 
 
 def _refuse_code(tx: Transaction, archive: Archive) -> None:
@@ -351,7 +371,10 @@ def _insert(tx: Transaction, archive: Archive) -> None:
         row["depth"] -= top["depth"]
         if row["session_id"] == top["session_id"]:
             # Nobody waits for its task here: to this store it is a root like any other.
-            row.update(parent_id=None, call_id=None, parent_run_id=None, task_open=0, abandoned=0, replaced_by=None)
+            row.update(
+                parent_id=None, call_id=None, parent_run_id=None, task_open=0, abandoned=0, replaced_by=None,
+                background=0,
+            )  # fmt: skip
         row["accounts"] = budgets.written(item for item in budgets.owners(row.get("accounts")) if item[0] in known)
         row["wait_holder"] = ""  # whoever takes up a wait for a model issues the call again
         _rows(tx, SESSION, [row])

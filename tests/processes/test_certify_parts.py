@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from understudy.cluster.certify.recording import Asked, Entry, read_request
-from understudy.cluster.certify.runs import spread
+from understudy.cluster.certify.recording import Asked, Entry, call_key, label_of, read_request
+from understudy.cluster.certify.runs import reaches_outside, spread
 from understudy.cluster.certify.stage import BEFORE_COMMIT, Point, Record, only_reports
+from understudy.cluster.certify.turns import first_at_work
 from understudy.cluster.certify.verdict import (
     DIFFERENT,
     ENDED,
@@ -23,6 +26,7 @@ from understudy.cluster.certify.verdict import (
     SAFE,
     TOLD,
     TOLD_DIFFERENT,
+    declared,
     judge,
 )
 from understudy.cluster.certify.watched_frame import TOOL_BEGINS, TOOL_DONE
@@ -30,6 +34,7 @@ from understudy.cluster.certify.workspaces import File, Workspaces, changes
 from understudy.errors import InvalidInput
 from understudy.events import CustomEvent, ToolFinished, ToolProgress
 from understudy.json_text import to_json
+from understudy.reads import SessionRecord
 from understudy.records import Batch, ModelRequest
 
 from ..unit.test_imports import loaded_by
@@ -149,7 +154,8 @@ def test_scratch_inside_a_workspace_is_refused(tmp_path: Path) -> None:
 
 
 def spec(**policies: str) -> dict[str, Any]:
-    return {"tools": [{"name": name, "on_crash": policy} for name, policy in policies.items()], "agents": {}}
+    tools = [{"name": name, "on_crash": policy, "source": {"import": "m:f"}} for name, policy in policies.items()]
+    return {"tools": tools, "agents": {}}
 
 
 def record(victim: Point | None = None, result: str = "ok", **fields: Any) -> Record:
@@ -229,3 +235,75 @@ def test_what_tools_report_is_no_point() -> None:
     assert not only_reports(Batch("s", 1, 1, 4, entries=(*reports, ToolFinished(call_id="r/1/0"))))
     assert not only_reports(Batch("s", 1, 1, 4, entries=reports, wait="idle"))
     assert not only_reports(Batch("s", 1, 1, 4))
+
+
+# Sub-agents in the background.
+
+
+def row(session_id: str, parent_id: str | None = None, *, wait: str | None = "model", active: int = 1) -> SessionRecord:
+    """A session of a tree."""
+    fields: dict[str, Any] = dict.fromkeys(SessionRecord.__struct_fields__, 0)
+    given = {"session_id": session_id, "parent_id": parent_id, "wait": wait, "active": active}
+    return SessionRecord(**{**fields, "pending": None, "tools": None, **given})
+
+
+@pytest.mark.parametrize(
+    ("tree", "whose", "first"),
+    [
+        ([row("lead"), row("a", "lead"), row("b", "lead")], "lead", "a"),
+        ([row("lead"), row("a", "lead"), row("b", "lead")], "a", None),
+        ([row("lead"), row("a", "lead"), row("b", "lead")], "b", "a"),
+        ([row("lead"), row("a", "lead", active=0), row("b", "lead")], "b", None),
+        ([row("lead", wait=None), row("a", "lead")], "a", "lead"),
+        ([row("lead", wait="timer"), row("a", "lead")], "a", "lead"),
+        ([row("lead", wait="child"), row("waited for", "lead"), row("b", "lead")], "waited for", None),
+        ([row("lead", wait="child"), row("waited for", "lead"), row("b", "lead")], "b", None),
+        ([row("lead"), row("a", "lead"), row("below", "a")], "lead", "a"),
+        ([row("lead"), row("a", "lead"), row("below", "a")], "below", None),
+        ([row("lead"), row("a", "lead", active=0), row("below", "a")], "b", None),
+    ],
+)
+def test_whose_turn_it_is(tree: list[SessionRecord], whose: str, first: str | None) -> None:
+    """`a` and `b` are in the background: they go before their parent, in order, while it waits; others are not held."""
+    found = first_at_work(whose, tree, {"waited for": 0, "a": 1, "b": 2, "below": 3}, {"a", "b"})
+    assert (found.session_id if found is not None else None) == first
+
+
+def test_turns_are_an_order() -> None:
+    """Of any two sessions that wait for their models at most one must wait for the other: nobody waits for ever."""
+    tree = [row("r"), row("a", "r"), row("b", "r"), row("c", "r"), row("a1", "a"), row("b1", "b"), row("b2", "b")]
+    started = {name: number for number, name in enumerate(("a", "a1", "b", "b1", "b2", "c"))}
+    for chosen in itertools.chain.from_iterable(itertools.combinations(started, size) for size in range(7)):
+        rows = {item.session_id: item for item in tree}
+        while left := [name for name, item in rows.items() if item.active]:
+            free = [name for name in left if first_at_work(name, rows.values(), started, chosen) is None]
+            assert free, (chosen, left)
+            rows[free[0]] = replace(rows[free[0]], active=0)
+
+
+def test_calls_of_another_run_are_other_calls() -> None:
+    """Rounds begin anew in each run of a session: its calls, and what its model is asked, say which run they are of."""
+    names = {"c-1": "agent › reader 1/0"}
+    assert (call_key("certify/2/0", names), call_key("task/2/0", names)) == ("2/0", "2/0")
+    assert call_key("news.c-1/2/0", names) == "news.agent › reader 1/0: 2/0"
+    assert label_of("agent", "news.c-1", names) == "agent, news.agent › reader 1/0"
+
+
+def test_what_acts_outside_is_named() -> None:
+    """Before it runs them many times, the command names tools and hooks of the user's, and memory providers."""
+    source = {"source": {"import": "m:f"}}
+    own = {
+        "tools": [{"name": "mine", **source}, {"name": "notes", "source": {"builtin": "add_note"}}], "agents": {},
+        "hooks": [{"name": "rules", **source}], "memory": {"providers": [{"name": "customers", **source}]},
+    }  # fmt: skip
+    assert reaches_outside({"tools": [], "agents": {"a": own}}) == ["customers", "mine", "rules"]
+
+
+def test_what_the_store_answers_is_not_judged() -> None:
+    """No process executes these tools, so that none can die in the middle; one of the user's of that name is."""
+    names = ("add_note", "post_to_board", "start_agent", "spawn_agent", "wait", "request_user_input", "recall")
+    tools = [{"name": name, "on_crash": "rerun", "source": {"builtin": name}} for name in (*names, "read_file")]
+    mine = {"name": "wait", "on_crash": "report", "source": {"import": "m:wait"}}
+    assert declared({"tools": tools, "agents": {"a": {"tools": [mine], "agents": {}}}}) == {
+        "read_file": "rerun", "wait": "report",
+    }  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import select, text
 
-from understudy import AgentSpec, HookContext, hook, tool
+from understudy import AgentSpec, HookContext, Memory, MemoryContext, hook, memory_provider, tool
 from understudy.cluster.client.compiling import compile_spec, place
 from understudy.errors import (
     ArchiveVersion,
@@ -330,9 +330,14 @@ async def with_code(kernel: k.Kernel, session_id: str, path: Path, *replies: Any
     def watch(context: HookContext) -> None:
         """Look on."""
 
+    @memory_provider
+    def customers(context: MemoryContext) -> str | None:
+        """Know nobody."""
+
     agents = [AgentSpec(name="helper", tools=[mark])]
     spec = AgentSpec(
         name="a", model="offline", tools=[mark, "spawn_agent"], hooks=[watch], agents=agents,
+        memory=Memory(providers=[customers]),
         instructions=k.script(*replies), **fields,
     )  # fmt: skip
     compiled = compile_spec(spec, model="offline", profile=None)
@@ -354,7 +359,9 @@ async def test_code_comes_in_only_where_somebody_trusts_it(
     data, before = export(store, "s"), rows(beside)
     with pytest.raises(UntrustedCode, match=r"session s: .*--trust-code") as caught:
         await load(beside, data)
-    assert caught.value.details["code"] == {"s": ["the hook watch by value", "the tool mark by value"]}
+    assert caught.value.details["code"] == {
+        "s": ["the hook watch by value", "the memory provider customers by value", "the tool mark by value"]
+    }
     assert rows(beside) == before
     path.unlink()
     assert await load(beside, data, trust_code=True) is True

@@ -21,20 +21,23 @@ from understudy.events import ToolFinished, ToolStarted
 from understudy.identifiers import child_identifier
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
+from understudy.protocol import Decision, Fork, Steer
 from understudy.records import ActivationId, Ask, Batch, CallState, Finish, ModelAnswer, Spawn
 from understudy.spec import Supervision
 from understudy.store.check.check import RULES, TOLD_OF_ONE_RULE, Violation, check
 from understudy.store.db import prepared
 from understudy.store.db.engine import Database
-from understudy.store.db.statements import EVENT, MESSAGE
+from understudy.store.db.statements import EVENT, MESSAGE, QUESTION
 from understudy.store.operations import (
     activation,
     batches,
     beginnings,
     draining,
     endings,
+    forks,
     notes,
     questions,
+    steering,
     timers,
     wakeups,
 )
@@ -356,14 +359,59 @@ async def scene(db: Store) -> None:
     await db.do(timers.fire, "rested", "call:r/1/0", due)
     await db.create("sleeper")
     await db.do(wakeups.schedule, "sleeper", "w", "x", 60, None)
+    await newer_scene(db)
 
 
-def edit(table: Any, kind: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Any], None]:
-    """Change the body of the last message or event of a kind in `old`."""
+async def newer_scene(db: Store) -> None:
+    """`approving` waits for an approval that will be given by itself, and has a message that steers it; `approved` may
+    execute its call, with other arguments; `trusting` remembers an approval; `merging` is at a run with two inputs and
+    `merged` through with one; `caller` is told of the end of `helper`, which it did not wait for; `folded` was, twice;
+    `forked` is a fork of `old`."""
+    for session_id, timeout in (("approving", MINUTE), ("approved", 0), ("trusting", 0)):
+        await db.asking(session_id)
+        await db.answer(session_id, tool_calls=(("p", "t", "{}"),))
+        default = {"decision": "approve", "text": ""} if timeout else None
+        asked = Ask("r/1/0", "approval", "May it?", timeout=timeout, default=default)
+        await db.commit(session_id, 1, 2, asks=(asked,), wait="input")
+    await db.do(steering.steer, "approving", Steer("in French"), "q")
+    await db.do(questions.decide, "approved", [Decision("r/1/0", 1, "approve", '{"a":1}')])
+    await db.do(questions.decide, "trusting", [Decision("r/1/0", 1, "approve", remember="tool")])
+    for session_id in ("merging", "merged"):
+        await db.create(session_id)
+        for run_id in ("r", "f"):
+            await db.accept(session_id, run_id)
+        await db.activate(session_id)
+        entries = tuple(Message("user", "x", run_id="r") for _ in range(2))
+        await db.ask(session_id, entries=entries, merge_runs=("f",))
+    await db.answer("merged", content="done")
+    await db.commit("merged", 1, 2, finish=Finish("completed", "done"), wait="idle")
+    await db.asking("caller")
+    await db.answer("caller", tool_calls=(("p", "start_agent", "{}"),))
+    call = CallState("r/1/0", "waiting", child_id="helper", executions=1)
+    started = Spawn("r/1/0", "helper", spec("helper"), "x", background=True)
+    await db.commit("caller", 1, 2, spawns=(started,), calls=(call,))
+    await db.activate("helper")
+    await db.commit("helper", 1, 1, start_run="task")
+    await db.commit("helper", 1, 2, finish=Finish("completed", "hi"), wait="idle")
+    await db.asking("folded")
+    await db.answer("folded", tool_calls=(("p", "t", "{}"),))
+    done = (ToolFinished(call_id="r/1/0", tool="t"), Message("tool", "x", tool_call_id="r/1/0", run_id="r", round=1))
+    folds = [Message("user", "so far", run_id="r", origin="fold", visibility="never", extra={"through": n, "elided": n})
+             for n in (2, 3)]  # fmt: skip
+    state = (CallState("r/1/0", "done", executions=1),)
+    await db.ask("folded", number=2, round_number=2, calls=state, entries=(*done, *folds))
+    last = next(row["seq"] for row in reversed(rows(db, "message", "old")))
+    await db.do(forks.fork, "old", Fork("forked", last), "n")
+
+
+def edit(
+    table: Any, kind: str, change: Callable[[dict[str, Any]], Any], session_id: str = "old"
+) -> Callable[[Any], None]:
+    """Change the body of the last message or event of a kind in a session."""
 
     def corrupt(connection: Any) -> None:
         column = table.c.role if table is MESSAGE else table.c.type
-        chosen = (table.c.session_id == "old", column == kind)
+        chosen = (table.c.session_id == session_id, column == kind)
         found = connection.execute(select(table.c.seq, table.c.body).where(*chosen).order_by(table.c.seq.desc()))
         seq, body = found.first()
         change(body)
@@ -382,6 +430,39 @@ def account(session_id: str, **values: Any) -> str:
     """SQL that changes a session's account."""
     changes = ", ".join(f"{name} = {value}" for name, value in values.items())
     return f"UPDATE account SET {changes} WHERE session_id = '{session_id}'"
+
+
+def call(session_id: str, state: str) -> str:
+    """SQL that changes the state of a session's call."""
+    return f"UPDATE tool_call SET state = '{state}' WHERE session_id = '{session_id}'"
+
+
+def part(session_id: str, **values: Any) -> str:
+    """SQL that changes the run that is a part of another."""
+    changes = ", ".join(f"{name} = {value}" for name, value in values.items())
+    return f"UPDATE run SET {changes} WHERE session_id = '{session_id}' AND run_id = 'f'"
+
+
+def answer(session_id: str, **said: str) -> Callable[[Any], None]:
+    """Change what a person said of a session's call."""
+
+    def corrupt(connection: Any) -> None:
+        connection.execute(update(QUESTION).where(QUESTION.c.session_id == session_id).values(answer=said))
+
+    return corrupt
+
+
+def remembered(**said: str) -> Callable[[Any], None]:
+    """Change what `trusting` remembers."""
+    return edit(MESSAGE, "system", lambda body: body["extra"].update(**said), "trusting")
+
+
+def crowd(connection: Any) -> None:
+    """Give `old` more notes than it may have, each with a version of its own."""
+    connection.execute(text("UPDATE note SET version = 99 WHERE key = '' AND owner = 'old'"))
+    for number in range(64):
+        more = NOTE.format("old", number, "'x'").replace(", 1, 0, 1, 1,", f", {number + 2}, 0, 1, 1,")
+        connection.execute(text(more))
 
 
 def retype(session_id: str, old: str, new: str) -> str:
@@ -433,6 +514,32 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("questions status", "asking", "UPDATE tool_call SET state = 'started' WHERE session_id = 'asking'"),
     ("approvals", "old", "UPDATE tool_call SET edited = '{}' WHERE session_id = 'old'"),
     ("approvals waits", "resting", "UPDATE timer SET name = 'question:r/1/0' WHERE session_id = 'resting'"),
+    ("approvals", "approved", answer("approved", decision="reject", text="")),
+    ("approvals", "approved", "UPDATE tool_call SET edited = '{}' WHERE session_id = 'approved'"),
+    ("approvals", "approved", "UPDATE tool_call SET edited = NULL WHERE session_id = 'approved'"),
+    ("approvals", "approved", "UPDATE question SET kind = 'question' WHERE session_id = 'approved'"),
+    ("questions status waits", "approving", call("approving", "waiting")),
+    ("approvals questions status", "approving", call("approving", "approved")),
+    ("due", "approving", "DELETE FROM timer WHERE session_id = 'approving'"),
+    ("remembered", "trusting", remembered(decision="reject")),
+    ("remembered", "trusting", remembered(arguments="{}")),
+    ("remembered", "trusting", answer("trusting", decision="approve", text="")),
+    ("merged", "merging", row("merging", merged="NULL")),
+    ("merged run_state", "merging", part("merging", merged_into="''")),
+    ("merged run_events", "merging", part("merging", status="'completed'", finished_at=1)),
+    ("merged", "merged", part("merged", text="'other'")),
+    ("merged", "merged", part("merged", status="'failed'")),
+    ("merged", "merged", part("merged", rounds=1)),
+    ("merged", "merged", part("merged", merged_into="'gone'")),
+    ("current_run", "old", row("old", merged="'[]'")),
+    ("inbox_items", "queued", STRAY.format("queued", 2, "steer") + ";" + row("queued", inbox_count=2, inbox_seq=2)),
+    ("child_events", "helper", retype("caller", "child_finished", "tool_in_doubt")),
+    ("tree", "old", row("old", background=1)),
+    ("folds", "folded", edit(MESSAGE, "user", lambda body: body["extra"].update(through=99), "folded")),
+    ("folds", "folded", edit(MESSAGE, "user", lambda body: body["extra"].update(elided=1), "folded")),
+    ("folds", "folded", edit(MESSAGE, "user", lambda body: body["extra"].pop("through"), "folded")),
+    ("forks", "forked", "UPDATE message SET run_id = 'r' WHERE session_id = 'forked' AND role = 'user'"),
+    ("forks", "forked", edit(EVENT, "session_created", lambda body: body.update(forked_at=2), "forked")),
     ("question_events", "asking", retype("asking", "input_requested", "tool_in_doubt")),
     ("question_events", "told", retype("told", "input_received", "tool_in_doubt")),
     ("question_events", "old", retype("old", "model_call_started", "input_received")),
@@ -454,6 +561,7 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("notes", "old", NOTE.format("old", "twin", "'x'")),
     ("notes", "old", f"UPDATE note SET text = '{'x' * 4001}' WHERE key = 'plan'"),
     ("notes", "ghost", "UPDATE note SET owner = 'ghost'"),
+    ("notes", "old", crowd),
     ("notes", "kid", "UPDATE note SET owner = 'kid', scope = 'tree'"),
     ("wakeups", "sleeper", row("sleeper", closed=1, status="'completed'")),
     ("wakeups", "kid", "UPDATE session SET lifecycle = 'ephemeral';" + MOVE.format("kid", "sleeper")),
