@@ -205,7 +205,7 @@ async def test_a_death_anywhere_changes_no_request(victim: str, tmp_path: Path) 
     problems: list[str] = []
 
     async def once(at: int | None) -> int:
-        with OfflineServer(Stepping(16), window=2_000) as server:
+        with OfflineServer(Stepping(8), window=2_000) as server:
             directory = tmp_path / str(at)
             directory.mkdir()
             async with k.running(f"sqlite:///{directory}/store.db", directory, server=server) as kernel:
