@@ -17,6 +17,7 @@ from understudy.store.db.statements import EVENT, MESSAGE, RUN, SESSION
 from understudy.store.operations.beginnings import TASK, TASK_AT_WORK
 from understudy.testing.policies import Reply, content_text
 
+from .tasks import INPUTS, retold
 from .tools import TOOLS
 
 if TYPE_CHECKING:
@@ -65,13 +66,7 @@ def in_background(chosen: random.Random, work: Work) -> Work:
                 thinking.append(round(chosen.choice((0.0, 0.3, 3.0)) * chosen.random(), 3))
         return json.dumps({**said, "rounds": rounds, "thinking": [*thinking, said["thinking"][-1]]})
 
-    actions = tuple(
-        replace(action, what={**action.what, "content": moved(action.what["content"])})
-        if action.kind in ("send", "replace") and action.what.get("content", "").startswith("{")
-        else action
-        for action in work.actions
-    )
-    return replace(work, spec=with_tools(work.spec), actions=actions)
+    return retold(replace(work, spec=with_tools(work.spec)), moved, kinds=INPUTS)
 
 
 def _reaching(chosen: random.Random, name: str) -> tuple[str, dict[str, Any]]:

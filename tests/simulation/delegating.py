@@ -18,6 +18,7 @@ from understudy.identifiers import COPIED
 from understudy.store.db.statements import ACCOUNT, EVENT, SESSION, TOOL_CALL
 
 from .background import SPAWN
+from .tasks import INPUTS, retold
 from .tools import TOOLS
 
 if TYPE_CHECKING:
@@ -73,13 +74,7 @@ def delegating(chosen: random.Random, work: Work) -> Work:
                 call[1] = _written(chosen, call[1], limits, own)
         return json.dumps(task)
 
-    actions = tuple(
-        replace(action, what={**action.what, "content": said(action.what["content"])})
-        if action.kind in ("send", "replace") and action.what.get("content", "").startswith("{")
-        else action
-        for action in work.actions
-    )
-    return replace(work, spec=spec, actions=actions)
+    return retold(replace(work, spec=spec), said, kinds=INPUTS)
 
 
 def _written(chosen: random.Random, given: dict[str, Any], limits: dict[str, Any], own: list[str]) -> Any:

@@ -19,6 +19,7 @@ from .delegating import some_delegating
 from .folding import folding
 from .hooks import HOOKS
 from .recalling import some_recalling
+from .tasks import retold
 from .tools import BY_POLICY, TOOLS
 from .typed import output
 
@@ -614,13 +615,7 @@ def deepen(chosen: random.Random, work: Work) -> Work:
             said["thinking"].insert(0, 0.05)
         return json.dumps(said)
 
-    actions = tuple(
-        replace(action, what={**action.what, "content": deeper(action.what["content"], root=True)})
-        if "content" in action.what
-        else action
-        for action in work.actions
-    )
-    return replace(work, spec={**work.spec, "agents": agents}, actions=actions)
+    return retold(replace(work, spec={**work.spec, "agents": agents}), lambda text: deeper(text, root=True))
 
 
 def noted(chosen: random.Random, work: Work) -> Work:
@@ -633,7 +628,7 @@ def noted(chosen: random.Random, work: Work) -> Work:
         "providers": [],
         "timeout": 5.0,
     }
-    shown = {"memory": {**memory, "timeout": 5.0}} if chosen.random() < 0.7 else {}
+    shown = {"memory": memory} if chosen.random() < 0.7 else {}
 
     def with_tools(spec: dict[str, Any]) -> dict[str, Any]:
         agents = {name: with_tools(inner) for name, inner in spec["agents"].items()}
@@ -649,13 +644,7 @@ def noted(chosen: random.Random, work: Work) -> Work:
         said["thinking"].append(round(chosen.random() * 0.2, 3))
         return json.dumps(said)
 
-    actions = tuple(
-        replace(action, what={**action.what, name: with_calls(action.what[name])})
-        if (name := next((name for name in ("content", "prompt") if name in action.what), ""))
-        else action
-        for action in work.actions
-    )
-    return replace(work, spec=with_tools(work.spec), actions=actions)
+    return retold(replace(work, spec=with_tools(work.spec)), with_calls, names=("content", "prompt"))
 
 
 def note_call(chosen: random.Random) -> list[Any]:

@@ -68,10 +68,8 @@ class Call:
 
     Attributes:
         number: how often it was made by now.
-        how: what it does.
-        text: what it says, if it says something new.
         epoch: of the activation that made it; 0 for one that nobody knows.
-        found: what it returned; None for one that did not.
+        found: what it returned, if it has.
     """
 
     asked: Asked

@@ -1,0 +1,31 @@
+"""The inputs of simulated sessions as texts: what changes the tasks in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .plan import Work
+
+INPUTS = ("send", "replace")
+"""What a client does with an input, beside putting a session away and what comes later in plans."""
+
+
+def retold(
+    work: Work, told: Callable[[str], str], *, kinds: Collection[str] = (), names: Collection[str] = ("content",)
+) -> Work:
+    """The same work with what `told` makes of its tasks.
+
+    Args:
+        kinds: of the actions whose tasks are changed; all that have one if there are none.
+        names: where an action has its task.
+    """
+    actions = []
+    for action in work.actions:
+        name = next((name for name in names if action.what.get(name, "").startswith("{")), "")
+        if name and (not kinds or action.kind in kinds):
+            action = replace(action, what={**action.what, name: told(action.what[name])})
+        actions.append(action)
+    return replace(work, actions=tuple(actions))
