@@ -106,9 +106,7 @@ def hook(
         raise InvalidSpec(f"a hook at {point} can't have on_failure={on_failure!r}: nothing can be refused there.")
 
     if parallel and point != PARALLEL:
-        raise InvalidSpec(
-            f"a hook at {point} can't be parallel: only one at {PARALLEL} can run beside the model call."
-        )
+        raise InvalidSpec(f"a hook at {point} can't be parallel: only one at {PARALLEL} can run beside the model call.")
 
     def mark(target: Function) -> Function:
         chosen = name or str(getattr(target, "__name__", "")) or type(target).__name__

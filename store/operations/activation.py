@@ -204,6 +204,8 @@ def crash(
         session_id=row.session_id, number=row.restarts,
     )  # fmt: skip
     verdict = decide(death)
+    if row.wait is not None:
+        verdict = replace(verdict, delay=0)  # it goes on with its wait
     outlasts = may_live and verdict.action in ("resume", "abort") and _may_begin(tx, row)
     if outlasts:
         verdict = replace(verdict, delay=max(verdict.delay, LEASE))

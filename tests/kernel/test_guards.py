@@ -68,11 +68,17 @@ def ended_by(kind: str, text: str) -> Then:
     return trips
 
 
-async def complete(kernel: k.Kernel) -> None:
-    """Wait until the gateway has the whole answer to each of its calls; nobody is told of that."""
+async def happened(condition: Callable[[], bool]) -> None:
+    """Wait for something in the gateway, of which nobody is told."""
     async with asyncio.timeout(k.STUCK_SECONDS):
-        while not (held := list(kernel.gateway.calls._calls.values())) or not all(c.answer.done() for c in held):
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
+
+
+async def complete(kernel: k.Kernel) -> None:
+    """Wait until the gateway has the whole answer to each of its calls."""
+    calls = kernel.gateway.calls._calls
+    await happened(lambda: bool(calls) and all(call.answer.done() for call in calls.values()))
 
 
 def guarded(path: Path, *guards: dict[str, Any], first: Any = None, **more: Any) -> dict[str, Any]:
@@ -167,9 +173,7 @@ async def test_it_trips_while_the_answer_streams(store: str, tmp_path: Path) -> 
 
     async def trips(_context: HookContext) -> Refuse:
         calls = worker().kernel.gateway.calls._calls
-        async with asyncio.timeout(k.STUCK_SECONDS):
-            while not any(call.parts.lengths for call in calls.values()):
-                await asyncio.sleep(0.002)
+        await happened(lambda: any(call.parts.lengths for call in calls.values()))
         return Refuse("not this")
 
     async with k.running(store, tmp_path, chunk_delay=0.2) as kernel:
@@ -343,6 +347,7 @@ async def test_a_verdict_that_is_lost_with_everything(kernel: k.Kernel, tmp_path
             ACTS["fickle"] = passes
 
     async def trips(_context: HookContext) -> Refuse:
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
         return Refuse("not this")
 
     aborted = asyncio.Event()

@@ -17,6 +17,7 @@ from understudy.events import (
     ModelCallCompleted,
     ModelCallFailed,
     ModelCallReissued,
+    ModelCallStarted,
     RunAccepted,
     RunFinished,
     SessionActivated,
@@ -38,6 +39,7 @@ from understudy.testing.policies import content_text
 
 from . import approvals, deaths
 from .folding import due_to_be_sent, unfolded
+from .guards import Guarded
 from .hooks import refused
 from .operator import RIVAL
 from .streams import Reported
@@ -73,6 +75,7 @@ class Invariants:
         complete: model calls whose answer is not in the log yet, with the process that has it.
         with_hooks: sessions whose agents have hooks.
         reported: what tools report.
+        guarded: what guards have made of model calls.
     """
 
     def __init__(self, world: World) -> None:
@@ -103,7 +106,13 @@ class Invariants:
         self._forced: set[tuple[str, str | None]] = set()
         self.hooked: set[tuple[str, str]] = set()
         self._hooked_in_time: set[tuple[str, str]] = set()
-        self.with_hooks = {work.session_id for work in world.plan.work if work.spec.get("hooks")}
+        self.with_hooks = {
+            work.session_id
+            for work in world.plan.work
+            if any(not hook.get("parallel") for hook in work.spec.get("hooks", ()))
+        }
+        self.guarded = Guarded(world)
+        self._for_folds: set[str] = set()
         self.reported = Reported(self.violated)
         world.cluster.violated = self.violated
 
@@ -118,6 +127,8 @@ class Invariants:
         """Sessions were removed: others may have their ids."""
         gone = set(session_ids)
         self.reported.forget(gone)
+        self.guarded.forget(gone)
+        self._for_folds = {key for key in self._for_folds if key.partition("/")[0] not in gone}
         for session_id in gone:
             self._activated_in.pop(session_id, None)
         self._begun = {known for known in self._begun if known[0] not in gone}
@@ -183,7 +194,7 @@ class Invariants:
             self._started[event.session_id, event.call_id] = now
             self._begun.add((event.session_id, event.call_id))
             self.left_behind.discard(f"{event.session_id}/{event.call_id}")
-        elif isinstance(event, ModelCallFailed | ModelCallReissued | ModelCallCompleted):
+        elif isinstance(event, ModelCallStarted | ModelCallFailed | ModelCallReissued | ModelCallCompleted):
             self._model_call(event, run)
         elif isinstance(event, CancelRequested):
             self._cancelled.add(run)
@@ -212,21 +223,32 @@ class Invariants:
                 self.violated(f"run {run[1]} of {run[0]} ended ({event.status}) before its sub-agent {child}")
 
     def _model_call(
-        self, event: ModelCallFailed | ModelCallReissued | ModelCallCompleted, run: tuple[str, str | None]
+        self,
+        event: ModelCallStarted | ModelCallFailed | ModelCallReissued | ModelCallCompleted,
+        run: tuple[str, str | None],
     ) -> None:
         """What a model answered is in the log, once; what is said to be lost is."""
-        if isinstance(event, ModelCallReissued):
+        if isinstance(event, ModelCallStarted):
+            self._for_folds |= {event.request_key.rpartition("/")[0]} if event.purpose else set()
+        elif isinstance(event, ModelCallReissued):
             asked = self._asked.get(event.lost_key.rpartition("/")[0])
             if asked is not None and not (asked.dead or self.gave_up(asked) or run in self._moved | self._sent_off):
                 self.violated(f"{event.lost_key} is said to be lost, and the gateway that makes it lives")
         elif isinstance(event, ModelCallFailed):
             if event.error_code.startswith("store"):
                 self.violated(f"the answer to {event.request_key} was lost: {event.error_code}")
+            if event.session_id in self.guarded.names:  # what its answer took is in the log
+                self.complete.pop(event.request_key.rpartition("/")[0], None)
+            if event.error_code == "refused":
+                self._answered.add(event.request_key.rpartition("/")[0])
         else:
             wait_key = event.request_key.rpartition("/")[0]
             self.complete.pop(wait_key, None)
             if not event.late:
                 self._answered.add(wait_key)
+                problem = self.guarded.problem(wait_key) if wait_key not in self._for_folds else None
+                if problem is not None:
+                    self.violated(f"the answer to {wait_key} counts, and {problem}")
 
     def _held(self, row: SessionRow) -> None:
         """A session stays in its process while its tools are at work there, unless that was ended or is not reached."""
@@ -394,7 +416,7 @@ class Invariants:
         """A hook is told whether it may have been called before; not if by a process that was replaced by then."""
         known = (context.point, context.call_key)
         self.hooked.add(known)
-        if self._is_current(context.session_id):
+        if self.is_current(context.session_id):
             if known in self._hooked_in_time and not context.redone:
                 self.violated(f"the hook {context.point} was called again for {context.call_key}, and not told")
             self._hooked_in_time.add(known)
@@ -404,7 +426,7 @@ class Invariants:
         window = self._window_of(self._world.scheduler.current)
         return window is not None and self._world.incarnation(session_id) != window.incarnation
 
-    def _is_current(self, session_id: str) -> bool:
+    def is_current(self, session_id: str) -> bool:
         """Whether the process that calls is at the session's last activation, as far as the store knows."""
         window = self._window_of(self._world.scheduler.current)
         rows = self._world.committed(f"SELECT epoch FROM session WHERE session_id = '{session_id}'")
@@ -445,6 +467,9 @@ class Invariants:
                 self.violated(f"effect of {effect.call_key}, and no hook was asked")
             if refused(effect.call_key):
                 self.violated(f"effect of {effect.call_key}, which a hook refused")
+        problem = self.guarded.problem(f"{session_id}/{call_id.rpartition('/')[0]}")
+        if problem is not None:
+            self.violated(f"effect of {effect.call_key}, and {problem}")
         policy = POLICY_OF[row.tool]
         if policy == "rerun":
             return None

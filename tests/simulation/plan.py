@@ -16,6 +16,7 @@ from understudy.placement import DEFAULT, ISOLATED
 
 from .background import SPAWN, some_in_background
 from .folding import folding
+from .guards import is_guarded, some_guarded
 from .hooks import HOOKS
 from .tools import BY_POLICY, TOOLS
 from .typed import output
@@ -168,6 +169,7 @@ class Plan:
             found |= {"children"} if helpers else set()
             found |= {name for name in ("hooks", "context", "memory") if name in work.spec}
             found |= {"background"} if any(tool["name"] == "start_agent" for tool in work.spec["tools"]) else set()
+            found |= {"guards"} if is_guarded(work.spec) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
@@ -798,6 +800,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     work = tuple(approved(approvals, item) if approvals.random() < 0.3 else item for item in work)
     outputs = random.Random(f"{seed}/outputs")
     work = tuple(typed(outputs, item) if outputs.random() < 0.25 else item for item in work)
+    work = some_guarded(random.Random(f"{seed}/guards"), work)
     forks = random.Random(f"{seed}/forked")
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
