@@ -177,7 +177,8 @@ class Frames:
         slot = self.paging.slots.get(frame_id)
         if slot is None:  # it may not have called in since this service began
             return frame_id in self.known.expected or not self.known.all_read
-        return verdict.number >= slot.called and (not slot.resting or slot.wait == "model")
+        waits = not slot.resting or slot.wait == "model"
+        return slot.activation == verdict.activation and verdict.number >= slot.called and waits
 
     def judged(self, frame_id: str, verdict: Judged) -> None:
         """The hooks in a frame have ended: others may have it while its session waits."""

@@ -12,7 +12,6 @@ import pytest
 
 from understudy import HookContext, Inject, Refuse, Stop, hook
 from understudy.actors.hooks import describe_hook
-from understudy.errors import InvalidSpec
 
 from .. import tiers
 from . import kernel as k
@@ -445,9 +444,3 @@ async def test_the_gateway_dies_behind_its_answer(kernel: k.Kernel, tmp_path: Pa
 
     run = await kernel.run("s", guarded(tmp_path / "n", guard("waits", waits)))
     assert (run["status"], kernel.server.count) == ("completed", 2)
-
-
-def test_only_before_the_model() -> None:
-    """What is about nothing that goes on beside it can't be parallel."""
-    with pytest.raises(InvalidSpec, match="only one at before_model"):
-        hook("run_start", parallel=True)
