@@ -149,8 +149,14 @@ FAIL_CLOSED = frozenset({"before_tool", "before_model"})
 """Points at which a hook that fails is taken for one that refuses, unless it says otherwise."""
 
 
-def problem_of(point: str, wanted: Any, status: str = "") -> str | None:
+BESIDE_MODEL = (Refuse, Stop)
+"""What a hook may want that runs beside the model call: the request is on its way."""
+
+
+def problem_of(point: str, wanted: Any, status: str = "", *, parallel: bool = False) -> str | None:
     """What is wrong with what a hook returned at a point; None if nothing is."""
+    if parallel and not isinstance(wanted, BESIDE_MODEL):
+        return f"{wanted!r} can't be returned beside a model call: only Refuse and Stop can"
     if not isinstance(wanted, ALLOWED[point]):
         return f"{wanted!r} means nothing as the result of {point}"
     if isinstance(wanted, Replace):

@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ from understudy.protocol import Exit, FrameIdentity, StepCall, Work
 from understudy.records import CACHED_WINDOWS
 
 from .execution import THREAD_PREFIX
+from .guards import Guards, guarded
 from .hooks import LoadedHook, load_hook
 from .providers import LoadedProvider, load_provider
 from .session import Activation
@@ -34,6 +36,7 @@ from .window import Window
 log = logging.getLogger(__name__)
 
 Loaded = TypeVar("Loaded", LoadedTool, LoadedHook, LoadedProvider)
+Result = TypeVar("Result")
 
 BEAT_SECONDS = 0.5
 
@@ -76,23 +79,24 @@ class Frame:
     async def run(self) -> None:
         """Work until the node service says `exit`, or this process must not be used any more."""
         beat = asyncio.create_task(self._beat())
-        call = StepCall(self.identity)
+        call, guards = StepCall(self.identity), None
         try:
             for number in itertools.count(1):
                 try:
-                    work = await self.node.step(replace(call, number=number))
+                    call = replace(call, number=number)
+                    work = await (self.node.step(call) if guards is None else guarded(self.node, call, guards))
                     if isinstance(work, Exit):
                         return
-                    call = await self._work(work)
+                    call, guards = await self._work(work)
                 except (Fenced, UnknownSession) as over:  # by another activation, or retention has removed the session
                     log.info("left a session: %s", over)
                     if is_isolated(self.identity.placement) or self._stuck or self._has_stuck_tool():
                         return
-                    call = StepCall(self.identity)
+                    call, guards = StepCall(self.identity), None
         finally:
             beat.cancel()
 
-    async def _work(self, work: Work) -> StepCall:
+    async def _work(self, work: Work) -> tuple[StepCall, Guards | None]:
         session_id = work.session_id
         window = self._windows.get(session_id)
         if window is not None and window.incarnation != work.incarnation:
@@ -107,19 +111,26 @@ class Frame:
         self._windows.move_to_end(session_id)
         if not window.apply(work):
             window.apply(await self.node.reload(self.frame_id, work.activation))
-        self.activation = Activation(window, self.node, self._load, self._load_hook, self._load_provider, self.frame_id)
-        try:
-            with about(session_id=session_id, run_id=window.run_id or "", trace_id=window.trace_id):
-                step = await self.activation.advance()
-        finally:
-            self._stuck = self._stuck or self.activation.stuck
-            self.activation = None
+        activation = Activation(window, self.node, self._load, self._load_hook, self._load_provider, self.frame_id)
+        step = await self._at(activation, activation.advance)
         cancelled = window.cancel is not None
-        return StepCall(
+        call = StepCall(
             self.identity, activation=window.activation, root_id=work.root_id, known_seq=window.known_seq,
             batch=step.batch, request=step.request,
             leave=step.leave or self._stuck or (cancelled and self._has_stuck_tool()),
         )  # fmt: skip
+        # A process that leaves with this call has its session's next one call the hooks.
+        return call, partial(self._at, activation, step.guards) if step.guards and not call.leave else None
+
+    async def _at(self, activation: Activation, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Do some of the work of an activation."""
+        window, self.activation = activation.window, activation
+        try:
+            with about(session_id=window.session_id, run_id=window.run_id or "", trace_id=window.trace_id):
+                return await work()
+        finally:
+            self._stuck = self._stuck or activation.stuck
+            self.activation = None
 
     async def _load(self, spec: dict[str, Any]) -> LoadedTool:
         """The tool of a specification, loaded once per process."""

@@ -38,12 +38,16 @@ from .directives import (
     problem_of,
 )
 from .execution import Outcome, may_go_on, presentable, run
+from .guards import first_tripped, refusal
 from .window import REQUEST, Window
 
 logger = logging.getLogger(__name__)
 
 POINTS = tuple(ALLOWED)
 """Where a hook can be called."""
+
+PARALLEL = "before_model"
+"""Where a hook can be called beside what it is about."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -54,12 +58,14 @@ class HookDefinition:
 
     Attributes:
         on_failure: `refuse` or `ignore`; None for what is usual at its point.
+        parallel: it runs beside the model call, not before it.
     """
 
     name: str
     point: str
     function: Callable[..., Any] = field(repr=False)
     on_failure: str | None = None
+    parallel: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +78,12 @@ class LoadedHook:
 
 
 def hook(
-    point: str, /, *, name: str | None = None, on_failure: Literal["refuse", "ignore"] | None = None
+    point: str,
+    /,
+    *,
+    name: str | None = None,
+    on_failure: Literal["refuse", "ignore"] | None = None,
+    parallel: bool = False,
 ) -> Callable[[Function], Function]:
     """Mark a function, plain or async, as a hook. It takes a `HookContext` and stays what it is.
 
@@ -81,9 +92,12 @@ def hook(
         name: the function's name by default.
         on_failure: what follows if it raises, takes too long or can't be loaded: `refuse`, as if it had returned that
             (only where it could), or `ignore`. None: `refuse` before a tool call or a model call, else `ignore`.
+        parallel: at `before_model`: the hook runs beside the model call, whose answer counts only if it lets it pass.
+            It may return `Refuse` or `Stop`.
 
     Raises:
-        InvalidSpec: there is no such point, the function can't be marked, or nothing can be refused at the point.
+        InvalidSpec: there is no such point, the function can't be marked, nothing can be refused at the point, or
+            nothing runs beside what it is about.
     """
     if point not in POINTS:
         raise InvalidSpec(f"there is no hook {point!r}; there are: {', '.join(POINTS)}.")
@@ -91,10 +105,13 @@ def hook(
     if on_failure not in (None, "ignore") and (on_failure != "refuse" or Refuse not in ALLOWED[point]):
         raise InvalidSpec(f"a hook at {point} can't have on_failure={on_failure!r}: nothing can be refused there.")
 
+    if parallel and point != PARALLEL:
+        raise InvalidSpec(f"a hook at {point} can't be parallel: only one at {PARALLEL} can run beside the model call.")
+
     def mark(target: Function) -> Function:
         chosen = name or str(getattr(target, "__name__", "")) or type(target).__name__
         try:
-            target.__understudy_hook__ = HookDefinition(chosen, point, target, on_failure)  # type: ignore[attr-defined]
+            target.__understudy_hook__ = HookDefinition(chosen, point, target, on_failure, parallel)  # type: ignore[attr-defined]
         except AttributeError:
             raise InvalidSpec(f"{target!r} can't be a hook itself: wrap it in a function of your own.") from None
         return target
@@ -114,9 +131,11 @@ def describe_hook(
     if not isinstance(definition, HookDefinition):
         raise InvalidSpec(f"{item!r} is not a function decorated with @hook.")
     source, blobs = sourced(f"hook {definition.name!r}", item, pickle)
-    described = {"name": definition.name, "point": definition.point, "source": source}
+    described: dict[str, Any] = {"name": definition.name, "point": definition.point, "source": source}
     if definition.on_failure is not None:
         described["on_failure"] = definition.on_failure
+    if definition.parallel:
+        described["parallel"] = True
     return described | fingerprint(item), blobs
 
 
@@ -202,8 +221,9 @@ class Hooks:
         self._load = load
         self._expect = expect
         self._at: dict[str, list[dict[str, Any]]] = {}
+        self._beside: list[dict[str, Any]] = []
         for spec in window.spec.get("hooks", ()):
-            self._at.setdefault(spec["point"], []).append(spec)
+            (self._beside if spec.get("parallel") else self._at.setdefault(spec["point"], [])).append(spec)
         self._begun: list[asyncio.Future[Any]] = []
         self._shown: set[str] = set()
 
@@ -246,6 +266,26 @@ class Hooks:
             if await self._add(wanted, spec, context):
                 break
         return wanted
+
+    async def beside_model(self, request: ModelRequest, *, redone: bool) -> dict[str, Any] | None:
+        """Call the hooks that run beside a model call, all at once. The first that trips ends the others; of several
+        that do at the same time, the first in the specification's order.
+
+        Returns:
+            Why the call's answer is for nobody, as its error; None if they let it pass.
+        """
+        number = int(request.wait_key.rpartition("/")[2])
+        contexts = [
+            self._context(PARALLEL, round_number=number, messages=from_json(request.messages), redone=redone)
+            for _ in self._beside
+        ]
+        return await first_tripped([self._guard(*each) for each in zip(self._beside, contexts, strict=True)])
+
+    async def _guard(self, spec: dict[str, Any], context: HookContext) -> dict[str, Any] | None:
+        """Call a hook beside a model call; what it trips with, if it does."""
+        wanted = Wanted("")
+        await self._add(wanted, spec, context)
+        return refusal(spec["name"], wanted.refused, wanted.stopped, context.session_id)
 
     async def _add(self, wanted: Wanted, spec: dict[str, Any], context: HookContext) -> bool:
         """Call a hook and note what it wants; True if no other is called after that."""
@@ -334,7 +374,8 @@ class Hooks:
         if outcome != "ok":
             raise HookFailed(f"the hook {name} failed: {found}")
         wanted = () if found is None else found if isinstance(found, (list, tuple)) else (found,)
-        problems = (problem_of(context.point, one, context.outcome) for one in wanted)
+        parallel = spec.get("parallel", False)
+        problems = (problem_of(context.point, one, context.outcome, parallel=parallel) for one in wanted)
         problem = next((text for text in problems if text is not None), None)
         if problem is not None:
             raise HookFailed(f"the hook {name} failed: {problem}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from .commits import Commits, Patience
 from .context import FOLD_REQUEST, Exhausted
 from .execution import Outcome
 from .folding import make_room, summary_of, take_summary
+from .guards import Guards, end_of
 from .hooks import Hooks, LoadedHook, Wanted
 from .memory import Memory, ProviderLoader, visible_memory
 from .output import Rejected
@@ -36,11 +38,16 @@ HookLoader = Callable[[dict[str, Any]], Awaitable[LoadedHook]]
 
 @dataclass
 class Step:
-    """What an activation wants next: the arguments of `Node.step`, before the wire."""
+    """What an activation wants next: the arguments of `Node.step`, before the wire.
+
+    Attributes:
+        guards: call the hooks that run beside the model call of `request`; None where there are none.
+    """
 
     batch: Batch | None
     request: ModelRequest | None = None
     leave: bool = False
+    guards: Guards | None = None
 
 
 class Activation:
@@ -89,7 +96,7 @@ class Activation:
             if window.model_error is not None:
                 return await self._after_error(window.model_error)
             if window.wait == "model":  # taken up while a call is in flight: attach to it
-                return Step(None, window.request(window.round, whole=True))
+                return self._guarded(Step(None, window.request(window.round, whole=True)), redone=True)
             if window.calls:
                 step = await self._bring_calls()
                 if step is not None:
@@ -237,6 +244,12 @@ class Activation:
         request = window.request(number, draft.messages)
         step = await self._step(wait="model", round_number=window.round + 1, request=request)
         step.request = request
+        return self._guarded(step, redone=window.redone)
+
+    def _guarded(self, step: Step, *, redone: bool) -> Step:
+        """The same step; with it the hooks are called that run beside its model call."""
+        if step.request is not None and step.request.guarded:
+            step.guards = partial(self._hooks.beside_model, step.request, redone=redone)
         return step
 
     async def _after_error(self, error: dict[str, Any]) -> Step:
@@ -244,7 +257,10 @@ class Activation:
         the response format that the endpoint does not take."""
         if error["code"] == "budget_exceeded":  # by an account; nothing was asked
             return await self._finish("budget_exceeded", self.window.reply(), error=error)
-        if error["code"] == ContextOverflow.code or self.window.asked_to_fold():
+        if error["code"] == Refused.code:  # by a hook beside the call
+            return await self._end_as(end_of(error, self.window.reply()))
+        if error["code"] in (ContextOverflow.code, "aborted") or self.window.asked_to_fold():
+            # Aborted for nobody's sake: for a verdict of hooks that got lost, and that they did not repeat.
             return await self._ask()
         typed, model = self.window.typed, self.window.asked_model
         if typed is not None and typed.takes_no_format(error, model):

@@ -280,6 +280,7 @@ class Window:
             stall=spec.get("stall", 300.0),
             ends_run=fold is None and not continued and self.typed is None and not _sees_end(spec),
             purpose=FOLD_ANSWER if fold is not None else "",
+            guarded=fold is None and any(hook.get("parallel") for hook in spec.get("hooks", ())),
             **(
                 conversation.beginning((fold.extra or {})["through"], fold)
                 if fold is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .config import ModelProfile
-from .protocol import Attached, CallOrigin, Exit, Growth, StepCall, Work
+from .protocol import Attached, CallOrigin, Exit, Growth, Judged, StepCall, Work
 from .reads import Note
 from .records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
 
@@ -38,6 +38,11 @@ class Node(Protocol):
     async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str, round_number: int) -> str:
         """Return when this run is asked to end (its reason), or interrupted at this round (`INTERRUPTED_BY_STEER`).
         Raises `Fenced` when the activation, the run or the round is over."""
+
+    async def judge(self, frame_id: str, verdict: Judged) -> None:
+        """Say what the hooks beside a model call make of it: a call whose answer they refuse is aborted. Returns when
+        the call is over, or the frame has called in for more: until then a service that takes this one's place is to be
+        told as well. Raises `Fenced` when another frame has the session."""
 
     async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """The session's compiled specification."""

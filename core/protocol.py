@@ -129,7 +129,7 @@ class CallOrigin(msgspec.Struct, frozen=True):
 
     Attributes:
         model, profile: that the request names.
-        ends_run, purpose: see `ModelRequest`.
+        ends_run, purpose, guarded: see `ModelRequest`.
     """
 
     session_id: str
@@ -143,6 +143,7 @@ class CallOrigin(msgspec.Struct, frozen=True):
     model: str
     ends_run: bool = False
     purpose: str = ""
+    guarded: bool = False
 
     @property
     def wait_key(self) -> str:
@@ -159,6 +160,21 @@ class CallOrigin(msgspec.Struct, frozen=True):
         """What a gateway knows the call by: a session that is made again under a removed one's id has the same
         request keys."""
         return f"{self.incarnation}/{self.request_key}"
+
+
+class Judged(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The verdict of the hooks that run beside a model call.
+
+    Attributes:
+        number: of the frame's `StepCall` that asked for the call.
+        wait_key: of the call.
+        error: why its answer is for nobody, as the call's error; None if they let it pass.
+    """
+
+    number: int
+    activation: ActivationId
+    wait_key: str
+    error: dict[str, Any] | None = None
 
 
 class Attached(msgspec.Struct, frozen=True):

@@ -74,6 +74,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         left_out: so many of them are not in `messages`: the gateway has them from a request before, or asks for all.
         tokens: its input as estimated by who asks, who knows what the endpoint counted before; 0 if nobody did.
         purpose: what the answer is for: empty for the run to go on with, `fold_answer` for a summary of its history.
+        guarded: hooks run beside the call, and its answer counts only with their verdict (`protocol.Judged`).
     """
 
     wait_key: str
@@ -90,6 +91,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     left_out: int = 0
     tokens: int = 0
     purpose: str = ""
+    guarded: bool = False
 
     def limited_to(self, tokens: int) -> ModelRequest:
         """The same with the reply that is paid for; 0 for any length."""

@@ -102,6 +102,23 @@ class Answers:
         elif slot.resting and slot.wait == "model" and not self._calls.is_under_way(session_id):
             frames.resume(slot)
 
+    async def unattended(self, call: Call) -> bool:
+        """No frame is at the hooks beside a call that has its answer: its session goes on with them in one. False if it
+        does not wait for the call any more."""
+        of = call.origin
+
+        def waits(tx: Transaction) -> bool:
+            row = tx.find(of.session_id)
+            wanted = (of.incarnation, of.run_id, of.round)
+            return row is not None and row.wait == "model" and (row.incarnation, row.run_id, row.round) == wanted
+
+        with contextlib.suppress(UnderstudyError):  # the sweep will look
+            if not await self._node.journal.submit(waits, of.session_id):
+                return False
+        if self._frames.paging.holder(of.session_id) is None:
+            self._frames.look_at(of.session_id)
+        return True
+
     def _end_rest(self, session_id: str, at: ActivationId, since: int, *, ended: bool, goes_on: bool) -> None:
         """A run ended while its frame waited for a model, or came to do so: the session rests there, unless the process
         was for this run only.

@@ -14,13 +14,14 @@ from msgspec import structs
 from understudy.errors import ServiceGone, UnderstudyError, UnknownSession
 from understudy.ports import ModelGateway
 from understudy.profiles import Profiles
-from understudy.protocol import Attached, CallOrigin
+from understudy.protocol import Attached, CallOrigin, Judged
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.store.db.session_row import ActiveSession
 from understudy.streams import Parts
 from understudy.tasks import Tasks
 
 from .gateway_link import GatewayLink, Kill, never_killed
+from .verdicts import Verdicts, judged
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +54,20 @@ class Call:
         """The gateway does not have what the request leaves out: who takes the session up brings all of it."""
         self.complete = asyncio.Event()
         self.aborted = asyncio.Event()
+        self.verdict: Judged | None = None
+        """Of the hooks beside it, where some are."""
+        self.judged = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
     @property
     def key(self) -> tuple[int, str]:
         """What it is found by: a session that is made again under a removed one's id has the same wait keys."""
         return self.origin.incarnation, self.origin.wait_key
+
+    @property
+    def needs_verdict(self) -> bool:
+        """Whether the hooks beside it have still to say whether its answer counts."""
+        return self.origin.guarded and self.verdict is None
 
     def bring(self, request: ModelRequest) -> None:
         """Here is the request again, with all of its messages."""
@@ -82,6 +91,9 @@ class Calls:
         lost: told of a call that its gateway has died with, once it is forgotten here; and of one that lacks messages.
         grown: told of a session whose answer has grown.
         followed: whether somebody follows the answers of a session as they grow.
+        verdicts: what frames have said of the calls beside which hooks run.
+        attended: whether a frame is at a session, so that such a call will have its verdict.
+        unattended: has a frame see to that of a call; False if no session waits for the call any more.
     """
 
     def __init__(
@@ -94,6 +106,9 @@ class Calls:
         lost: Callable[[Call], Awaitable[None]],
         grown: Callable[[str], None],
         followed: Callable[[str], bool],
+        verdicts: Verdicts,
+        attended: Callable[[str], bool],
+        unattended: Callable[[Call], Awaitable[bool]],
         kill: Kill = never_killed,
     ) -> None:
         self.link = GatewayLink(gateway, service, profiles, self._found, kill)
@@ -103,6 +118,9 @@ class Calls:
         self._lost = lost
         self._grown = grown
         self._followed = followed
+        self._verdicts = verdicts
+        self._attended = attended
+        self._unattended = unattended
         self._calls: dict[tuple[int, str], Call] = {}
         self._of_session: dict[str, list[Call]] = {}
         self._latest: dict[str, Call] = {}
@@ -132,13 +150,19 @@ class Calls:
         return self._latest.get(session_id)
 
     def is_under_way(self, session_id: str) -> bool:
-        """Whether the latest call of a session is in flight, and lacks nothing."""
+        """Whether the latest call of a session is in flight, and lacks nothing: neither messages nor, unless a frame is
+        at it, the verdict of the hooks beside it."""
         call = self._latest.get(session_id)
-        return call is not None and not call.lacks
+        return call is not None and not call.lacks and not (call.needs_verdict and not self._attended(session_id))
+
+    def needs_verdict(self, session_id: str) -> bool:
+        """Whether the hooks beside the latest call of a session have still to say whether its answer counts."""
+        call = self._latest.get(session_id)
+        return call is not None and call.needs_verdict
 
     def is_ready(self, row: ActiveSession) -> bool:
         """Whether an active session has something to do: it waits for nothing, or for a call that is lost, or lacks
-        messages."""
+        something."""
         return row.wait is None or (row.wait == "model" and not self.is_under_way(row.session_id))
 
     def start(self, call: Call) -> None:
@@ -148,6 +172,9 @@ class Calls:
             self._calls[call.key] = self._latest[session_id] = call
             self._of_session.setdefault(session_id, []).append(call)
             call.task = asyncio.get_running_loop().create_task(self._run(call))
+            said = self._verdicts.of(*call.key)
+            if said is not None:
+                self._take_verdict(call, said)
             if self._followed(session_id):
                 self._follow(call)
 
@@ -163,6 +190,7 @@ class Calls:
             del self._of_session[session_id]
         if self._latest.get(session_id) is call:
             del self._latest[session_id]
+        self._verdicts.over(*call.key)
         self._release([call.origin.key])
 
     def drop(self, session_id: str) -> None:
@@ -178,10 +206,28 @@ class Calls:
         for call in self._of_session.get(session_id, ()):
             of = (call.origin.incarnation, call.origin.run_id)
             meant = round_number in (None, call.origin.round)
-            if of == (incarnation, run_id) and meant and not call.aborted.is_set():
-                call.aborted.set()
-                if call.gateway:
-                    self._tasks.spawn(self._abort(call))
+            if of == (incarnation, run_id) and meant:
+                self._end(call)
+
+    def _end(self, call: Call) -> None:
+        if not call.aborted.is_set():
+            call.aborted.set()
+            if call.gateway:
+                self._tasks.spawn(self._abort(call))
+
+    def judge(self, verdict: Judged) -> None:
+        """The hooks beside a call have their verdict, the first of which counts: one that lets nothing pass aborts
+        it."""
+        call = self.find(verdict.activation.incarnation, verdict.wait_key)
+        if call is not None:
+            self._take_verdict(call, verdict)
+
+    def _take_verdict(self, call: Call, verdict: Judged) -> None:
+        if call.needs_verdict:
+            call.verdict = verdict
+            call.judged.set()
+            if verdict.error is not None:
+                self._end(call)
 
     def abandon(self) -> None:
         """Forget everything at once: the gateway goes on with it, for a successor."""
@@ -220,6 +266,8 @@ class Calls:
                 self.forget(call)
                 await self._lost(call)
                 return
+            if call.origin.guarded:
+                answer = await self._judged(call, answer)
             price = self._profiles.price(call.origin.profile, call.origin.model)
             if price is not None:
                 answer = replace(answer, usage=replace(answer.usage, cost=price.cost(answer.usage)))
@@ -257,6 +305,16 @@ class Calls:
                     return answer
                 call.gateway = ""  # it made nothing of it
                 await self._completed(call)
+
+    async def _judged(self, call: Call, answer: ModelAnswer) -> ModelAnswer:
+        """What counts of an answer, once the hooks beside its call have said so. A call that failed, or is not wanted
+        any more, is not held up by them; one that was aborted may have been by them, under the service before."""
+        failed = answer.error is not None and answer.error["code"] != "aborted"
+        if call.needs_verdict and not (failed or call.aborted.is_set()):
+            if not self._attended(call.origin.session_id) and not await self._unattended(call):
+                return answer  # a late one, of which nothing is kept but what it took
+            await _unless_aborted(call, call.judged.wait())
+        return judged(answer, call.verdict, call.origin.session_id, unwanted=call.aborted.is_set())
 
     async def _completed(self, call: Call) -> None:
         """Wait until somebody has brought all messages of a call, or it is aborted."""

@@ -83,6 +83,7 @@ class Deaths:
             raise StaleGeneration("the service has not been taken up")
         since, cause = now(), self._frames.supply.cause(cause)
         self._frames.known.bury(frame_id)
+        self._frames.verdicts.drop(frame_id)
         slot = self._paging.slots.pop(frame_id, None)
         self._frames.known.condemned.discard(frame_id)
         self._frames.supply.changed.set()
@@ -119,6 +120,7 @@ class Deaths:
         self._interrupts.fence(lost, "the activation is over")
         spare = self._paging.frame_for(session_id, slot.placement) if self._node.activates else None
         waited = slot.resting and slot.wait is not None
+        guarded = slot.acts and slot.called > 0  # if its session waits for a model, then hooks were at work beside that
         if waited and spare is not None and spare.session_id is not None and spare.wait != "idle":
             spare = None  # it would only wait there: no reason to take the frame of another that waits
         parked = spare.activation if spare is not None else None
@@ -130,10 +132,11 @@ class Deaths:
         def operation(tx: Transaction) -> Decided:
             if self._node.homes.elsewhere(tx.session(session_id).node_id):
                 return None, None  # its new home has dealt with this death
-            policy = self._specifications.within(tx, session_id)["restart"]
+            spec = self._specifications.within(tx, session_id)
             verdict = activation.crash(
-                tx, lost, decide, cause=cause, pid=slot.pid, policy=policy, unseen=unseen, may_live=may_live
-            )
+                tx, lost, decide, cause=cause, pid=slot.pid, policy=spec["restart"], unseen=unseen, may_live=may_live,
+                guarding=guarded and any(hook.get("parallel") for hook in spec.get("hooks", ())),
+            )  # fmt: skip
             if verdict is None or verdict.action == "quarantine" or spare is None:
                 return verdict, None
             if tx.session(session_id).wait not in (None, "model"):

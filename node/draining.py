@@ -174,7 +174,7 @@ class Draining:
         session_id, frames = row.session_id, self._frames
         call = self._calls.of_session(session_id)
         slot = frames.holder(row)
-        acting = (slot is not None and not slot.resting) or row.frame_id in frames.known.expected
+        acting = (slot is not None and slot.acts) or row.frame_id in frames.known.expected
         busy = acting or self._calls.is_under_way(session_id)
         tokens = Usage.from_wire(row.run_usage).total_tokens // max(1, row.round)
         if call is not None and call.request is not None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from understudy.errors import Fenced, ServiceGone, StaleGeneration, UnderstudyError
 from understudy.messages import Message
 from understudy.placement import is_isolated
-from understudy.protocol import Exit, StepCall, Work
+from understudy.protocol import Exit, Judged, StepCall, Work
 from understudy.records import ActivationId
 from understudy.store.db.engine import now
 from understudy.store.db.session_row import ActiveSession
@@ -31,6 +31,7 @@ from .known_frames import KnownFrames
 from .paging import Paging, Ready, Slot
 from .specifications import Specifications
 from .supply import Supply
+from .verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Frames:
     """Feeds the frames that call in. Each call is held until there is work for its frame.
 
     Args:
+        verdicts: what frames have said of model calls beside which hooks run.
         look: finds out whether a session is ready, in no frame, and queues it then.
         died: deals with the death of a frame while it was given this activation.
     """
@@ -60,6 +62,7 @@ class Frames:
         specifications: Specifications,
         claims: Claims,
         interrupts: Interrupts,
+        verdicts: Verdicts,
         *,
         look: Callable[[str], Coroutine[Any, Any, None]],
         died: Callable[[Slot, ActivationId], Coroutine[Any, Any, None]],
@@ -67,6 +70,7 @@ class Frames:
         self._node = node
         self._specifications = specifications
         self._interrupts = interrupts
+        self.verdicts = verdicts
         self._look = look
         self._died = died
         self.paging = Paging()
@@ -88,6 +92,7 @@ class Frames:
         if call.activation is not None:
             self.require_own(frame.frame_id, call.activation)
             self._interrupts.drop(call.activation)  # what it ran has ended
+        self.verdicts.drop(frame.frame_id, before=number)
         if slot is None:
             slot = Slot(frame.frame_id, frame.pid, frame.node_id, frame.placement)
             self.paging.slots[slot.frame_id] = slot
@@ -102,7 +107,7 @@ class Frames:
         for other, root_id in self.known.called_in(slot.frame_id).items():
             if other.session_id != session_id:
                 self.assignments.queue(Ready(other.session_id, slot.placement, root_id, "takeover", epoch=other.epoch))
-        slot.session_id, slot.epoch, slot.resting, slot.wait = session_id, epoch, False, None
+        slot.session_id, slot.epoch, slot.resting, slot.guarding, slot.wait = session_id, epoch, False, False, None
         slot.seen, slot.called = now(), number
         slot.incarnation, slot.root_id = incarnation, call.root_id or session_id or ""
         return slot
@@ -134,15 +139,18 @@ class Frames:
 
     def release(self, slot: Slot) -> None:
         """The frame holds no session any more. If it was for that activation only and rests, it ends."""
-        held, slot.session_id, slot.epoch, slot.wait = slot.session_id, None, 0, None
+        held, slot.session_id, slot.epoch, slot.guarding, slot.wait = slot.session_id, None, 0, False, None
         if held is not None and slot.resting and is_isolated(slot.placement):
             slot.resting = False
             self.paging.slots.pop(slot.frame_id, None)
             self.reply(slot, Exit())
             self.supply.changed.set()
 
-    async def rest(self, slot: Slot, wait: str | None) -> Work | Exit:
+    async def rest(self, slot: Slot, wait: str | None, *, guarding: bool = False) -> Work | Exit:
         """Hold the frame's call until there is work for it.
+
+        Args:
+            guarding: hooks run beside what its session waits for: until their verdict it is given no other one.
 
         Raises:
             ServiceGone: the frame was told dead while its call was worked at; it calls anew.
@@ -150,10 +158,35 @@ class Frames:
         if self.paging.slots.get(slot.frame_id) is not slot:
             raise ServiceGone(f"frame {slot.frame_id} was told dead")
         slot.reply = asyncio.get_running_loop().create_future()
-        self.paging.rest(slot, wait)
+        if wait != "model":  # a call that its service before this one had the answer to
+            self.verdicts.drop(slot.frame_id)
+        self.paging.rest(slot, wait, guarding=guarding)
         self.dispatch()
         self.supply.changed.set()
         return await slot.reply  # type: ignore[no-any-return]
+
+    def attends(self, session_id: str) -> bool:
+        """Whether a frame is at a session: at its work, or at the hooks beside its model call."""
+        slot = self.paging.holder(session_id)
+        return slot is not None and slot.acts
+
+    def may_judge(self, frame_id: str, verdict: Judged) -> bool:
+        """Whether a frame's verdict is of a call that it waits for, as far as is known here: one that has called in
+        since, or ended, has no use for it. Raises `Fenced` if another one has its session."""
+        self.require_own(frame_id, verdict.activation)
+        slot = self.paging.slots.get(frame_id)
+        if slot is None:  # it may not have called in since this service began
+            return frame_id in self.known.expected or not self.known.all_read
+        waits = not slot.resting or slot.wait == "model"
+        return slot.activation == verdict.activation and verdict.number >= slot.called and waits
+
+    def judged(self, frame_id: str, verdict: Judged) -> None:
+        """The hooks in a frame have ended: others may have it while its session waits."""
+        slot = self.paging.slots.get(frame_id)
+        if slot is not None and slot.activation == verdict.activation and slot.guarding:
+            slot.guarding = False
+            self.dispatch()
+            self.supply.changed.set()
 
     def dispatch(self) -> None:
         """Give ready sessions to resting frames."""

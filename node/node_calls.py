@@ -11,7 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from understudy.protocol import Exit, News, StepCall, Work
+from understudy.protocol import Exit, Judged, News, StepCall, Work
 from understudy.reads import Note
 from understudy.records import Ack, ActivationId, Batch
 from understudy.supervisor.ports import NodeReport, TakenUp
@@ -61,6 +61,10 @@ class NodeCalls(ABC):
     async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str, round_number: int) -> str:
         """See `understudy.ports.Node.interrupted`."""
         return await (await self._node()).interrupted(frame_id, activation, run_id, round_number)
+
+    async def judge(self, frame_id: str, verdict: Judged) -> None:
+        """See `understudy.ports.Node.judge`."""
+        await (await self._node()).judge(frame_id, verdict)
 
     async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""

@@ -14,7 +14,7 @@ from typing import Any
 from understudy.config import ModelProfile
 from understudy.errors import Fenced
 from understudy.ports import ModelGateway
-from understudy.protocol import Exit, StepCall, Work
+from understudy.protocol import Exit, Judged, StepCall, Work
 from understudy.reads import Note
 from understudy.records import INTERRUPTED_BY_STEER, Ack, ActivationId, Batch
 from understudy.redaction import know
@@ -43,6 +43,7 @@ from .specifications import Specifications
 from .sweep import Sweep
 from .take_up import TakeUp
 from .timers import Timers
+from .verdicts import Verdicts
 
 
 class NodeService(NodeBasis):
@@ -62,15 +63,17 @@ class NodeService(NodeBasis):
         self.specifications = Specifications(self.reading)
         self.interrupts = Interrupts()
         self.claims = Claims(self._woken_unnoticed)
+        self.verdicts = Verdicts()
         self.frames = Frames(
-            self, self.specifications, self.claims, self.interrupts,
+            self, self.specifications, self.claims, self.interrupts, self.verdicts,
             look=lambda session_id: self.deaths.look(session_id),
             died=lambda slot, lost: self.deaths.crashed(slot, lost, "process_died", now()),
         )  # fmt: skip
         self.calls = Calls(
             gateway, self.holder, self.profiles, answered=lambda *answer: self.answers.answered(*answer),
             lost=lambda call: self.answers.lost(call), grown=lambda session_id: self.feed.delta(session_id),
-            followed=lambda session_id: self.feed.is_streamed(session_id), kill=kill,
+            followed=lambda session_id: self.feed.is_streamed(session_id), verdicts=self.verdicts,
+            attended=self.frames.attends, unattended=lambda call: self.answers.unattended(call), kill=kill,
         )  # fmt: skip
         self.feed = Feed(self.reading.events, self.calls.stream, self.reading.run)
         self.timers = Timers(self)
@@ -157,6 +160,15 @@ class NodeService(NodeBasis):
             if work.cancel is not None:
                 return work.cancel or "cancelled"
             return INTERRUPTED_BY_STEER if any(item.interrupts for item in work.inbox) else await reason
+
+    async def judge(self, frame_id: str, verdict: Judged) -> None:
+        """See `understudy.ports.Node.judge`."""
+        if not self.frames.may_judge(frame_id, verdict):
+            return
+        with self.verdicts.kept(frame_id, verdict) as over:
+            self.calls.judge(verdict)
+            self.frames.judged(frame_id, verdict)
+            await over
 
     async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """See `understudy.ports.Node.specification`."""

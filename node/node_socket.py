@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 FRAME, CLIENT = "frame", "client"
 
 CALLS = {
-    FRAME: frozenset({"step", "commit", "reload", "interrupted", "specification", "memory", "blob"}),
+    FRAME: frozenset({"step", "commit", "reload", "interrupted", "judge", "specification", "memory", "blob"}),
     CLIENT: frozenset({"request", "metrics_address"}),
 }
 """What each role may call."""

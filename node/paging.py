@@ -37,6 +37,7 @@ class Slot:
         wait: why its session waits; None while it acts. Meaningless without a session.
         since: order in which the present wait began.
         resting: its `step` call is pending, so it can be given work.
+        guarding: beside the model call that its session waits for, hooks are at work in it: it keeps that session.
         root_id: the tree of its session.
         incarnation: of its session; one of the same id that was removed and made again has another.
         known: the sessions whose windows it caches, with the last `seq` it has of each, and their incarnation.
@@ -58,6 +59,7 @@ class Slot:
     wait: str | None = None
     since: int = 0
     resting: bool = False
+    guarding: bool = False
     incarnation: int = 0
     root_id: str = ""
     seen: int = 0
@@ -89,9 +91,14 @@ class Slot:
         return self.resting and (self.session_id is None or self.wait == "idle")
 
     @property
+    def acts(self) -> bool:
+        """Whether it is at the work of its session, or at the hooks beside its model call."""
+        return not self.resting or self.guarding
+
+    @property
     def can_be_left(self) -> bool:
         """Whether a ready session can be given to it now. A process that is for one activation only ends with it."""
-        return self.resting and (self.session_id is None or not is_isolated(self.placement))
+        return self.resting and not self.guarding and (self.session_id is None or not is_isolated(self.placement))
 
     @property
     def state(self) -> str:
@@ -171,10 +178,10 @@ class Paging:
         """The frame that holds the session."""
         return next((slot for slot in self.slots.values() if slot.session_id == session_id), None)
 
-    def rest(self, slot: Slot, wait: str | None) -> None:
+    def rest(self, slot: Slot, wait: str | None, *, guarding: bool = False) -> None:
         """The frame asks for work; its session, if it still has one, waits."""
         self._clock += 1
-        slot.resting, slot.wait, slot.since = True, wait, self._clock
+        slot.resting, slot.guarding, slot.wait, slot.since = True, guarding, wait, self._clock
 
     def reserve(self, slot: Slot) -> None:
         """A resting frame is given work."""

@@ -72,8 +72,10 @@ class Rounds:
             return await self._attach(slot, request)
         if self._node.homes.is_drained:
             return await self._draining.last_step(slot, batch)
-        leave = call.leave or self._must_leave(slot, batch.wait)
-        following = frames.paging.next_for(slot) if batch.wait and self._node.generation and not leave else None
+        guarded = request is not None and request.guarded  # the frame has something to do beside the call
+        leave = call.leave or (not guarded and self._must_leave(slot, batch.wait))
+        turns = batch.wait and self._node.generation and not (leave or guarded)
+        following = frames.paging.next_for(slot) if turns else None
         root_id = slot.root_id  # of this batch's session: with the commit the slot may hold another one
         with self._claims.committing(batch.session_id) as claim:
             result, work = await self._commit_step(slot, batch, request, following, leave=leave)
@@ -93,8 +95,8 @@ class Rounds:
             frames.paging.slots.pop(slot.frame_id, None)
             frames.supply.changed.set()
             answer = Exit()
-        if woken:  # what it waits for was committed right behind the batch
-            result = replace(result, wait=None)
+        if woken or (leave and guarded and result.wait == "model"):  # what it waits for was committed right behind the
+            result = replace(result, wait=None)  # batch; or another frame must see to the hooks beside the call
         if answer is not None:
             frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
             return answer
@@ -114,7 +116,8 @@ class Rounds:
             return await self._frames.work(slot)
         # Where a replayed batch's messages went, only the store knows: they are read from there when the wait ends.
         slot.reply_echo = None if result.ack.replayed else echo(batch, result.ack)
-        return await self._frames.rest(slot, result.wait)
+        guarding = result.wait == "model" and self._calls.needs_verdict(batch.session_id)
+        return await self._frames.rest(slot, result.wait, guarding=guarding)
 
     def _must_leave(self, slot: Slot, wait: str | None) -> bool:
         """Whether this frame ends with its batch: it is one too many, or serves one activation only, which ends here.
@@ -248,7 +251,7 @@ class Rounds:
             if issued is None or woken is not None:  # it was answered, or its run ended
                 return await self._frames.work(slot)
         slot.reply_echo = None
-        return await self._frames.rest(slot, "model")
+        return await self._frames.rest(slot, "model", guarding=self._calls.needs_verdict(held.session_id))
 
     async def _bring(self, slot: Slot, held: ActivationId, call: Call, request: ModelRequest) -> None:
         """Give a call its messages, if they are from the frame that has the session: no other may say what its model is
@@ -298,7 +301,7 @@ class Rounds:
         request = request.limited_to(issued.longest_reply)
         origin = CallOrigin(
             of.session_id, of.incarnation, run_id, round_number, issued.attempt, placement, root_id, request.profile,
-            request.model, request.ends_run, request.purpose,
+            request.model, request.ends_run, request.purpose, request.guarded,
         )  # fmt: skip
         self._calls.start(Call(origin, request))
         if self._claims.cancelled.get(of.session_id) == run_id:

@@ -68,7 +68,7 @@ class Supply:
         """
         self.leaving = Counter(leaving)
         for slot in sorted(self._paging.slots.values(), key=lambda slot: not slot.stands_by):
-            if slot.resting and self.must_leave(slot):
+            if slot.resting and not slot.guarding and self.must_leave(slot):
                 await self._let_go(slot)
 
     async def dismiss_standbys(self) -> None:

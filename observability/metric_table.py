@@ -122,7 +122,7 @@ def _tool_duration(event: ToolFinished) -> tuple[Labels, int] | None:
 
 
 def _failure(event: ModelCallFailed) -> str:
-    return "aborted" if event.error_code == "aborted" else "error"
+    return event.error_code if event.error_code in ("aborted", "refused") else "error"
 
 
 TABLE: tuple[MetricRow, ...] = (
@@ -235,7 +235,7 @@ TABLE: tuple[MetricRow, ...] = (
         "Model calls that ended.",
         ("outcome",),
         {ModelCallCompleted: lambda event: (("ok",), 1), ModelCallFailed: lambda event: ((_failure(event),), 1)},
-        initial=(("ok",), ("error",), ("aborted",)),
+        initial=(("ok",), ("error",), ("aborted",), ("refused",)),
     ),
     MetricRow(
         names.MODEL_RETRY_COUNT,

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 from ..errors import ServiceGone, UnderstudyError
 from ..ports import Node
-from ..protocol import Exit, StepCall, Work, packed
+from ..protocol import Exit, Judged, StepCall, Work, packed
 from ..reads import Note
 from ..records import Ack, ActivationId, Batch
 from .channel import Channel, Ticket
@@ -58,6 +58,10 @@ class CalledNode(ABC):
         return await self._call(  # type: ignore[no-any-return]
             Node.interrupted, frame_id, activation, run_id, round_number
         )
+
+    async def judge(self, frame_id: str, verdict: Judged) -> None:
+        """See `Node.judge`."""
+        await self._call(Node.judge, frame_id, verdict)
 
     async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """See `Node.specification`."""

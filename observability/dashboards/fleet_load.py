@@ -12,7 +12,7 @@ def models() -> Row:
     """Model calls, tokens and money."""
     failed, answered = (
         FLEET.rate(names.INFERENCE_DURATION, MODEL, chosen, by="model", suffix="_count")
-        for chosen in ('error_type!~"|aborted"', 'error_type!="aborted"')
+        for chosen in ('error_type!~"|aborted|refused"', 'error_type!="aborted"')
     )
     calls = FLEET.rate(names.INFERENCE_DURATION, MODEL, by="model, error_type", suffix="_count")
     spent, allowed = (FLEET.total(names.BUDGET_TOKENS, f'state="{state}"') for state in ("spent", "allowed"))
@@ -29,7 +29,7 @@ def models() -> Row:
             lines(
                 "Model calls",
                 "Calls that ended, per second, by model and error; no error is an answer. `aborted` calls were "
-                "cancelled.",
+                "cancelled; answers of `refused` ones were held back by a hook beside the call.",
                 Query(calls, "{{model}} {{error_type}}"),
                 unit="ops",
                 stacked=True,

@@ -175,7 +175,7 @@ def open_calls(tx: Transaction, row: SessionRow) -> list[CallState]:
 
 def crash(
     tx: Transaction, activation: ActivationId, decide: Decide, *, cause: str, pid: int, policy: dict[str, Any],
-    unseen: int = 0, may_live: bool = False,
+    unseen: int = 0, may_live: bool = False, guarding: bool = False,
 ) -> Verdict | None:  # fmt: skip
     """Note that an activation's process is gone and decide what follows; None if the session had moved on.
 
@@ -184,6 +184,7 @@ def crash(
 
     Args:
         may_live: nobody knows whether the process is gone, as that of a lost node (`outlast`).
+        guarding: hooks ran beside the model call that the session waits for: they may have been the cause.
     """
     row = tx.find(activation.session_id)
     tx.require_generation()
@@ -194,7 +195,7 @@ def crash(
         return None
     if row.frame_id is None:  # told before, by a commit whose outcome was not known; or it had parked
         return Verdict("resume", delay=timers.left(tx, row, PAUSE_TIMER) if row.wait == "timer" else 0)
-    waiting = row.wait is not None
+    waiting = row.wait is not None and not (guarding and row.wait == "model")
     progress = row.progress > row.progress_at_death
     deaths = tuple(row.deaths or ())
     stuck_in = [] if waiting else _executing(tx, row)
@@ -203,6 +204,8 @@ def crash(
         session_id=row.session_id, number=row.restarts,
     )  # fmt: skip
     verdict = decide(death)
+    if row.wait is not None:
+        verdict = replace(verdict, delay=0)  # it goes on with its wait
     outlasts = may_live and verdict.action in ("resume", "abort") and _may_begin(tx, row)
     if outlasts:
         verdict = replace(verdict, delay=max(verdict.delay, LEASE))
@@ -221,7 +224,7 @@ def crash(
         abort(tx, row, stuck_in, verdict.reason)
     if verdict.action == "quarantine":
         quarantine(tx, row, verdict.rule, verdict.reason)
-    elif verdict.delay and not waiting:
+    elif verdict.delay and row.wait is None:
         pause(tx, row, verdict.delay, outlasts=outlasts)
     return verdict
 

@@ -213,7 +213,7 @@ async def test_a_frame_calls_for_itself_only(stage: Stage) -> None:
         ("kill_process", 1), ("profiles",), ("register", {}), ("repeated", "1", "profiles"), ("admit", "frame", "x"),
         ("step", {"frame": identity("other"), "number": 1}), ("step",), ("step", "other"),
         ("commit", "other", {}), ("commit",), ("reload", "other", ["s", 1, 1]), ("interrupted", "other", [], "r"),
-        ("specification", "other", ["s", 1, 1]),
+        ("specification", "other", ["s", 1, 1]), ("judge", "other", {}),
     ]  # fmt: skip
     for number, (method, *arguments) in enumerate(calls):
         with pytest.raises(InvalidInput, match="a frame can't call"):
@@ -234,6 +234,7 @@ async def test_a_frame_learns_of_its_own_session_only(stage: Stage) -> None:
     step = {"frame": identity("thief"), "activation": held, "root_id": "s"}
     calls: list[tuple[Any, ...]] = [
         ("reload", "thief", held), ("interrupted", "thief", held, "r"), ("specification", "thief", held),
+        ("judge", "thief", {"number": 1, "activation": held, "wait_key": request["wait_key"]}),
         ("commit", "thief", {**batch, "entries": [{"type": "message", "role": "user", "content": "pay"}]}),
         ("commit", "thief", {**batch, "batch_no": 0}),
         ("step", {**step, "number": 1, "batch": batch}), ("step", {**step, "number": 2, "request": request}),

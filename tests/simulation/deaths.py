@@ -32,6 +32,7 @@ from understudy.records import LEASE_SECONDS
 from understudy.store.db.statements import EVENT, MESSAGE, SESSION
 from understudy.store.entries import event_from_row
 
+from .guards import is_guarded
 from .tools import POLICY_OF
 
 if TYPE_CHECKING:
@@ -52,14 +53,16 @@ def judge(world: World, death: SessionCrashed) -> Iterator[str]:
     if spec is None or not log or (log[-1].seq, log[-1].at) != (death.seq, death.at):
         return
     before = log[:-1]
+    guarded = is_guarded(spec)
     waited = waits(before, messages)
+    waited = None if waited and guarded else waited  # guards may have been at work beside the model call
     if waited is not None and waited is not death.waiting:
         yield f"it {'only waited' if waited else 'was acting'}"
     least, most = progress(before, messages)
     if not least <= death.progress <= most:
         yield f"there was {'progress' if least else 'no progress'} since the last one"
     stepped = any(fault.kind == "clock_step" for fault in world.plan.faults)
-    yield from _decided(before, death, spec["restart"], stepped=stepped)
+    yield from _decided(before, death, spec["restart"], stepped=stepped, guarded=guarded)
 
 
 def waits(log: Sequence[Event], messages: dict[int, str]) -> bool | None:
@@ -124,7 +127,9 @@ def progress(log: Sequence[Event], messages: dict[int, str]) -> tuple[bool, bool
     return certain, certain or possible
 
 
-def _decided(log: Sequence[Event], death: SessionCrashed, policy: dict[str, Any], *, stepped: bool) -> Iterator[str]:
+def _decided(
+    log: Sequence[Event], death: SessionCrashed, policy: dict[str, Any], *, stepped: bool, guarded: bool
+) -> Iterator[str]:
     """What the restart rule says, of how many deaths there were and how many of them in a row."""
     counted, stuck, gave_up = list[int](), 0, False
     for event in (*log, death):
@@ -150,5 +155,7 @@ def _decided(log: Sequence[Event], death: SessionCrashed, policy: dict[str, Any]
     least = min(policy["backoff_max"], policy["backoff"]) * (1 - policy.get("jitter", 0.0)) * 1e6
     if death.waiting or death.progress or death.decision != "resume":
         least = most = 0
+    if guarded:  # one that waits for its model goes on with that
+        least = 0
     if not (int(least) <= death.delay <= most or death.delay == LEASE):
         yield f"it is {told}, and the pause was {death.delay / 1e6} s"

@@ -22,6 +22,7 @@ from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, 
 from understudy.store.entries import event_from_row
 
 from . import approvals, background, delegating, kept, typed
+from .guards import STOPPED
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of
 from .tools import POLICY_OF
@@ -278,6 +279,9 @@ class Ending:
             inputs = [message.body for message in messages if message.role == "user" and not message.body.get("origin")]
             if not inputs or not inputs[-1]["content"].startswith("{"):  # a sub-agent's end, or what its parent sends
                 continue
+            if run.text == STOPPED:
+                self._world.counts["stopped by guards"] += 1
+                continue
             task, last = json.loads(inputs[-1]["content"])["name"], messages[-1]
             due = {("run_end", key), ("after_model", f"{key}/{run.rounds}")}
             if run.session_id in self._seen.with_hooks and not due <= self._seen.hooked:
@@ -382,6 +386,7 @@ class Ending:
             sizes = {
                 "calls": len(service.calls), "ready": len(service.frames.paging.ready), "own": len(service.claims),
                 "assignments": len(service.frames.assignments.under_way), "interrupts": len(service.interrupts),
+                "verdicts": len(service.verdicts),
                 "operations": max(0, service.journal._submitted.qsize() + len(service.journal._groups) - 2),
                 "expected": len(service.frames.known.expected), "condemned": len(service.frames.known.condemned),
             }  # fmt: skip

@@ -17,6 +17,7 @@ from understudy.events import (
     ModelCallCompleted,
     ModelCallFailed,
     ModelCallReissued,
+    ModelCallStarted,
     RunAccepted,
     RunFinished,
     SessionActivated,
@@ -35,6 +36,7 @@ from understudy.store.entries import event_from_row
 from understudy.store.journal import Committed
 
 from . import approvals, deaths, delegating
+from .guards import Guarded
 from .hooks import refused
 from .operator import RIVAL
 from .recalling import Recalled
@@ -73,6 +75,7 @@ class Invariants:
         reported: what tools report.
         sent: what models are sent.
         recalled: what memory providers are asked, and say.
+        guarded: what guards have made of model calls.
     """
 
     def __init__(self, world: World) -> None:
@@ -102,7 +105,13 @@ class Invariants:
         self._forced: set[tuple[str, str | None]] = set()
         self.hooked: set[tuple[str, str]] = set()
         self._hooked_in_time: set[tuple[str, str]] = set()
-        self.with_hooks = {work.session_id for work in world.plan.work if work.spec.get("hooks")}
+        self.with_hooks = {
+            work.session_id
+            for work in world.plan.work
+            if any(not hook.get("parallel") for hook in work.spec.get("hooks", ()))
+        }
+        self.guarded = Guarded(world)
+        self._for_folds: set[str] = set()
         self.reported = Reported(self.violated)
         self.sent = Sent(world, self.violated)
         self.recalled = Recalled(world, self)
@@ -118,8 +127,9 @@ class Invariants:
     def forget(self, session_ids: list[str]) -> None:
         """Sessions were removed: others may have their ids."""
         gone = set(session_ids)
-        for one in (self.reported, self.sent, self.recalled):
+        for one in (self.reported, self.sent, self.recalled, self.guarded):
             one.forget(gone)
+        self._for_folds = {key for key in self._for_folds if key.partition("/")[0] not in gone}
         for session_id in gone:
             self._activated_in.pop(session_id, None)
         self._begun = {known for known in self._begun if known[0] not in gone}
@@ -187,7 +197,7 @@ class Invariants:
             self._started[event.session_id, event.call_id] = now
             self._begun.add((event.session_id, event.call_id))
             self.left_behind.discard(f"{event.session_id}/{event.call_id}")
-        elif isinstance(event, ModelCallFailed | ModelCallReissued | ModelCallCompleted):
+        elif isinstance(event, ModelCallStarted | ModelCallFailed | ModelCallReissued | ModelCallCompleted):
             self._model_call(event, run)
         elif isinstance(event, CancelRequested):
             self._cancelled.add(run)
@@ -216,21 +226,32 @@ class Invariants:
                 self.violated(f"run {run[1]} of {run[0]} ended ({event.status}) before its sub-agent {child}")
 
     def _model_call(
-        self, event: ModelCallFailed | ModelCallReissued | ModelCallCompleted, run: tuple[str, str | None]
+        self,
+        event: ModelCallStarted | ModelCallFailed | ModelCallReissued | ModelCallCompleted,
+        run: tuple[str, str | None],
     ) -> None:
         """What a model answered is in the log, once; what is said to be lost is."""
-        if isinstance(event, ModelCallReissued):
+        if isinstance(event, ModelCallStarted):
+            self._for_folds |= {event.request_key.rpartition("/")[0]} if event.purpose else set()
+        elif isinstance(event, ModelCallReissued):
             asked = self._asked.get(event.lost_key.rpartition("/")[0])
             if asked is not None and not (asked.dead or self.gave_up(asked) or run in self._moved | self._sent_off):
                 self.violated(f"{event.lost_key} is said to be lost, and the gateway that makes it lives")
         elif isinstance(event, ModelCallFailed):
             if event.error_code.startswith("store"):
                 self.violated(f"the answer to {event.request_key} was lost: {event.error_code}")
+            if event.session_id in self.guarded.names:  # what its answer took is in the log
+                self.complete.pop(event.request_key.rpartition("/")[0], None)
+            if event.error_code == "refused":
+                self._answered.add(event.request_key.rpartition("/")[0])
         else:
             wait_key = event.request_key.rpartition("/")[0]
             self.complete.pop(wait_key, None)
             if not event.late:
                 self._answered.add(wait_key)
+                problem = self.guarded.problem(wait_key) if wait_key not in self._for_folds else None
+                if problem is not None:
+                    self.violated(f"the answer to {wait_key} counts, and {problem}")
 
     def _held(self, row: SessionRow) -> None:
         """A session stays in its process while its tools are at work there, unless that was ended or is not reached."""
@@ -431,6 +452,9 @@ class Invariants:
                 self.violated(f"effect of {effect.call_key}, which a hook refused")
         if not any(tool["name"] == row.tool for tool in row.spec["tools"]):
             self.violated(f"effect of {effect.call_key}, and its agent has no tool {row.tool}")
+        problem = self.guarded.problem(f"{session_id}/{call_id.rpartition('/')[0]}")
+        if problem is not None:
+            self.violated(f"effect of {effect.call_key}, and {problem}")
         policy = POLICY_OF[row.tool]
         if policy == "rerun":
             return None

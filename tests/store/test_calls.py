@@ -16,6 +16,7 @@ from understudy.config import ModelProfile
 from understudy.errors import ServiceGone
 from understudy.messages import Message, ToolCall, Usage, encodable, storable
 from understudy.node.calls import Call, Calls
+from understudy.node.verdicts import Verdicts
 from understudy.prices import Price
 from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin, Growth
@@ -103,7 +104,8 @@ async def nothing(*_arguments: Any) -> None:
 def calls_of(gateway: Any, answered: Any, lost: Any = nothing) -> Calls:
     """Calls at this gateway, which nobody follows."""
     return Calls(
-        gateway, "node", Profiles(), answered=answered, lost=lost, grown=lambda _: None, followed=lambda _: False
+        gateway, "node", Profiles(), answered=answered, lost=lost, grown=lambda _: None, followed=lambda _: False,
+        verdicts=Verdicts(), attended=lambda _: False, unattended=nothing,
     )  # fmt: skip
 
 
@@ -415,7 +417,8 @@ async def test_an_answer_is_read_as_it_grows() -> None:
             over.set()
 
     calls = Calls(
-        gateway, "node", Profiles(), answered=nothing, lost=nothing, grown=grown, followed=lambda _: True
+        gateway, "node", Profiles(), answered=nothing, lost=nothing, grown=grown, followed=lambda _: True,
+        verdicts=Verdicts(), attended=lambda _: False, unattended=nothing,
     )  # type: ignore[arg-type]  # fmt: skip
     calls.start(call())
     async with asyncio.timeout(10):
