@@ -233,7 +233,7 @@ async def test_a_frame_learns_of_its_own_session_only(stage: Stage) -> None:
     request = {"wait_key": f"s/{work['inbox'][0]['key']}/1", "profile": "offline", "model": "m", "messages": b"[]"}
     step = {"frame": identity("thief"), "activation": held, "root_id": "s"}
     calls: list[tuple[Any, ...]] = [
-        ("reload", "thief", held), ("interrupted", "thief", held, "r"), ("specification", "thief", held),
+        ("reload", "thief", held), ("interrupted", "thief", held, "r", 1), ("specification", "thief", held),
         ("judge", "thief", {"number": 1, "activation": held, "wait_key": request["wait_key"]}),
         ("commit", "thief", {**batch, "entries": [{"type": "message", "role": "user", "content": "pay"}]}),
         ("commit", "thief", {**batch, "batch_no": 0}),

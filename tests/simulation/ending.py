@@ -149,7 +149,8 @@ class Ending:
 
     def _steers(self, connection: Any) -> None:
         """What was accepted to steer a run is in its log once, or the log says that it was dropped; what was accepted
-        first comes first. Nothing is dropped from a run that completed. A model call that began after that has it."""
+        first comes first. Nothing is dropped from a run that completed by itself. A model call that began after that
+        has it."""
         said: dict[str, list[tuple[str | None, str]]] = {}
         places: dict[tuple[str, str], int] = {}
         columns = (MESSAGE.c.session_id, MESSAGE.c.seq, MESSAGE.c.run_id, MESSAGE.c.body)
@@ -163,12 +164,14 @@ class Ending:
         for event in map(event_from_row, connection.execute(calls).mappings()):
             if isinstance(event, ModelCallStarted) and not event.purpose:  # one that folds the history has none
                 began.setdefault(event.session_id, []).append(event.seq)
+        of_guards = select(RUN.c.session_id, RUN.c.run_id).where(RUN.c.text == STOPPED)
+        stopped = {tuple(row) for row in connection.execute(of_guards)}
         dropped = Counter[tuple[str, str | None, str]]()
         events = select(EVENT).where(EVENT.c.type == SteerDropped.type)
         for event in map(event_from_row, connection.execute(events).mappings()):
             assert isinstance(event, SteerDropped)
             dropped.update((event.session_id, event.run_id, request_id) for request_id in event.steers or ())
-            if event.status == "completed":
+            if event.status == "completed" and (event.session_id, event.run_id) not in stopped:
                 self._violated(f"run {event.run_id} of {event.session_id} completed, and a steer of it was dropped")
         for client in self._world.clients:
             mine, session_id = said.get(client.session_id, []), client.session_id
