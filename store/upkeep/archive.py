@@ -319,12 +319,14 @@ def _untold(archive: Archive) -> tuple[str, str] | None:
     background that is at work, or one that was given up."""
     known = {session["session"]["session_id"] for session in archive.sessions}
     for session in archive.sessions:
-        started = [event["body"]["child_id"] for event in session["event"] if event["type"] == "child_spawned"]
-        told = {event["body"]["child_id"] for event in session["event"] if event["type"] == "child_finished"}
-        gone = {event["body"]["lost_id"] for event in session["event"] if event["type"] == "child_restarted"}
-        for child_id in started:
-            if child_id not in known | told | gone:
-                return session["session"]["session_id"], child_id
+
+        def named(kind: str, field: str, events: list[Row] = session["event"]) -> set[str]:
+            return {(event.get("body") or {}).get(field, "") for event in events if event.get("type") == kind}
+
+        started = named("child_spawned", "child_id")
+        missing = started - known - named("child_finished", "child_id") - named("child_restarted", "lost_id")
+        if missing:
+            return session["session"]["session_id"], min(missing)
     return None
 
 
