@@ -17,6 +17,7 @@ from understudy.placement import DEFAULT, ISOLATED
 from .background import SPAWN, some_in_background
 from .delegating import some_delegating
 from .folding import folding
+from .handoffs import hands_off, some_handed_off
 from .hooks import HOOKS
 from .recalling import some_recalling
 from .tools import BY_POLICY, TOOLS
@@ -173,6 +174,7 @@ class Plan:
                 {"providers"} if any(one.get("memory", {}).get("providers") for one in (work.spec, *helpers)) else set()
             )
             found |= {"background"} if any(tool["name"] == "start_agent" for tool in work.spec["tools"]) else set()
+            found |= {"handoffs"} if hands_off(work.spec) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
@@ -805,6 +807,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     work = tuple(approved(approvals, item) if approvals.random() < 0.3 else item for item in work)
     outputs = random.Random(f"{seed}/outputs")
     work = tuple(typed(outputs, item) if outputs.random() < 0.25 else item for item in work)
+    work = some_handed_off(random.Random(f"{seed}/handoffs"), work)
     forks = random.Random(f"{seed}/forked")
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
