@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from understudy.agents import SPAWN_AGENT, START_AGENT
 from understudy.identifiers import digest
+from understudy.json_text import to_json
+from understudy.messages import storable
 from understudy.windows import known_window
+
+from .output_schemas import is_bounded, output_for, schemas
 
 LONGEST_INSTRUCTIONS = 100_000
 """Characters."""
+
+LONGEST_SCHEMA = 20_000
+"""Characters, as JSON."""
+
+OUTPUT_RETRIES = 2
+
+EXPENSIVE = ("pattern", "patternProperties")
+"""Keywords with which a schema could keep a process busy for ever, that a model wrote: nobody has looked at it."""
+
+MOST_SCHEMAS = 10_000
+"""So many schemas a validator may have to look at for the values of a small answer."""
+
+SHOWN_PROBLEMS, SHOWN_PROBLEM = 10, 300
+"""So much is told of what is wrong with a schema."""
 
 
 def offered(tool: dict[str, Any], delegation: dict[str, Any] | None) -> dict[str, Any]:
@@ -31,6 +50,9 @@ def offered(tool: dict[str, Any], delegation: dict[str, Any] | None) -> dict[str
     if delegation["models"]:
         description = "The model that it uses, only with instructions; yours if left out."
         more["model"] = {"type": "string", "enum": delegation["models"], "description": description}
+    if delegation.get("output"):
+        description = "A JSON Schema that its answer, which is JSON then, must fit. Only with instructions."
+        more["output_schema"] = {"type": "object", "description": description}
     parameters = tool["parameters"]
     return {**tool, "parameters": {**parameters, "properties": {**parameters["properties"], **more}}}
 
@@ -39,28 +61,64 @@ def written(data: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any] | str 
     """The specification of the sub-agent that a call writes; a text that says why it may not; None if it writes none.
 
     What the call does not say is as in the caller's specification, hooks included; but it may write no sub-agents
-    itself, has no agents by name, answers with any text, and the budget is the one that `delegation` says.
+    itself, has no agents by name, hands off to none, answers with any text unless the call says with what, and the
+    budget is the one that `delegation` says.
     """
-    instructions, wanted, model = (data.get(name) for name in ("instructions", "tools", "model"))
+    instructions, wanted, model, schema = (
+        data.get(name) for name in ("instructions", "tools", "model", "output_schema")
+    )  # fmt: skip
     delegation = spec.get("delegation")
-    if instructions is None and (delegation is None or (wanted is None and model is None)):
+    if instructions is None and (delegation is None or (wanted is None and model is None and schema is None)):
         return None
     problem = _problem(instructions, wanted, model, delegation)
     if problem is None and data.get("agent") is not None:
         problem = "give either an agent's name or instructions, not both."
     if problem is not None or delegation is None:
         return problem
+    output = _output(schema, delegation) if schema is not None else None
+    if isinstance(output, str):
+        return output
     names = delegation["tools"] if wanted is None else wanted
-    own = {name: value for name, value in spec.items() if name not in ("delegation", "output")}
+    own = {name: value for name, value in spec.items() if name not in ("delegation", "output", "handoffs")}
     made = {
-        **own, "instructions": instructions, "agents": {}, "budget": delegation["budget"],
+        **own, "instructions": storable(str(instructions)), "agents": {}, "budget": delegation["budget"],
         "tools": [_plain(tool) for tool in spec["tools"] if tool["name"] in names],
         "hash": digest(spec["hash"], str(instructions), str(sorted(names)), str(model or "")),
     }  # fmt: skip
+    if output is not None:
+        made["output"] = output
+        made["hash"] = digest(made["hash"], to_json(output))
     if model is not None and model != spec["model"]:
         made["model"] = model
         made["context"] = {**(spec.get("context") or {}), "window": known_window(model)}
     return made
+
+
+def _output(schema: Any, delegation: dict[str, Any]) -> dict[str, Any] | str:
+    """What the sub-agent's specification says of its output; a text that says why its schema can't be used."""
+    if not delegation.get("output"):
+        return "you may not say what the sub-agent answers with: leave out output_schema."
+    if not isinstance(schema, dict):
+        return 'the argument "output_schema" must be a JSON Schema: an object.'
+    try:
+        text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
+        if len(text) > LONGEST_SCHEMA:
+            return f'the argument "output_schema" must have at most {LONGEST_SCHEMA} characters.'
+        if storable(text) != text or "\\u0000" in text:
+            return 'the argument "output_schema" has characters that can\'t be stored.'
+        found = output_for(schema, None, mode="auto", retries=OUTPUT_RETRIES)
+        if isinstance(found, dict) and any(name in one for _, one in schemas(schema) for name in EXPENSIVE):
+            found = [f"{' and '.join(EXPENSIVE)} are not supported here"]
+        if isinstance(found, dict) and not is_bounded(schema, MOST_SCHEMAS):
+            found = ["what must fit one value is too much, or refers to itself without an end"]
+    except RecursionError:
+        found = ["it is nested too deeply"]
+    except ValueError as error:
+        found = [str(error)]
+    if isinstance(found, dict):
+        return found
+    told = "".join(f"\n- {problem[:SHOWN_PROBLEM]}" for problem in found[:SHOWN_PROBLEMS])
+    return f'the argument "output_schema" can\'t be used:{told}'
 
 
 def _problem(instructions: Any, wanted: Any, model: Any, delegation: dict[str, Any] | None) -> str | None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from understudy.estimates import estimate_tokens
 from understudy.events import ERROR_UNCUT, ToolFinished
 from understudy.messages import Message
-from understudy.records import Ask, Batch, CallState, Finish, LogEntry, ModelRequest, Spawn
+from understudy.records import Ask, Batch, CallState, Finish, Handoff, LogEntry, ModelRequest, Spawn
 
 from .execution import Outcome
 from .window import Window, wanted_reply
@@ -27,6 +27,7 @@ class Draft:
     start_run: str | None = None
     merge_runs: tuple[str, ...] = ()
     of_request: int = 0  # so many of the last entries are what hooks want for the model call that comes with them
+    handoff: Handoff | None = None
 
     def __bool__(self) -> bool:
         return bool(self.entries or self.calls or self.spawns or self.asks or self.inbox_done or self.start_run)
@@ -78,6 +79,7 @@ class Draft:
             inbox_done=tuple(self.inbox_done),
             start_run=self.start_run,
             merge_runs=self.merge_runs,
+            handoff=self.handoff,
             finish=finish,
             wait=wait,
             request_round=round_number,

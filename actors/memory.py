@@ -22,6 +22,7 @@ from understudy.agents import CHILD
 from understudy.errors import UnderstudyError
 from understudy.estimates import BYTES_PER_TOKEN
 from understudy.events import ERROR_UNCUT, MemoryFailed, MemoryRecalled
+from understudy.handoffs import ORIGIN as HANDOFF
 from understudy.messages import ALWAYS, MEMORY, MEMORY_MARK, Message
 from understudy.notes import TODO_KEY, todo_line
 from understudy.ports import Node
@@ -159,15 +160,25 @@ class Memory:
         self._patience = patience
         self._load = load
 
-    async def after_fold(self) -> Message | None:
-        """The same where the next batch folds the history, and with it what the agent was shown."""
+    async def before_ask(self) -> Message | None:
+        """The same before a model call, where the agent has only now taken the session over, or where the next batch
+        folds the history, and with it what the agent was shown."""
         drafted = self._commits.draft.messages
+        if self._has_taken_over(drafted):
+            return await self.message()
         folds = any(message.origin == FOLD for message in drafted) and drafted[-1].origin != FOLD_REQUEST
         if self._window.spec.get("memory") is None or not folds or visible_memory(self._window, drafted) is not None:
             return None
         if self._window.continuations(drafted):  # the model is to go on with its reply, and with nothing else
             return None
         return await self.message()
+
+    def _has_taken_over(self, drafted: Sequence[Message]) -> bool:
+        """Whether a handoff has come after all that a model has said, and no memory was shown since."""
+        for message in self._window.backwards(drafted):
+            if message.origin in (HANDOFF, MEMORY) or (message.role == "assistant" and not message.origin):
+                return message.origin == HANDOFF
+        return False
 
     async def message(self) -> Message | None:
         """What the agent is to be shown now, if it is not what it sees already (`memory_message`). The next batch says

@@ -24,6 +24,7 @@ from .context import FOLD_REQUEST, Exhausted
 from .execution import Outcome
 from .folding import make_room, summary_of, take_summary
 from .guards import Guards, end_of
+from .handoffs import later_handoffs
 from .hooks import Hooks, LoadedHook, Wanted
 from .memory import Memory, ProviderLoader, visible_memory
 from .output import Rejected
@@ -118,7 +119,8 @@ class Activation:
         limit = window.spec.get("repeat_limit", 0)  # sessions of earlier versions have none
         waits = {tool["name"] for tool in window.spec["tools"] if builtin(tool) == WAIT}
         repeated, hopeless = judge(window.messages, window.calls, limit, waits)
-        known = {call_id: Outcome("repeated", REPEATED) for call_id in repeated}
+        tools = {tool["name"]: tool for tool in window.spec["tools"]}
+        known = {call_id: Outcome("repeated", REPEATED) for call_id in repeated} | later_handoffs(window.calls, tools)
         given = typed.given(window.calls, window.asked_model) if typed is not None else []
         if typed is not None and given:
             try:
@@ -214,8 +216,11 @@ class Activation:
         return next(seen, None)
 
     async def _ask(self) -> Step:
-        """The next model call, or the end of the run where a limit or a hook forbids it."""
+        """The next model call, or the end of the run where a limit or a hook forbids it; after a handoff the end of
+        this activation: the next one asks under the other agent."""
         window = self.window
+        if self._commits.draft.handoff is not None:
+            return await self._step()
         if window.rounds() >= window.spec["max_rounds"]:
             return await self._finish("round_limit", window.reply())
         take_news(window, self._commits.draft)
@@ -224,7 +229,7 @@ class Activation:
             make_room(window, self._commits.draft)
         except Exhausted:
             return await self._finish("failed", window.reply(), error=window.model_error)
-        memory = await self._shown(await self._memory.after_fold())
+        memory = await self._shown(await self._memory.before_ask())
         if memory is not None:
             self._commits.draft.say(window, memory)
         number, draft = window.round + 1, self._commits.draft

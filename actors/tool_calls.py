@@ -34,6 +34,7 @@ from .asking import QUESTION, answer_to, ask_about
 from .commits import Commits, Patience
 from .delegation import is_delegated, wait_for, wanted_by
 from .execution import Outcome, bind, execute, may_go_on, now, presentable, reconcile, reconcile_failed
+from .handoffs import handed_off, handoff_of, is_handoff
 from .hooks import Hooks
 from .reports import CallReports, Reports
 from .tools import LoadedTool, ToolContext
@@ -106,9 +107,20 @@ class ToolCalls:
             outcome = self._results.get(call.call_id) or await self._known(call)
             if outcome is None:  # a cancel may have come while a hook was shown how it ended
                 ended, executions, item = self._ended.get(call.call_id) or self._left(call, known)
-                outcome = await self._conclude(call, ended, executions=executions, item=item)
-            self._commits.draft.settle(self._window, call, outcome)
-        self._window.calls = []
+                await self._conclude(call, ended, executions=executions, item=item)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Make the round's results messages. One of them may be of a call that hands off: then the session does."""
+        window, draft = self._window, self._commits.draft
+        for call in window.calls:
+            draft.settle(window, call, self._results[call.call_id])
+        found = handoff_of(window, window.calls, self._results)
+        if found is not None:
+            draft.handoff, records = found
+            for record in records:
+                draft.say(window, record)
+        window.calls = []
 
     def _left(self, call: CallState, known: dict[str, Outcome]) -> tuple[Outcome, int, InboxItem | None]:
         """What is said of a call whose run ends first: an answer that was accepted for it, or that there is none."""
@@ -143,21 +155,31 @@ class ToolCalls:
             due = [
                 self._due(call, specs, limit, known)
                 for call in calls
-                if not self._stops and self._is_for_others(call, specs.get(call.tool)) is by_others
+                if not self._stops
+                and self._is_for_others(call, specs.get(call.tool)) is by_others
+                and (by_others or call.call_id in known or not is_handoff(specs.get(call.tool)))
             ]
             await self._all([work for work in due if work is not None])
+        if window.cancel is None:
+            await self.take_children()
+            last = [call for call in self._missing() if call.call_id not in self._handed_over]
+            if not self._stops and all(is_handoff(specs.get(call.tool)) for call in self._missing()):
+                due = [self._due(call, specs, limit, known) for call in last]
+                await self._all([work for work in due if work is not None])
         if window.cancel is not None:
             return None
-        await self.take_children()
         if window.interrupted:
             await self._give_up()
-        missing = [call for call in window.calls if call.call_id not in self._results]
+        missing = self._missing()
         if missing:
-            return wait_for(missing, specs, self._asked)
-        for call in window.calls:
-            self._commits.draft.settle(window, call, self._results[call.call_id])
-        window.calls = []
+            waiting = [call for call in missing if call.call_id in self._asked or not is_handoff(specs.get(call.tool))]
+            return wait_for(waiting, specs, self._asked)
+        self._settle()
         return None
+
+    def _missing(self) -> list[CallState]:
+        """The calls of the round that have no result yet."""
+        return [call for call in self._window.calls if call.call_id not in self._results]
 
     @property
     def _stops(self) -> bool:
@@ -328,6 +350,9 @@ class ToolCalls:
 
     async def _execute(self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None) -> Outcome:
         """Execute a call. What can wait or fail comes before the commit of its start: the lease runs from there."""
+        if is_handoff(spec):
+            done = handed_off(spec, replace(call, arguments=arguments))
+            return await self._conclude(call, done, executions=call.executions + 1, item=item)
         timeout = spec["timeout"] or self._window.spec["tool_timeout"]
         self._patience.expect(time.monotonic() + timeout)
         try:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, overload
 
 from understudy.agents import SPAWN_AGENT, START_AGENT
 from understudy.errors import InvalidSpec, ToolError
+from understudy.handoffs import HANDOFF, tool_name
 from understudy.suggestions import did_you_mean
 
 from .agents import BACKGROUND_TOOLS, START_AGENT_SPEC
@@ -195,6 +196,26 @@ _SPAWN_AGENT_SPEC: dict[str, Any] = {
     "timeout": None,
     "source": {"builtin": SPAWN_AGENT},
 }
+
+
+def handoff_spec(agent: str) -> dict[str, Any]:
+    """The specification of the tool by which a model hands the session off to an agent."""
+    return {
+        "name": tool_name(agent),
+        "description": f"Hand this conversation off to the agent {agent}, which sees all of it and goes on instead of "
+        "you: your part ends with this turn. Call it once in a turn.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "reason": {"type": "string", "description": "Why, in a few words; it is kept in the log."},
+            },
+            "additionalProperties": False,
+        },
+        "on_crash": "rerun",
+        "timeout": None,
+        "source": {"builtin": HANDOFF, "agent": agent},
+    }
+
 
 _LOOP_TOOLS = {
     SPAWN_AGENT: _SPAWN_AGENT_SPEC,

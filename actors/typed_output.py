@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from msgspec.structs import replace
 
 from understudy.errors import OutputInvalid
+from understudy.handoffs import ORIGIN as HANDOFF
 from understudy.json_text import to_json
 from understudy.messages import CUT_OFF, NEVER, Message, ToolCall
 from understudy.records import CallState, Finish
@@ -148,9 +150,9 @@ class TypedOutput:
         """Whether the model is asked once more. A refusal is an answer: it is not.
 
         Args:
-            run: the messages of the run so far.
+            run: the messages of the run so far, the newest first; what was said under another agent does not count.
         """
-        messages = list(run)
+        messages = list(takewhile(lambda message: message.origin != HANDOFF, run))
         rounds = {
             message.round for message in messages
             if message.origin == ORIGIN or (message.role == "tool" and message.name == FINAL_ANSWER)

@@ -36,7 +36,7 @@ def news_text(agent: str, payload: dict[str, Any]) -> str:
     """What a model reads of the end of a sub-agent that worked in the background."""
     who = f"Sub-agent {payload['child_id']} ({agent})"
     if payload["status"] == "completed":
-        return f"{who} has finished. Its answer:\n{payload['text']}"
+        return f"{who} has finished. Its answer:\n{child_text(payload)}"
     return f"{who} has ended: {child_text(payload)}"
 
 

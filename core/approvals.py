@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from .handoffs import ORIGIN as HANDOFF
 from .identifiers import COPIED
 from .messages import NEVER, Message
 
@@ -67,10 +68,15 @@ def memory(tool: str, arguments: str, decision: str, text: str, remember: str) -
 
 
 def remembered(messages: Iterable[Message], tool: str, arguments: str) -> Remembered | None:
-    """The latest decision that counts for such a call; what was said of the session that a fork is of does not."""
-    found = None
+    """The latest decision that counts for such a call; what was said of the session that a fork is of does not, nor of
+    another agent, whose tool of this name may be another one."""
+    found: Remembered | None = None
+    of_others: dict[str, Remembered | None] = {}
     for message in messages:
         extra = message.extra or {}
+        if message.origin == HANDOFF:
+            of_others[extra["from"]] = found
+            found = of_others.get(extra["to"])
         if message.origin != APPROVAL or extra.get("tool") != tool or (message.run_id or "").startswith(COPIED):
             continue
         if "arguments" not in extra or extra["arguments"] == _canonical(arguments):

@@ -131,6 +131,21 @@ class SessionMigrated(Event, frozen=True, kw_only=True):
     spec_hash: str = ""
 
 
+class AgentHandedOff(Event, frozen=True, kw_only=True):
+    """The session goes on under another agent of its specification, in the same run. The event has the name of the one
+    before in its envelope as well.
+
+    Attributes:
+        call_id: the call that handed off.
+        reason: the model's; empty for none.
+    """
+
+    call_id: str = ""
+    from_agent: str = ""
+    to_agent: str = ""
+    reason: str = ""
+
+
 class SessionCrashed(Event, frozen=True, kw_only=True):
     """The activation's process is gone. `waiting`: it only waited, so the death counts for nothing.
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 FUNCTIONS = ("tools", "hooks")
+
+AGENTS = ("agents", "handoffs")
+"""Fields with the specifications of other agents, by name."""
 
 UNRELATED = {"v", "hash", "on_change", "packages"}
 """Fields that say nothing about the agent."""
@@ -23,7 +26,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
     old, new = json.loads(json.dumps(old, default=str)), json.loads(json.dumps(new, default=str))
     found = {
         name
-        for name in (old.keys() & new.keys()) - UNRELATED - {*FUNCTIONS, "agents", "memory"}
+        for name in (old.keys() & new.keys()) - UNRELATED - {*FUNCTIONS, *AGENTS, "memory"}
         if old[name] != new[name]
     }
     if old.get("output") != new.get("output"):
@@ -34,11 +37,10 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
         found |= {f"{kind}.{name}" for name in _differing(before, after)}
         if kind == "hooks" and [name for name in before if name in after] != [name for name in after if name in before]:
             found.add(kind)
-    agents = [spec.get("agents") or {} for spec in (old, new)]
-    found |= {f"agents.{name}" for name in agents[0].keys() ^ agents[1].keys()}
-    found |= {
-        f"agents.{name}" for name in agents[0].keys() & agents[1].keys() if changes(agents[0][name], agents[1][name])
-    }
+    for kind in AGENTS:
+        before, after = (spec.get(kind) or {} for spec in (old, new))
+        found |= {f"{kind}.{name}" for name in before.keys() ^ after.keys()}
+        found |= {f"{kind}.{name}" for name in before.keys() & after.keys() if changes(before[name], after[name])}
     return tuple(sorted(found))
 
 
@@ -46,6 +48,19 @@ def _memory(spec: dict[str, Any]) -> dict[str, Any] | None:
     """What a specification says of the agent's memory; versions that did not know it had none."""
     memory: dict[str, Any] | None = spec.get("memory")
     return memory and {**memory, "providers": [without_bytes(item) for item in memory.get("providers") or ()]}
+
+
+def below(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The specifications of the agents that one names: its sub-agents, and those that may be handed its session."""
+    for kind in AGENTS:
+        yield from (spec.get(kind) or {}).values()
+
+
+def with_below(spec: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    """The specification with these changed."""
+    fields = {kind: spec[kind] for kind in AGENTS if spec.get(kind) is not None}
+    changed = {kind: {name: change(agent) for name, agent in agents.items()} for kind, agents in fields.items()}
+    return {**spec, **changed}
 
 
 def functions(spec: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -239,6 +239,17 @@ class InboxItem(msgspec.Struct, frozen=True):
         return self.kind == STEER and bool(self.payload.get("interrupt"))
 
 
+class Handoff(msgspec.Struct, frozen=True):
+    """The session goes on under another agent from a batch on, in which a call that hands off has its result.
+
+    Attributes:
+        reason: the model's.
+    """
+
+    call_id: str
+    reason: str = ""
+
+
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the current run ends.
 
@@ -306,6 +317,8 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
         request_tokens, request_output: its input as estimated, and the longest reply it wants; 0 without a budget.
         request_purpose: see `ModelRequest`.
         request_entries: so many of the last entries are committed only if the call is made.
+        handoff: ends the activation: the session goes on under another agent. Then `wait` is None, or `idle` at a run's
+            end.
     """
 
     session_id: str
@@ -328,6 +341,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     request_purpose: str = ""
     merge_runs: tuple[str, ...] = ()
     request_entries: int = 0
+    handoff: Handoff | None = None
 
     @property
     def activation(self) -> ActivationId:

@@ -126,7 +126,7 @@ class Budget(Strict):
 RESOURCES = ("tokens", "cost", "rounds", "children", "depth", "seconds")
 """What a budget can limit."""
 
-TAGS = ONE, SEVERAL = "(one)", "(several)"
+TAGS = ONE, SEVERAL, AGENT, BY_NAME = "(one)", "(several)", "(agent)", "(by name)"
 
 
 def each(budget: Budget | tuple[Budget, ...] | None) -> tuple[Budget, ...]:
@@ -263,11 +263,13 @@ class Delegation(Strict):
         tools: names of the agent's own tools that such a sub-agent may have.
         models: that it may use; with none of them given it uses the agent's. They are asked with the agent's profile.
         budget: of each such sub-agent, within those of the agents above it.
+        output: whether it may say, by `output_schema`, what JSON the sub-agent shall answer with.
     """
 
     tools: tuple[str, ...] = ()
     models: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
     budget: Budgets | None = None
+    output: bool = False
 
 
 class AgentSpec(Strict):
@@ -280,6 +282,8 @@ class AgentSpec(Strict):
         tools: functions decorated with `@tool`, names of built-in tools (`read_file`, …) or of groups (`files`).
         agents: what `spawn_agent` and `start_agent` may create, by name; without it the children are copies of this
             agent.
+        handoffs: the agents that its model may hand the session off to, each by a tool `transfer_to_NAME`; one that is
+            known to the session already may be given by its name (`docs/handoff.md`).
         delegation: within which limits its model may write sub-agents itself; None: it may not.
         hooks: functions decorated with `@hook`, called in this order at their points (`docs/hooks.md`). A sub-agent has
             those that its own specification lists; a copy of this agent has the same.
@@ -337,6 +341,13 @@ class AgentSpec(Strict):
     profile: str | None = Field(None, min_length=1, max_length=128)
     tools: tuple[Any, ...] = ()
     agents: tuple[AgentSpec, ...] = ()
+    handoffs: tuple[
+        Annotated[
+            Annotated[AgentSpec, Tag(AGENT)] | Annotated[str, Field(pattern=NAME), Tag(BY_NAME)],
+            Discriminator(lambda value: BY_NAME if isinstance(value, str) else AGENT),
+        ],
+        ...,
+    ] = ()
     delegation: Delegation | None = None
     hooks: tuple[Any, ...] = ()
     output_type: Any = None

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from understudy.approvals import APPROVE, arguments_problem
 from understudy.errors import InvalidInput, InvalidSpec, UnderstudyError
 from understudy.event_wire import EventWire
+from understudy.manifest import below
 from understudy.protocol import (
     Accepted,
     Decision,
@@ -142,7 +143,7 @@ class Requests:
                 f"budget: the cost of agent {spec['name']!r} is limited, and model {spec['model']!r} has no price. "
                 "Give it one in the file of UNDERSTUDY_PRICES or with Cluster.connect(prices=…), or limit tokens.",
             )
-        for agent in spec.get("agents", {}).values():
+        for agent in below(spec):
             self._require_prices(agent, limited)
 
     async def send(self, session_id: str, run: Input, request_id: str) -> Accepted:

@@ -86,7 +86,7 @@ class Rounds:
         if result is None:  # fenced, but the frame has other work
             assert work is not None
             return work
-        if result.over:  # it goes on under another specification, in another activation
+        if result.over:  # it goes on under another specification, or another agent, in another activation
             return await self._over(slot, work, woken, leave=leave or is_isolated(slot.placement))
         if result.wait in PASSIVE_WAITS and work is None and not leave:
             return await self._passive(slot, woken)

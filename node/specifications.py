@@ -1,9 +1,10 @@
-"""What the service remembers of sessions because it never changes: specification and placement."""
+"""What the service remembers of sessions because it seldom changes: specification and placement."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from understudy.handoffs import present
 from understudy.store.db.session_row import ActiveSession
 from understudy.store.transaction import Transaction
 
@@ -21,11 +22,11 @@ class Specifications:
         self._placements: dict[str, str] = {}
 
     def within(self, tx: Transaction, session_id: str) -> dict[str, Any]:
-        """A session's compiled specification, for an operation."""
+        """The compiled specification of a session's present agent, for an operation."""
         row = tx.session(session_id)
         incarnation, spec = self._specs.get(session_id, (0, None))
         if spec is None or incarnation != row.incarnation:
-            spec = tx.specification(session_id)
+            spec = present(tx.specification(session_id), row.agent)
             self.remember(row, spec)
         return spec
 

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy.agents import SPAWN_AGENT, START_AGENT
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings, model_profile_from_environment
 from understudy.environment import for_tools
 from understudy.errors import InvalidInput, ModelProfileMissing, RunFailed
 from understudy.identifiers import new_identifier
+from understudy.manifest import below, with_below
 from understudy.testing.offline import OfflineServer
 
 from ..client.agent_file import AgentFile
@@ -108,7 +108,7 @@ def requested(
 def approved(spec: dict[str, Any]) -> dict[str, Any]:
     """The specification as if a person had approved every call that needs it: nobody is there who could."""
     tools = [{name: value for name, value in tool.items() if name != "approve"} for tool in spec["tools"]]
-    return {**spec, "tools": tools, "agents": {name: approved(agent) for name, agent in spec["agents"].items()}}
+    return with_below({**spec, "tools": tools}, approved)
 
 
 def reaches_outside(spec: dict[str, Any]) -> list[str]:
@@ -119,7 +119,7 @@ def reaches_outside(spec: dict[str, Any]) -> list[str]:
     }
     found.update(hook["name"] for hook in spec.get("hooks", ()))
     found.update(provider["name"] for provider in (spec.get("memory") or {}).get("providers", ()))
-    for agent in spec["agents"].values():
+    for agent in below(spec):
         found.update(reaches_outside(agent))
     return sorted(found)
 
@@ -274,15 +274,13 @@ def _same(file: File, known: File | None) -> File:
 
 def _one_at_a_time(spec: dict[str, Any]) -> dict[str, Any]:
     """The specification with tools one after the other: what changed when one ran twice was then changed by it."""
-    agents = {name: _one_at_a_time(agent) for name, agent in spec["agents"].items()}
-    return {**spec, "agents": agents, "parallel_tools": 1}
+    return with_below({**spec, "parallel_tools": 1}, _one_at_a_time)
 
 
 def _rerunning(spec: dict[str, Any], name: str) -> dict[str, Any]:
     """The specification with this tool declared `rerun`."""
     tools = [{**tool, "on_crash": "rerun"} if tool["name"] == name else tool for tool in spec["tools"]]
-    agents = {agent: _rerunning(child, name) for agent, child in spec["agents"].items()}
-    return {**spec, "tools": tools, "agents": agents}
+    return with_below({**spec, "tools": tools}, lambda agent: _rerunning(agent, name))
 
 
 @asynccontextmanager
@@ -308,14 +306,13 @@ async def _registered(gateway: Recorder, spec: dict[str, Any]) -> AsyncIterator[
 def _variables(spec: dict[str, Any]) -> set[str]:
     """What the agent and its sub-agents name of the environment: one process runs all of them here."""
     found = set(spec.get("environment", ()))
-    for agent in spec["agents"].values():
+    for agent in below(spec):
         found |= _variables(agent)
     return found
 
 
 def _profiles(spec: dict[str, Any]) -> set[str]:
-    uses_spawn = any(tool["name"] in (SPAWN_AGENT, START_AGENT) for tool in spec["tools"])
     found = {spec["profile"]}
-    for agent in spec["agents"].values() if uses_spawn else ():
+    for agent in below(spec):
         found |= _profiles(agent)
     return found

@@ -16,6 +16,8 @@ from typing import Any
 from understudy.actors.delegation import HANDED_OVER
 from understudy.actors.tools import builtin
 from understudy.agents import SPAWN_AGENT, START_AGENT
+from understudy.handoffs import HANDOFF
+from understudy.manifest import below
 from understudy.messages import INTERRUPTED
 
 from .recording import Call, Entry
@@ -38,7 +40,7 @@ NOT_REACHED = "not reached"
 
 MASK = "[not compared]"
 
-HANDED_ON = {SPAWN_AGENT, START_AGENT, *HANDED_OVER}
+HANDED_ON = {SPAWN_AGENT, START_AGENT, HANDOFF, *HANDED_OVER}
 """Tools whose calls no frame executes: sub-agents, people or the store do."""
 
 
@@ -183,7 +185,7 @@ def declared(spec: dict[str, Any]) -> dict[str, str]:
     """`on_crash` of every tool of an agent and its sub-agents that is executed in a frame, by name. What is handed over
     has its effect in the store's transactions, and no process can die in the middle."""
     found = {tool["name"]: tool["on_crash"] for tool in spec["tools"] if builtin(tool) not in HANDED_ON}
-    for agent in spec["agents"].values():
+    for agent in below(spec):
         found = {**declared(agent), **found}
     return found
 
@@ -310,7 +312,7 @@ class _Judge:
 
 def _has_hooks(spec: dict[str, Any]) -> bool:
     own = spec.get("hooks") or (spec.get("memory") or {}).get("providers")
-    return bool(own) or any(map(_has_hooks, spec["agents"].values()))
+    return bool(own) or any(map(_has_hooks, below(spec)))
 
 
 def _what(comparison: Comparison) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import InvalidInput
+from understudy.manifest import below, with_below
 
 MAX_TEXT_BYTES = 100_000
 """Of larger files, and of those that are not text, a difference is told but not shown."""
@@ -79,8 +80,7 @@ class Workspaces:
 
     def redirected(self, spec: dict[str, Any]) -> dict[str, Any]:
         """The compiled specification, with the copies as workspaces."""
-        agents = {name: self.redirected(agent) for name, agent in spec["agents"].items()}
-        found = {**spec, "agents": agents}
+        found = with_below(spec, self.redirected)
         if spec["workspace"] is not None:
             path = Path(os.path.realpath(spec["workspace"]))
             root = next(root for root in self._names if path.is_relative_to(root))
@@ -101,7 +101,7 @@ class Workspaces:
 def _named_in(spec: dict[str, Any]) -> Iterator[str]:
     if spec["workspace"] is not None:
         yield spec["workspace"]
-    for agent in spec["agents"].values():
+    for agent in below(spec):
         yield from _named_in(agent)
 
 

@@ -19,6 +19,7 @@ from understudy.errors import (
     UnderstudyError,
 )
 from understudy.events import (
+    AgentHandedOff,
     ChildFinished,
     ChildRestarted,
     ChildSpawned,
@@ -346,6 +347,10 @@ PROGRESS: dict[type[Event], Callable[..., tuple[str, str] | None]] = {
     SessionQuarantined: lambda event: (f"! the session is given up: {event.reason}", "red"),
     ModelCallReissued: lambda _: ("! the model call was lost with its gateway, and is made again", "magenta"),
     ModelCallFailed: lambda event: (f"! the model call failed: {event.error_message or event.error_code}", "yellow"),
+    AgentHandedOff: lambda event: (
+        f"> {event.from_agent} hands off to {event.to_agent}{f': {event.reason}' if event.reason else ''}",
+        "magenta",
+    ),
     ChildSpawned: lambda event: (f"+ sub-agent {event.child_agent} ({event.child_id})", "dim"),
     ChildFinished: lambda event: (f"- sub-agent {event.child_id}: {event.status}", "dim"),
     ChildRestarted: lambda event: (f"+ sub-agent started again ({event.child_id}): was {event.status}", "yellow"),

@@ -14,6 +14,7 @@ from typing import Any
 
 from understudy.actors.tools import tool_name_problem
 from understudy.errors import InvalidInput, InvalidSpec
+from understudy.manifest import AGENTS
 from understudy.spec import AgentSpec
 
 from .checking import agent_problems
@@ -95,18 +96,23 @@ def _beyond(resolved: dict[str, Any], told: list[dict[str, str]]) -> list[dict[s
 def _drop(agent: Any, place: list[str]) -> None:
     """Leave out the field of an agent, or of one below it, that this place is in. Tools and hooks that can't be found
     are left out already."""
-    while place[0] == "agents" and len(place) > 2 and isinstance(agent, dict) and isinstance(agent["agents"], list):
-        agent, place = agent["agents"][int(place[1])], place[2:]
+    while place[0] in AGENTS and len(place) > 2 and isinstance(agent, dict) and isinstance(agent[place[0]], list):
+        agent, place = agent[place[0]][int(place[1])], place[2:]
     if isinstance(agent, dict) and not (place[0] in ("tools", "hooks") and len(place) > 1):
         agent.pop(place[0], None)
 
 
-def _named(table: dict[str, Any]) -> dict[str, Any]:
-    """The table with a name, and those of its sub-agents."""
-    agents = table.get("agents")
-    if isinstance(agents, list):
-        table = {**table, "agents": [_named(agent) if isinstance(agent, dict) else agent for agent in agents]}
-    return {"name": PLACEHOLDER, **table}
+def _named(table: dict[str, Any], name: str = PLACEHOLDER) -> dict[str, Any]:
+    """The table with a name, and those of the agents in it: each with another."""
+    for kind in AGENTS:
+        agents = table.get(kind)
+        if isinstance(agents, list):
+            named = [
+                _named(agent, f"{name}.{kind[0]}{index}") if isinstance(agent, dict) else agent
+                for index, agent in enumerate(agents)
+            ]
+            table = {**table, kind: named}
+    return {"name": name, **table}
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -124,7 +130,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _resolved(table: dict[str, Any], directory: Path, place: str, problems: list[dict[str, str]]) -> dict[str, Any]:
-    """The table with functions for import paths and absolute directories, and that of its sub-agents."""
+    """The table with functions for import paths and absolute directories, and those of the agents in it."""
     found = dict(table)
     workspace = found.get("workspace")
     if isinstance(workspace, str):
@@ -155,11 +161,12 @@ def _resolved(table: dict[str, Any], directory: Path, place: str, problems: list
                 found["memory"]["providers"].append(provider)
             except InvalidInput as error:
                 problems.append({"field": f"{place}memory.providers.{index}", "problem": error.message})
-    if isinstance(found.get("agents"), list):
-        found["agents"] = [
-            _resolved(agent, directory, f"{place}agents.{index}.", problems) if isinstance(agent, dict) else agent
-            for index, agent in enumerate(found["agents"])
-        ]
+    for kind in AGENTS:
+        if isinstance(found.get(kind), list):
+            found[kind] = [
+                _resolved(agent, directory, f"{place}{kind}.{index}.", problems) if isinstance(agent, dict) else agent
+                for index, agent in enumerate(found[kind])
+            ]
     return found
 
 

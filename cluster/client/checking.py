@@ -10,16 +10,18 @@ from understudy.errors import InvalidSpec
 from understudy.spec import AgentSpec
 
 from .compiling import by_value, function_problems
+from .handoff_targets import handoff_targets
 from .output_schema import output_of
 
 
-def agent_problems(spec: AgentSpec, place: str = "") -> list[dict[str, str]]:
-    """Every problem that `compile_spec` would raise the first of, those of its sub-agents included.
+def agent_problems(spec: AgentSpec, place: str = "", *, handed_to: bool = False) -> list[dict[str, str]]:
+    """Every problem that `compile_spec` would raise the first of, those of the agents that it names included.
 
     Args:
         place: of the agent in its file: `agents.0.`.
+        handed_to: it is one that another may hand off to, with which its own handoffs were looked at.
     """
-    problems: list[dict[str, str]] = []
+    problems = [] if handed_to else handoff_targets(spec)[1]
     described: dict[str, list[dict[str, Any]]] = {"tools": [], "hooks": []}
     for item in spec.tools:
         try:
@@ -39,4 +41,6 @@ def agent_problems(spec: AgentSpec, place: str = "") -> list[dict[str, str]]:
     found = [{**problem, "field": f"{place}{problem['field']}"} for problem in problems]
     for index, agent in enumerate(spec.agents):
         found += agent_problems(agent, f"{place}agents.{index}.")
+    for index, other in enumerate(spec.handoffs):
+        found += [] if isinstance(other, str) else agent_problems(other, f"{place}handoffs.{index}.", handed_to=True)
     return found

@@ -22,6 +22,7 @@ from understudy.spec import AgentSpec
 from . import background
 from .client_connection import ClientConnection
 from .compiling import by_value, compile_spec, place
+from .handoff_targets import output_type_of
 from .method import client_method, constructor
 from .packages import refuse_temporary
 from .results import ServiceInfo, SessionInfo
@@ -123,7 +124,7 @@ class Cluster:
 
         async def spawned() -> Session:
             await self._connection.spawn(*wanted)
-            return Session(self._connection, identifier, spec.output_type)
+            return Session(self._connection, identifier, output_type_of(spec))
 
         return spawned()
 

@@ -15,16 +15,17 @@ from understudy.actors.approval import can_be_approved
 from understudy.actors.delegating import offered
 from understudy.actors.hooks import describe_hook
 from understudy.actors.providers import describe_provider
-from understudy.actors.tools import builtin, describe
+from understudy.actors.tools import builtin, describe, handoff_spec
 from understudy.actors.typed_output import FINAL_ANSWER
 from understudy.config import OFFLINE_MODEL, has_credentials, is_secret_name
 from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMissing
 from understudy.identifiers import digest
-from understudy.manifest import without_bytes
+from understudy.manifest import AGENTS, below, without_bytes
 from understudy.placement import DEFAULT, placement_key
 from understudy.spec import AgentSpec, Budget, Delegation, each
 from understudy.windows import known_window
 
+from .handoff_targets import handoff_targets, named, own_handoff_problems
 from .output_schema import output_of
 from .packages import PY_MODULES, RAYS_OWN, addresses, package_key, within_job
 
@@ -85,6 +86,31 @@ def compile_spec(
         InvalidSpec: a tool is unknown, is not allowed, or can't travel; a hook can't; or there is no such output.
         ModelProfileMissing: the model needs credentials, and there are none.
     """
+    others, problems = handoff_targets(spec)
+    found = _compiled(spec, problems, model=model, profile=profile, pickle=pickle)
+    if not others:
+        return found
+    model, profile, table = spec.model or model, spec.profile or profile, {}
+    for name, agent in others.items():
+        other = _compiled(agent, [], model=model, profile=profile, pickle=pickle)
+        table[name] = other.spec
+        found.blobs.update(other.blobs)
+        found.uses_own_code = found.uses_own_code or other.uses_own_code
+    del found.spec["hash"], found.spec["on_change"]
+    found.spec["handoffs"] = table
+    _seal(found.spec, spec)
+    return found
+
+
+def _compiled(
+    spec: AgentSpec, more: list[dict[str, str]], *, model: str, profile: str | None,
+    pickle: Callable[[Any], bytes] | None,
+) -> Compiled:  # fmt: skip
+    """An agent without those that it may be handed off to.
+
+    Args:
+        more: what is wrong with it beside its own fields.
+    """
     model = spec.model or model
     chosen = spec.profile or (OFFLINE_MODEL if model == OFFLINE_MODEL else profile)
     if chosen is None:
@@ -104,11 +130,11 @@ def compile_spec(
     memory, code = _memory(spec, pickle)
     blobs.update(code)
     providers = memory["providers"] if memory else []
-    problems = function_problems(spec, tools, hooks, providers)
+    problems = more + function_problems(spec, tools, hooks, providers)
     if problems:
         text = "; ".join(f"{problem['field']}: {problem['problem']}" for problem in problems)
         raise InvalidSpec(f"{text}.", details={"problems": problems})
-    tools = _with_approval(spec, tools)
+    tools = _with_approval(spec, [*tools, *map(handoff_spec, named(spec))])
     agents: dict[str, Any] = {}
     own_code = any(_is_own(function["source"]) for function in (*tools, *hooks, *providers))
     for agent in spec.agents:
@@ -140,9 +166,14 @@ def compile_spec(
         **{name: getattr(spec, name) for name, default in (UNUSUAL | PLACING).items()
            if getattr(spec, name) != default},
     }  # fmt: skip
+    _seal(compiled, spec)
+    return Compiled(compiled, blobs, own_code)
+
+
+def _seal(compiled: dict[str, Any], spec: AgentSpec) -> None:
+    """Note what identifies a compiled specification."""
     compiled["hash"] = digest(json.dumps(_identity(compiled), sort_keys=True, default=str))
     compiled["on_change"] = spec.on_change  # not a part of what the agent is
-    return Compiled(compiled, blobs, own_code)
 
 
 def _memory(
@@ -167,7 +198,8 @@ def _limits(budgets: tuple[Budget, ...]) -> list[dict[str, Any]] | None:
 def _delegation(given: Delegation | None) -> dict[str, Any] | None:
     if given is None:
         return None
-    return {"tools": list(given.tools), "models": list(given.models), "budget": _limits(each(given.budget))}
+    made = {"tools": list(given.tools), "models": list(given.models), "budget": _limits(each(given.budget))}
+    return {**made, "output": True} if given.output else made
 
 
 def _is_own(source: dict[str, str]) -> bool:
@@ -181,8 +213,10 @@ def _identity(spec: dict[str, Any]) -> dict[str, Any]:
     }
     if "memory" in spec:
         functions["memory"] = {**spec["memory"], "providers": list(map(without_bytes, spec["memory"]["providers"]))}
-    agents = {name: agent["hash"] for name, agent in spec["agents"].items()}
-    return {**spec, **functions, "agents": agents}
+    agents = {
+        kind: {name: agent["hash"] for name, agent in spec[kind].items()} for kind in AGENTS if kind in spec
+    }  # fmt: skip
+    return {**spec, **functions, **agents}
 
 
 def function_problems(
@@ -199,6 +233,7 @@ def function_problems(
         "memory.providers": [provider["name"] for provider in providers],
     }  # fmt: skip
     problems = [(field, f"{name!r} is there twice") for field, found in each.items() for name in _twice(found)]
+    problems += [("handoffs", problem) for problem in own_handoff_problems(spec, names)]
     if "bash" in names and not spec.allow_bash:
         problems.append(("tools", "bash needs allow_bash=True"))
     if spec.output_type is not None and FINAL_ANSWER in names:
@@ -209,6 +244,10 @@ def function_problems(
         unknown = [name for name in spec.delegation.tools if name not in names]
         known = ", ".join(names)
         problems += [("delegation.tools", f"{name!r} is none of the agent's tools: {known}") for name in unknown]
+        if spec.delegation.output and "response_format" in spec.parameters:
+            problems.append(("delegation.output", "parameters have a response_format, which such a sub-agent has, too"))
+        if spec.delegation.output and FINAL_ANSWER in names:
+            problems.append(("delegation.output", f"{FINAL_ANSWER!r} is taken, by a tool of the agent's own"))
         if not {"spawn_agent", "start_agent"} & set(names):
             problems.append(("delegation", "it can only be used with the tool 'spawn_agent' or 'start_agent'"))
     return [{"field": field, "problem": problem} for field, problem in problems]
@@ -250,7 +289,7 @@ def place(compiled: dict[str, Any], driver: dict[str, Any]) -> dict[str, bytes]:
     if packages:
         compiled["packages"] = packages
     found = {compiled["placement"]: json.dumps(definition, sort_keys=True).encode()} if definition else {}
-    for agent in compiled["agents"].values():
+    for agent in below(compiled):
         found.update(place(agent, driver))
     return found
 

@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import typing
 from collections.abc import Iterator
 from typing import Any
 
-from understudy.actors.output import WRAPPED, resolve
+from understudy.actors.output_schemas import name_of, output_for, schemas
 from understudy.errors import InvalidSpec, OutputInvalid
 from understudy.json_text import to_json
 from understudy.spec import AgentSpec
-
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-DEFINITIONS = ("$defs", "definitions")
-
-FOREIGN = ("$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$vocabulary")
-"""Keywords that change what a reference means: not supported."""
-
-STRICT = frozenset({
-    "type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "description", "title",
-    "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems",
-    "maxItems", *DEFINITIONS,
-})  # fmt: skip
-"""Keywords that OpenAI's strict mode knows. A reference stands alone there."""
-
-STRICT_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
-
-SUBSCHEMAS = ("properties", "patternProperties", "dependentSchemas", *DEFINITIONS)
-"""Keywords whose values are schemas by name; other lists and tables are looked through as they are."""
 
 
 def output_of(spec: AgentSpec) -> dict[str, Any] | None:
@@ -44,25 +24,19 @@ def output_of(spec: AgentSpec) -> dict[str, Any] | None:
         return None
     own = isinstance(spec.output_type, dict)
     schema, problems = _plain(spec.output_type) if own else _described(spec.output_type)
-    problems = problems or list(_wrong(schema))
-    if "response_format" in spec.parameters:
-        problems.append("parameters: response_format can't be set beside an output_type")
+    output: dict[str, Any] = {}
     if not problems:
-        schema, wrapped = _of_object(schema)
-        problems = [
-            f"{reference!r} leads into what is wrapped in an object: use $defs"
-            for reference in _references(schema)
-            if wrapped and reference.split("/")[1:2] not in ([name] for name in DEFINITIONS)
-        ]
+        kind = None if own else _kind(spec.output_type)
+        made = output_for(schema, kind, mode=spec.output_mode, retries=spec.output_retries)
+        problems, output = (made, {}) if isinstance(made, list) else ([], made)
+    if "response_format" in spec.parameters:
+        problems = [*problems, "parameters: response_format can't be set beside an output_type"]
     if problems:
         found = [{"field": "output_type", "problem": problem} for problem in problems]
         raise InvalidSpec(
             f"the output type of agent {spec.name!r} can't be used: {'; '.join(problems)}.", details={"problems": found}
         )
-    return {
-        "name": _name(spec.output_type, schema), "schema": schema, "wrapped": wrapped, "strict": _is_strict(schema),
-        "mode": spec.output_mode, "retries": spec.output_retries,
-    }  # fmt: skip
+    return output
 
 
 def as_type(output: Any, output_type: Any, session_id: str) -> Any:
@@ -80,7 +54,7 @@ def as_type(output: Any, output_type: Any, session_id: str) -> Any:
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
         raise OutputInvalid(
-            f"the output fits its schema, but is no {_name(output_type, {})}: {'; '.join(problems)}",
+            f"the output fits its schema, but is no {name_of(_kind(output_type))}: {'; '.join(problems)}",
             session_id=session_id,
             details={
                 "reason": "type", "problems": problems, "output": output,
@@ -135,95 +109,13 @@ def _parts(kind: Any) -> Iterator[tuple[str, Any]]:
             return  # what is said of the whole type says this, too
 
 
-def _schemas(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """A schema and all within it, each with its place."""
-    if isinstance(schema, list):
-        for index, item in enumerate(schema):
-            yield from _schemas(item, f"{path}/{index}")
-    if not isinstance(schema, dict):
-        return
-    yield path, schema
-    for name, value in schema.items():
-        if name in SUBSCHEMAS and isinstance(value, dict):
-            for key, item in value.items():
-                yield from _schemas(item, f"{path}/{name}/{key}")
-        elif name not in ("enum", "const", "default", "examples", "discriminator"):
-            yield from _schemas(value, f"{path}/{name}")
-
-
-def _references(schema: dict[str, Any]) -> list[str]:
-    return [found["$ref"] for _, found in _schemas(schema) if isinstance(found.get("$ref"), str)]
-
-
-def _wrong(schema: dict[str, Any]) -> Iterator[str]:
-    """Why a schema can't be used."""
-    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-
-    if schema.get("$schema", DIALECT).rstrip("#") != DIALECT:
-        yield f"$schema: only {DIALECT} is known"
-    for error in Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema):
-        yield f"{error.json_path}: {error.message}"
-    for path, found in _schemas(schema):
-        place = f"#{path}"
-        yield from (f"{place}: {name} is not supported" for name in FOREIGN if name in found)
-        reference = found.get("$ref")
-        if isinstance(reference, str) and (reference[:1] != "#" or resolve(schema, reference) is None):
-            yield f"{place}: $ref {reference!r} leads to nothing in this schema"
-        patterns = found.get("patternProperties")
-        for pattern in (found.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
-            try:
-                re.compile(pattern if isinstance(pattern, str) else "")
-            except re.error as error:
-                yield f"{place}: the pattern {pattern!r} is no regular expression of Python's: {error}"
-
-
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema of a type whose objects have no properties but their own: others would get lost in its instances."""
-    for _, found in _schemas(schema):
+    for _, found in schemas(schema):
         if found.get("type") == "object" and "properties" in found:
             found.setdefault("additionalProperties", False)
     return schema
 
 
-def _of_object(schema: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The schema of an object, which is what endpoints take, and whether the schema is wrapped in it."""
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference != "#":
-        target = resolve(schema, reference)
-        if isinstance(target, dict) and target.get("type") == "object" and schema.keys() <= {"$ref", *DEFINITIONS}:
-            return {**target, **{name: schema[name] for name in DEFINITIONS if name in schema}}, False
-    if schema.get("type") == "object":
-        return schema, False
-    inner = {name: value for name, value in schema.items() if name not in (*DEFINITIONS, "$schema")}
-    kept = {name: schema[name] for name in DEFINITIONS if name in schema}
-    properties = {WRAPPED: inner}
-    return {
-        "type": "object", "properties": properties, "required": [WRAPPED], "additionalProperties": False, **kept,
-    }, True  # fmt: skip
-
-
-def _is_strict(schema: dict[str, Any]) -> bool:
-    """Whether OpenAI's strict mode takes the schema: objects have just the properties that are declared, all of them,
-    and no keyword is used that it does not know."""
-    for path, found in _schemas(schema):
-        if "$ref" in found:
-            if len(found) > 1 and path:
-                return False
-            continue
-        properties = found.get("properties")
-        if found.get("type") == "object" or properties is not None:
-            if found.get("additionalProperties") is not False or properties is None:
-                return False
-            if set(properties) != set(found.get("required", ())):
-                return False
-        if not found.keys() <= STRICT or not found.keys() & {"type", "enum", "const", "anyOf"}:
-            return False
-        if "format" in found and found["format"] not in STRICT_FORMATS:
-            return False
-    return True
-
-
-def _name(kind: Any, schema: dict[str, Any]) -> str:
-    """What the endpoint is told the answer is called."""
-    name = schema.get("title") if isinstance(kind, dict) else getattr(kind, "__name__", "")
-    return re.sub(r"[^A-Za-z0-9_-]", "_", str(name or ""))[:64] or "output"
+def _kind(kind: Any) -> str:
+    return str(getattr(kind, "__name__", "") or "")

@@ -37,7 +37,7 @@ PAGE = 200
 
 EVENTS_READ = (
     "session_activated", "model_call_completed", "model_call_failed", "tool_finished", "run_finished",
-    "session_created", "input_requested", "input_received",
+    "agent_handed_off", "session_created", "input_requested", "input_received",
 )  # fmt: skip
 
 SQL_RULES = {**ROW_RULES, **TREE_RULES, **BUDGET_RULES, **NOTE_RULES, **RECORD_ROW_RULES}
@@ -117,7 +117,7 @@ def _sessions(scope: Scope) -> Any:
     """The next sessions, in the database's own order of ids."""
     names = (
         "session_id", "seq", "pruned_seq", "run_id", "round", "run_usage", "tokens_used", "tokens_redone", "cost_used",
-        "epoch", "cancel_reason",
+        "epoch", "cancel_reason", "agent",
     )  # fmt: skip
     calls = select(func.count()).select_from(TOOL_CALL).where(same_session(TOOL_CALL, SESSION)).scalar_subquery()
     statement = select(*(SESSION.c[name] for name in names), calls.label("tool_calls"))

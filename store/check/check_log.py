@@ -341,7 +341,38 @@ class Epochs(LogRule):
             yield f"the session's epoch is {self.session['epoch']}, and its last activation's {self.last}"
 
 
+class Handoffs(LogRule):
+    """Each handoff is by a call that has ended well, once, and from the agent that the session was under; it is under
+    the one that it was handed off to last, unless it was given another specification since."""
+
+    types = ("tool_finished", "agent_handed_off", "session_migrated")
+
+    def __init__(self, books: Books, session: Row) -> None:
+        super().__init__(books, session)
+        self.agent: str | None = None  # where it is known
+        self.ended: set[str] = set()
+
+    def read(self, entry: Entry) -> Iterator[str]:
+        if entry.type == "session_migrated":
+            self.agent = None
+        elif entry.type == "tool_finished":
+            self.ended |= {entry.data["call_id"]} if entry.data.get("outcome", "ok") == "ok" else set()
+        else:
+            call_id, agent = entry.data["call_id"], entry.data["from_agent"]
+            if call_id not in self.ended and self.pruned == 0:
+                yield f"the handoff at seq {entry.seq} is by call {call_id}, which has not ended well, or has done so"
+            self.ended.discard(call_id)
+            if self.agent not in (None, agent):
+                yield f"the handoff at seq {entry.seq} is from {agent}, and the session was under {self.agent}"
+            self.agent = entry.data["to_agent"]
+
+    def end(self) -> Iterator[str]:
+        if self.agent not in (None, self.session["agent"]):
+            yield f"it was handed off to {self.agent}, and is under {self.session['agent']}"
+
+
 LOG_RULES: dict[str, type[LogRule]] = {
     "sequence": Sequence, "run_order": RunOrder, "tool_results": ToolResults, "tool_calls": ToolCalls,
     "tokens": Tokens, "answers": Answers, "run_usage": RunUsage, "epochs": Epochs,
+    "handoffs": Handoffs,
 }  # fmt: skip

@@ -86,7 +86,7 @@ def _tell(
     one. False if the parent takes no input any more."""
     rounds = child.round if child.run_id == run_id else 0
     payload = {
-        "child_id": child.session_id, "status": status, "text": finish.text, "error": error,
+        "child_id": child.session_id, "status": status, "text": finish.text, "output": finish.output, "error": error,
         "tools": [] if status == "completed" else tools_used(tx, child, run_id, rounds),
     }  # fmt: skip
     content = storable(news_text(child.agent, payload))

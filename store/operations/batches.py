@@ -24,7 +24,7 @@ from ..budgets import Ask
 from ..db.session_row import SessionRow
 from ..db.statements import EVENT, RUN, TOOL_CALL
 from ..transaction import Transaction
-from . import answering, charging, follow_ups, questions, steering, waiting
+from . import answering, charging, follow_ups, handoffs, questions, steering, waiting
 from .beginnings import spawn
 from .endings import DEADLINE_TIMER, end_without_agent, finish_run
 
@@ -68,6 +68,7 @@ def commit(
     require_held(row, batch.activation, frame_id)
     if row.run_id is None and batch.start_run is None and (batch.finish or batch.entries or batch.wait != "idle"):
         raise Fenced("the run has ended: it was told to, and only waited", session_id=batch.session_id)
+    to_agent = handoffs.wanted(tx, row, batch.handoff)
     tx.changed(row)
     row.batch_no = batch.batch_no
     row.wait_error = None
@@ -96,12 +97,20 @@ def commit(
     tx.take_inbox(row, batch.inbox_done)
     if batch.asks and cancel is None:
         _hand_over(tx, row, batch)
+    if finish is None and to_agent is None:
+        _set_wait(tx, row, batch, holder, price, asks_anew=asks_anew)
+        return _committed(tx, row, first_seq)
+    _go_over(tx, row, to_agent, finish)
+    return CommitResult(_ack(tx, row, first_seq), row.wait, 0, "", over=row.epoch != batch.epoch)
+
+
+def _go_over(tx: Transaction, row: SessionRow, to_agent: handoffs.Wanted | None, finish: Finish | None) -> None:
+    """The session is handed off with this batch, or its run ends, or both."""
+    handoffs.hand_off(tx, row, to_agent)
     if finish is not None:
         finish_run(tx, row, finish)
-        over = row.epoch != batch.epoch
-        return CommitResult(_ack(tx, row, first_seq), row.wait, 0, "", over=over)
-    _set_wait(tx, row, batch, holder, price, asks_anew=asks_anew)
-    return _committed(tx, row, first_seq)
+    else:
+        tx.wake(row)
 
 
 def _spawn(tx: Transaction, row: SessionRow, batch: Batch) -> list[str]:
@@ -178,7 +187,7 @@ class CommitResult:
 
     Attributes:
         longest_reply: that is paid for, in tokens, if it waits for a model; 0 for any length.
-        over: the activation has ended with it: the session goes on under another specification.
+        over: the activation has ended with it: the session goes on under another specification, or another agent.
     """
 
     ack: Ack

@@ -72,6 +72,7 @@ def create_session(
     forked: int = 0,
     origin: str = "",
     background: bool = False,
+    agent: str = "",
 ) -> bool:
     """Get or create a session; True when it was created.
 
@@ -80,6 +81,7 @@ def create_session(
         forked: the last `seq` of the messages that it begins with, which are another session's.
         origin: that session.
         background: no run of its parent waits for it.
+        agent: of the specification's, that it is under; empty for the first.
 
     Raises:
         SessionConflict: it exists with another specification, and does not take this one on (`upgrades.take_on`).
@@ -95,7 +97,7 @@ def create_session(
         session_id,
         root_id=session_id,
         call_id=call_id,
-        agent=spec["name"],
+        agent=agent if agent in (spec.get("handoffs") or {}) else spec["name"],
         spec_hash=spec_hash,
         placement=placement,
         node_id=node_id,

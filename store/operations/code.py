@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from understudy.manifest import functions
+from understudy.manifest import below, functions
 
 from ..db.statements import CODE_BLOB, SESSION
 from ..transaction import Transaction
@@ -19,9 +19,10 @@ locks. Retention leaves it alone: that takes a day."""
 
 def digests(spec: dict[str, Any], placement: str) -> set[str]:
     """The code that sessions of this specification and placement refer to, by hash."""
-    found = ({placement} if placement else set()) | set(spec.get("packages") or ())
+    # After a handoff the session's placement is the other agent's, and it may come back.
+    found = ({placement, spec.get("placement") or ""} - {""}) | set(spec.get("packages") or ())
     found |= {function["source"]["blob"] for _, function in functions(spec) if "blob" in function["source"]}
-    for agent in (spec.get("agents") or {}).values():
+    for agent in below(spec):
         found |= digests(agent, agent.get("placement", ""))
     return found
 

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from sqlalchemy import select
 
 from understudy.errors import InvalidInput, SessionConflict
+from understudy.handoffs import ORIGIN as HANDOFF
+from understudy.handoffs import agent_at, present
 from understudy.identifiers import COPIED
 from understudy.messages import Message, ToolCall
 from understudy.protocol import Fork, Spawned
@@ -29,7 +31,8 @@ FROM, AT = "forked_from", "forked_at"
 
 
 def fork(tx: Transaction, session_id: str, wanted: Fork, node_id: str) -> Spawned:
-    """Make a session with another one's specification and its messages up to one of them. Key: the fork's id.
+    """Make a session with another one's specification and its messages up to one of them, under the agent that it had
+    there. Key: the fork's id.
 
     The original may be at work, closed or quarantined: it is only read.
 
@@ -56,9 +59,12 @@ def fork(tx: Transaction, session_id: str, wanted: Fork, node_id: str) -> Spawne
     spec = tx.specification(session_id)
     for needed in sorted(code.digests(spec, origin.placement)):
         code.touch(tx, needed)
+    records = ((message.seq, message.extra or {}) for message in messages if message.origin == HANDOFF)
+    agent = agent_at(records, wanted.at, origin.agent)
+    placement = present(spec, agent).get("placement", origin.placement)
     create_session(
-        tx, wanted.session_id, spec, spec_hash=origin.spec_hash, placement=origin.placement, node_id=node_id,
-        metadata={**_metadata(tx, session_id), **source}, forked=wanted.at, origin=session_id,
+        tx, wanted.session_id, spec, spec_hash=origin.spec_hash, placement=placement, node_id=node_id,
+        metadata={**_metadata(tx, session_id), **source}, forked=wanted.at, origin=session_id, agent=agent,
     )  # fmt: skip
     for message in copied:
         copy = _copy(message)

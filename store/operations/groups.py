@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from understudy.handoffs import present
 from understudy.ports import GroupDecision, GroupState, Member, Plan
 
 from ..db.session_row import SessionRow
@@ -42,7 +43,7 @@ def decide(tx: Transaction, parent: SessionRow, child: SessionRow, status: str, 
     for row in map(tx.session, ended):
         members[row.session_id] = _member(row, row.status)
     members[child.session_id] = _member(child, status, asked=asked)
-    policy = tx.specification(parent.session_id)["supervision"]
+    policy = present(tx.specification(parent.session_id), parent.agent)["supervision"]
     salt = f"{parent.session_id}/{parent.run_id}"
     decision = tx.decide_end(policy, state, list(members.values()), child.session_id, tx.now, salt)
     if decision.state != state:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from understudy.manifest import functions
+from understudy.manifest import below, functions
 from understudy.placement import placement_key
 
 from . import code
@@ -41,7 +41,7 @@ def brought(
 
 
 def _of_spec(spec: dict[str, Any], placement: str, blobs: Mapping[str, bytes], definition: Definition) -> set[str]:
-    """What a specification brings; what its sub-agents bring as well."""
+    """What a specification brings; what the agents that it names bring as well."""
     found = {
         f"the {kind} {function['name']} by value"
         for kind, function in functions(spec)
@@ -51,7 +51,7 @@ def _of_spec(spec: dict[str, Any], placement: str, blobs: Mapping[str, bytes], d
         found.add("packages of its job")
     for key in {placement, spec.get("placement") or ""} - {""}:  # that of copies of the agent is in its specification
         found |= _of_placement(key, definition(key))
-    for agent in (spec.get("agents") or {}).values():
+    for agent in below(spec):
         found |= _of_spec(agent, agent.get("placement", ""), blobs, definition)
     return found
 

@@ -64,10 +64,13 @@ def migrate(tx: Transaction, row: SessionRow) -> None:
     spec, placement = row.next_spec["spec"], row.next_spec["placement"]
     before = tx.specification(row.session_id)
     changed = changes(before, spec)
+    agent = spec["name"]
+    if agent == before["name"] and row.agent in (spec.get("handoffs") or {}):  # handed off, and still known there
+        agent = row.agent
+        placement = spec["handoffs"][agent].get("placement", placement)
     tx.rewrite(
-        row, spec=spec, spec_hash=spec["hash"], placement=placement, agent=spec["name"],
-        incarnation=max(tx.now, row.incarnation + 1),
-        shutdown=shutdown_of(spec),
+        row, spec=spec, spec_hash=spec["hash"], placement=placement, agent=agent, shutdown=shutdown_of(spec),
+        incarnation=next_incarnation(row, tx.now),
     )  # fmt: skip
     if row.active and row.frame_id is not None:
         row.redone = 1  # what that frame has begun, its next run perhaps, another one does again
@@ -80,6 +83,11 @@ def migrate(tx: Transaction, row: SessionRow) -> None:
     tx.append(row, events.SessionMigrated(changed=list(changed), spec_hash=spec["hash"]))
     if row.active and row.wait is None:
         tx.wake(row)
+
+
+def next_incarnation(row: SessionRow, now: int) -> int:
+    """For a session that goes on as something else."""
+    return max(now, row.incarnation + 1)
 
 
 def _raised(old: dict[str, Any], new: dict[str, Any]) -> bool:

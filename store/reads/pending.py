@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, select
 
+from understudy.handoffs import present
 from understudy.reads import PendingInput
 
 from ..db.prepared import first, read
@@ -56,7 +57,7 @@ SELECT_ABOVE = (
 )  # fmt: skip
 """Of sub-agents whose parents' current runs wait for their results: the parents."""
 
-SELECT_CALLED = select(SESSION.c.spec, TOOL_CALL.c.tool).join_from(
+SELECT_CALLED = select(SESSION.c.spec, SESSION.c.agent, TOOL_CALL.c.tool).join_from(
     SESSION,
     TOOL_CALL,
     and_(TOOL_CALL.c.namespace == SESSION.c.namespace, TOOL_CALL.c.session_id == SESSION.c.session_id),
@@ -95,4 +96,5 @@ def parameters(connection: Connection, namespace: str, session_id: str, call_id:
     found = first(connection, SELECT_CALLED, ns=namespace, session=session_id, call=call_id)
     if found is None:
         return None
-    return next((tool["parameters"] for tool in found["spec"]["tools"] if tool["name"] == found["tool"]), None)
+    tools = present(found["spec"], found["agent"])["tools"]
+    return next((tool["parameters"] for tool in tools if tool["name"] == found["tool"]), None)

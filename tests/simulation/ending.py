@@ -21,7 +21,7 @@ from understudy.placement import is_isolated
 from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 from understudy.store.entries import event_from_row
 
-from . import approvals, background, delegating, kept, typed
+from . import approvals, background, delegating, handoffs, kept, typed
 from .guards import STOPPED
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of
@@ -80,6 +80,8 @@ class Ending:
             for judged in (background.violations, delegating.violations, self._seen.recalled.violations):
                 for text in judged(connection, self._world.counts):
                     self._violated(text)
+            for text in handoffs.violations(connection, self._seen.upgraded, self._world.counts):
+                self._violated(text)
             self._leftovers(connection)
             for text in kept.wrong(connection):
                 self._violated(text)

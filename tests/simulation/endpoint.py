@@ -21,6 +21,7 @@ from understudy.testing.protocol import Completion, check_body, error_body
 from . import typed
 from .background import named, unheard
 from .folding import summary, unfolded
+from .handoffs import to_one_of
 from .plan import STEER
 
 
@@ -105,6 +106,7 @@ class Endpoint(httpx2.AsyncBaseTransport):
             else:
                 heard.append(message)
         reply = named(default_policy({**body, "messages": typed.without_rejected(heard)}), heard)
+        reply = to_one_of(reply, body)
         if not reply.tool_calls and typed.is_wanted(body, said):
             reply = typed.answer(reply, body, self._forms, well=bool(said))
         if reply.tool_calls or not reply.text:

@@ -14,6 +14,8 @@ from understudy.identifiers import COPIED
 from understudy.notes import BOARD, HEAD, NOTES
 from understudy.store.db.statements import MESSAGE, NOTE, SESSION, TOOL_CALL
 
+from .handoffs import hands_off
+
 DONE = re.compile(r"(session note|agent note|board entry) (\S+) is (added|updated|removed) \(version (\d+)\)")
 SCOPE = {"session note": "session", "agent note": "agent", "board entry": "tree"}
 
@@ -70,7 +72,7 @@ def _writes(connection: Any) -> Writes:
     }
     found: Writes = defaultdict(list)
     told = (
-        select(MESSAGE.c.session_id, MESSAGE.c.body, SESSION.c.root_id, SESSION.c.agent)
+        select(MESSAGE.c.session_id, MESSAGE.c.body, SESSION.c.root_id, SESSION.c.agent, SESSION.c.spec)
         .join(SESSION, SESSION.c.session_id == MESSAGE.c.session_id)
         .where(MESSAGE.c.role == "tool")
     )
@@ -82,5 +84,7 @@ def _writes(connection: Any) -> Writes:
         if key in calls and said is not None:
             owners = {"session": row.session_id, "agent": row.agent, "tree": row.root_id}
             scope = SCOPE[said[1]]
+            if scope == "agent" and hands_off(row.spec):  # which it was then its row does not say
+                continue
             found[scope, owners[scope]].append((int(said[4]), said[3], said[2], json.loads(calls[key])))
     return found

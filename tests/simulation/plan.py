@@ -18,6 +18,7 @@ from .background import SPAWN, some_in_background
 from .delegating import some_delegating
 from .folding import folding
 from .guards import is_guarded, some_guarded
+from .handoffs import hands_off, some_handed_off
 from .hooks import HOOKS
 from .recalling import some_recalling
 from .tasks import retold
@@ -176,6 +177,7 @@ class Plan:
             )
             found |= {"background"} if any(tool["name"] == "start_agent" for tool in work.spec["tools"]) else set()
             found |= {"guards"} if is_guarded(work.spec) else set()
+            found |= {"handoffs"} if hands_off(work.spec) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
@@ -797,6 +799,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     outputs = random.Random(f"{seed}/outputs")
     work = tuple(typed(outputs, item) if outputs.random() < 0.25 else item for item in work)
     work = some_guarded(random.Random(f"{seed}/guards"), work)
+    work = some_handed_off(random.Random(f"{seed}/handoffs"), work)
     forks = random.Random(f"{seed}/forked")
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from understudy.actors.typed_output import FINAL_ANSWER
+from understudy.handoffs import present
 from understudy.identifiers import digest
 from understudy.json_text import from_json
 from understudy.records import ModelRequest
@@ -33,6 +34,7 @@ class Sent:
         self._world = world
         self._violated = violated
         self._committed: dict[str, list[list[Said]]] = {}
+        self._agents: dict[str, set[str]] = {}
         self._made: dict[tuple[str, str], str] = {}
 
     def forget(self, session_ids: set[str]) -> None:
@@ -49,10 +51,12 @@ class Sent:
             where = MESSAGE.c.session_id == session_id
             chosen = select(MESSAGE.c.seq, MESSAGE.c.role, MESSAGE.c.body)
             rows = connection.execute(chosen.where(where).order_by(MESSAGE.c.seq)).all()
+            agent = connection.execute(select(SESSION.c.agent).where(SESSION.c.session_id == session_id)).scalar()
         stored = [
             _said({"role": row.role, **row.body}) for row in due_to_be_sent(rows, int(wait_key.rpartition("/")[2]))
         ]
         self._committed.setdefault(wait_key, []).append(stored)
+        self._agents.setdefault(wait_key, set()).add(agent or "")
 
     def check(self, request: ModelRequest) -> None:
         """The model is sent what was committed, whoever of frame and gateway wrote which part of it; the same is sent
@@ -68,12 +72,14 @@ class Sent:
         self._check_agent(request, messages[0])
 
     def _check_agent(self, request: ModelRequest, first: dict[str, Any]) -> None:
-        """It is the model of the session's agent, with its instructions and its tools."""
+        """It is the model of the agent that the session was under, with its instructions and its tools."""
         where = SESSION.c.session_id == request.wait_key.partition("/")[0]
         with self._world.store.committed() as connection:
             spec = connection.execute(select(SESSION.c.spec).where(where)).scalar()
         if spec is None:
             return
+        agents = self._agents[request.wait_key]
+        spec = present(spec, next(iter(agents)) if len(agents) == 1 else "")
         tools = {tool["function"]["name"] for tool in request.tools} - {FINAL_ANSWER}
         own = {tool["name"] for tool in spec["tools"]}
         if request.model != spec["model"] or not content_text(first).startswith(spec["instructions"]) or tools - own:

@@ -16,13 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, text, update
 
+from understudy.actors.tools import handoff_spec
 from understudy.errors import UnderstudyError
 from understudy.events import ToolFinished, ToolStarted
 from understudy.identifiers import child_identifier
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.protocol import Decision, Fork, Steer
-from understudy.records import ActivationId, Ask, Batch, CallState, Finish, ModelAnswer, Spawn
+from understudy.records import ActivationId, Ask, Batch, CallState, Finish, Handoff, ModelAnswer, Spawn
 from understudy.spec import Supervision
 from understudy.store.check.check import RULES, TOLD_OF_ONE_RULE, Violation, check
 from understudy.store.db import prepared
@@ -89,6 +90,7 @@ class Play:
         rules = Supervision(strategy="one_for_all", max_restarts=2, backoff=0).model_dump()
         await self.db.create("plain", spec("plain", supervision=rules))
         await self.db.create("thrifty", spec("thrifty", budget={"tokens": 200}))
+        await self.db.create("handed", handing_off())
 
     def moves(self, disturb: bool) -> list[Move]:
         """What moves the work on, or what comes between; the other one where there is nothing of the kind."""
@@ -171,6 +173,8 @@ class Play:
 
     def _answer(self, key: tuple[str, str, int, int], kind: int) -> Move:
         calls = tuple((f"p{index}", "spawn_agent" if index else "t", "{}") for index in range(kind))
+        if kind == 2 and key[0] == "handed":
+            calls = (calls[0], ("p1", "transfer_to_other", "{}"))
         got = ModelAnswer("hi", calls, usage=Usage(7 + kind, 3))
         if kind == 3:
             got = ModelAnswer("h", error={"code": "model_unavailable", "message": "away"})
@@ -201,6 +205,10 @@ class Play:
             return [self._settled(row, calls, finish=Finish("failed", "so far"), wait="idle")] * 3
         unfinished = [call for call in calls if call["state"] != "finished"]
         if not unfinished:
+            ended = [call for call in calls if "aborted" not in str(call["result"])]
+            away = [call["call_id"] for call in ended if call["tool"] == "transfer_to_other"]
+            if away and row["agent"] == "handed":
+                return [self._settled(row, calls, handoff=Handoff(away[0]))]
             ask = self._settled(row, calls, wait="model")
             ends = [Finish("completed", "done"), Finish("failed", "no", error={"code": "failed", "message": "no"})]
             return [ask, ask, *(self._settled(row, calls, finish=finish, wait="idle") for finish in ends)]
@@ -221,7 +229,7 @@ class Play:
                 found.append(self._commit(row, **self._result(call)))
                 kind = "in_doubt" if call["state"] == "started" else "question"
                 found.append(self._commit(row, asks=(Ask(call["call_id"], kind, "Well?"),)))
-            elif call["state"] == "requested" and row["depth"] < 2:
+            elif call["tool"] == "spawn_agent" and call["state"] == "requested" and row["depth"] < 2:
                 child = child_identifier(row["session_id"], call["call_id"])
                 spawn = Spawn(call["call_id"], child, child_spec(child), "your task")
                 state = CallState(call["call_id"], "started", child_id=child, executions=1)
@@ -314,11 +322,16 @@ async def play(dsn: str, choices: list[int]) -> None:
 # What breaks each rule.
 
 
+def handing_off() -> dict[str, Any]:
+    """An agent that may hand off to another one."""
+    return spec("handed", tools=[handoff_spec("other")], handoffs={"other": spec("other", tools=[])})
+
+
 async def scene(db: Store) -> None:
     """Sessions in every condition: `old` is through with a run, `lead` waits for `kid`, which waits for its model,
     `boss` has the result of `aide` in its inbox, `queued` has only an input, `crashed` waits for its timer, `asking`
-    waits for a person, `told` has a person's answer in its inbox, `resting` waits for a time, `rested` has waited, and
-    `sleeper` will be woken."""
+    waits for a person, `told` has a person's answer in its inbox, `resting` waits for a time, `rested` has waited,
+    `handed` is under another agent, and `sleeper` will be woken."""
     await db.asking("old")
     await db.do(notes.put, "old", "plan", "go on", pinned=False)
     await db.activate("old")
@@ -357,6 +370,14 @@ async def scene(db: Store) -> None:
         await db.commit(session_id, 1, 2, asks=(Ask("r/1/0", "wait", "", arguments={"seconds": 60}),), wait="timer")
     due = next(row["due_at"] for row in rows(db, "timer", "rested"))
     await db.do(timers.fire, "rested", "call:r/1/0", due)
+    await db.asking("handed", handing_off())
+    await db.activate("handed")
+    await db.answer("handed", tool_calls=(("p", "transfer_to_other", "{}"),))
+    finished = ToolFinished(call_id="r/1/0", tool="transfer_to_other")
+    await db.commit(
+        "handed", 2, 1, calls=(CallState("r/1/0", "done", executions=1),), handoff=Handoff("r/1/0"),
+        entries=(finished, Message("tool", "x", tool_call_id="r/1/0", run_id="r", round=1)),
+    )  # fmt: skip
     await db.create("sleeper")
     await db.do(wakeups.schedule, "sleeper", "w", "x", 60, None)
     await newer_scene(db)
@@ -611,6 +632,9 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
         "lead",
         "UPDATE event SET run_id = 'x' WHERE session_id = 'lead' AND type = 'run_started'",
     ),
+    ("handoffs", "handed", row("handed", agent="'handed'")),
+    ("handoffs", "handed", edit(EVENT, "agent_handed_off", lambda body: body.update(call_id="x"), "handed")),
+    ("handoffs tool_results", "handed", retype("handed", "tool_finished", "tool_in_doubt")),
     ("tool_results", "old", retype("old", "tool_finished", "tool_in_doubt")),
     ("tool_results tool_calls", "old", edit(MESSAGE, "tool", lambda body: body.update(tool_call_id="x"))),
     ("tool_results", "old", edit(EVENT, "tool_finished", lambda body: body.update(call_id="x"))),

@@ -203,6 +203,7 @@ timeout = 2
 tools = ["glob", "wait"]
 models = ["small"]
 budget = { tokens = 100 }
+output = true
 
 [supervision]
 strategy = "one_for_all"
@@ -217,6 +218,11 @@ exceeded = "report"
 [[agents]]
 name = "child"
 tools = ["wait"]
+
+[[handoffs]]
+name = "billing"
+tools = ["MODULE:look"]
+handoffs = ["clerk"]
 """
 """Each field of an agent, and of what is in one, with another value than its default."""
 
@@ -245,6 +251,25 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str) -> None:
         Budget(tokens=1000, cost=data["budget"][0]["cost"], children=3, depth=2, seconds=60),
         Budget(scope="run", rounds=4),
     )
+
+
+def test_problems_of_handoffs_are_told_with_their_places(tmp_path: Path, module: str) -> None:
+    """What is wrong with an agent that another may hand off to is told with its place, beside all else; the others can
+    be named there, and one that nobody has is told."""
+    billing = {"name": "billing", "tools": [f"{module}:missing"], "max_round": 3, "handoffs": ["lead", "nobody"]}
+    data = {"name": "lead", "tools": ["wait"], "handoffs": [billing, {"name": "billing"}, "a b", "lead"]}
+    with pytest.raises(InvalidSpec) as raised:
+        read_agent(write(tmp_path, data))
+    told = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
+    assert told.keys() == {"handoffs.0.tools.0", "handoffs.0.max_round", "handoffs.2"}
+    assert "did you mean 'max_rounds'" in told["handoffs.0.max_round"]
+    data["handoffs"] = [{"name": "billing", "handoffs": ["lead", "nobody"]}, {"name": "billing"}, "lead"]
+    with pytest.raises(InvalidSpec) as raised:
+        read_agent(write(tmp_path, data))
+    problems = [item["problem"] for item in raised.value.details["problems"]]
+    assert [item["field"] for item in raised.value.details["problems"]] == ["handoffs"] * 4
+    for wanted in ("several agents named 'billing'", "'nobody' is no agent", "there twice", "hand off to itself"):
+        assert sum(wanted in problem for problem in problems) == 1, problems
 
 
 def test_every_built_in_tool_can_be_in_a_file(tmp_path: Path) -> None:

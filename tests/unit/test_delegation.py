@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -67,6 +68,99 @@ def test_what_it_writes() -> None:
 def test_what_is_refused(data: dict[str, Any], told: str) -> None:
     """What is beyond the limits has a text that says so."""
     assert told in str(written(data, compiled()))
+
+
+PLACE = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
+WITH_OUTPUT = Delegation(tools=("wait",), output=True)
+
+
+def test_an_output_schema_is_offered_where_the_limits_allow_it() -> None:
+    """Given limits that allow it, the tools take an output schema, and what is written has it in the sub-agent's
+    specification, as an output type would be; without it, the answer is any text."""
+    assert "output_schema" not in schema(compiled())
+    spec = compiled(WITH_OUTPUT)
+    assert schema(spec)["output_schema"]["type"] == "object"
+    made = written({"instructions": "Dig.", "output_schema": PLACE}, spec)
+    assert isinstance(made, dict)
+    typed = compile_spec(AgentSpec(name="a", output_type=PLACE), model="m", profile="p").spec
+    assert made["output"] == typed["output"]
+    assert set(schema_of(made)) == set()
+    plain = written({"instructions": "Dig."}, spec)
+    assert isinstance(plain, dict)
+    assert "output" not in plain
+    assert plain["hash"] != made["hash"]
+
+
+def schema_of(made: dict[str, Any]) -> set[str]:
+    """The names of the written sub-agent's tools that could write another."""
+    return {tool["name"] for tool in made["tools"]} & {"spawn_agent", "start_agent"}
+
+
+DEEP: dict[str, Any] = {}
+for _ in range(400):
+    DEEP = {"not": DEEP}
+TWICE = {
+    f"a{number}": {"allOf": [{"$ref": f"#/$defs/a{number + 1}"}, {"$ref": f"#/$defs/a{number + 1}"}]}
+    for number in range(60)
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ("object", "must be a JSON Schema: an object"),
+        ([], "must be a JSON Schema: an object"),
+        ({"type": "thing"}, "$.type: 'thing' is not valid"),
+        ({"properties": {"a": {"$ref": "#/$defs/A"}}}, "leads to nothing"),
+        ({"$ref": "https://example.com/s.json"}, "leads to nothing"),
+        ({"properties": {"a": {"pattern": "(a+)+$"}}}, "pattern and patternProperties are not supported"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "refers to itself without an end"),
+        ({"type": "object", "allOf": [{"$ref": "#"}]}, "refers to itself without an end"),
+        ({"$ref": "#/$defs/a0", "$defs": {**TWICE, "a60": {}}}, "too much"),
+        ({"title": "x" * 20_001}, "at most 20000 characters"),
+        ({"title": "half \ud83d"}, "can't be stored"),
+        ({"title": "nul \x00"}, "can't be stored"),
+        ({"minimum": float("nan")}, "not JSON compliant"),
+        (DEEP, "nested too deeply"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_starts_nothing(wanted: Any, told: str) -> None:
+    """What is no schema, leads out of it, or could keep a process busy for ever has a text that says what is wrong."""
+    assert told in str(written({"instructions": "Dig.", "output_schema": wanted}, compiled(WITH_OUTPUT)))
+
+
+def test_a_schema_needs_the_permission_and_instructions() -> None:
+    """Without `output` in the limits no schema is taken, and with it only beside instructions."""
+    assert "may not say" in str(written({"instructions": "Dig.", "output_schema": PLACE}, compiled()))
+    assert '"instructions" must be a text' in str(written({"output_schema": PLACE}, compiled(WITH_OUTPUT)))
+    tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
+    assert isinstance(written({"instructions": "Dig.", "output_schema": tree}, compiled(WITH_OUTPUT)), dict)
+
+
+@pytest.mark.parametrize(("name", "heard"), [("spawn_agent", '{"place":""}'), ("start_agent", '{"place":""}')])
+def test_the_parent_gets_json(name: str, heard: str) -> None:
+    """Given a model that writes a sub-agent with an output schema, then that is held to it, and its parent reads the
+    answer as JSON, whether it waits for it or not. A schema that can't be used starts none."""
+    agent = AgentSpec(name="lead", tools=["spawn_agent", "start_agent"], delegation=Delegation(output=True))
+    asked = {"task": "look", "instructions": "You look.", "output_schema": PLACE}
+    with LocalCluster() as cluster:
+        session = cluster.spawn(agent)
+        bad = session.send(f"call {name} {json.dumps({**asked, 'output_schema': {'type': 7}})}").result(20, check=True)
+        assert "can't be used" in bad.text
+        assert session.children() == []
+        run = session.send(f"call {name} {json.dumps(asked)}")
+        run.result(20, check=True)
+        [child] = session.children()
+        if name == "start_agent":
+            session.run(f"news.{child.id}").result(20, check=True)
+        assert cluster.session(child.id).run("task").result(20).output == {"place": ""}
+        assert any(heard in str(message.content) for message in session.messages())
+
+
+def test_a_schema_and_a_response_format_do_not_go_together() -> None:
+    """Limits that allow schemas, beside parameters that have a response format, are refused at the gate."""
+    with pytest.raises(InvalidSpec, match="response_format"):
+        compiled(WITH_OUTPUT, parameters={"response_format": {"type": "json_object"}})
 
 
 def test_without_limits_nothing_may_be_written() -> None:

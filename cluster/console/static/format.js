@@ -86,6 +86,7 @@ export function told(event) {
     tool_finished: () => `${data.tool} ${data.outcome}, ${age(data.duration)}${data.error_message ? `: ${data.error_message}` : ""}`,
     tool_in_doubt: () => `${data.tool}: ${data.policy}`,
     input_requested: () => data.prompt,
+    agent_handed_off: () => `${data.from_agent} → ${data.to_agent}${data.reason ? `: ${data.reason}` : ""}`,
     child_spawned: () => `${data.child_agent} ${data.child_id}`,
     child_finished: () => `${data.child_id} ${words(data.status)}`,
     cancel_requested: () => data.reason,
