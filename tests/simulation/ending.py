@@ -21,7 +21,7 @@ from understudy.placement import is_isolated
 from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 from understudy.store.entries import event_from_row
 
-from . import approvals, background, delegating, kept, typed
+from . import approvals, background, delegating, jobs, kept, typed
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of
 from .tools import POLICY_OF
@@ -76,7 +76,8 @@ class Ending:
             self._results(connection)
             self._waits(connection)
             self._steers(connection)
-            for judged in (background.violations, delegating.violations, self._seen.recalled.violations):
+            violations = (background.violations, delegating.violations, self._seen.recalled.violations, jobs.violations)
+            for judged in violations:
                 for text in judged(connection, self._world.counts):
                     self._violated(text)
             self._leftovers(connection)

@@ -18,6 +18,7 @@ from .background import SPAWN, some_in_background
 from .delegating import some_delegating
 from .folding import folding
 from .hooks import HOOKS
+from .jobs import some_with_jobs
 from .recalling import some_recalling
 from .tasks import retold
 from .tools import BY_POLICY, TOOLS
@@ -174,6 +175,7 @@ class Plan:
                 {"providers"} if any(one.get("memory", {}).get("providers") for one in (work.spec, *helpers)) else set()
             )
             found |= {"background"} if any(tool["name"] == "start_agent" for tool in work.spec["tools"]) else set()
+            found |= {"jobs"} if any(tool["name"] == "schedule_wakeup" for tool in work.spec["tools"]) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
@@ -771,6 +773,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     if deep.random() < 0.15:
         work = tuple(deepen(deep, item) if item.spec["agents"] else item for item in work)
     work = some_in_background(random.Random(f"{seed}/background"), work)
+    work = some_with_jobs(random.Random(f"{seed}/jobs"), work)
     placements = random.Random(f"{seed}/placements")
     if placements.random() < 0.15:
         work = tuple(placed(placements, item) for item in work)
