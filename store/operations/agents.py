@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 
 from understudy.errors import UnderstudyError
 from understudy.identifiers import digest
-from understudy.jobs import MOST_SHOWN, SHOWN_TEXT, Job, described
+from understudy.jobs import MOST_SHOWN, SHOWN_TEXT, Job
 from understudy.protocol import Steer
 from understudy.records import Ask
 from understudy.wakeups import spoken
@@ -32,7 +32,7 @@ def answer(tx: Transaction, row: SessionRow, asked: Ask) -> tuple[str, str]:
     arguments = asked.arguments or {}
     child = _started_by(tx, row, arguments["agent"])
     if child is None:
-        return "error", f"you have started no sub-agent {arguments['agent']!r}. {described(jobs(tx, row), tx.now)}"
+        return "error", f"you have started no sub-agent {arguments['agent']!r}: give the id that start_agent has said."
     return _send(tx, child, asked.call_id, arguments["message"])
 
 

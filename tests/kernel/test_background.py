@@ -303,7 +303,7 @@ async def test_only_its_own_sub_agents(kernel: k.Kernel) -> None:
     await kernel.send("s")
     await kernel.end("s")
     refused, invalid = await kernel.results()
-    assert refused.startswith("you have started no sub-agent 'other'. You have no jobs.")
+    assert refused == "you have started no sub-agent 'other': give the id that start_agent has said."
     assert invalid == 'the argument "agent" must be the id of a sub-agent that you have started.'
 
 
