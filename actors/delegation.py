@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy.agents import SPAWN_AGENT, START_AGENT
+from understudy.agents import SEND_TO_AGENT, SPAWN_AGENT, START_AGENT
 from understudy.records import Ask, CallState, Spawn
 
-from .agents import BACKGROUND_TOOLS, read_background
+from .agents import read_message_to_agent
 from .asking import REQUEST_USER_INPUT, read_question
 from .execution import presentable
+from .jobs import JOBS_TOOLS, read_jobs
 from .notebook import NOTEBOOK_TOOLS, read_for_notes
 from .recall import RECALL_TOOLS, read_recall
 from .spawning import spawn_of
@@ -21,7 +22,8 @@ READERS = {
     REQUEST_USER_INPUT: read_question,
     **dict.fromkeys(STORE_TOOLS, read_for_store),
     **dict.fromkeys(RECALL_TOOLS, read_recall),
-    **dict.fromkeys(BACKGROUND_TOOLS, read_background),
+    SEND_TO_AGENT: read_message_to_agent,
+    **dict.fromkeys(JOBS_TOOLS, read_jobs),
 }
 """What the calls of built-in tools ask that others answer: a person, or the store. See `read_for_notes` for others."""
 

@@ -14,14 +14,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
 
-from understudy.agents import SPAWN_AGENT, START_AGENT
+from understudy.agents import SEND_TO_AGENT, SPAWN_AGENT, START_AGENT
 from understudy.errors import InvalidSpec, ToolError
 from understudy.handoffs import HANDOFF, tool_name
 from understudy.suggestions import did_you_mean
 
-from .agents import BACKGROUND_TOOLS, START_AGENT_SPEC
+from .agents import SEND_TO_AGENT_SPEC, START_AGENT_SPEC
 from .asking import REQUEST_USER_INPUT, REQUEST_USER_INPUT_SPEC
 from .code import fingerprint, import_reference, packed, resolve, unloadable, unpacked
+from .jobs import JOBS_GROUP, JOBS_TOOLS
 from .notebook import NOTEBOOK_GROUPS, NOTEBOOK_TOOLS
 from .parameters import ToolContext as ToolContext
 from .parameters import context_parameter, convertible_types, has_local_dataclass, parameters_schema, parse_docstring
@@ -43,7 +44,8 @@ TOOL_GROUPS: dict[str, tuple[str, ...]] = {
     "explore": ("read_file", "glob", "grep"),
     "history": ("recall", "read_message"),
     **NOTEBOOK_GROUPS,
-    "agents": ("start_agent", "list_agents", "send_to_agent", "stop_agent"),
+    "agents": (START_AGENT, SEND_TO_AGENT),
+    **JOBS_GROUP,
 }
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -224,7 +226,8 @@ _LOOP_TOOLS = {
     **RECALL_TOOLS,
     **NOTEBOOK_TOOLS,
     START_AGENT: START_AGENT_SPEC,
-    **BACKGROUND_TOOLS,
+    SEND_TO_AGENT: SEND_TO_AGENT_SPEC,
+    **JOBS_TOOLS,
 }
 """Tools that the session loop executes itself."""
 

@@ -9,16 +9,13 @@ from typing import Any
 
 from understudy.records import Ask, CallState
 from understudy.wakeups import (
-    CANCEL_WAKEUP,
     DAY_SECONDS,
-    LIST_WAKEUPS,
     LONGEST_WAIT_DAYS,
     LONGEST_WAKEUP_DAYS,
     MOST_WAKEUPS,
     SCHEDULE_WAKEUP,
     SHORTEST_PERIOD_SECONDS,
     WAIT,
-    name_problem,
     wait_problem,
     wakeup_problem,
 )
@@ -77,8 +74,6 @@ STORE_TOOLS = {
             "prompt",
             "seconds",
         ),
-        store_tool(LIST_WAKEUPS, "List the wakeups of this conversation that are to come.", {}),
-        store_tool(CANCEL_WAKEUP, "Cancel a wakeup of this conversation.", {"name": NAME}, "name"),
     )
 }
 """What the store answers: the specification of each tool by its name."""
@@ -98,6 +93,4 @@ def read_for_store(call: CallState) -> Ask | str:
         prompt, every = data.get("prompt"), data.get("every")
         problem = wakeup_problem(prompt, seconds, every, "wakeup" if name is None else name)
         wanted = {"prompt": prompt, "seconds": seconds, "every": every, "name": name}
-    elif call.tool == CANCEL_WAKEUP:
-        problem, wanted = name_problem(name), {"name": name}
     return problem or Ask(call.call_id, call.tool, "", executions=1, arguments=wanted)

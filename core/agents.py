@@ -12,19 +12,13 @@ SPAWN_AGENT = "spawn_agent"
 START_AGENT = "start_agent"
 """The tool that starts a sub-agent and does not wait for it."""
 
-LIST_AGENTS = "list_agents"
 SEND_TO_AGENT = "send_to_agent"
-STOP_AGENT = "stop_agent"
-
-AGENT_TOOLS = (LIST_AGENTS, SEND_TO_AGENT, STOP_AGENT)
-"""Tools by which a session reaches the sub-agents that it has started, and the kinds of what they ask of the store."""
+"""The tool by which a session reaches a sub-agent that it has started, and the kind of what it asks of the store."""
 
 CHILD = "child"
 """The source of an input that tells of a sub-agent's end, and the origin of the message that it becomes."""
 
 LONGEST_MESSAGE = 100_000
-SHOWN_ANSWER = 500
-"""Characters of a sub-agent's answer that `list_agents` shows."""
 
 
 def news_identifier(child_id: str, run_id: str, task: str) -> str:
@@ -40,12 +34,10 @@ def news_text(agent: str, payload: dict[str, Any]) -> str:
     return f"{who} has ended: {child_text(payload)}"
 
 
-def agent_problem(kind: str, agent: Any, message: Any) -> str | None:
-    """What is wrong with the arguments of one of `AGENT_TOOLS`; None if nothing is."""
-    if kind != LIST_AGENTS and (not isinstance(agent, str) or not agent.strip()):
+def agent_problem(agent: Any, message: Any) -> str | None:
+    """What is wrong with the arguments of `SEND_TO_AGENT`; None if nothing is."""
+    if not isinstance(agent, str) or not agent.strip():
         return 'the argument "agent" must be the id of a sub-agent that you have started.'
-    if kind != SEND_TO_AGENT:
-        return None
     if not isinstance(message, str) or not message.strip():
         return 'the argument "message" must be a text.'
     if len(message) > LONGEST_MESSAGE:

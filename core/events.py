@@ -423,6 +423,13 @@ class TimerFired(Event, frozen=True, kw_only=True):
     late: int = 0
 
 
+class TimerCancelled(Event, frozen=True, kw_only=True):
+    """A wakeup was given up before it was due."""
+
+    kind: str = "wakeup"
+    name: str = ""
+
+
 class TodoUpdated(Event, frozen=True, kw_only=True):
     """The agent has replaced its todo list: `items` are `{"text", "status"}`, `done` of them are done."""
 

@@ -7,8 +7,6 @@ from typing import Any
 
 WAIT = "wait"
 SCHEDULE_WAKEUP = "schedule_wakeup"
-LIST_WAKEUPS = "list_wakeups"
-CANCEL_WAKEUP = "cancel_wakeup"
 """The tools that the store answers, and the kinds of what they ask of it."""
 
 DAY_SECONDS = 86_400
@@ -73,7 +71,12 @@ def next_due(due_at: int, every: int, now: int) -> int:
 
 def run_identifier(name: str, due_at: int) -> str:
     """The run that a wakeup begins: the same one fired twice begins no second run."""
-    return f"wakeup.{name}.{due_at}"
+    return f"{run_prefix(name)}{due_at}"
+
+
+def run_prefix(name: str) -> str:
+    """How the ids of all runs begin that wakeups of this name have begun; those of other names may begin so, too."""
+    return f"wakeup.{name}."
 
 
 def spoken(duration: int) -> str:

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from understudy.agents import AGENT_TOOLS
+from understudy.agents import SEND_TO_AGENT
+from understudy.jobs import JOB_TOOLS
 from understudy.notes import NOTE_TOOLS
 from understudy.recall import READ_MESSAGE, RECALL
 from understudy.records import Ask
-from understudy.wakeups import CANCEL_WAKEUP, LIST_WAKEUPS, SCHEDULE_WAKEUP, WAIT
+from understudy.wakeups import SCHEDULE_WAKEUP, WAIT
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
-from . import agents, notes, recall, waiting, wakeups
+from . import agents, jobs, notes, recall, waiting, wakeups
 
 ANSWERS: dict[str, Callable[[Transaction, SessionRow, Ask], tuple[str, str]]] = {
-    **dict.fromkeys((SCHEDULE_WAKEUP, LIST_WAKEUPS, CANCEL_WAKEUP), wakeups.answer),
+    SCHEDULE_WAKEUP: wakeups.answer,
     **dict.fromkeys((RECALL, READ_MESSAGE), recall.answer),
     **dict.fromkeys(NOTE_TOOLS, notes.answer),
-    **dict.fromkeys(AGENT_TOOLS, agents.answer),
+    SEND_TO_AGENT: agents.answer,
+    **dict.fromkeys(JOB_TOOLS, jobs.answer),
 }
 """What answers a call at once, by what it asks: `(decision, text)`."""
 

@@ -74,8 +74,14 @@ def run_ended(
     error: dict[str, Any] | None,
 ) -> None:  # fmt: skip
     """Another run of a sub-agent has ended: the parent is told if it was a task that it gave."""
-    if tx.read_one(SELECT_SOURCE, child.session_id, session=child.session_id, run=run_id) == "parent":
+    if source_of(tx, child, run_id) == "parent":
         _tell(tx, parent, child, run_id, status, finish, error)
+
+
+def source_of(tx: Transaction, row: SessionRow, run_id: str) -> str | None:
+    """Where the input of a run came from; None if there is no such run."""
+    source: str | None = tx.read_one(SELECT_SOURCE, row.session_id, session=row.session_id, run=run_id)
+    return source
 
 
 def _tell(

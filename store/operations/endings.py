@@ -16,7 +16,7 @@ from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
 from ..transaction import Transaction
 from . import background, follow_ups, groups, steering, wakeups
-from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, told
+from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, timer, told
 from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
 from .upgrades import migrate
@@ -212,8 +212,9 @@ def _deliver_late(tx: Transaction, parent: SessionRow, child: SessionRow) -> Non
 
 
 def request_cancel(
-    tx: Transaction, row: SessionRow, reason: str, run_id: str | None = None, *, ending: dict[str, Any] | None = None
-) -> bool:
+    tx: Transaction, row: SessionRow, reason: str, run_id: str | None = None, *, ending: dict[str, Any] | None = None,
+    grace: int | None = None,
+) -> bool:  # fmt: skip
     """Ask the current run (or the queued one named) to end, and all that it spawned; True if there was one.
 
     From this commit on the run can neither spawn nor call a model, so no child appears behind the walk. A run that
@@ -221,6 +222,7 @@ def request_cancel(
 
     Args:
         ending: `{"status", "code"}` of the run, and its error's `details`, if it shall not end as cancelled.
+        grace: microseconds that the session has for it, if less than its `shutdown`; also where it was asked before.
     """
     queued = next((i for i in tx.inbox(row) if i.kind == "input" and i.key == (run_id or i.key)), None)
     if row.run_id is None or (run_id is not None and run_id != row.run_id):
@@ -234,6 +236,7 @@ def request_cancel(
         if ending is None and not groups.asked_to_end(row):
             tx.changed(row)
             row.cancel_as = {**(row.cancel_as or {}), groups.ASKED: True}
+        _shorten(tx, row, grace)
         return True
     tx.changed(row)
     row.cancel_reason = reason = storable(reason)
@@ -255,11 +258,24 @@ def request_cancel(
         pause(tx, row, min(left, LEASE), outlasts=True)  # then it is activated, and ends
     elif row.wait in ("timer", "input") or (row.wait is None and row.frame_id is None):
         end_without_agent(tx, row)
-    elif row.shutdown == 0:
-        end_by_force(tx, row)
-    elif row.shutdown is not None:
-        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + row.shutdown, {"run_id": run_id})
+    elif (longest := _time_to_end(row, grace)) == 0:
+        end_by_force(tx, row, 0)
+    elif longest is not None:
+        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + longest, {"run_id": run_id, "grace": longest})
     return True
+
+
+def _time_to_end(row: SessionRow, grace: int | None) -> int | None:
+    """Microseconds that a run has to end; None for as long as it takes, which no grace changes."""
+    return row.shutdown if row.shutdown is None or grace is None else min(row.shutdown, grace)
+
+
+def _shorten(tx: Transaction, row: SessionRow, grace: int | None) -> None:
+    """Let the time be over sooner that a run was given to end, where it was given one: its timer does the rest."""
+    found = timer(tx, row.session_id, SHUTDOWN_TIMER) if grace is not None else None
+    longest = _time_to_end(row, grace)
+    if found is not None and longest is not None and tx.now + longest < found["due_at"]:
+        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + longest, {"run_id": row.run_id, "grace": longest})
 
 
 def _give_restart_up(tx: Transaction, child: SessionRow) -> bool:
@@ -320,10 +336,14 @@ def end_without_agent(
     finish_run(tx, row, Finish(status, last_text(tx, row), error=error), hold=hold)
 
 
-def end_by_force(tx: Transaction, row: SessionRow) -> None:
-    """End the current run without its agent, whose process must be killed: it may write nothing more."""
+def end_by_force(tx: Transaction, row: SessionRow, waited: int) -> None:
+    """End the current run without its agent, whose process must be killed: it may write nothing more.
+
+    Args:
+        waited: microseconds that it was given to end by itself.
+    """
     frame_id = row.frame_id if row.wait is None else None
-    tx.append(row, events.ShutdownForced(waited=row.shutdown or 0, frame_id=frame_id or ""))
+    tx.append(row, events.ShutdownForced(waited=waited, frame_id=frame_id or ""))
     if frame_id is not None:
         tx.killed[frame_id] = row.activation
     row.epoch += 1

@@ -30,7 +30,7 @@ def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
     if name == PAUSE_TIMER and row.wait == "timer":
         tx.wake(row)
     elif name == SHUTDOWN_TIMER:
-        shut_down(tx, row, found["payload"]["run_id"])
+        shut_down(tx, row, **found["payload"])
     elif name == DEADLINE_TIMER:
         out_of_time(tx, row, found["payload"]["run_id"], due_at)
     elif name.startswith(waiting.CALL_TIMER):
@@ -41,18 +41,18 @@ def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
         wakeups.fire(tx, row, name.removeprefix(wakeups.WAKEUP_TIMER), found["payload"])
 
 
-def shut_down(tx: Transaction, row: SessionRow, run_id: str) -> None:
-    """The time is over that a run had to end. While it only waits for its children, which have times of their own, it
-    is given as much again."""
+def shut_down(tx: Transaction, row: SessionRow, run_id: str, grace: int) -> None:
+    """The time is over (`grace`, in microseconds) that a run had to end. While it only waits for its children, which
+    have times of their own, it is given as much again."""
     if row.run_id != run_id or row.cancel_reason is None or row.shutdown is None:
         return
     if row.wait == "timer" and (left := outlasting(tx, row)):  # what its last process may begin is over only then
         # The pause may be over, and its timer not have been noticed yet where the session has just gone to.
-        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(left, 1_000_000), {"run_id": run_id})
+        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(left, 1_000_000), {"run_id": run_id, "grace": grace})
     elif row.wait == "child" and row.children_open > 0:
-        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(row.shutdown, 1_000_000), {"run_id": run_id})
+        tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(grace, 1_000_000), {"run_id": run_id, "grace": grace})
     else:
-        end_by_force(tx, row)
+        end_by_force(tx, row, grace)
 
 
 def out_of_time(tx: Transaction, row: SessionRow, run_id: str, due_at: int) -> None:

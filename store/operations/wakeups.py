@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 from sqlalchemy import select
 
 from understudy import events
 from understudy.errors import InvalidInput, RunConflict, UnderstudyError
 from understudy.identifiers import digest
+from understudy.jobs import Job, ago
 from understudy.messages import storable
 from understudy.protocol import Scheduled
 from understudy.records import Ask
-from understudy.wakeups import CANCEL_WAKEUP, LIST_WAKEUPS, MOST_WAKEUPS, microseconds, next_due, run_identifier, spoken
+from understudy.wakeups import MOST_WAKEUPS, microseconds, next_due, run_identifier, run_prefix, spoken
 
 from ..db.prepared import Row
 from ..db.session_row import SessionRow
-from ..db.statements import TIMER
+from ..db.statements import RUN, TIMER
 from ..transaction import Transaction
 from .beginnings import accept, linked_to_closed, require_open
 
@@ -53,7 +55,7 @@ def schedule(
         message = f"the session has {MOST_WAKEUPS} wakeups, and may have no more: cancel one first"
         raise InvalidInput(message, session_id=session_id)
     due_at = tx.now + microseconds(seconds)
-    _set(tx, row, name, due_at, {**content, "due_at": due_at, "run_id": None})
+    _set(tx, row, name, due_at, {**content, "due_at": due_at, "run_id": None, "set_at": tx.now})
     return Scheduled("replaced" if before is not None else "scheduled", due_at)
 
 
@@ -63,38 +65,55 @@ def cancel(tx: Transaction, session_id: str, name: str) -> bool:
     if all(item["name"] != name for item in _timers(tx, row)):
         return False
     tx.drop_timer(row, WAKEUP_TIMER + name)
+    tx.append(row, events.TimerCancelled(name=name))
     return True
 
 
 def answer(tx: Transaction, row: SessionRow, asked: Ask) -> tuple[str, str]:
-    """`(decision, text)`: the answer to a call that sets, lists or cancels wakeups."""
+    """`(decision, text)`: the answer to a call that sets a wakeup."""
     arguments = asked.arguments or {}
-    if asked.kind == LIST_WAKEUPS:
-        return "ok", described(tx, row)
-    name = arguments.get("name") or digest(asked.call_id, size=4)
-    if asked.kind == CANCEL_WAKEUP:
-        if cancel(tx, row.session_id, name):
-            return "ok", f"wakeup {name} is cancelled"
-        return "error", f"there is no wakeup {name}. {described(tx, row)}"
+    name = arguments["name"] or digest(asked.call_id, size=4)
     try:
         prompt, seconds, every = (arguments[part] for part in ("prompt", "seconds", "every"))
         found = schedule(tx, row.session_id, name, prompt, seconds, every)
     except UnderstudyError as error:
         return "error", error.message
     what = {"scheduled": "is scheduled", "replaced": "is scheduled anew", "unchanged": "was scheduled before"}
+    return "ok", f"wakeup {name} {what[found.outcome]}: it is {_due(found.due_at, every, tx.now)}"
+
+
+def jobs(tx: Transaction, row: SessionRow) -> list[Job]:
+    """The session's wakeups that are to come."""
+    return [
+        Job(item["name"], "wakeup", wakeup["set_at"], _due(wakeup["due_at"], wakeup["every"], tx.now), wakeup["prompt"])
+        for item in _timers(tx, row)
+        for wakeup in [item["payload"]]
+    ]
+
+
+def _due(due_at: int, every: float | None, now: int) -> str:
     again = f", then every {spoken(microseconds(every))}" if every else ""
-    return "ok", f"wakeup {name} {what[found.outcome]}: it is due in {spoken(found.due_at - tx.now)}{again}"
+    return f"due in {spoken(max(0, due_at - now))}{again}"
 
 
-def described(tx: Transaction, row: SessionRow) -> str:
-    """The session's wakeups as a model reads them, a line for each."""
-    lines = []
-    for item in _timers(tx, row):
-        wakeup = item["payload"]
-        again = f", then every {spoken(microseconds(wakeup['every']))}" if wakeup["every"] else ""
-        due = spoken(max(0, wakeup["due_at"] - tx.now))
-        lines.append(f"{item['name']}: due in {due}{again}: {wakeup['prompt']}")
-    return "\n".join(lines) or "There are no wakeups."
+def stop(tx: Transaction, row: SessionRow, job: str, _grace: float | None) -> str | None:
+    """Give a wakeup up, for which no time is needed; what became of it. None if it is neither to come nor has fired."""
+    last = _last_fired(tx, row, job)
+    waits = last is not None and any(item.kind == "input" and item.key == last.run_id for item in tx.inbox(row))
+    comes = ": its prompt is still to come to you, once" if waits else ""
+    if cancel(tx, row.session_id, job):
+        return f"wakeup {job} is stopped" + (f", after it has fired{comes}" if comes else "")
+    return f"wakeup {job} has fired {ago(last.accepted_at, tx.now)}{comes}" if last is not None else None
+
+
+def _last_fired(tx: Transaction, row: SessionRow, name: str) -> Any:
+    """The run that a wakeup of this name has begun last; None if there is none."""
+    prefix = run_prefix(name)
+    mine = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row.session_id, RUN.c.source == "timer")
+    # Numbers are before letters however a database compares texts; what else is between is another wakeup's.
+    statement = select(RUN.c.run_id, RUN.c.accepted_at).where(*mine, RUN.c.run_id.between(prefix, f"{prefix}z"))
+    found = [run for run in tx.read(statement, row.session_id) if run.run_id.removeprefix(prefix).isdigit()]
+    return max(found, key=lambda run: run.accepted_at, default=None)
 
 
 def fire(tx: Transaction, row: SessionRow, name: str, wakeup: Row) -> None:

@@ -20,7 +20,7 @@ from . import kernel as k
 
 pytestmark = pytest.mark.conformance
 
-TOOLS = ["agents", "wait"]
+TOOLS = ["agents", "jobs", "wait"]
 NEWS = "Sub-agent "
 
 
@@ -206,16 +206,16 @@ async def test_list_send_and_stop(kernel: k.Kernel) -> None:
     """Given a sub-agent at work, when its parent lists it, sends it a message and stops it, then each is answered at
     once, and its end is told as cancelled."""
     replies = [
-        [start()], [("wait", {"seconds": 0.5})], [("list_agents", {})],
-        [("send_to_agent", {"agent": child(), "message": "deeper"})], [("stop_agent", {"agent": child()})], "ok",
+        [start()], [("wait", {"seconds": 0.5})], [("list_jobs", {})],
+        [("send_to_agent", {"agent": child(), "message": "deeper"})], [("stop_job", {"job": child()})], "ok",
     ]  # fmt: skip
     await kernel.spawn("s", lead(*replies, worker=worker(LONG)))
     await kernel.send("s")
     await kernel.end("s")
     _, _, listed, sent, stopped = await kernel.results()
-    assert listed == f"{child()} (worker): at work (waiting_for_timer)"
+    assert listed == f"{child()} (sub-agent worker): at work (waiting_for_timer), started 0 seconds ago: dig"
     assert sent == f"sub-agent {child()} is at work, and gets the message in its next turn"
-    assert stopped == f"sub-agent {child()} was told to end"
+    assert stopped == f"sub-agent {child()} is stopped"
     await settled(kernel)
     assert (await kernel.end(child(), "task"))["status"] == "cancelled"
     assert await told(kernel) == [child()]
@@ -297,11 +297,13 @@ async def test_the_end_of_each_task_is_told_also_of_one_that_was_merged(kernel: 
 async def test_only_its_own_sub_agents(kernel: k.Kernel) -> None:
     """Given another session, when a model names it as its sub-agent, then it is told that it has none of that name."""
     await kernel.spawn("other", k.spec())
-    await kernel.spawn("s", lead([("stop_agent", {"agent": "other"})], [("send_to_agent", {"agent": 5})], "ok"))
+    await kernel.spawn(
+        "s", lead([("send_to_agent", {"agent": "other", "message": "x"})], [("send_to_agent", {"agent": 5})], "ok")
+    )
     await kernel.send("s")
     await kernel.end("s")
     refused, invalid = await kernel.results()
-    assert refused.startswith("you have started no sub-agent 'other'. You have started no sub-agents")
+    assert refused == "you have started no sub-agent 'other': give the id that start_agent has said."
     assert invalid == 'the argument "agent" must be the id of a sub-agent that you have started.'
 
 

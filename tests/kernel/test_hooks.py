@@ -440,14 +440,14 @@ async def test_what_only_sees_holds_nobody_up(
         (("request_user_input", {}), "invalid"),
         (("spawn_agent", {}), "invalid"),
         (("wait", {"seconds": 0.01}), "ok"),
-        (("list_wakeups", {}), "ok"),
+        (("list_jobs", {}), "ok"),
     ],
     ids=str,
 )
 async def test_whatever_the_outcome(kernel: k.Kernel, wanted: Any, outcome: str) -> None:
     """However a call ends, `after_tool` is called once, may replace the text, and `tool_error` hears of what is not
     `ok`; only a call of a tool that does not exist has no `before_tool`."""
-    tools = [k.look, stumble, dawdle, "request_user_input", "spawn_agent", "wait", "list_wakeups"]
+    tools = [k.look, stumble, dawdle, "request_user_input", "spawn_agent", "wait", "list_jobs"]
     await kernel.run("s", hooked([wanted], "done", hooks=[gate, mark, *FIRST], tools=tools))
     [result] = await kernel.results()
     assert result.endswith(" [seen]")

@@ -26,7 +26,7 @@ from . import kernel as k
 from .deaths import Deaths
 from .test_notices import nodes
 
-TOOLS = ["wait", "schedule_wakeup", "list_wakeups", "cancel_wakeup"]
+TOOLS = ["wait", "schedule_wakeup", "jobs"]
 LONG = ("wait", {"seconds": 3600})
 QUESTION = ("request_user_input", {"prompt": "Which colour?"})
 
@@ -433,7 +433,7 @@ async def test_due_while_everything_was_down(store: str, tmp_path: Path, server:
 CALLS = """call wait {"seconds": 0.02}
 call look {"path": "PATH", "text": "0"}
 call schedule_wakeup {"prompt": "again", "seconds": 0.05, "name": "w"}
-call cancel_wakeup {"name": "none"}"""
+call stop_job {"job": "none"}"""
 """An input whose round waits, looks and schedules."""
 
 
@@ -465,7 +465,8 @@ async def test_a_death_anywhere_changes_nothing(store: str, tmp_path: Path, vict
         texts = [entry[1] for entry in wanted if entry[0] == "tool"]
         assert texts[:2] == ["waited 0.02 seconds", "noted 0"]
         assert texts[2:] == [
-            "wakeup w is scheduled: it is due in time", "there is no wakeup none. w: due in time: again",
+            "wakeup w is scheduled: it is due in time",
+            "you have no job 'none'. w (wakeup): due in time, started 0 seconds ago: again",
         ]  # fmt: skip
         assert wanted[-1][1] == "offline: again"
         # Both backends run the same transactions: on the slower one a third of the points are enough.
@@ -511,8 +512,8 @@ async def test_an_agent_wakes_itself(kernel: k.Kernel) -> None:
     inputs = (
         'call schedule_wakeup {"prompt": "look again", "seconds": 3600, "name": "w"}\n'
         'call schedule_wakeup {"prompt": "each day", "seconds": 60, "every": 86400}',
-        "call list_wakeups",
-        'call cancel_wakeup {"name": "w"}\ncall cancel_wakeup {"name": "x"}',
+        "call list_jobs",
+        'call stop_job {"job": "w"}\ncall stop_job {"job": "x"}',
     )
     for number, content in enumerate(inputs):
         await kernel.send("s", content, f"r{number}")
@@ -520,10 +521,10 @@ async def test_an_agent_wakes_itself(kernel: k.Kernel) -> None:
     first, second, listed, cancelled, unknown = await kernel.results()
     assert first == "wakeup w is scheduled: it is due in 3600 seconds"
     assert second.endswith("it is due in 60 seconds, then every 86400 seconds")
-    assert [line.partition(": ")[0] for line in listed.splitlines()] == [second.split()[1], "w"]
-    assert listed.endswith(": look again")
-    assert cancelled == "wakeup w is cancelled"
-    assert unknown.startswith("there is no wakeup x. ")
+    assert {line.partition(" (wakeup): due in ")[0] for line in listed.splitlines()} == {second.split()[1], "w"}
+    assert sorted(line.rpartition(": ")[2] for line in listed.splitlines()) == ["each day", "look again"]
+    assert cancelled == "wakeup w is stopped"
+    assert unknown.startswith("you have no job 'x'. ")
     [left] = await kernel.ask("read", "wakeups", ["s"], {})
     assert (left["prompt"], left["every"]) == ("each day", 86400)
     info = await kernel.info("s")

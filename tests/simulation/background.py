@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from understudy.agents import CHILD, LIST_AGENTS, SEND_TO_AGENT, START_AGENT, STOP_AGENT
+from understudy.agents import CHILD, SEND_TO_AGENT, START_AGENT
 from understudy.identifiers import COPIED
+from understudy.jobs import LIST_JOBS, STOP_JOB
 from understudy.store.db.statements import EVENT, MESSAGE, RUN, SESSION
 from understudy.store.operations.beginnings import TASK, TASK_AT_WORK
 from understudy.testing.policies import Reply, content_text
@@ -31,7 +32,7 @@ STARTED = "started sub-agent "
 LAST = "(the last one)"
 """Instead of an id, which nobody knows before: the model names the sub-agent that it started last."""
 
-BACKGROUND = (START_AGENT, LIST_AGENTS, SEND_TO_AGENT, STOP_AGENT)
+BACKGROUND = (START_AGENT, LIST_JOBS, SEND_TO_AGENT, STOP_JOB)
 
 
 def some_in_background(chosen: random.Random, work: tuple[Work, ...]) -> tuple[Work, ...]:
@@ -70,11 +71,10 @@ def in_background(chosen: random.Random, work: Work) -> Work:
 
 
 def _reaching(chosen: random.Random, name: str) -> tuple[str, dict[str, Any]]:
-    tool = chosen.choice((LIST_AGENTS, SEND_TO_AGENT, STOP_AGENT))
-    if tool == LIST_AGENTS:
+    tool = chosen.choice((LIST_JOBS, SEND_TO_AGENT, STOP_JOB))
+    if tool == LIST_JOBS:
         return tool, {}
-    message = {"message": f"steer {name}"} if tool == SEND_TO_AGENT else {}
-    return tool, {"agent": LAST, **message}
+    return tool, {"agent": LAST, "message": f"steer {name}"} if tool == SEND_TO_AGENT else {"job": LAST}
 
 
 def unheard(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,7 +87,9 @@ def named(reply: Reply, messages: list[dict[str, Any]]) -> Reply:
     texts = [content_text(message) for message in messages if message["role"] == "tool"]
     last = next((text.removeprefix(STARTED) for text in reversed(texts) if text.startswith(STARTED)), LAST)
     calls = tuple(
-        (tool, {**given, "agent": last} if isinstance(given, dict) and given.get("agent") == LAST else given)
+        (tool, {name: last if value == LAST else value for name, value in given.items()})
+        if isinstance(given, dict)
+        else (tool, given)
         for tool, given in reply.tool_calls
     )
     return replace(reply, tool_calls=calls)

@@ -34,8 +34,9 @@ from understudy.placement import DEFAULT
 from understudy.protocol import NewSession, ServiceDirectory, unpacked
 from understudy.store.operations.beginnings import TASK_UNTOLD
 from understudy.transport.repeating import REPEAT_SECONDS
+from understudy.wakeups import SCHEDULE_WAKEUP
 
-from . import approvals, operator
+from . import approvals, jobs, operator
 from .moments import Moments
 from .streams import Heard
 from .tools import BLOBS
@@ -371,6 +372,8 @@ class Client:
 
     async def _no_wakeup(self) -> None:
         """Wakeups that recur would go on for ever."""
+        if any(tool["name"] == SCHEDULE_WAKEUP for tool in self.work.spec["tools"]):
+            self._recurring += jobs.NAMES
         while self._recurring:
             await self._change("cancel_wakeup", self.session_id, self._recurring.pop())
 

@@ -21,7 +21,7 @@ from understudy.placement import is_isolated
 from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 from understudy.store.entries import event_from_row
 
-from . import approvals, background, delegating, handoffs, kept, typed
+from . import approvals, background, delegating, handoffs, jobs, kept, typed
 from .guards import STOPPED
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of
@@ -77,7 +77,8 @@ class Ending:
             self._results(connection)
             self._waits(connection)
             self._steers(connection)
-            for judged in (background.violations, delegating.violations, self._seen.recalled.violations):
+            violations = (background.violations, delegating.violations, self._seen.recalled.violations, jobs.violations)
+            for judged in violations:
                 for text in judged(connection, self._world.counts):
                     self._violated(text)
             for text in handoffs.violations(connection, self._seen.upgraded, self._world.counts):

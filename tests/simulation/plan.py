@@ -20,6 +20,7 @@ from .folding import folding
 from .guards import is_guarded, some_guarded
 from .handoffs import hands_off, some_handed_off
 from .hooks import HOOKS
+from .jobs import some_with_jobs
 from .recalling import some_recalling
 from .tasks import retold
 from .tools import BY_POLICY, TOOLS
@@ -178,6 +179,7 @@ class Plan:
             found |= {"background"} if any(tool["name"] == "start_agent" for tool in work.spec["tools"]) else set()
             found |= {"guards"} if is_guarded(work.spec) else set()
             found |= {"handoffs"} if hands_off(work.spec) else set()
+            found |= {"jobs"} if any(tool["name"] == "schedule_wakeup" for tool in work.spec["tools"]) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
@@ -775,6 +777,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     if deep.random() < 0.15:
         work = tuple(deepen(deep, item) if item.spec["agents"] else item for item in work)
     work = some_in_background(random.Random(f"{seed}/background"), work)
+    work = some_with_jobs(random.Random(f"{seed}/jobs"), work)
     placements = random.Random(f"{seed}/placements")
     if placements.random() < 0.15:
         work = tuple(placed(placements, item) for item in work)

@@ -172,7 +172,7 @@ async def test_the_time_to_end_is_not_given_again_at_once(store: str) -> None:
 
         def look(tx: Transaction) -> int:
             tx.now += LEASE + 1
-            timers.shut_down(tx, tx.session("s"), "r")
+            timers.shut_down(tx, tx.session("s"), "r", 10_000_000)
             return min(due - tx.now for (_, name), due in tx.timers.items() if name == "shutdown")
 
         assert await db.journal.submit(look) >= 1_000_000

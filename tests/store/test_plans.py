@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event, select, text
 
+from understudy.identifiers import child_identifier
 from understudy.node.paging import Slot
 from understudy.node.requests import READS
 from understudy.store.db import schema
@@ -60,6 +61,7 @@ async def work(dsn: str, directory: Path) -> None:
             await endings(kernel)
             await questions(kernel)
             await timers(kernel)
+            await jobs(kernel)
             await notes(kernel)
             await reads(kernel)
         finally:
@@ -168,6 +170,22 @@ async def timers(kernel: k.Kernel) -> None:
     assert await kernel.ask("cancel_wakeup", "s-woken", "w")
     await kernel.ask("schedule", "s-woken", wakeup)
     await kernel.ask("close", "s-woken", "enough")
+
+
+async def jobs(kernel: k.Kernel) -> None:
+    """A sub-agent in the background and a wakeup that are listed and stopped; what is no job, or has fired."""
+    asleep = k.spec(k.script([("wait", {"seconds": 3600})]), ["wait"], name="worker", hash="worker")
+    child = child_identifier("s-jobs", "r/1/0")
+    steps = [
+        [("start_agent", {"task": "go"}), ("schedule_wakeup", {"prompt": "x", "seconds": 3600, "name": "w"})],
+        [("list_jobs", {}), ("send_to_agent", {"agent": child, "message": "more"})],
+        [("stop_job", {"job": child, "grace": 1}), ("stop_job", {"job": "w"}), ("stop_job", {"job": "x"})],
+    ]
+    tools = ["agents", "jobs", "schedule_wakeup"]
+    await kernel.spawn("s-jobs", k.spec(k.script(*steps, "done"), tools, agents={"worker": asleep}))
+    await kernel.send("s-jobs")
+    assert (await kernel.end("s-jobs"))["status"] == "completed"
+    await kernel.until("s-jobs", "child_finished")
 
 
 async def notes(kernel: k.Kernel) -> None:

@@ -134,7 +134,7 @@ name = "clerk"
 instructions = "Be brief."
 model = "m"
 profile = "p"
-tools = ["files", "wait", "schedule_wakeup", "list_wakeups", "cancel_wakeup", "request_user_input", "spawn_agent",
+tools = ["files", "wait", "schedule_wakeup", "jobs", "request_user_input", "spawn_agent",
          "bash", "MODULE:look"]
 hooks = ["MODULE:notes"]
 workspace = "."

@@ -71,8 +71,8 @@ def test_no_death_loses_what_steers_a_run(interrupt: bool) -> None:
     point, then the message is in the log once, or the log says that it was dropped."""
 
     def steered(cluster: LocalCluster) -> list[str]:
-        session = cluster.spawn(AgentSpec(name="a", tools=["list_wakeups"]))
-        run = session.send("call list_wakeups {}")
+        session = cluster.spawn(AgentSpec(name="a", tools=["list_jobs"]))
+        run = session.send("call list_jobs {}")
         accepted = 0
         for event in run:
             if isinstance(event, RunStarted):

@@ -284,7 +284,7 @@ def test_a_crash_on_the_way(run: Run, cluster: LocalCluster) -> None:
     """Given a session actor that dies, then stderr tells of the death and of the recovery, and stdout has the answer
     once."""
     cluster.kill_at(3)
-    done = run("call list_wakeups {}\n", "--tool", "list_wakeups")
+    done = run("call list_jobs {}\n", "--tool", "list_jobs")
     assert done.exit_code == 0, done.output
     assert done.stdout.count("offline: ") == 1
     assert "the agent's process is gone" in done.stderr
