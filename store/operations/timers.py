@@ -41,11 +41,12 @@ def fire(tx: Transaction, session_id: str, name: str, due_at: int) -> None:
         wakeups.fire(tx, row, name.removeprefix(wakeups.WAKEUP_TIMER), found["payload"])
 
 
-def shut_down(tx: Transaction, row: SessionRow, run_id: str, grace: int) -> None:
+def shut_down(tx: Transaction, row: SessionRow, run_id: str, grace: int | None = None) -> None:
     """The time is over (`grace`, in microseconds) that a run had to end. While it only waits for its children, which
-    have times of their own, it is given as much again."""
+    have times of their own, it is given as much again. Timers of earlier versions do not say it."""
     if row.run_id != run_id or row.cancel_reason is None or row.shutdown is None:
         return
+    grace = row.shutdown if grace is None else grace
     if row.wait == "timer" and (left := outlasting(tx, row)):  # what its last process may begin is over only then
         # The pause may be over, and its timer not have been noticed yet where the session has just gone to.
         tx.set_timer(row, SHUTDOWN_TIMER, tx.now + max(left, 1_000_000), {"run_id": run_id, "grace": grace})

@@ -85,7 +85,13 @@ def answer(tx: Transaction, row: SessionRow, asked: Ask) -> tuple[str, str]:
 def jobs(tx: Transaction, row: SessionRow) -> list[Job]:
     """The session's wakeups that are to come."""
     return [
-        Job(item["name"], "wakeup", wakeup["set_at"], _due(wakeup["due_at"], wakeup["every"], tx.now), wakeup["prompt"])
+        Job(
+            item["name"],
+            "wakeup",
+            wakeup.get("set_at", tx.now),  # timers of earlier versions do not say it
+            _due(wakeup["due_at"], wakeup["every"], tx.now),
+            wakeup["prompt"],
+        )
         for item in _timers(tx, row)
         for wakeup in [item["payload"]]
     ]

@@ -7,11 +7,14 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from understudy import HookContext, Inject, Refuse, Stop, hook
 from understudy.actors.hooks import describe_hook
+from understudy.node.calls import Call
+from understudy.records import ModelAnswer
 
 from .. import tiers
 from . import kernel as k
@@ -437,10 +440,17 @@ async def test_the_gateway_dies(kernel: k.Kernel, tmp_path: Path) -> None:
 
 async def test_the_gateway_dies_behind_its_answer(kernel: k.Kernel, tmp_path: Path) -> None:
     """An answer that waits for its guard is not lost with the gateway: the node service has it."""
+    arrived, judged = asyncio.Event(), kernel.service.calls._judged
 
     async def waits(_context: HookContext) -> None:
-        await complete(kernel)
+        await arrived.wait()
+        arrived.clear()
         kernel.gateway.kill()
 
-    run = await kernel.run("s", guarded(tmp_path / "n", guard("waits", waits)))
+    async def noted(call: Call, answer: ModelAnswer) -> ModelAnswer:
+        arrived.set()
+        return await judged(call, answer)
+
+    with patch.object(kernel.service.calls, "_judged", noted):
+        run = await kernel.run("s", guarded(tmp_path / "n", guard("waits", waits)))
     assert (run["status"], kernel.server.count) == ("completed", 2)
