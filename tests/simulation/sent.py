@@ -78,13 +78,19 @@ class Sent:
             spec = connection.execute(select(SESSION.c.spec).where(where)).scalar()
         if spec is None:
             return
-        agents = self._agents[request.wait_key]
-        spec = present(spec, next(iter(agents)) if len(agents) == 1 else "")
-        tools = {tool["function"]["name"] for tool in request.tools} - {FINAL_ANSWER}
-        own = {tool["name"] for tool in spec["tools"]}
-        if request.model != spec["model"] or not content_text(first).startswith(spec["instructions"]) or tools - own:
-            has = f"{request.model}, {content_text(first)[:80]!r}, {sorted(tools - own)} beside its tools"
-            self._violated(f"the model call {request.wait_key} has {has}")
+        specs = [present(spec, agent) for agent in sorted(self._agents[request.wait_key])]
+        problems = [_other_than(own, request, content_text(first)) for own in specs]
+        if all(problems):
+            self._violated(f"the model call {request.wait_key} has {problems[-1]}")
+
+
+def _other_than(spec: dict[str, Any], request: ModelRequest, instructions: str) -> str:
+    """What of a request is not an agent's; empty if all is."""
+    tools = {tool["function"]["name"] for tool in request.tools} - {FINAL_ANSWER}
+    others = tools - {tool["name"] for tool in spec["tools"]}
+    if request.model == spec["model"] and instructions.startswith(spec["instructions"]) and not others:
+        return ""
+    return f"{request.model}, {instructions[:80]!r}, {sorted(others)} beside its tools"
 
 
 def _said(message: dict[str, Any]) -> Said:
