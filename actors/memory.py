@@ -164,9 +164,11 @@ class Memory:
         """The same before a model call, where the agent has only now taken the session over, or where the next batch
         folds the history, and with it what the agent was shown."""
         drafted = self._commits.draft.messages
+        if drafted and drafted[-1].origin == FOLD_REQUEST:  # the model is asked for a summary, and for nothing else
+            return None
         if self._has_taken_over(drafted):
             return await self.message()
-        folds = any(message.origin == FOLD for message in drafted) and drafted[-1].origin != FOLD_REQUEST
+        folds = any(message.origin == FOLD for message in drafted)
         if self._window.spec.get("memory") is None or not folds or visible_memory(self._window, drafted) is not None:
             return None
         if self._window.continuations(drafted):  # the model is to go on with its reply, and with nothing else

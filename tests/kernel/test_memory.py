@@ -15,16 +15,21 @@ import pytest
 
 from understudy import AgentSpec, Memory, MemoryContext, memory_provider
 from understudy.actors import execution
+from understudy.actors.commits import Commits, Patience
+from understudy.actors.context import FOLD_REQUEST
 from understudy.actors.frame import Frame
 from understudy.actors.hooks import HookContext, describe_hook, hook
+from understudy.actors.memory import Memory as ShownMemory
 from understudy.actors.memory import memory_text
 from understudy.actors.providers import describe_provider
 from understudy.actors.tools import tool
+from understudy.actors.window import Window
 from understudy.cluster.client.agent_file import read_agent
 from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidInput, InvalidSpec, UnknownSession
+from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.manifest import changes
-from understudy.messages import MEMORY, MEMORY_MARK
+from understudy.messages import MEMORY, MEMORY_MARK, NEVER, Message
 from understudy.notes import LONGEST_NOTE, MOST_NOTES, NOTE_TOOLS
 from understudy.reads import Note
 from understudy.store.operations.code import digests
@@ -421,6 +426,18 @@ async def test_memory_is_shown_again_when_it_was_folded(store: str, tmp_path: Pa
     assert len(texts) > 2
     assert all("no smoking" in text for text in texts)
     assert "note 2" in texts[-1] or "note 3" in texts[-1]
+
+
+async def test_who_is_asked_for_a_summary_is_shown_no_memory() -> None:
+    """Given an agent that has taken a session over whose history must be folded first, then its memory is not shown
+    with the request for a summary, but with the next one."""
+    window = Window("s", k.spec(memory=memory()))
+    window.run_id = "r"
+    commits = Commits(window, None, "f", Patience())  # type: ignore[arg-type]
+    for origin in (HANDED_OFF, FOLD_REQUEST):
+        commits.draft.say(window, Message("user", "x", origin=origin, visibility=NEVER))
+    shown_now = ShownMemory(window, None, "f", commits, Patience(), None)  # type: ignore[arg-type]
+    assert await shown_now.before_ask() is None
 
 
 # Providers.

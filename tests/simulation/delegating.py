@@ -14,6 +14,7 @@ from sqlalchemy import select
 from understudy.actors.delegating import LONGEST_INSTRUCTIONS, offered
 from understudy.agents import START_AGENT
 from understudy.events import ChildSpawned, Event
+from understudy.handoffs import present
 from understudy.identifiers import COPIED
 from understudy.store.db.statements import ACCOUNT, EVENT, SESSION, TOOL_CALL
 
@@ -127,13 +128,10 @@ def spawned(world: World, event: Event) -> Iterator[str]:
     if not isinstance(event, ChildSpawned):
         return
     with world.store.committed() as connection:
+        columns = (SESSION.c.session_id, SESSION.c.spec, SESSION.c.agent)
+        both = SESSION.c.session_id.in_((event.session_id, event.child_id))
         specs = {
-            row.session_id: row.spec
-            for row in connection.execute(
-                select(SESSION.c.session_id, SESSION.c.spec).where(
-                    SESSION.c.session_id.in_((event.session_id, event.child_id))
-                )
-            )
+            row.session_id: present(row.spec, row.agent) for row in connection.execute(select(*columns).where(both))
         }
         where = (TOOL_CALL.c.session_id == event.session_id, TOOL_CALL.c.call_id == event.call_id)
         arguments = connection.execute(select(TOOL_CALL.c.arguments).where(*where)).scalar()
@@ -183,7 +181,7 @@ def _within(spec: dict[str, Any], limits: dict[str, Any], own: dict[str, Any]) -
         return None
     if model is not None and model not in limits["models"]:
         return None
-    found = {name: value for name, value in spec.items() if name not in ("delegation", "output")}
+    found = {name: value for name, value in spec.items() if name not in ("delegation", "output", "handoffs")}
     found |= {
         "instructions": instructions.encode(errors="replace").decode(), "agents": {}, "budget": limits["budget"],
         "tools": [

@@ -18,6 +18,7 @@ from understudy.actors.memory import FOOT, HEAD, LEFT_OUT
 from understudy.actors.providers import RECALL, REMEMBER, MemoryContext
 from understudy.agents import CHILD
 from understudy.estimates import BYTES_PER_TOKEN
+from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.identifiers import COPIED
 from understudy.messages import MEMORY
 from understudy.store.db.statements import EVENT, MESSAGE, RUN, SESSION
@@ -172,10 +173,10 @@ class Recalled:
             key, memory, failed = f"{session_id}/{run_id}", memories[session_id], failures.get((session_id, run_id), [])
             shown = [row.body["content"] for row in rows if row.body.get("origin") == MEMORY]
             counts["shown"] += len(shown)
-            folds = sum(row.body.get("origin") == FOLD for row in rows)
+            anew = sum(row.body.get("origin") in (FOLD, HANDED_OFF) for row in rows)
             recalls = sum(event.type == "memory_recalled" for event in told.get((session_id, run_id), ()))
-            if len(shown) != recalls or len(shown) > 1 + folds:
-                yield f"{key} shows its memory {len(shown)} times, {recalls} are told of, and was folded {folds} times"
+            if len(shown) != recalls or len(shown) > 1 + anew:
+                yield f"{key} shows its memory {len(shown)} times, {recalls} are told of; it was made anew {anew} times"
             for text in shown:
                 yield from self._shown(key, text, memory)
             yield from self._begun(key, rows, shown, memory, failed)

@@ -39,9 +39,8 @@ class Sent:
 
     def forget(self, session_ids: set[str]) -> None:
         """Sessions were removed: others may have their ids."""
-        self._made = {
-            known: made for known, made in self._made.items() if known[0].partition("/")[0] not in session_ids
-        }
+        self._made = {key: made for key, made in self._made.items() if key[0].partition("/")[0] not in session_ids}
+        self._agents = {key: found for key, found in self._agents.items() if key.partition("/")[0] not in session_ids}
 
     def called(self, wait_key: str) -> None:
         """A node service has a model call made: what is committed now is what the model is to be sent. The gateway may
