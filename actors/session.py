@@ -19,6 +19,7 @@ from understudy.ports import Node
 from understudy.records import Batch, Finish, ModelRequest
 from understudy.wakeups import WAIT
 
+from .call_outcomes import Loader
 from .commits import Commits, Patience
 from .context import FOLD_REQUEST, Exhausted
 from .execution import Outcome
@@ -30,7 +31,7 @@ from .memory import Memory, ProviderLoader, visible_memory
 from .output import Rejected
 from .repeats import NO_PROGRESS, REPEATED, judge
 from .steering import inputs_of, message_of, steers, take_news, take_steers
-from .tool_calls import Loader, ToolCalls, given_up
+from .tool_calls import ToolCalls, given_up
 from .tools import builtin
 from .window import CONTINUATION, CONTINUE, Window
 

@@ -150,6 +150,11 @@ class Window:
                 return
 
     @property
+    def stops(self) -> bool:
+        """Whether nothing more is begun: the run shall end, or what it is at is interrupted."""
+        return self.cancel is not None or self.interrupted
+
+    @property
     def asked_model(self) -> str:
         """The model that the present round's call asked."""
         return str(self._replaced((), self.round).get("model", self.spec["model"]))

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from understudy.actors.call_outcomes import GOES_ON
 from understudy.actors.conversation import Conversation
-from understudy.actors.tool_calls import GOES_ON
 from understudy.actors.tools import ToolContext, tool
 from understudy.errors import ToolError
 from understudy.messages import INTERRUPTED, Message, ToolCall

@@ -1,0 +1,262 @@
+"""What is done about one tool call: it is permitted, asked about, executed or handed over, and has one outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from understudy.events import ToolInDoubt, ToolStarted
+from understudy.identifiers import tool_span_identifier
+from understudy.logs import about
+from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntry, Spawn
+
+from .answers import outcome_of, without_result
+from .approval import as_edited, permit, with_edit, with_time_out
+from .asking import QUESTION, answer_to, ask_about
+from .commits import Commits, Patience
+from .delegation import wanted_by
+from .execution import Outcome, bind, execute, may_go_on, presentable, reconcile, reconcile_failed
+from .handoffs import handed_off, is_handoff
+from .hooks import Hooks
+from .reports import CallReports, Reports
+from .tools import LoadedTool, ToolContext
+from .window import Window
+
+GOES_ON = "interrupted: the run was ended while this tool ran, and it could not be stopped; its outcome is unknown"
+"""What a model reads as the result of such a call."""
+
+Loader = Callable[[dict[str, Any]], Awaitable[LoadedTool]]
+
+
+class CallOutcomes:
+    """Brings single calls of an activation's window to their outcomes, in drafts of its next commits.
+
+    Attributes:
+        leave: the process is to end with this activation: a thread goes on that can't be stopped.
+        results: the outcomes so far, by call id, as hooks left them.
+        ended: the same before hooks were asked, with the executions and the inbox row that brought the outcome.
+        begun, finding_out: the user's code that was begun: tools by call id, and functions that look into a call in
+            doubt.
+        handed_over: calls that others are at since this activation: sub-agents, people, the store.
+        asked: calls about which a person is asked.
+        reports: what tools report while they run.
+    """
+
+    def __init__(self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, load: Loader) -> None:
+        self.leave = False
+        self.results: dict[str, Outcome] = {}
+        self.ended: dict[str, tuple[Outcome, int, InboxItem | None]] = {}
+        self.begun: dict[str, asyncio.Future[Any]] = {}
+        self.finding_out: list[asyncio.Future[Any]] = []
+        self.handed_over: set[str] = set()
+        self.asked = {call.call_id for call in window.calls if call.state == "asked"}
+        self.reports = Reports()
+        self._window = window
+        self._commits = commits
+        self._hooks = hooks
+        self._patience = patience
+        self._load = load
+        self._told = {item.id for item in window.inbox}
+
+    @property
+    def stuck(self) -> bool:
+        """Whether code of the user's goes on that ignores its cancellation."""
+        return any(not work.done() for work in (*self.begun.values(), *self.finding_out))
+
+    def leave_what_goes_on(self) -> None:
+        """Have the process end with this activation if code of the user's may go on in it."""
+        self.leave = self.leave or any(map(may_go_on, (*self.begun.values(), *self.finding_out)))
+
+    async def give_up(self, call: CallState, known: dict[str, Outcome]) -> None:
+        """Give a call its outcome whose run, or round, ends first.
+
+        Args:
+            known: outcomes of calls that nobody has begun.
+        """
+        ended, executions, item = self.ended.get(call.call_id) or self._left(call, known)
+        await self.conclude(call, ended, executions=executions, item=item)
+
+    def _left(self, call: CallState, known: dict[str, Outcome]) -> tuple[Outcome, int, InboxItem | None]:
+        """What is said of a call whose run ends first: an answer that was accepted for it, or that there is none."""
+        if call.state == "requested" and call.call_id in known:
+            return known[call.call_id], call.executions, None
+        item = answer_to(call, self._window.inbox)  # also of one that asked in this activation
+        answered = outcome_of(call, item.payload) if item is not None else None
+        if answered is not None:
+            return answered, call.executions, item
+        begun = self.begun.get(call.call_id)
+        if begun is not None and may_go_on(begun):
+            return Outcome("interrupted", GOES_ON), call.executions + 1, None
+        return without_result(call), call.executions, None
+
+    def answer_to(self, call: CallState) -> InboxItem | None:
+        """The answer to a call, if it has come with all that follows from it: the record of a decision that is to be
+        remembered is a message, which an Ack does not bring."""
+        item = answer_to(call, self._window.inbox)
+        return None if item is not None and "remember" in item.payload and item.id not in self._told else item
+
+    async def run(self, call: CallState, spec: dict[str, Any], limit: asyncio.Semaphore) -> Outcome | None:
+        """Run one call under its `on_crash` rule and put its result into the draft; None if a person is asked."""
+        async with limit:
+            if call.state == "started" and spec["on_crash"] == "ask":
+                self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
+                self._ask(ask_about(call))
+                return None
+            outcome: Outcome | None = None
+            item = self.answer_to(call) if call.state in ("asked", "waiting") else None
+            if call.state == "started":
+                outcome = await self._in_doubt(call, spec)
+            elif item is not None:
+                outcome = outcome_of(call, item.payload)
+            permitted = outcome or await self._permit(call, spec)
+            if isinstance(permitted, Outcome):
+                return await self.conclude(call, permitted, executions=call.executions, item=item)
+            return await self._execute(call, permitted.arguments, spec, item) if permitted is not None else None
+
+    async def _permit(self, call: CallState, spec: dict[str, Any]) -> CallState | Outcome | None:
+        """The call as hooks let it be executed, or its outcome; None if a person is asked for approval."""
+        permitted = await self._hooks.before_tool(call, spec)
+        if isinstance(permitted, Outcome):
+            return permitted
+        found = permit(self._window, call, spec, permitted)
+        if isinstance(found, Ask):
+            self._ask(found)
+            return None
+        return found
+
+    def _ask(self, asked: Ask) -> None:
+        """Ask a person about a call that is executed here, from the next commit on."""
+        self.asked.add(asked.call_id)
+        self.handed_over.add(asked.call_id)
+        self._commits.draft.asks.append(replace(asked, prompt=presentable(asked.prompt)))
+
+    async def _execute(self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None) -> Outcome:
+        """Execute a call. What can wait or fail comes before the commit of its start: the lease runs from there."""
+        if is_handoff(spec):
+            done = handed_off(spec, replace(call, arguments=arguments))
+            return await self.conclude(call, done, executions=call.executions + 1, item=item)
+        timeout = spec["timeout"] or self._window.spec["tool_timeout"]
+        self._patience.expect(time.monotonic() + timeout)
+        try:
+            loaded = await self._load(spec)
+        except Exception as error:
+            failed = Outcome("error", str(error))
+            return await self.conclude(call, failed, executions=call.executions, item=item)
+        keywords = bind(loaded, arguments, self._context(call, self.reports.of(call)))
+        if isinstance(keywords, Outcome):
+            return await self.conclude(call, keywords, executions=call.executions, item=item)
+        if item is not None:
+            self._commits.draft.inbox_done.append(item.id)  # it runs again: one commit has this and its start
+        outcome, before, begun = None, math.inf, partial(self.begun.__setitem__, call.call_id)
+        while outcome is None:
+            if spec["on_crash"] != "rerun":
+                before = await self._fence(call, ToolStarted(call_id=call.call_id, tool=call.tool))
+                if self._window.stops:
+                    return Outcome("cancelled", "cancelled")
+            self._patience.expect(time.monotonic() + timeout)
+            ids = {"run_id": self._window.run_id or "", "trace_id": self._window.trace_id}
+            with about(**ids, span_id=tool_span_identifier(self._window.session_id, call.call_id)):
+                outcome = await execute(loaded, keywords, timeout, before, begun)
+        self.leave = self.leave or outcome.stuck_thread
+        return await self.conclude(call, outcome, executions=call.executions + 1)
+
+    def _context(self, call: CallState, reports: CallReports | None = None) -> ToolContext:
+        window = self._window
+        span_id = tool_span_identifier(window.session_id, call.call_id)
+        return ToolContext(
+            session_id=window.session_id,
+            run_id=window.run_id or "",
+            round=window.round,
+            call_id=call.call_id,
+            call_key=f"{window.session_id}/{call.call_id}",
+            epoch=window.epoch,
+            agent=window.spec["name"],
+            workspace=window.spec["workspace"],
+            traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
+            _reporting=reports,
+        )
+
+    async def _fence(self, call: CallState, *events: LogEntry) -> float:
+        """Commit that something is done about a call; the monotonic time before which it must have begun.
+
+        The process may be stopped at any time, and after the lease somebody else may act on this call. So the lease is
+        looked at last of all, by whoever begins; where it is over they come here again, and may be fenced.
+        """
+        sent = time.monotonic()
+        self._commits.draft.entries += events
+        self._commits.draft.calls[call.call_id] = CallState(call.call_id, "started", executions=call.executions)
+        await self._commits.flush()
+        return sent + LEASE_SECONDS
+
+    async def _in_doubt(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
+        """What is known of a call that had started when its process died; None to run it again."""
+        policy = spec["on_crash"]
+        told = ToolInDoubt(call_id=call.call_id, tool=call.tool, policy=policy)
+        if policy == "reconcile":
+            return await self._reconcile(call, spec, told)
+        self._commits.draft.entries.append(told)
+        if policy == "rerun":
+            return None
+        return without_result(call)
+
+    async def _reconcile(self, call: CallState, spec: dict[str, Any], told: LogEntry) -> Outcome:
+        """What the tool's own function finds out about a call; it is code of the user's, and begins as a tool does."""
+        timeout = spec["timeout"] or self._window.spec["tool_timeout"]
+        self._patience.expect(time.monotonic() + timeout)
+        try:
+            loaded = await self._load(spec)
+        except Exception as error:
+            self._commits.draft.entries.append(told)
+            return Outcome("interrupted", presentable(reconcile_failed(f"{type(error).__name__}: {error}")))
+        outcome, events = None, [told]
+        while outcome is None:
+            before = await self._fence(call, *events)
+            self._patience.expect(time.monotonic() + timeout)
+            outcome = await reconcile(loaded, self._context(call), timeout, before, self.finding_out.append)
+            events = []
+        self.leave = self.leave or outcome.stuck_thread
+        return outcome
+
+    async def hand_over(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
+        """Let the call wait for a sub-agent, a person or the store from the next commit on."""
+        permitted = await self._permit(call, spec)
+        if permitted is None:
+            return None
+        if isinstance(permitted, Outcome):
+            return await self.conclude(call, permitted, executions=0)
+        wanted = wanted_by(permitted, spec, self._window)
+        if isinstance(wanted, str):
+            return await self.conclude(call, Outcome("invalid", wanted), executions=0)
+        if isinstance(wanted, Spawn):
+            self._commits.draft.spawns.append(wanted)
+            state = "waiting" if wanted.background else "started"
+            started = CallState(call.call_id, state, child_id=wanted.child_id, executions=1)
+            self._commits.draft.calls[call.call_id] = started
+        else:
+            wanted = with_time_out(self._window, wanted) if wanted.kind == QUESTION else wanted
+            self._commits.draft.asks.append(replace(wanted, prompt=presentable(wanted.prompt)))
+        self.handed_over.add(call.call_id)
+        return None
+
+    async def conclude(
+        self, call: CallState, outcome: Outcome, *, executions: int, item: InboxItem | None = None
+    ) -> Outcome:
+        """Give a call its one result, as the hooks leave it. One commit has it and the inbox row that brought it."""
+        self.ended[call.call_id] = outcome, executions, item
+        call = as_edited(call)
+        if call.edited is not None:
+            outcome = dataclasses.replace(outcome, content=presentable(with_edit(call.edited, outcome.content)))
+        outcome = await self._hooks.after_tool(call, outcome)
+        if item is not None:
+            self._commits.draft.inbox_done.append(item.id)
+        self.results[call.call_id] = outcome
+        self._commits.draft.entries += self.reports.end(call.call_id)
+        self._commits.draft.record(call, outcome, executions=executions)
+        return outcome
