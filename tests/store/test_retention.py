@@ -328,7 +328,7 @@ async def test_a_session_that_will_be_woken_stays(worked: str) -> None:
     await do(worked, lambda tx: wakeups.cancel(tx, "old", "w"))
     assert set(read(worked, retention.finished_trees, LATER)) == {"old", "new"}
     await do(worked, lambda tx: wakeups.schedule(tx, "old", "w", "x", 3600, None))
-    await do(worked, lambda tx: progress.take(tx, "command", 1, runs=(0, 0)))
+    await do(worked, lambda tx: progress.take(tx, "command", 3, runs=(0, 0)))
     assert (await do(worked, lambda tx: retention.drop_tree(tx, "old"))).sessions == 2
     assert rows(worked, "timer") == {"timer": []}
     assert violations(worked) == []
