@@ -8,7 +8,10 @@ import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import select
+
 from understudy.actors.hooks import HookContext, Refuse, Stop, describe_hook, hook
+from understudy.store.db.statements import SESSION
 
 from .tools import WORLD
 
@@ -83,21 +86,22 @@ def _guarded(chosen: random.Random, work: Work) -> Work:
 
 
 class Guarded:
-    """What guards have made of model calls: what may follow from their answers.
-
-    Attributes:
-        names: of the guards, by session.
-    """
+    """What guards have made of model calls: what may follow from their answers."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.names = {
-            work.session_id: [hook["name"] for hook in work.spec["hooks"] if hook.get("parallel")]
-            for work in world.plan.work
-            if is_guarded(work.spec)
-        }
+        self._names: dict[str, list[str]] = {}
         self._ended: set[tuple[str, str]] = set()
         self._begun: set[tuple[str, str]] = set()
+
+    def names(self, session_id: str) -> list[str]:
+        """The guards of a session; a sub-agent that is a copy of its parent has the same."""
+        if session_id not in self._names:
+            with self._world.store.committed() as connection:
+                where = SESSION.c.session_id == session_id
+                spec = connection.execute(select(SESSION.c.spec).where(where)).scalar() or {}
+            self._names[session_id] = [hook["name"] for hook in spec.get("hooks", ()) if hook.get("parallel")]
+        return self._names[session_id]
 
     def begins(self, name: str, context: HookContext) -> None:
         """A guard is called: it is told if it may have been before."""
@@ -115,7 +119,7 @@ class Guarded:
 
     def problem(self, wait_key: str) -> str | None:
         """Why nothing may follow from the answer of a model call; None if it may."""
-        names = self.names.get(wait_key.partition("/")[0], ())
+        names = self.names(wait_key.partition("/")[0])
         waited_for = [name for name in names if (name, wait_key) not in self._ended]
         if waited_for:
             return f"{', '.join(waited_for)} had no verdict"
@@ -124,5 +128,6 @@ class Guarded:
 
     def forget(self, session_ids: set[str]) -> None:
         """Sessions were removed."""
+        self._names = {name: found for name, found in self._names.items() if name not in session_ids}
         for known in (self._begun, self._ended):
             known -= {one for one in known if one[1].partition("/")[0] in session_ids}

@@ -240,7 +240,7 @@ class Invariants:
         elif isinstance(event, ModelCallFailed):
             if event.error_code.startswith("store"):
                 self.violated(f"the answer to {event.request_key} was lost: {event.error_code}")
-            if event.session_id in self.guarded.names:  # what its answer took is in the log
+            if self.guarded.names(event.session_id):  # what its answer took is in the log
                 self.complete.pop(event.request_key.rpartition("/")[0], None)
             if event.error_code == "refused":
                 self._answered.add(event.request_key.rpartition("/")[0])
