@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
+from types import ModuleType
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -75,6 +76,8 @@ class Frame:
         self._soiled = False
         self._stuck = False  # a tool that was cancelled goes on: this process must not serve another session
         self._code: dict[str, str] = {}
+        self._read: dict[str, int] = {}
+        self._since = time.time_ns()
 
     async def run(self) -> None:
         """Work until the node service says `exit`, or this process must not be used any more."""
@@ -159,11 +162,17 @@ class Frame:
         return found
 
     def _forget_older(self, reference: str, code: str) -> None:
-        """Read a function's module again if this process has it from before the function's source changed."""
-        module = sys.modules.get(reference.partition(":")[0])
-        if self._code.setdefault(reference, code) != code and module is not None:
+        """Read a function's module again if this process has it from before the function's source changed, or came to
+        be: the function may be new to this process, and its module not."""
+        name = reference.partition(":")[0]
+        module, now = sys.modules.get(name), time.time_ns()
+        known = self._code.setdefault(reference, code)
+        if module is not None:
+            if known == code and _written(module) <= self._read.get(name, self._since):
+                return
             self._code[reference] = code
             importlib.reload(module)
+        self._read[name] = now
 
     def _has_stuck_tool(self) -> bool:
         """Whether a synchronous tool that was cancelled still runs: its process must not serve another session."""
@@ -204,3 +213,11 @@ def _unpickle(data: bytes) -> Any:
     except ImportError as error:
         raise UnderstudyError(f"code by value can't be loaded here: {error}") from error
     return pickle.loads(data)
+
+
+def _written(module: ModuleType) -> int:
+    """When a module's file was written, in nanoseconds since 1970; 0 where it has none."""
+    try:
+        return os.stat(module.__file__ or "").st_mtime_ns
+    except OSError:
+        return 0
