@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from understudy.actors.hooks import describe_hook
+from understudy.actors.providers import describe_provider
 from understudy.actors.tools import describe
 from understudy.errors import InvalidSpec
 from understudy.spec import AgentSpec
@@ -22,7 +23,7 @@ def agent_problems(spec: AgentSpec, place: str = "", *, handed_to: bool = False)
         handed_to: it is one that another may hand off to, with which its own handoffs were looked at.
     """
     problems = [] if handed_to else handoff_targets(spec)[1]
-    described: dict[str, list[dict[str, Any]]] = {"tools": [], "hooks": []}
+    described: dict[str, list[dict[str, Any]]] = {"tools": [], "hooks": [], "providers": []}
     for item in spec.tools:
         try:
             described["tools"] += describe(item, pickle=by_value)[0]
@@ -33,7 +34,12 @@ def agent_problems(spec: AgentSpec, place: str = "", *, handed_to: bool = False)
             described["hooks"].append(describe_hook(item, pickle=by_value)[0])
         except InvalidSpec as error:
             problems.append({"field": "hooks", "problem": error.message})
-    problems += function_problems(spec, described["tools"], described["hooks"])
+    for item in spec.memory.providers if spec.memory is not None else ():
+        try:
+            described["providers"].append(describe_provider(item, pickle=by_value)[0])
+        except InvalidSpec as error:
+            problems.append({"field": "memory.providers", "problem": error.message})
+    problems += function_problems(spec, described["tools"], described["hooks"], described["providers"])
     try:
         output_of(spec)
     except InvalidSpec as error:

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
@@ -92,7 +93,8 @@ def compile_spec(
         return found
     model, profile, table = spec.model or model, spec.profile or profile, {}
     for name, agent in others.items():
-        other = _compiled(agent, [], model=model, profile=profile, pickle=pickle)
+        with _of_agent(f"handoffs.{name}"):
+            other = _compiled(agent, [], model=model, profile=profile, pickle=pickle)
         table[name] = other.spec
         found.blobs.update(other.blobs)
         found.uses_own_code = found.uses_own_code or other.uses_own_code
@@ -132,13 +134,13 @@ def _compiled(
     providers = memory["providers"] if memory else []
     problems = more + function_problems(spec, tools, hooks, providers)
     if problems:
-        text = "; ".join(f"{problem['field']}: {problem['problem']}" for problem in problems)
-        raise InvalidSpec(f"{text}.", details={"problems": problems})
+        raise _refusal(problems)
     tools = _with_approval(spec, [*tools, *map(handoff_spec, named(spec))])
     agents: dict[str, Any] = {}
     own_code = any(_is_own(function["source"]) for function in (*tools, *hooks, *providers))
     for agent in spec.agents:
-        child = compile_spec(agent, model=model, profile=spec.profile or profile, pickle=pickle)
+        with _of_agent(f"agents.{agent.name}"):
+            child = compile_spec(agent, model=model, profile=spec.profile or profile, pickle=pickle)
         agents[agent.name] = child.spec
         blobs.update(child.blobs)
         own_code = own_code or child.uses_own_code
@@ -168,6 +170,24 @@ def _compiled(
     }  # fmt: skip
     _seal(compiled, spec)
     return Compiled(compiled, blobs, own_code)
+
+
+@contextmanager
+def _of_agent(place: str) -> Iterator[None]:
+    """Say of problems which of the agents has them that another one names."""
+    try:
+        yield
+    except InvalidSpec as error:
+        problems = error.details.get("problems")
+        if not problems:
+            raise InvalidSpec(f"{place}: {error.message}") from error
+        problems = [{**problem, "field": f"{place}.{problem['field']}"} for problem in problems]
+        raise _refusal(problems) from error
+
+
+def _refusal(problems: list[dict[str, str]]) -> InvalidSpec:
+    text = "; ".join(f"{problem['field']}: {problem['problem']}" for problem in problems)
+    return InvalidSpec(f"{text}.", details={"problems": problems})
 
 
 def _seal(compiled: dict[str, Any], spec: AgentSpec) -> None:
@@ -250,17 +270,22 @@ def function_problems(
             problems.append(("delegation.output", f"{FINAL_ANSWER!r} is taken, by a tool of the agent's own"))
         if not {"spawn_agent", "start_agent"} & set(names):
             problems.append(("delegation", "it can only be used with the tool 'spawn_agent' or 'start_agent'"))
+    possible = _approvable([*tools, *map(handoff_spec, named(spec))])
+    for pattern in spec.approve:
+        if not any(fnmatchcase(name, pattern) for name in possible):
+            there = f"there are: {', '.join(possible) or 'none'}"
+            problems.append(("approve", f"{pattern!r} is no tool of this agent whose calls can be approved; {there}"))
     return [{"field": field, "problem": problem} for field, problem in problems]
+
+
+def _approvable(tools: list[dict[str, Any]]) -> list[str]:
+    """The names of those whose calls a person can approve."""
+    return [tool["name"] for tool in tools if can_be_approved(builtin(tool))]
 
 
 def _with_approval(spec: AgentSpec, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The tools, with a mark on those whose calls a person must approve."""
-    possible = [tool["name"] for tool in tools if can_be_approved(builtin(tool))]
-    for pattern in spec.approve:
-        if not any(fnmatchcase(name, pattern) for name in possible):
-            problem = f"{pattern!r} is no tool of this agent whose calls can be approved"
-            details = {"problems": [{"field": "approve", "problem": problem}]}
-            raise InvalidSpec(f"approve: {problem}; there are: {', '.join(possible) or 'none'}.", details=details)
+    possible = _approvable(tools)
     needed = {name for name in possible if any(fnmatchcase(name, pattern) for pattern in spec.approve)}
     return [{**tool, "approve": True} if tool["name"] in needed else tool for tool in tools]
 

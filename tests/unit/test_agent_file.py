@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from understudy.actors.tools import tool_names
 from understudy.cluster.cli.main import app
 from understudy.cluster.client.agent_file import read_agent
+from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidInput, InvalidSpec
 from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
 
@@ -312,6 +313,24 @@ def check(*arguments: str) -> tuple[int, Any]:
     """`understudy agents check --json`: its exit code, and what it says."""
     done = CliRunner().invoke(app, ["agents", "check", *arguments, "--json"])
     return done.exit_code, json.loads(done.stdout)
+
+
+def test_who_must_be_approved_is_a_tool_of_the_agent(tmp_path: Path, module: str) -> None:
+    """Given a name in `approve` that no tool has, in an agent or in one that it names, then that is told with its
+    place, from a file and from Python."""
+    wrong = {"name": "other", "tools": [f"{module}:look"], "approve": ["refund"]}
+    table = {
+        "name": "a", "tools": ["files", "spawn_agent"], "approve": ["delete_*"], "agents": [wrong],
+        "handoffs": [{**wrong, "name": "third"}],
+    }  # fmt: skip
+    with pytest.raises(InvalidSpec) as raised:
+        read_agent(write(tmp_path, table))
+    problems = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
+    assert set(problems) == {"approve", "agents.0.approve", "handoffs.0.approve"}
+    assert "there are: look" in problems["agents.0.approve"]
+    spec = AgentSpec(name="a", tools=["spawn_agent"], agents=[AgentSpec(name="other", approve=["refund"])])
+    with pytest.raises(InvalidSpec, match=r"agents\.other\.approve: 'refund' is no tool"):
+        compile_spec(spec, model="offline", profile=None)
 
 
 def test_checking_several_files(tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
