@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from understudy.actors.providers import MemoryContext, memory_provider
     from understudy.actors.tools import ToolContext, tool
     from understudy.cluster.client.client import Cluster
-    from understudy.cluster.client.results import RunResult, SessionInfo
+    from understudy.cluster.client.results import RunResult, ServiceInfo, SessionInfo
     from understudy.cluster.client.run_handle import Run
     from understudy.cluster.client.session_handle import Session
+    from understudy.observability.traces import TraceSpan
 
+    from .config import ModelProfile
     from .errors import (
         ClusterError,
         Conflict,
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
     )
     from .events import Event
     from .messages import Message, ToolCall, Usage
-    from .reads import Note, PendingInput, Wakeup
+    from .prices import price_table
+    from .reads import Note, PendingInput, RunRecord, Wakeup
     from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
 
     __version__: str
@@ -65,6 +68,7 @@ __all__ = [
     "MemoryContext",
     "Message",
     "ModelError",
+    "ModelProfile",
     "Note",
     "OutputInvalid",
     "PendingInput",
@@ -73,7 +77,9 @@ __all__ = [
     "RestartPolicy",
     "Run",
     "RunFailed",
+    "RunRecord",
     "RunResult",
+    "ServiceInfo",
     "Session",
     "SessionClosed",
     "SessionInfo",
@@ -83,6 +89,7 @@ __all__ = [
     "ToolCall",
     "ToolContext",
     "ToolError",
+    "TraceSpan",
     "UnderstudyError",
     "UnknownRun",
     "UnknownSession",
@@ -91,6 +98,7 @@ __all__ = [
     "__version__",
     "hook",
     "memory_provider",
+    "price_table",
     "tool",
 ]
 
@@ -108,6 +116,7 @@ _HOMES = {
     "Memory": "spec",
     "MemoryContext": "actors.providers",
     "Message": "messages",
+    "ModelProfile": "config",
     "Note": "reads",
     "PendingInput": "reads",
     "Refuse": "actors.directives",
@@ -115,16 +124,20 @@ _HOMES = {
     "RestartPolicy": "spec",
     "Supervision": "spec",
     "Run": "cluster.client.run_handle",
+    "RunRecord": "reads",
     "RunResult": "cluster.client.results",
+    "ServiceInfo": "cluster.client.results",
     "Session": "cluster.client.session_handle",
     "Stop": "actors.directives",
     "SessionInfo": "cluster.client.results",
     "ToolCall": "messages",
     "ToolContext": "actors.tools",
+    "TraceSpan": "observability.traces",
     "Usage": "messages",
     "Wakeup": "reads",
     "hook": "actors.hooks",
     "memory_provider": "actors.providers",
+    "price_table": "prices",
     "tool": "actors.tools",
 }
 """The module each name comes from; names of `__all__` that are not here are errors."""

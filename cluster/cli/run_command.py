@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from understudy.config import OFFLINE_MODEL, Settings, redact
-from understudy.errors import InvalidInput, UnknownSession
+from understudy.errors import DeadlineExceeded, InvalidInput, UnknownSession
 from understudy.events import SessionMigrated
 from understudy.identifiers import identifier_problem
 from understudy.json_text import jsonable
@@ -172,13 +172,20 @@ def follow(
     """
     try:
         return _follow(cluster, session, run, timeout=timeout, reads=reads, store=store, json=json)
+    except DeadlineExceeded:
+        _say_how_to_go_on(session, run, store)
+        raise
     except KeyboardInterrupt as interruption:
         terminated = isinstance(interruption, Terminated)
         said = TERMINATED if terminated else "interrupted"
         errors.print(f"{said}; the run goes on", style="yellow", soft_wrap=True)
-        _hint("wait for it", "run", "--session", session.id, "--run-id", run.run_id, store=store)
-        _hint("end it", "cancel", session.id, store=store)
+        _say_how_to_go_on(session, run, store)
         raise typer.Exit(143 if terminated else 130) from None
+
+
+def _say_how_to_go_on(session: Session, run: Run, store: str | None) -> None:
+    _hint("wait for it", "run", "--session", session.id, "--run-id", run.run_id, store=store)
+    _hint("end it", "cancel", session.id, store=store)
 
 
 def _follow(

@@ -135,6 +135,7 @@ def test_a_run_that_does_not_complete(run: Run, tmp_path: Path) -> None:
     assert late.exit_code == 1
     assert "deadline_exceeded" in late.stderr
     assert "it goes on" in late.stderr
+    assert "wait for it" in late.stderr
 
 
 @pytest.mark.parametrize(
