@@ -52,7 +52,7 @@ class Step:
 
 
 class Activation:
-    """One incarnation of a session in this process, from taking it up to its next wait.
+    """A session at work in this process, from the node service's work to the next step; an epoch may have several.
 
     Attributes:
         patience: when this process is to be taken for hung.

@@ -49,7 +49,7 @@ class Window:
     """A session as its frame sees it: messages kept from activation to activation, the rest told afresh each time.
 
     Attributes:
-        incarnation: of the session: another one of the same id has nothing to do with it.
+        incarnation: of the session: with another one this window is not the session's any more.
         budgeted: its model calls are charged to accounts, so they must say what they want.
         redone: what is done next may have been done before, by a process that died or was cut off.
         interrupted: what the run is at does not go on: a steer says so that the model was not sent yet.

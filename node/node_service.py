@@ -1,6 +1,6 @@
 """The node service: journal, model calls and ready queue of a node, joined by `step`. A plain class.
 
-Frames call in (`step`, `commit`), clients call in (`spawn`, `send`), the supervisor calls in (`take_up`).
+Frames call in (`step`, `commit`, …), clients by `Requests`, the supervisor by parts of the service (`TakeUp`, …).
 The service itself calls nobody but, through ports, its gateway and the services of other nodes, so it needs no Ray and
 its tests need none either.
 """
