@@ -23,7 +23,7 @@ from understudy.agents import CHILD
 from understudy.errors import UnderstudyError
 from understudy.estimates import BYTES_PER_TOKEN
 from understudy.events import ERROR_UNCUT, MemoryFailed, MemoryRecalled
-from understudy.handoffs import ORIGIN as HANDOFF
+from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.messages import ALWAYS, MEMORY, MEMORY_MARK, Message
 from understudy.notes import TODO_KEY, todo_line
 from understudy.ports import Node
@@ -179,8 +179,8 @@ class Memory:
     def _has_taken_over(self, drafted: Sequence[Message]) -> bool:
         """Whether a handoff has come after all that a model has said, and no memory was shown since."""
         for message in self._window.backwards(drafted):
-            if message.origin in (HANDOFF, MEMORY) or (message.role == "assistant" and not message.origin):
-                return message.origin == HANDOFF
+            if message.origin in (HANDED_OFF, MEMORY) or (message.role == "assistant" and not message.origin):
+                return message.origin == HANDED_OFF
         return False
 
     async def message(self) -> Message | None:

@@ -27,7 +27,8 @@ from .context import (
     View,
 )
 from .conversation import Conversation
-from .typed_output import ORIGIN, TypedOutput
+from .typed_output import ORIGIN as OF_OUTPUT
+from .typed_output import TypedOutput
 
 CONTINUE = "Your last message was cut off. Continue exactly where it stopped, without repeating anything."
 CONTINUATION = "continuation"
@@ -291,7 +292,7 @@ class Window:
 
 def _is_between_replies(message: Message) -> bool:
     """Whether a message asks for another reply, or is a result: what is before it is no piece of the reply after it."""
-    return message.role == "tool" or not message.origin or message.origin == ORIGIN
+    return message.role == "tool" or not message.origin or message.origin == OF_OUTPUT
 
 
 def _sees_end(spec: dict[str, Any]) -> bool:
