@@ -235,6 +235,7 @@ class Activation:
         number, draft = window.round + 1, self._commits.draft
         if any(message.origin == FOLD_REQUEST for message in draft.messages):
             await self._before_fold()
+            draft.of_request = 1
         elif self._hooks.has("before_model"):
 
             def asked(more: list[Message]) -> ModelRequest:
