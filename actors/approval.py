@@ -36,7 +36,7 @@ class Permitted:
 
 def decided(window: Window, call: CallState) -> Remembered | None:
     """What a person said earlier of such calls, for the whole session."""
-    return remembered(window.messages, call.tool, call.arguments)
+    return remembered(window.decisions, call.tool, call.arguments)
 
 
 def is_asked_first(window: Window, call: CallState, spec: dict[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 All take the same path. A person answers a question of the model's (`request_user_input`), a call that needs approval
 (`approval.py`) and a call of an `on_crash="ask"` tool that had started when its process died; the store answers calls
-of the tools in `waking.py`.
+of the tools that `waking.store_tool` specifies.
 """
 
 from __future__ import annotations

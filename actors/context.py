@@ -8,7 +8,7 @@ Between two records the beginning of every request stays as it is, so endpoints 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -181,6 +181,22 @@ def shortened_arguments(arguments: str, limit: int) -> str:
     return json.dumps({"shortened": shortened(arguments, limit)})
 
 
+class Place(NamedTuple):
+    """A place where the history can be cut, so that no call is parted from its result.
+
+    Attributes:
+        seq: of the last message before it.
+        size: of all that is before it, as it counts.
+        saved: how much smaller that would be with its results elided.
+        length: of the conversation's text before it, in bytes.
+    """
+
+    seq: int
+    size: int
+    saved: int
+    length: int = 0
+
+
 class Measure(msgspec.Struct, frozen=True):
     """How large a request would be. Sizes are bytes of text; an image counts as the text of as many tokens.
 
@@ -188,39 +204,37 @@ class Measure(msgspec.Struct, frozen=True):
         tokens: all of it, as estimated.
         per_byte: tokens for each byte of text.
         size: of all messages.
-        ends: `(seq, size, saved)` of places where the history can be cut, in order, so that no call is parted from its
-            result: what is before it is up to `seq`, and so large, and would be smaller by so much if its results were
-            elided. The first one is the present beginning of the history.
+        ends: where it can be cut, in order. The first one is the present beginning of the history.
     """
 
     tokens: int
     per_byte: float
     size: int
-    ends: list[tuple[int, int, int]]
+    ends: list[Place]
 
     def cut(self, keep: float, after: int) -> int:
         """Up to which `seq` the history can go so that no more than `keep` tokens stay, or as few as possible; `after`
         if there is no place to cut behind that."""
         bound = self.size - keep / self.per_byte
-        places = [place for place in self.ends if place[0] > after]
-        return next((seq for seq, size, _ in places if size >= bound), places[-1][0] if places else after)
+        places = [place for place in self.ends if place.seq > after]
+        return next((place.seq for place in places if place.size >= bound), places[-1].seq if places else after)
 
     def between(self, after: int, until: int) -> float:
         """Tokens of the history behind the one `seq` and up to the other."""
-        return (self._at(until)[1] - self._at(after)[1]) * self.per_byte
+        return (self._at(until).size - self._at(after).size) * self.per_byte
 
     def saved(self, until: int) -> float:
         """Tokens that are saved where results up to there are elided."""
-        return self._at(until)[2] * self.per_byte
+        return self._at(until).saved * self.per_byte
 
-    def _at(self, seq: int) -> tuple[int, int, int]:
-        return next((place for place in reversed(self.ends) if place[0] <= seq), self.ends[0])
+    def _at(self, seq: int) -> Place:
+        return next((place for place in reversed(self.ends) if place.seq <= seq), self.ends[0])
 
     def largest(self, tokens: float, after: int, until: int) -> int:
         """The last place behind `after`, and not behind `until`, before which there are at most so many tokens; 0 if
         there is none."""
-        fitting = [seq for seq, size, _ in self.ends if after < seq <= until and size * self.per_byte <= tokens]
-        return fitting[-1] if fitting else 0
+        among = (place for place in reversed(self.ends) if after < place.seq <= until)
+        return next((place.seq for place in among if place.size * self.per_byte <= tokens), 0)
 
 
 class Trouble(msgspec.Struct, frozen=True):

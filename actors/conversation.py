@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from understudy.estimates import BYTES_PER_TOKEN, image_excess
 from understudy.identifiers import COPIED, digest, new_identifier
 from understudy.json_text import to_json
 from understudy.messages import ALWAYS, INTERRUPTED, Message
 
-from .context import DEFAULT, WHOLE, Measure, Policy, View, saved, shortened_arguments, shown
+from .context import DEFAULT, WHOLE, Measure, Place, Policy, View, saved, shortened_arguments, shown
 
 WORTH_KEEPING = 32 * 1024
 """In bytes: what is shorter goes to the gateway whole, each time, which costs a tenth of a millisecond."""
 
 CAREFUL = 1.1
 """By so much a guess is raised that rests on what an endpoint counted of other texts."""
-
-
-class _End(NamedTuple):
-    """A place where the history can be cut: behind the message `seq`, at so many bytes of the text.
-
-    Attributes:
-        size: what the text before it counts.
-        saved: how much smaller it would be with its results elided.
-    """
-
-    seq: int
-    length: int
-    size: int
-    saved: int
 
 
 class Conversation:
@@ -151,14 +137,14 @@ class Conversation:
             size, tokens = self._size(), self._tokens()
         finally:
             self._restore(before)
-        return Measure(tokens, self._per_byte(), size, [(end.seq, end.size, end.saved) for end in ends])
+        return Measure(tokens, self._per_byte(), size, ends)
 
     def measured_per_byte(self) -> float:
         """Tokens for each byte of text, as the endpoint's counts have shown them; 0 if they have not."""
         return self._per_byte() if self._counted[1] else self.view.per_byte
 
-    def _here(self) -> _End:
-        return _End(self._last, len(self._text), self._size(), self._saved)
+    def _here(self) -> Place:
+        return Place(self._last, self._size(), self._saved, len(self._text))
 
     def _note_end(self) -> None:
         if self._ends[-1].seq < self._last:

@@ -26,8 +26,8 @@ class HookContext:
             (`run_end`).
         messages: what the model is asked, in the OpenAI chat completions form (`before_model`).
         calls: `(call id, tool)` of the round (`before_tools`), and how each ended (`after_tools`).
-        redone: this may be a repetition: a process that died or was cut off may have called the hook before; or it is
-            one, since a person was asked about the call meanwhile.
+        redone: this may be a repetition: a process that died, was cut off or drained may have called the hook before;
+            or it is one, since a person was asked about the call meanwhile.
     """
 
     point: str

@@ -26,7 +26,7 @@ class Draft:
     inbox_done: list[int] = field(default_factory=list)
     start_run: str | None = None
     merge_runs: tuple[str, ...] = ()
-    of_request: int = 0  # so many of the last entries are what hooks want for the model call that comes with them
+    of_request: int = 0  # so many of the last entries are nothing without the model call that comes with them
     handoff: Handoff | None = None
 
     def __bool__(self) -> bool:

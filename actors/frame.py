@@ -103,7 +103,7 @@ class Frame:
         session_id = work.session_id
         window = self._windows.get(session_id)
         if window is not None and window.incarnation != work.incarnation:
-            window = None  # retention removed the session, and its id was used again
+            window = None  # of another session of this id, of an earlier specification, or of the agent before
         if window is None or window.epoch != work.epoch:
             self._clean()
         if window is None:

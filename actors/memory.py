@@ -1,8 +1,9 @@
 """An agent's memory: what it is shown of its notes and of what its providers recall, as a message of the log.
 
-The message is committed right behind the input of the run that it is for, and only if it says something else than the
-last one that the model still sees. So a prompt's beginning stays the same from round to round and from run to run, and
-a request depends on nothing that is not committed.
+The message is committed right behind the input of the run that it is for, with a batch that folds the history, or with
+the first model call after a handoff; and only if it says something else than the last one that the model still sees. So
+a prompt's beginning stays the same from round to round and from run to run, and a request depends on nothing that is
+not committed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from understudy.agents import CHILD
 from understudy.errors import UnderstudyError
 from understudy.estimates import BYTES_PER_TOKEN
 from understudy.events import ERROR_UNCUT, MemoryFailed, MemoryRecalled
-from understudy.handoffs import ORIGIN as HANDOFF
+from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.messages import ALWAYS, MEMORY, MEMORY_MARK, Message
 from understudy.notes import TODO_KEY, todo_line
 from understudy.ports import Node
@@ -161,8 +162,8 @@ class Memory:
         self._load = load
 
     async def before_ask(self) -> Message | None:
-        """The same before a model call, where the agent has only now taken the session over, or where the next batch
-        folds the history, and with it what the agent was shown."""
+        """What the agent is to be shown before a model call (`message`): only where it has just taken the session over,
+        or where the next batch folds the history, and with it what the agent was shown."""
         drafted = self._commits.draft.messages
         if drafted and drafted[-1].origin == FOLD_REQUEST:  # the model is asked for a summary, and for nothing else
             return None
@@ -178,8 +179,8 @@ class Memory:
     def _has_taken_over(self, drafted: Sequence[Message]) -> bool:
         """Whether a handoff has come after all that a model has said, and no memory was shown since."""
         for message in self._window.backwards(drafted):
-            if message.origin in (HANDOFF, MEMORY) or (message.role == "assistant" and not message.origin):
-                return message.origin == HANDOFF
+            if message.origin in (HANDED_OFF, MEMORY) or (message.role == "assistant" and not message.origin):
+                return message.origin == HANDED_OFF
         return False
 
     async def message(self) -> Message | None:

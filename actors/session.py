@@ -53,7 +53,7 @@ class Step:
 
 
 class Activation:
-    """One incarnation of a session in this process, from taking it up to its next wait.
+    """A session at work in this process, from the node service's work to the next step; an epoch may have several.
 
     Attributes:
         patience: when this process is to be taken for hung.
@@ -143,7 +143,7 @@ class Activation:
             return None
         if waiting is None and self._hooks.has("after_tools"):
             ended = tuple((call.call_id, call.tool, self._calls.outcome(call.call_id)) for call in calls)
-            self._ended = self._end_of(await self._hooks.ask("after_tools", calls=ended))
+            self._ended = self._heed(await self._hooks.ask("after_tools", calls=ended))
         if self._calls.leave and self._ended is None:
             return await self._step()
         return await self._step(wait=waiting) if waiting is not None else None
@@ -184,13 +184,13 @@ class Activation:
         visibility = NEVER if wanted.refused is not None else ALWAYS  # what was refused no model is ever sent
         for message in messages:
             self._commits.draft.say(self.window, replace(message, visibility=visibility))
-        self._ended = self._end_of(wanted)
+        self._ended = self._heed(wanted)
         memory = await self._shown(await self._memory.message()) if self._ended is None else None
         if memory is not None:
             self._commits.draft.say(self.window, memory)
         return True
 
-    def _end_of(self, wanted: Wanted) -> Finish | None:
+    def _heed(self, wanted: Wanted) -> Finish | None:
         """Add what hooks want to be added; how the run ends if they want it to."""
         for message in wanted.messages:
             self._commits.draft.say(self.window, message)
@@ -236,6 +236,7 @@ class Activation:
         number, draft = window.round + 1, self._commits.draft
         if any(message.origin == FOLD_REQUEST for message in draft.messages):
             await self._before_fold()
+            draft.of_request = 1
         elif self._hooks.has("before_model"):
 
             def asked(more: list[Message]) -> ModelRequest:
@@ -243,7 +244,7 @@ class Activation:
                 return window.request(number, [*draft.messages, *of_round])
 
             added = len(draft.entries)
-            ended = self._end_of(await self._hooks.before_model(number, asked))
+            ended = self._heed(await self._hooks.before_model(number, asked))
             if ended is not None:
                 return await self._end_as(ended)
             draft.of_request = len(draft.entries) - added
@@ -291,9 +292,9 @@ class Activation:
             error = {"code": "round_limit", "message": f"no answer after {self.window.round} rounds"}
         wanted = await self._hooks.ask("run_end", text=text, outcome=status)
         if wanted.goes_on is not None and wanted.refused is None:
-            self._end_of(wanted)
+            self._heed(wanted)
             return await self._ask()
-        ended = self._end_of(wanted) or Finish(status, wanted.text, error=error, stopped=stopped)
+        ended = self._heed(wanted) or Finish(status, wanted.text, error=error, stopped=stopped)
         if wanted.refused is not None:  # its answer goes to nobody
             ended = replace(ended, text="")
         if ended.text == text and output is not None:

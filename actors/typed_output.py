@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from understudy.errors import OutputInvalid
-from understudy.handoffs import ORIGIN as HANDOFF
+from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.json_text import to_json
 from understudy.messages import CUT_OFF, NEVER, Message, ToolCall
 from understudy.records import CallState, Finish
@@ -152,7 +152,7 @@ class TypedOutput:
         Args:
             run: the messages of the run so far, the newest first; what was said under another agent does not count.
         """
-        messages = list(takewhile(lambda message: message.origin != HANDOFF, run))
+        messages = list(takewhile(lambda message: message.origin != HANDED_OFF, run))
         rounds = {
             message.round for message in messages
             if message.origin == ORIGIN or (message.role == "tool" and message.name == FINAL_ANSWER)

@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from understudy.approvals import APPROVAL
 from understudy.errors import ContextOverflow
+from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.identifiers import wait_key
 from understudy.json_text import to_json
 from understudy.messages import ALWAYS, CUT_OFF, THIS_ROUND, Message
@@ -27,7 +29,8 @@ from .context import (
     View,
 )
 from .conversation import Conversation
-from .typed_output import ORIGIN, TypedOutput
+from .typed_output import ORIGIN as OF_OUTPUT
+from .typed_output import TypedOutput
 
 CONTINUE = "Your last message was cut off. Continue exactly where it stopped, without repeating anything."
 CONTINUATION = "continuation"
@@ -41,6 +44,9 @@ SEES_END = ("after_model", "run_end")
 
 FOLDING = frozenset({FOLD, FOLD_REQUEST, FOLD_ANSWER})
 
+DECIDING = frozenset({APPROVAL, HANDED_OFF})
+"""Origins of the records that say what a person decided for the session, and under which agent."""
+
 OUTPUT_TOKENS = 4096
 """How long a reply may be when the specification sets no limit of its own; used only where a budget is set."""
 
@@ -49,7 +55,8 @@ class Window:
     """A session as its frame sees it: messages kept from activation to activation, the rest told afresh each time.
 
     Attributes:
-        incarnation: of the session: another one of the same id has nothing to do with it.
+        incarnation: of the session: with another one this window is not the session's any more.
+        decisions: those of the messages that say what a person decided for the session (`understudy.approvals`).
         budgeted: its model calls are charged to accounts, so they must say what they want.
         redone: what is done next may have been done before, by a process that died or was cut off.
         interrupted: what the run is at does not go on: a steer says so that the model was not sent yet.
@@ -70,6 +77,7 @@ class Window:
         self._conversation = self._begun(View())
         self._told = 0  # so many of the messages are in the conversation
         self._folds: list[Message] = []  # records, requests and answers, as they are committed
+        self.decisions: list[Message] = []
         self.known_seq = 0
         self.incarnation = 0
         self.epoch = 0
@@ -99,6 +107,7 @@ class Window:
         new = [message for message in work.messages if message.seq > self.known_seq]
         self.messages += new
         self._folds += [message for message in new if message.origin in FOLDING]
+        self.decisions += [message for message in new if message.origin in DECIDING]
         if self.typed is not None:
             self.typed.extend(new)
         self.known_seq = max(self.known_seq, work.seq)
@@ -296,7 +305,7 @@ class Window:
 
 def _is_between_replies(message: Message) -> bool:
     """Whether a message asks for another reply, or is a result: what is before it is no piece of the reply after it."""
-    return message.role == "tool" or not message.origin or message.origin == ORIGIN
+    return message.role == "tool" or not message.origin or message.origin == OF_OUTPUT
 
 
 def _sees_end(spec: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from .handoffs import ORIGIN as HANDOFF
+from .handoffs import ORIGIN as HANDED_OFF
 from .identifiers import COPIED
 from .messages import NEVER, Message
 
@@ -74,7 +74,7 @@ def remembered(messages: Iterable[Message], tool: str, arguments: str) -> Rememb
     of_others: dict[str, Remembered | None] = {}
     for message in messages:
         extra = message.extra or {}
-        if message.origin == HANDOFF:
+        if message.origin == HANDED_OFF:
             of_others[extra["from"]] = found
             found = of_others.get(extra["to"])
         if message.origin != APPROVAL or extra.get("tool") != tool or (message.run_id or "").startswith(COPIED):

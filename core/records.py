@@ -197,7 +197,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         kind: `question` (the model asks), `approval` (the call may not be executed without) or `in_doubt` (the call had
-            started when its process died), for a person; the tool's name (`understudy.wakeups`), for the store.
+            started when its process died), for a person; the tool's name, for the store.
         options: answers that are offered; any other is taken as well.
         executions: how often the call was executed.
         arguments: what the store is asked.
@@ -266,7 +266,7 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class ActivationId(NamedTuple):
     """Names one activation. Epochs begin anew with a session that is made again under a removed one's id, which has
-    another incarnation."""
+    another incarnation. So has one that has taken another specification on, or was handed off to another agent."""
 
     session_id: str
     incarnation: int

@@ -10,7 +10,7 @@ from understudy.records import ActivationId
 from understudy.store.db.session_row import ActiveSession
 
 FENCED = ActivationId("", 0, 0)
-"""The epoch of an activation that is over: no session has it."""
+"""Stands for an activation that is over: no session has it."""
 
 
 class Claim:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from msgspec.structs import replace
-
 from understudy.errors import Fenced, StaleGeneration, UnderstudyError
 from understudy.estimates import estimate_tokens
 from understudy.messages import Usage
@@ -94,10 +92,9 @@ class Draining:
 
         A model call that the session wants is made there: here it might not be answered in time.
         """
-        batch = replace(batch, wait=None) if batch.wait == "model" else batch
 
         def operation(tx: Transaction) -> tuple[str | None, ActiveSession]:
-            result = batches.commit(tx, batch, slot.frame_id, holder=self._node.holder)
+            result = batches.commit(tx, batch, slot.frame_id, holder=self._node.holder, asks=False)
             for spawn in batch.spawns:
                 child = tx.find(spawn.child_id)
                 if child is not None and child.epoch == 0:

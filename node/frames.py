@@ -231,10 +231,12 @@ class Frames:
 
         return operation
 
-    async def vacated(self, parked: ActivationId | None, operation: Callable[[Transaction], Any], touches: str) -> Any:
+    async def vacated(self, parked: ActivationId | None, operation: Callable[[Transaction], Any], *touches: str) -> Any:
         """Commit who shall have a frame, with who was in it before: that one has left, also if this is refused."""
-        leave = [lambda tx: activation.park(tx, parked)] if parked is not None else []
-        *_, result = await self._node.journal.submit_all([*leave, operation], touches)
+        operations = [operation]
+        if parked is not None:
+            operations, touches = [lambda tx: activation.park(tx, parked), operation], (*touches, parked.session_id)
+        *_, result = await self._node.journal.submit_all(operations, *touches)
         if isinstance(result, BaseException):
             raise result
         return result
@@ -397,7 +399,7 @@ class Frames:
 
     async def park(self, held: ActivationId) -> None:
         """Note that a session has left its frame."""
-        await self._node.journal.submit(lambda tx: activation.park(tx, held))
+        await self._node.journal.submit(lambda tx: activation.park(tx, held), held.session_id)
 
 
 def current_work(tx: Transaction, held: ActivationId, frame_id: str, after_seq: int) -> Work:

@@ -1,6 +1,6 @@
 """The node service: journal, model calls and ready queue of a node, joined by `step`. A plain class.
 
-Frames call in (`step`, `commit`), clients call in (`spawn`, `send`), the supervisor calls in (`take_up`).
+Frames call in (`step`, `commit`, …), clients by `Requests`, the supervisor by parts of the service (`TakeUp`, …).
 The service itself calls nobody but, through ports, its gateway and the services of other nodes, so it needs no Ray and
 its tests need none either.
 """
@@ -148,13 +148,15 @@ class NodeService(NodeBasis):
 
     async def reload(self, frame_id: str, activation: ActivationId) -> Work:
         """See `understudy.ports.Node.reload`."""
-        return await self.journal.submit(lambda tx: current_work(tx, activation, frame_id, 0))
+        return await self.journal.submit(lambda tx: current_work(tx, activation, frame_id, 0), activation.session_id)
 
     async def interrupted(self, frame_id: str, activation: ActivationId, run_id: str, round_number: int) -> str:
         """See `understudy.ports.Node.interrupted`."""
         self.frames.require_own(frame_id, activation)
         with self.interrupts.watching(activation, run_id, round_number) as reason:
-            work = await self.journal.submit(lambda tx: current_work(tx, activation, frame_id, 1 << 62))
+            work = await self.journal.submit(
+                lambda tx: current_work(tx, activation, frame_id, 1 << 62), activation.session_id
+            )
             if (work.run_id, work.round) != (run_id, round_number):
                 raise Fenced(f"round {round_number} of run {run_id} is over", session_id=activation.session_id)
             if work.cancel is not None:

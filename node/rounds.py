@@ -238,7 +238,9 @@ class Rounds:
             try:
                 with self._claims.committing(held.session_id) as claim:
                     claim.activation = held
-                    issued, over = await self._node.journal.submit(lambda tx: self._reissue(tx, slot, held, request))
+                    issued, over = await self._node.journal.submit(
+                        lambda tx: self._reissue(tx, slot, held, request), held.session_id
+                    )
                     if issued is not None:
                         self._call(request, issued, held, slot.placement, slot.root_id)
             except Fenced:

@@ -71,7 +71,7 @@ class SessionInfo:
         epoch: number of its latest activation.
         actor_pid: the process that holds it; None while it is passive.
         restarts: crashes it came back from.
-        tokens_redone: tokens that were paid again because a node service was lost.
+        tokens_redone: tokens of model calls that were issued again, since a gateway or a node was lost.
         cost: of all its model calls, in the price table's currency; 0 for models without a price.
         created_at, updated_at: microseconds since 1970 UTC.
         tools: tools it is at; told by `tree` only.

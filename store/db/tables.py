@@ -80,8 +80,8 @@ class Session(NamespaceTable, table=True):
     other row.
 
     Attributes:
-        incarnation: when it came into this store, or took another specification on; another one of the same id, or the
-            same imported again, has a later one.
+        incarnation: when it came into this store, took another specification on, or was handed off to another agent;
+            another one of the same id, or the same imported again, has a later one.
         first_incarnation: what that was at first; 0 for those of versions that did not note it.
         aborted: 1 once open calls of the current run were given up, because its process died again and again.
         pruned_seq: events up to this `seq` may have been removed by retention; messages never are.

@@ -1,7 +1,7 @@
 """A batch and what follows from it: each change is one function, with its key and its condition.
 
 An operation runs inside a `Transaction`, possibly beside others. It first checks its condition and raises without
-having changed anything, then changes rows in memory. The table in DESIGN §3 names who may call which.
+having changed anything, then changes rows in memory. The table in docs/architecture.md has key and condition of each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOOKED_AT = 100
 
 
 def commit(
-    tx: Transaction, batch: Batch, frame_id: str, *, holder: str = "", price: Price | None = None
+    tx: Transaction, batch: Batch, frame_id: str, *, holder: str = "", price: Price | None = None, asks: bool = True
 ) -> CommitResult:
     """Commit one batch of an activation. Key: (activation, batch_no); a replay changes nothing.
 
@@ -44,6 +44,7 @@ def commit(
         frame_id: of the frame whose batch it is.
         holder: the node service that makes the model call, if the batch asks for one.
         price: of that call's model, if it has one.
+        asks: False where no call is made here: whoever goes on with the session prepares it anew.
 
     Raises:
         Fenced: a newer activation exists, the session has left its frame or was never in this one, or the run has ended
@@ -87,7 +88,8 @@ def commit(
     finish = None if steering.outlives(tx, row, batch.finish) else batch.finish
     if finish is not None and row.calls_open > 0:
         waiting.drop_all(tx, row)
-    first_seq, asks_anew = row.seq + 1, steering.comes_first(tx, row, batch)
+    first_seq = row.seq + 1
+    asks_anew = (batch.wait == "model" and not asks) or steering.comes_first(tx, row, batch)
     for entry in batch.entries[: -batch.request_entries or None] if asks_anew else batch.entries:
         tx.append(row, entry)
     # A cancelled run may not grow: its spawns, questions and next model call are left out, and the Ack says why.

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sqlalchemy import select
 
 from understudy.errors import InvalidInput, SessionConflict
-from understudy.handoffs import ORIGIN as HANDOFF
+from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.handoffs import agent_at, present
 from understudy.identifiers import COPIED
 from understudy.messages import Message, ToolCall
@@ -59,7 +59,7 @@ def fork(tx: Transaction, session_id: str, wanted: Fork, node_id: str) -> Spawne
     spec = tx.specification(session_id)
     for needed in sorted(code.digests(spec, origin.placement)):
         code.touch(tx, needed)
-    records = ((message.seq, message.extra or {}) for message in messages if message.origin == HANDOFF)
+    records = ((message.seq, message.extra or {}) for message in messages if message.origin == HANDED_OFF)
     agent = agent_at(records, wanted.at, origin.agent)
     placement = present(spec, agent).get("placement", origin.placement)
     create_session(

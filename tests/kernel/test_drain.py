@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from understudy import HookContext, Inject, hook
+from understudy.actors.context import FOLD_ANSWER, FOLD_REQUEST
+from understudy.actors.hooks import describe_hook
 from understudy.cluster.ray import connection as connecting
 from understudy.cluster.ray.connection import Connection
 from understudy.config import Settings
@@ -33,6 +37,7 @@ from understudy.supervisor.drains import seconds_for
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
+from .test_context import Stepping, compiled
 
 PATIENCE = 30.0
 LONG = 60.0
@@ -417,6 +422,95 @@ async def test_services_that_stop_park_everything(store: str, server: OfflineSer
         a.add_frame()
         assert (await nodes.end("s"))["status"] == "completed"
         assert server.stats.requests == 2
+
+
+ADDED: list[bool] = []
+"""Whether what the hook did might have been done before, each time it was called."""
+
+FOLDS: list[bool] = []
+"""The same of the other hook."""
+
+
+@hook("before_model")
+def adds(context: HookContext) -> list[Inject]:
+    """Add a message that stays, and one for the call only."""
+    ADDED.append(context.redone)
+    stays, only = (Inject(f"{what} {len(ADDED)}", role="system") for what in ("stays", "only"))
+    return [stays, dataclasses.replace(only, visibility="this_round")]
+
+
+async def test_what_a_hook_adds_to_a_call_that_is_made_elsewhere_is_added_once(
+    store: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a hook that adds to each model call, when the node is drained before the commit that asks for one, then the
+    hook is called again by whoever makes the call, and only what it adds then is in the log."""
+    ADDED.clear()
+    async with cluster(store, server, tmp_path, "a") as nodes:
+        [a] = nodes.kernels
+        prepared, drained, point = asyncio.Event(), asyncio.Event(), a.point
+
+        async def held(label: str, worker: k.Worker | None) -> None:
+            if label == "before step" and len(ADDED) == 2:
+                prepared.set()
+                await drained.wait()
+            await point(label, worker)
+
+        a.point = held  # type: ignore[method-assign]
+        script = k.script([("look", {"path": str(tmp_path / "n"), "text": "x"})], "done")
+        await a.spawn("s", k.spec(script, [k.look], hooks=[describe_hook(adds, pickle=None)[0]]))
+        await a.send("s")
+        await asyncio.wait_for(prepared.wait(), PATIENCE)
+        await nodes.drain(a, stop=True)
+        drained.set()
+        await nodes.drained(a)
+        await nodes.undo(a)
+        a.add_frame()
+        assert (await nodes.end("s"))["status"] == "completed"
+        messages = await a.ask("read", "messages", ["s"], {})
+        added = [message["content"] for message in messages if message.get("origin") == "hook:adds"]
+        assert added == ["stays 1", "only 1", "stays 3", "only 3"]
+        assert ADDED == [False, False, True]
+        a.check("s")
+
+
+@hook("before_fold")
+def sees_folds(context: HookContext) -> None:
+    """Note that a summary is about to be asked for."""
+    FOLDS.append(context.redone)
+
+
+async def test_a_summary_that_was_not_asked_for_is_asked_for_elsewhere(tmp_path: Path) -> None:
+    """Given a session whose history is full, when its node is drained before the commit that asks for a summary, then
+    whoever goes on asks for it at once, and the log has one request for each answer."""
+    FOLDS.clear()
+    with OfflineServer(Stepping(20), window=2_000) as server:
+        async with cluster(f"sqlite:///{tmp_path}/store.db", server, tmp_path, "a") as nodes:
+            [a] = nodes.kernels
+            prepared, drained, point = asyncio.Event(), asyncio.Event(), a.point
+
+            async def held(label: str, worker: k.Worker | None) -> None:
+                if label == "before step" and len(FOLDS) == 1:
+                    prepared.set()
+                    await drained.wait()
+                await point(label, worker)
+
+            a.point = held  # type: ignore[method-assign]
+            await a.spawn("s", {**compiled(window=2_000), "hooks": [describe_hook(sees_folds, pickle=None)[0]]})
+            await a.send("s")
+            await asyncio.wait_for(prepared.wait(), PATIENCE)
+            before = server.stats.requests
+            await nodes.drain(a, stop=True)
+            drained.set()
+            await nodes.drained(a)
+            await nodes.undo(a)
+            a.add_frame()
+            assert (await nodes.end("s"))["status"] == "completed"
+            origins = [message.get("origin") for message in await a.ask("read", "messages", ["s"], {})]
+            asked = list(server.requests)[before].body
+            a.check("s")
+    assert FOLDS[:2] == [False, True]
+    assert origins.count(FOLD_REQUEST) == origins.count(FOLD_ANSWER)
+    assert "Summarise" in str(asked["messages"][-1]["content"])
 
 
 @pytest.mark.thorough

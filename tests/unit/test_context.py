@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from understudy.actors.context import (
     Exhausted,
     Measure,
+    Place,
     Policy,
     Trouble,
     View,
@@ -31,7 +32,7 @@ MESSAGES = 20
 
 def measure(each: int = 100, count: int = MESSAGES, through: int = 0, saved: int = 0) -> Measure:
     """A history of so many messages of so many tokens each."""
-    ends = [(through, 0, 0)] + [(through + n, n * each, n * saved) for n in range(1, count)]
+    ends = [Place(through, 0, 0)] + [Place(through + n, n * each, n * saved) for n in range(1, count)]
     return Measure(count * each, 1.0, count * each, ends)
 
 
@@ -107,7 +108,9 @@ def test_it_always_comes_to_an_end(
     view, trouble, steps = View(), Trouble(refused=refusals > 0), 0
     while True:
         left = [n for n in range(count + 1) if n >= view.through]
-        ends = [(n, (n - view.through) * each, max(0, n - view.elided) * min(saved, each)) for n in left[:-1] or left]
+        ends = [
+            Place(n, (n - view.through) * each, max(0, n - view.elided) * min(saved, each)) for n in left[:-1] or left
+        ]
         now = Measure(len(left) * each, 1.0, len(left) * each, ends)
         try:
             step = next_step(policy, view, now, trouble, 100)
