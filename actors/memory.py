@@ -261,8 +261,9 @@ class Memory:
         return found if outcome == "ok" else self._failed(provider["name"], does, str(found))
 
     def _failed(self, name: str, what: str, problem: str) -> None:
+        problem = presentable(problem)
         logger.warning("session %s goes on without %s of %s: %s", self._window.session_id, what, name, problem)
-        event = MemoryFailed(provider=name, what=what, error_message=presentable(problem)[:ERROR_UNCUT])
+        event = MemoryFailed(provider=name, what=what, error_message=problem[:ERROR_UNCUT])
         self._commits.draft.entries.append(event)
 
 

@@ -214,6 +214,25 @@ async def test_it_fails(kernel: k.Kernel, tmp_path: Path, wanted: Any, why: str,
         assert why in run["error"]["message"]
 
 
+@pytest.mark.parametrize("point", ["before_model", "beside"])
+async def test_a_failure_has_no_secrets(
+    kernel: k.Kernel, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a hook that fails with an error in which a secret variable's value is, or what no store can keep, then the
+    run's error and its events have neither."""
+    monkeypatch.setenv("SHOP_API_KEY", "abcdefgh12345678")
+
+    async def fails(_context: HookContext) -> None:
+        raise ValueError("no access with abcdefgh12345678\x00")
+
+    described = guard("fails", fails)
+    if point == "before_model":
+        described = {name: value for name, value in described.items() if name != "parallel"}
+    run = await kernel.run("s", guarded(tmp_path / "n", described))
+    assert run["error"]["message"] == "the hook fails failed: ValueError: no access with ***\ufffd"
+    assert "abcdefgh12345678" not in str(await kernel.events("s"))
+
+
 async def test_it_takes_too_long(kernel: k.Kernel, tmp_path: Path) -> None:
     """A synchronous guard that outlives its timeout trips; the session's next run is in another process."""
     leave = threading.Event()
