@@ -126,7 +126,7 @@ def _wrong(schema: dict[str, Any]) -> Iterator[str]:
     """Why a schema can't be used."""
     from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-    if schema.get("$schema", DIALECT).rstrip("#") != DIALECT:
+    if str(schema.get("$schema", DIALECT)).rstrip("#") != DIALECT:
         yield f"$schema: only {DIALECT} is known"
     for error in Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema):
         yield f"{error.json_path}: {error.message}"
@@ -140,7 +140,7 @@ def _wrong(schema: dict[str, Any]) -> Iterator[str]:
         for pattern in (found.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
             try:
                 re.compile(pattern if isinstance(pattern, str) else "")
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 yield f"{place}: the pattern {pattern!r} is no regular expression of Python's: {error}"
 
 
