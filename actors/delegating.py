@@ -21,11 +21,11 @@ LONGEST_SCHEMA = 20_000
 
 OUTPUT_RETRIES = 2
 
-EXPENSIVE = ("pattern", "patternProperties")
-"""Keywords with which a schema could keep a process busy for ever, that a model wrote: nobody has looked at it."""
+EXPENSIVE = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties")
+"""Keywords with which a schema that a model wrote could keep a process busy for ever: no person has reviewed it."""
 
 MOST_SCHEMAS = 10_000
-"""So many schemas a validator may have to look at for the values of a small answer."""
+"""So many schemas a validator may have to look at for the values of an answer (`is_bounded`)."""
 
 SHOWN_PROBLEMS, SHOWN_PROBLEM = 10, 300
 """So much is told of what is wrong with a schema."""
@@ -108,7 +108,7 @@ def _output(schema: Any, delegation: dict[str, Any]) -> dict[str, Any] | str:
             return 'the argument "output_schema" has characters that can\'t be stored.'
         found = output_for(schema, None, mode="auto", retries=OUTPUT_RETRIES)
         if isinstance(found, dict) and any(name in one for _, one in schemas(schema) for name in EXPENSIVE):
-            found = [f"{' and '.join(EXPENSIVE)} are not supported here"]
+            found = [f"{', '.join(EXPENSIVE)} are not supported here"]
         if isinstance(found, dict) and not is_bounded(schema, MOST_SCHEMAS):
             found = ["what must fit one value is too much, or refers to itself without an end"]
     except RecursionError:

@@ -15,6 +15,9 @@ from .window import Window, stated_reply
 LEAST_WORDS, MOST_WORDS = 100, 1_500
 """How long a summary may be that is asked for."""
 
+MOST_INPUTS = 20
+"""So many of a run's inputs are repeated, if they have to be shortened: the first, and the latest."""
+
 INPUTS = ("", CHILD, STEER)
 """Origins of the messages that say what a run is to do."""
 
@@ -75,9 +78,16 @@ def take_summary(window: Window, draft: Draft, summary: str) -> None:
 
 def _inputs(window: Window, through: int) -> str:
     """What the current run was told, by inputs, news and steers, of that which is left out with what is up to a `seq`:
-    all of it, or its beginnings and ends."""
+    all of it, or the beginnings and ends of the first and the latest."""
     said = [message for message in window.backwards() if message.role == "user" and message.seq <= through]
-    texts = [message.text for message in reversed(said) if message.origin in INPUTS]
+    return repeated([message.text for message in reversed(said) if message.origin in INPUTS])
+
+
+def repeated(texts: list[str]) -> str:
+    """These inputs in one text that is bounded, however many and long they are."""
     if sum(map(len, texts)) > INPUT_CHARACTERS:
+        left_out = len(texts) - MOST_INPUTS
+        more = f"[… {left_out} inputs are left out …]"
+        texts = texts if left_out <= 0 else [texts[0], more, *texts[1 + left_out :]]
         texts = [shortened(text, INPUT_CHARACTERS // len(texts)) for text in texts]
     return "\n\n".join(texts)

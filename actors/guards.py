@@ -79,11 +79,7 @@ def refusal(name: str, refused: str | None, stopped: str | None, session_id: str
     return Refused(f"the hook {name} stopped the run", session_id=session_id, details={STOPPED: stopped}).to_wire()
 
 
-def end_of(error: dict[str, Any], text: str) -> Finish:
-    """How a run ends whose model call has this error (`refusal`).
-
-    Args:
-        text: of the agent's last answer.
-    """
+def end_of(error: dict[str, Any]) -> Finish:
+    """How a run ends whose model call has this error (`refusal`)."""
     stopped = (error.get("details") or {}).get(STOPPED)
-    return Finish("completed", stopped, stopped=True) if stopped is not None else Finish("failed", text, error=error)
+    return Finish("completed", stopped, stopped=True) if stopped is not None else Finish("failed", "", error=error)

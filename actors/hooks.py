@@ -201,7 +201,11 @@ class Wanted:
 
 
 class HookFailed(Exception):
-    """A hook raised, did not return in time, can't be loaded, or returned what means nothing; the text says which."""
+    """A hook raised, did not return in time, can't be loaded, or returned what means nothing; the text says which, and
+    may be the run's error: it has no secrets."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(presentable(text))
 
 
 class Hooks:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ HEAD = (
     "nothing of you.\n"
 )
 FOOT = "</memory>"
+MARKS = re.compile(r"<(\s*/?\s*memory\b[^<>]*)>", re.IGNORECASE)
+"""What a model could take for `MEMORY_MARK` or `FOOT`."""
 NOTHING = "There is nothing any more.\n"
 LEFT_OUT = "({number} more did not fit: list_notes has them.)\n"
 
@@ -87,14 +90,14 @@ def limit_of(window: Window, drafted: Sequence[Message] = ()) -> int:
 def memory_text(notes: Sequence[Note], recalled: Sequence[tuple[str, str]], limit: int) -> str | None:
     """What an agent is shown, in at most `limit` bytes; None for nothing. What was recalled has up to half of it where
     the notes would take all."""
-    texts = [(f"Recalled by {name}:\n", f"{text}\n") for name, text in recalled]
+    texts = [(f"Recalled by {name}:\n", f"{_inside(text)}\n") for name, text in recalled]
     wanted = sum(_size(head) + _size(text) for head, text in texts)
     room = limit - _size(HEAD) - _size(FOOT) - _size(LEFT_OUT)
     if room <= 0:
         return None
     lines, left_out, space = [], 0, room - min(wanted, room // 2)
     for note in notes:
-        line = _line(note)
+        line = _inside(_line(note))
         if not line:
             continue
         if _size(line) > space:
@@ -121,6 +124,11 @@ def _line(note: Note) -> str:
     if all(item["status"] == "done" for item in items):
         return ""
     return "- your todo list:\n" + "".join(f"  {todo_line(item)}\n" for item in items)
+
+
+def _inside(text: str) -> str:
+    """A text with nothing in it that could be taken for the mark at the beginning or the end of a memory."""
+    return MARKS.sub(r"[\1]", text)
 
 
 def _size(text: str) -> int:
@@ -254,8 +262,9 @@ class Memory:
         return found if outcome == "ok" else self._failed(provider["name"], does, str(found))
 
     def _failed(self, name: str, what: str, problem: str) -> None:
+        problem = presentable(problem)
         logger.warning("session %s goes on without %s of %s: %s", self._window.session_id, what, name, problem)
-        event = MemoryFailed(provider=name, what=what, error_message=presentable(problem)[:ERROR_UNCUT])
+        event = MemoryFailed(provider=name, what=what, error_message=problem[:ERROR_UNCUT])
         self._commits.draft.entries.append(event)
 
 

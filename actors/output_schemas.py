@@ -6,7 +6,7 @@ Pure. The driver uses it for an agent's `output_type`, a frame for the schema of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .output import WRAPPED, resolve
@@ -55,23 +55,46 @@ def output_for(schema: dict[str, Any], kind: str | None, *, mode: str, retries: 
 
 
 def is_bounded(schema: dict[str, Any], most: int) -> bool:
-    """Whether a validator has to look at no more than so many schemas for one value at each place of an answer: those
-    that are combined, and what they refer to. One that refers to itself there has no end."""
-    waiting = [found for _, found in schemas(schema)]
-    seen = 0
-    while waiting:
-        found = waiting.pop()
-        seen += 1
-        if seen > most:
-            return False
-        for name in ("allOf", "anyOf", "oneOf"):
-            waiting += [item for item in found.get(name) or () if isinstance(item, dict)]
-        waiting += [item for name in ("not", "if", "then", "else") if isinstance(item := found.get(name), dict)]
-        waiting += [item for item in (found.get("dependentSchemas") or {}).values() if isinstance(item, dict)]
-        target = resolve(schema, found["$ref"]) if isinstance(found.get("$ref"), str) else None
-        if isinstance(target, dict):
-            waiting.append(target)
+    """Whether a validator has to look at no more than so many schemas for the values of an answer, however deep it is:
+    at each place those that are combined, and what they refer to. One that refers to itself there has no end; one that
+    refers to itself several times for the same part of a value has to be looked at twice as often at each depth."""
+    places, known, seen = [[schema]], set[tuple[int, ...]](), 0
+    while places:
+        waiting = places.pop()
+        place = tuple(sorted(map(id, waiting)))
+        if place in known:
+            continue
+        known.add(place)
+        here: list[dict[str, Any]] = []
+        while waiting:
+            found = waiting.pop()
+            seen += 1
+            if seen > most:
+                return False
+            here.append(found)
+            for name in ("allOf", "anyOf", "oneOf"):
+                waiting += _only_schemas(found.get(name) or ())
+            waiting += _only_schemas(found.get(name) for name in ("not", "if", "then", "else"))
+            waiting += _only_schemas((found.get("dependentSchemas") or {}).values())
+            waiting += _only_schemas([resolve(schema, found["$ref"])] if isinstance(found.get("$ref"), str) else ())
+        places += _parts_of(here)
     return True
+
+
+def _parts_of(combined: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """What schemas that are combined at a place demand of the parts of its value: of each property, and of items."""
+    tables = [(found.get("properties") or {}, found.get("additionalProperties")) for found in combined]
+    for name in {name: None for properties, _ in tables for name in properties}:
+        yield _only_schemas(properties.get(name, others) for properties, others in tables)
+    yield _only_schemas(others for _, others in tables)
+    yield _only_schemas(found.get("propertyNames") for found in combined)
+    items = [item for found in combined for item in found.get("prefixItems") or ()]
+    yield _only_schemas([*items, *(found.get(name) for found in combined for name in ("items", "contains"))])
+
+
+def _only_schemas(values: Iterable[Any]) -> list[dict[str, Any]]:
+    """Those that are tables: what is true or false costs nothing."""
+    return [value for value in values if isinstance(value, dict)]
 
 
 def name_of(title: str) -> str:
@@ -103,7 +126,7 @@ def _wrong(schema: dict[str, Any]) -> Iterator[str]:
     """Why a schema can't be used."""
     from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-    if schema.get("$schema", DIALECT).rstrip("#") != DIALECT:
+    if str(schema.get("$schema", DIALECT)).rstrip("#") != DIALECT:
         yield f"$schema: only {DIALECT} is known"
     for error in Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema):
         yield f"{error.json_path}: {error.message}"
@@ -117,7 +140,7 @@ def _wrong(schema: dict[str, Any]) -> Iterator[str]:
         for pattern in (found.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
             try:
                 re.compile(pattern if isinstance(pattern, str) else "")
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 yield f"{place}: the pattern {pattern!r} is no regular expression of Python's: {error}"
 
 

@@ -196,7 +196,7 @@ class Activation:
             self._commits.draft.say(self.window, message)
         if wanted.refused is not None:
             error = Refused(wanted.refused, session_id=self.window.session_id).to_wire()
-            return Finish("failed", self.window.reply(), error=error)
+            return Finish("failed", "", error=error)  # its answer goes to nobody
         return Finish("completed", wanted.stopped, stopped=True) if wanted.stopped is not None else None
 
     async def _end_as(self, wanted: Finish) -> Step:
@@ -265,7 +265,7 @@ class Activation:
         if error["code"] == "budget_exceeded":  # by an account; nothing was asked
             return await self._finish("budget_exceeded", self.window.reply(), error=error)
         if error["code"] == Refused.code:  # by a hook beside the call
-            return await self._end_as(end_of(error, self.window.reply()))
+            return await self._end_as(end_of(error))
         if error["code"] in (ContextOverflow.code, "aborted") or self.window.asked_to_fold():
             # Aborted for nobody's sake: for a verdict of hooks that got lost, and that they did not repeat.
             return await self._ask()
@@ -295,8 +295,6 @@ class Activation:
             self._heed(wanted)
             return await self._ask()
         ended = self._heed(wanted) or Finish(status, wanted.text, error=error, stopped=stopped)
-        if wanted.refused is not None:  # its answer goes to nobody
-            ended = replace(ended, text="")
         if ended.text == text and output is not None:
             ended = replace(ended, output=output)
         elif window.typed is not None and ended.status == "completed":  # a text of a hook's, perhaps

@@ -19,7 +19,7 @@ def read_spawn(data: dict[str, Any], agents: dict[str, Any]) -> tuple[str | None
         return None, None
     if agent is None and len(agents) == 1:
         return None, next(iter(agents))
-    if agent not in agents:
+    if not isinstance(agent, str) or agent not in agents:
         return f'the argument "agent" must be one of: {", ".join(sorted(agents)) or "(leave it out)"}.', None
     return None, agent
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .messages import storable
 from .records import child_text
 
 SPAWN_AGENT = "spawn_agent"
@@ -36,7 +37,7 @@ def news_text(agent: str, payload: dict[str, Any]) -> str:
 
 def agent_problem(agent: Any, message: Any) -> str | None:
     """What is wrong with the arguments of `SEND_TO_AGENT`; None if nothing is."""
-    if not isinstance(agent, str) or not agent.strip():
+    if not isinstance(agent, str) or not agent.strip() or storable(agent) != agent:
         return 'the argument "agent" must be the id of a sub-agent that you have started.'
     if not isinstance(message, str) or not message.strip():
         return 'the argument "message" must be a text.'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from .messages import storable
 from .wakeups import DAY_SECONDS, spoken
 
 LIST_JOBS = "list_jobs"
@@ -18,6 +19,9 @@ MOST_SHOWN = 50
 
 SHOWN_TEXT = 300
 """Characters that it is shown of what a job is, or has said."""
+
+READ_TEXT = 4 * SHOWN_TEXT
+"""Characters of it that are looked at: spaces and line breaks in a row are shown as one."""
 
 LONGEST_ID = 128
 
@@ -51,8 +55,8 @@ def described(jobs: Iterable[Job], now: int) -> str:
 
 
 def _line(job: Job, now: int) -> str:
-    text = " ".join(job.text[: 4 * SHOWN_TEXT].split())
-    text = f"{text[:SHOWN_TEXT]}…" if len(text) > SHOWN_TEXT else text
+    text = " ".join(job.text[:READ_TEXT].split())
+    text = f"{text[:SHOWN_TEXT]}…" if len(text) > SHOWN_TEXT or len(job.text) > READ_TEXT else text
     began = "ended" if job.ended else "started"
     return f"{job.id} ({job.kind}): {job.state}, {began} {ago(job.at, now)}" + (f": {text}" if text else "")
 
@@ -66,7 +70,7 @@ def job_problem(kind: str, job: Any, grace: Any) -> str | None:
     """What is wrong with the arguments of one of `JOB_TOOLS`; None if nothing is."""
     if kind != STOP_JOB:
         return None
-    if not isinstance(job, str) or not job.strip() or len(job) > LONGEST_ID:
+    if not isinstance(job, str) or not job.strip() or len(job) > LONGEST_ID or storable(job) != job:
         return 'the argument "job" must be the id of a job of yours.'
     if grace is None:
         return None

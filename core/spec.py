@@ -234,7 +234,7 @@ class Memory(Strict):
 
     scopes: tuple[Literal["session", "agent"], ...] = ("session", "agent")
     project: str | None = Field(None, pattern=NAME)
-    max_tokens: int = Field(2_000, ge=50, le=1_000_000)
+    max_tokens: int = Field(2_000, ge=100, le=1_000_000)
     share: float = Field(0.1, gt=0, le=0.5)
     providers: tuple[Any, ...] = ()
     timeout: float = Field(10.0, gt=0, le=3_600)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -34,16 +34,17 @@ class Claims:
         wake: lets a session go on that was woken while somebody committed for it, whose business that was not.
 
     Attributes:
-        cancelled: runs that were asked to end while commits of our own are under way for their sessions.
-        interrupted: the same for runs that were interrupted, each with the round whose model call is not wanted.
+        cancelled: by session, runs that were asked to end while commits of our own are under way for it.
+        interrupted: the same for runs that were interrupted, each with the round whose model call is not wanted. A late
+            notice may be of an earlier one, and takes the place of none.
     """
 
     def __init__(self, wake: Callable[[ActiveSession], None]) -> None:
         self._wake = wake
         self._own = Counter[str]()
         self._missed: dict[str, ActiveSession] = {}
-        self.cancelled: dict[str, str] = {}
-        self.interrupted: dict[str, tuple[str, int]] = {}
+        self.cancelled = defaultdict[str, set[str]](set)
+        self.interrupted = defaultdict[str, set[tuple[str, int]]](set)
 
     def __contains__(self, session_id: object) -> bool:
         return session_id in self._own

@@ -94,7 +94,7 @@ class Notices:
             # Also of a run that was ended by force: it waits for nothing any more.
             self._calls.abort(session_id, incarnation, run_id)
             if session_id in self._claims:  # its call goes out only after this commit is told
-                self._claims.cancelled[session_id] = run_id
+                self._claims.cancelled[session_id].add(run_id)
         for session_id, row in woken.items():
             if session_id in self._claims:
                 self._claims.miss(row)
@@ -107,7 +107,7 @@ class Notices:
             self._interrupts.interrupt(ActivationId(session_id, incarnation, epoch), run_id, round_number)
             self._calls.abort(session_id, incarnation, run_id, round_number)
             if session_id in self._claims:  # its call goes out only after this commit is told
-                self._claims.interrupted[session_id] = run_id, round_number
+                self._claims.interrupted[session_id].add((run_id, round_number))
 
     def wake(self, row: ActiveSession) -> None:
         """Let a session go on, if it is at home here."""

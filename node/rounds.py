@@ -306,9 +306,9 @@ class Rounds:
             request.model, request.ends_run, request.purpose, request.guarded,
         )  # fmt: skip
         self._calls.start(Call(origin, request))
-        if self._claims.cancelled.get(of.session_id) == run_id:
+        if run_id in self._claims.cancelled.get(of.session_id, ()):
             self._calls.abort(of.session_id, of.incarnation, run_id)
-        if self._claims.interrupted.get(of.session_id) == (run_id, round_number):
+        if (run_id, round_number) in self._claims.interrupted.get(of.session_id, ()):
             self._calls.abort(of.session_id, of.incarnation, run_id, round_number)
 
 

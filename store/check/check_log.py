@@ -360,7 +360,7 @@ class Handoffs(LogRule):
         else:
             call_id, agent = entry.data["call_id"], entry.data["from_agent"]
             if call_id not in self.ended and self.pruned == 0:
-                yield f"the handoff at seq {entry.seq} is by call {call_id}, which has not ended well, or has done so"
+                yield f"the handoff at seq {entry.seq} is by call {call_id}: it has not succeeded, or did so before"
             self.ended.discard(call_id)
             if self.agent not in (None, agent):
                 yield f"the handoff at seq {entry.seq} is from {agent}, and the session was under {self.agent}"

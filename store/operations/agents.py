@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 
 from understudy.errors import UnderstudyError
 from understudy.identifiers import digest
-from understudy.jobs import MOST_SHOWN, SHOWN_TEXT, Job
+from understudy.jobs import MOST_SHOWN, READ_TEXT, Job
 from understudy.protocol import Steer
 from understudy.records import Ask
 from understudy.wakeups import spoken
@@ -62,7 +62,7 @@ def jobs(tx: Transaction, row: SessionRow) -> list[Job]:
     tasks: dict[str, Any] = {}
     runs = (
         select(RUN.c.session_id, RUN.c.run_id, RUN.c.status, RUN.c.content, RUN.c.error, RUN.c.accepted_at)
-        .add_columns(RUN.c.finished_at, func.substr(RUN.c.text, 1, SHOWN_TEXT + 1).label("text"))
+        .add_columns(RUN.c.finished_at, func.substr(RUN.c.text, 1, READ_TEXT + 1).label("text"))
         .where(RUN.c.namespace == tx.namespace, RUN.c.session_id.in_([child.session_id for child in children]))
         .where(RUN.c.run_id.between(TASK, f"{TASK}z"), RUN.c.source == "parent")
     )

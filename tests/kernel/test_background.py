@@ -309,6 +309,22 @@ async def test_only_its_own_sub_agents(kernel: k.Kernel) -> None:
     assert invalid == 'the argument "agent" must be the id of a sub-agent that you have started.'
 
 
+async def test_ids_that_are_none(kernel: k.Kernel) -> None:
+    """Given ids that no store can look for, or names that are no texts, when a model gives them, then the result of the
+    call says what is wrong, and the run goes on."""
+    sends = [("send_to_agent", {"agent": "a\x00", "message": "x"}), ("stop_job", {"job": "a\x00"})]
+    starts = [("start_agent", {"task": "dig", "agent": agent}) for agent in (["worker"], {}, 5, "worker\x00")]
+    agents = {"worker": worker("dug"), "other": k.spec(name="other")}
+    spec = k.spec(k.script([*sends, *starts], "ok"), [*TOOLS, "jobs"], agents=agents)
+    assert (await kernel.run("s", spec))["status"] == "completed"
+    told = await kernel.results()
+    assert told[:2] == [
+        'the argument "agent" must be the id of a sub-agent that you have started.',
+        'the argument "job" must be the id of a job of yours.',
+    ]
+    assert told[2:] == ['the argument "agent" must be one of: other, worker.'] * 4
+
+
 CHILDREN, KILLS = 64, 20
 
 

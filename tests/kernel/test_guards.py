@@ -60,6 +60,11 @@ async def refuses(_context: HookContext) -> Refuse:
     return Refuse("not this")
 
 
+async def refuses_tools(_context: HookContext) -> Refuse:
+    """Trip behind the tools of a round."""
+    return Refuse("not this")
+
+
 def ended_by(kind: str, text: str) -> Then:
     """A guard that trips in this round, once its model has answered: the gateway has the whole answer."""
 
@@ -212,6 +217,44 @@ async def test_it_fails(kernel: k.Kernel, tmp_path: Path, wanted: Any, why: str,
     else:
         assert (run["status"], run["error"]["code"]) == ("failed", "refused")
         assert why in run["error"]["message"]
+
+
+@pytest.mark.parametrize("point", ["before_model", "beside", "after_tools"])
+async def test_a_refused_run_has_no_text(kernel: k.Kernel, tmp_path: Path, point: str) -> None:
+    """Given a model that says something beside its first tool call, when a hook refuses behind that, then the run has
+    no text, wherever it is refused: what was said is in the history."""
+
+    async def in_the_second_round(context: HookContext) -> Refuse | None:
+        return Refuse("not this") if context.round == 2 else None
+
+    described = guard("in_the_second_round", in_the_second_round)
+    if point != "beside":
+        described = {name: value for name, value in described.items() if name != "parallel"}
+    if point == "after_tools":
+        described = describe_hook(hook("after_tools", name="in_the_second_round")(refuses_tools), pickle=None)[0]
+    first = {"text": "let me see", "tool_calls": [["note", {"path": str(tmp_path / "n"), "text": "x"}]]}
+    run = await kernel.run("s", guarded(tmp_path / "n", described, first=first))
+    assert (run["status"], run["error"]["code"], run["text"]) == ("failed", "refused", "")
+    assert ("assistant", "let me see") in await said(kernel)
+
+
+@pytest.mark.parametrize("point", ["before_model", "beside"])
+async def test_a_failure_has_no_secrets(
+    kernel: k.Kernel, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a hook that fails with an error in which a secret variable's value is, or what no store can keep, then the
+    run's error and its events have neither."""
+    monkeypatch.setenv("SHOP_API_KEY", "abcdefgh12345678")
+
+    async def fails(_context: HookContext) -> None:
+        raise ValueError("no access with abcdefgh12345678\x00")
+
+    described = guard("fails", fails)
+    if point == "before_model":
+        described = {name: value for name, value in described.items() if name != "parallel"}
+    run = await kernel.run("s", guarded(tmp_path / "n", described))
+    assert run["error"]["message"] == "the hook fails failed: ValueError: no access with ***\ufffd"
+    assert "abcdefgh12345678" not in str(await kernel.events("s"))
 
 
 async def test_it_takes_too_long(kernel: k.Kernel, tmp_path: Path) -> None:

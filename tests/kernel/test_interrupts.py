@@ -20,7 +20,7 @@ from understudy.errors import Fenced
 from understudy.messages import Usage
 from understudy.node.interrupts import Interrupts
 from understudy.protocol import News
-from understudy.records import INTERRUPTED_BY_STEER, ActivationId
+from understudy.records import INTERRUPTED_BY_STEER, ActivationId, Interrupted
 from understudy.store.journal import Journal
 from understudy.store.operations.beginnings import accept
 from understudy.store.operations.endings import request_cancel
@@ -182,6 +182,29 @@ async def test_an_input_behind_a_run_that_was_ended_by_force(kernel: k.Kernel) -
     assert (await kernel.end("s"))["status"] == "cancelled"
     assert (await kernel.end("s", "r2"))["status"] == "completed"
     assert kernel.service.sweep.swept == 0
+
+
+@pytest.mark.parametrize("late", [("r", 0), ("before", 7)], ids=["round", "run"])
+async def test_a_late_notice_takes_the_place_of_no_newer_one(kernel: k.Kernel, late: tuple[str, int]) -> None:
+    """Given a round that is interrupted while the commit is under way that lets it wait for its model, when a notice
+    of an earlier round or run arrives behind that, then the round's call is aborted all the same."""
+    await kernel.spawn("s", k.spec())
+    told = list[str]()
+    point = kernel.point
+
+    async def behind(label: str, worker: k.Worker | None) -> None:
+        if label == "before the commit" and "s" in kernel.service.claims and not told:  # the first step's
+            for run_id, round_number in (("r", 1), late):
+                told.append(run_id)
+                interrupted = Interrupted(run_id, 0, 1, round_number)
+                await kernel.service.notices.notice(News([], interrupted={"s": interrupted}))
+        await point(label, worker)
+
+    kernel.point = behind  # type: ignore[method-assign]
+    await kernel.send("s")
+    assert (await kernel.end("s"))["status"] == "completed"
+    failed = [event for event in await kernel.events("s") if event["type"] == "model_call_failed"]
+    assert [event["data"]["error_code"] for event in failed] == ["aborted"]
 
 
 class Gate:

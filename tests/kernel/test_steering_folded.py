@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from understudy.actors.context import FOLD, REMOVED
+from understudy.actors.context import FOLD, INPUT_CHARACTERS, REMOVED
+from understudy.actors.folding import repeated
 from understudy.records import STEER
 from understudy.testing.offline import OfflineServer
 from understudy.testing.policies import Reply
@@ -73,6 +74,16 @@ async def test_all_inputs_of_a_run_stay_when_they_are_folded(tmp_path: Path, len
         (name, end) for name in ("one", "two", "three") for end in ("begins", "ends")
     ]
     assert ("characters are left out" in last) is (length > 1)
+
+
+def test_what_is_repeated_of_many_inputs_is_bounded() -> None:
+    """Given more inputs of a run than can be repeated, then the first and the latest are, and how many are left out."""
+    found = repeated([f"input {number} {'x' * 500} {number} ends" for number in range(5_000)])
+    assert len(found) < 2 * INPUT_CHARACTERS
+    assert [int(number) for number in re.findall(r"input (\d+) x", found)] == [0, *range(4_981, 5_000)]
+    assert [int(number) for number in re.findall(r"(\d+) ends", found)] == [0, *range(4_981, 5_000)]
+    assert "[… 4980 inputs are left out …]" in found
+    assert repeated(["one", "two"]) == "one\n\ntwo"
 
 
 async def test_an_interrupted_summary_is_none(tmp_path: Path) -> None:

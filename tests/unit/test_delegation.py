@@ -111,12 +111,21 @@ TWICE = {
         ("object", "must be a JSON Schema: an object"),
         ([], "must be a JSON Schema: an object"),
         ({"type": "thing"}, "$.type: 'thing' is not valid"),
+        ({"$schema": 5}, "$schema: only"),
+        ({"pattern": "a{99999999999}"}, "is no regular expression of Python's"),
+        ({"pattern": "(" * 9_000}, "the pattern '((("),
         ({"properties": {"a": {"$ref": "#/$defs/A"}}}, "leads to nothing"),
         ({"$ref": "https://example.com/s.json"}, "leads to nothing"),
-        ({"properties": {"a": {"pattern": "(a+)+$"}}}, "pattern and patternProperties are not supported"),
+        ({"properties": {"a": {"pattern": "(a+)+$"}}}, "pattern, patternProperties, "),
+        ({"allOf": [{}], "unevaluatedProperties": False}, "unevaluatedProperties are not supported"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "refers to itself without an end"),
         ({"type": "object", "allOf": [{"$ref": "#"}]}, "refers to itself without an end"),
         ({"$ref": "#/$defs/a0", "$defs": {**TWICE, "a60": {}}}, "too much"),
+        ({"type": "object", "anyOf": [{"properties": {"x": {"$ref": "#"}}}] * 2}, "too much"),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}, "contains": {"$ref": "#/$defs/a"}}}},
+            "too much",
+        ),
         ({"title": "x" * 20_001}, "at most 20000 characters"),
         ({"title": "half \ud83d"}, "can't be stored"),
         ({"title": "nul \x00"}, "can't be stored"),
@@ -133,8 +142,20 @@ def test_a_schema_needs_the_permission_and_instructions() -> None:
     """Without `output` in the limits no schema is taken, and with it only beside instructions."""
     assert "may not say" in str(written({"instructions": "Dig.", "output_schema": PLACE}, compiled()))
     assert '"instructions" must be a text' in str(written({"output_schema": PLACE}, compiled(WITH_OUTPUT)))
-    tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
-    assert isinstance(written({"instructions": "Dig.", "output_schema": tree}, compiled(WITH_OUTPUT)), dict)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}},
+        {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+        {"type": "object", "properties": {"top": {"$ref": "#"}}, "additionalProperties": {"$ref": "#"}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}},
+    ],
+)
+def test_a_schema_may_refer_to_itself_for_parts(wanted: dict[str, Any]) -> None:
+    """Trees and lists are taken: each part of a value is looked at once."""
+    assert isinstance(written({"instructions": "Dig.", "output_schema": wanted}, compiled(WITH_OUTPUT)), dict)
 
 
 @pytest.mark.parametrize(("name", "heard"), [("spawn_agent", '{"place":""}'), ("start_agent", '{"place":""}')])

@@ -34,12 +34,15 @@ def test_a_list_is_bounded() -> None:
     assert lines[0].startswith("199 ")
     assert lines[0].endswith(f" {'x' * SHOWN_TEXT}…")
     assert lines[-1] == "Older ones are not listed."
+    [spaced] = described([Job("a", "wakeup", 0, "due", "x" + " " * 9_999 + "y")], NOW).splitlines()
+    assert spaced.endswith(": x…")
 
 
 @pytest.mark.parametrize(
     ("job", "grace", "part"),
     [
         (None, None, "job"), ("", None, "job"), (" ", None, "job"), (5, None, "job"), ("x" * 129, None, "job"),
+        ("a\x00", None, "job"),
         ("a", "1", "grace"), ("a", True, "grace"), ("a", -0.1, "grace"), ("a", float("nan"), "grace"),
         ("a", 86_401, "grace"), ("a", 0, None), ("a", 86_400.0, None), ("a", None, None),
     ],
