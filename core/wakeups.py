@@ -80,6 +80,7 @@ def run_prefix(name: str) -> str:
 
 
 def spoken(duration: int) -> str:
-    """A time in microseconds as a model reads it."""
-    number = f"{duration / 1e6:.3f}".rstrip("0").rstrip(".")
+    """A time in microseconds as a model reads it: from a minute on in whole seconds."""
+    seconds = duration / 1e6
+    number = str(int(seconds)) if seconds >= 60 else f"{seconds:.3f}".rstrip("0").rstrip(".")
     return f"{number} second{'' if number == '1' else 's'}"
