@@ -168,7 +168,8 @@ class Frame:
         module, now = sys.modules.get(name), time.time_ns()
         known = self._code.setdefault(reference, code)
         if module is not None:
-            if known == code and _written(module) <= self._read.get(name, self._since):
+            newer = self._alone and _written(module) > self._read.get(name, self._since)
+            if known == code and not newer:
                 return
             self._code[reference] = code
             importlib.reload(module)

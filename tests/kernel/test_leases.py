@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from understudy.actors import execution, tool_calls
+from understudy.actors import call_outcomes, execution
 from understudy.actors.commits import Commits, Patience
 from understudy.actors.frame import Frame
 from understudy.actors.tools import ToolContext, tool
@@ -30,7 +30,7 @@ class Clock:
         seen = SimpleNamespace(
             monotonic=lambda: time.monotonic() + self.ahead, monotonic_ns=time.monotonic_ns, time_ns=time.time_ns
         )
-        patch.setattr(tool_calls, "time", seen)
+        patch.setattr(call_outcomes, "time", seen)
         patch.setattr(execution, "time", seen)
 
     def jump(self) -> None:
