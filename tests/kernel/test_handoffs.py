@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from understudy.actors.context import FOLD
 from understudy.actors.directives import Continue, Refuse, Stop
 from understudy.actors.hooks import describe_hook, hook
 from understudy.actors.tools import handoff_spec
@@ -16,10 +17,13 @@ from understudy.errors import Fenced, InvalidInput
 from understudy.handoffs import ORIGIN, tool_name
 from understudy.messages import MEMORY
 from understudy.records import Batch, Handoff
+from understudy.testing.offline import OfflineServer
+from understudy.testing.policies import Reply, content_text
 
 from .. import tiers
 from . import kernel as k
 from .deaths import Deaths
+from .test_context import INSTRUCTED
 
 pytestmark = pytest.mark.conformance
 
@@ -285,6 +289,32 @@ async def test_a_sub_agent_that_is_started_again_begins_with_the_first(kernel: k
         kinds = [event["agent"] for event in await kernel.events(child_id) if event["type"] == "run_started"]
         assert kinds == ["triage"]
         assert len(await data(kernel, "agent_handed_off", child_id)) == 1
+
+
+async def test_what_was_counted_of_the_agent_before_does_not_count(tmp_path: Path) -> None:
+    """Given an agent of few words whose endpoint counted what it was sent, when it hands off to one with instructions
+    that do not fit into the window beside the history, then that is summarised first: no request is refused, and
+    nothing else is taken for the window."""
+    brief = {"max_tokens": 100}
+    patient = agent("billing", context={"window": 4_000}, parameters=brief)
+    patient["instructions"] = "You are patient. " * 470
+    triage = {**agent("triage", targets=("billing",), tools=[k.look]), "instructions": ""}
+
+    def policy(body: dict[str, Any]) -> Reply:
+        if content_text(body["messages"][-1]).startswith(INSTRUCTED):
+            return Reply(text="a summary")
+        if "patient" in content_text(body["messages"][0]):
+            return Reply(text="paid")
+        looked = sum(message["role"] == "tool" for message in body["messages"])
+        look = ("look", {"path": "/dev/null", "text": f"{looked} {'lorem ipsum ' * 45}"})
+        return Reply(tool_calls=(look if looked < 7 else to("billing"),))
+
+    with OfflineServer(policy, window=4_000) as server:
+        async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, server=server) as kernel:
+            assert (await kernel.run("s", session(triage, patient)))["text"] == "paid"
+            assert await data(kernel, "model_call_failed") == []
+            folds = [message for message in await kernel.messages("s") if message.get("origin") == FOLD]
+    assert {(fold["content"], fold["extra"].get("window", 0)) for fold in folds} == {("a summary", 0)}
 
 
 async def test_another_placement_takes_the_session_elsewhere(kernel: k.Kernel) -> None:
