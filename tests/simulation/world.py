@@ -292,6 +292,7 @@ class World:
             patch("understudy.gateway.histories.KEPT_BYTES", (1_000, 4_000, 1 << 20)[self.plan.seed % 3]),
             patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
             patch("understudy.actors.frame._unpickle", tools.unpickle),
+            patch("understudy.actors.frame._written", lambda _module: 0),  # by a clock that is not simulated
             patch("understudy.node.projection.span_exporter", lambda *_args: self.spans),
         ):
             tools.WORLD.append(self)
