@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from understudy.events import ToolInDoubt, ToolStarted
+from understudy.handoffs import target
 from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
 from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntry, Spawn
@@ -64,6 +65,7 @@ class CallOutcomes:
         self._patience = patience
         self._load = load
         self._told = {item.id for item in window.inbox}
+        self._unrecorded: list[Callable[[], None]] = []
 
     @property
     def stuck(self) -> bool:
@@ -254,9 +256,21 @@ class CallOutcomes:
         if call.edited is not None:
             outcome = dataclasses.replace(outcome, content=presentable(with_edit(call.edited, outcome.content)))
         outcome = await self._hooks.after_tool(call, outcome)
+        self.results[call.call_id] = outcome
+        record = partial(self._record, call, outcome, executions, item)
+        if outcome.outcome == "ok" and target(self._window.spec, call.tool) is not None:
+            self._unrecorded.append(record)  # no commit may have it but the one that hands off
+        else:
+            record()
+        return outcome
+
+    def record_handoff(self) -> None:
+        """Have the next commit hold the outcome of a call that hands off, which does so with that commit."""
+        while self._unrecorded:
+            self._unrecorded.pop()()
+
+    def _record(self, call: CallState, outcome: Outcome, executions: int, item: InboxItem | None) -> None:
         if item is not None:
             self._commits.draft.inbox_done.append(item.id)
-        self.results[call.call_id] = outcome
         self._commits.draft.entries += self.reports.end(call.call_id)
         self._commits.draft.record(call, outcome, executions=executions)
-        return outcome

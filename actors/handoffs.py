@@ -65,7 +65,7 @@ def handoff_of(
 
 
 def _forgotten(window: Window, agent: str) -> list[Message]:
-    """The record that what an endpoint said of its model's window is not known of another model."""
+    """The record that what an endpoint has shown of its model, window and tokens, is not known of another one."""
     view, other = window.view(), window.spec.get("handoffs", {}).get(agent, {})
     same = all(other.get(name) == window.spec[name] for name in ("model", "profile"))
-    return [replace(view, window=0).record()] if view.window and not same else []
+    return [replace(view, window=0, per_byte=0.0).record()] if (view.window or view.per_byte) and not same else []

@@ -76,6 +76,7 @@ class ToolCalls:
     def _settle(self) -> None:
         """Make the round's results messages. One of them may be of a call that hands off: then the session does."""
         window, draft = self._window, self._commits.draft
+        self._outcomes.record_handoff()
         for call in window.calls:
             draft.settle(window, call, self._outcomes.results[call.call_id])
         found = handoff_of(window, window.calls, self._outcomes.results)

@@ -135,6 +135,8 @@ class Answers:
         if (ended and slot.activation == at) or (slot.activation < at and slot.since == since):
             if is_isolated(slot.placement):
                 self._frames.release(slot)
+            elif slot.guarding:  # hooks are at work beside the call: they end when their frame is answered
+                self._frames.resume(slot)
             elif not goes_on:
                 slot.wait = "idle"
                 self._frames.supply.changed.set()

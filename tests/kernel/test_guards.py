@@ -349,6 +349,38 @@ async def test_a_cancel_does_not_wait_for_a_guard(kernel: k.Kernel, tmp_path: Pa
     assert failed["usage"] == run["usage"]
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["answered", "unanswered"])
+async def test_a_cancel_ends_the_guard_and_frees_the_frame(store: str, tmp_path: Path, whole: bool) -> None:
+    """Given one frame, whose session's run is cancelled while its guard hangs, then the guard is ended, and the frame
+    has the next session."""
+    ready, over = asyncio.Event(), asyncio.Event()
+
+    async def hangs(context: HookContext) -> None:
+        if context.session_id == "s":
+            if whole:
+                await complete(worker().kernel)
+            ready.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                over.set()
+
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        if not whole:
+            kernel.server.hold()
+        agent = guarded(tmp_path / "n", guard("hangs", hangs))
+        await kernel.spawn("s", agent)
+        await kernel.spawn("t", agent)
+        await kernel.send("s")
+        await ready.wait()
+        await kernel.ask("cancel", "s", "r", "enough")
+        assert (await kernel.end("s"))["status"] == "cancelled"
+        await over.wait()
+        kernel.server.release()
+        await kernel.send("t")
+        assert (await kernel.end("t"))["status"] == "completed"
+
+
 async def test_a_steer_does_not_wait_for_a_guard(kernel: k.Kernel, tmp_path: Path) -> None:
     """A steer that interrupts ends the call and its guard; the next call has guards of its own."""
     ready = asyncio.Event()

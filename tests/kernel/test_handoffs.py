@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from understudy.actors.context import FOLD
 from understudy.actors.directives import Continue, Refuse, Stop
 from understudy.actors.hooks import describe_hook, hook
 from understudy.actors.tools import handoff_spec
 from understudy.errors import Fenced, InvalidInput
 from understudy.handoffs import ORIGIN, tool_name
 from understudy.messages import MEMORY
+from understudy.node.node_service import NodeService
 from understudy.records import Batch, Handoff
+from understudy.testing.offline import OfflineServer
+from understudy.testing.policies import Reply, content_text
 
 from .. import tiers
 from . import kernel as k
 from .deaths import Deaths
+from .test_context import INSTRUCTED
 
 pytestmark = pytest.mark.conformance
 
@@ -287,6 +294,32 @@ async def test_a_sub_agent_that_is_started_again_begins_with_the_first(kernel: k
         assert len(await data(kernel, "agent_handed_off", child_id)) == 1
 
 
+async def test_what_was_counted_of_the_agent_before_does_not_count(tmp_path: Path) -> None:
+    """Given an agent of few words whose endpoint counted what it was sent, when it hands off to one with instructions
+    that do not fit into the window beside the history, then that is summarised first: no request is refused, and
+    nothing else is taken for the window."""
+    brief = {"max_tokens": 100}
+    patient = agent("billing", context={"window": 4_000}, parameters=brief)
+    patient["instructions"] = "You are patient. " * 470
+    triage = {**agent("triage", targets=("billing",), tools=[k.look]), "instructions": ""}
+
+    def policy(body: dict[str, Any]) -> Reply:
+        if content_text(body["messages"][-1]).startswith(INSTRUCTED):
+            return Reply(text="a summary")
+        if "patient" in content_text(body["messages"][0]):
+            return Reply(text="paid")
+        looked = sum(message["role"] == "tool" for message in body["messages"])
+        look = ("look", {"path": "/dev/null", "text": f"{looked} {'lorem ipsum ' * 45}"})
+        return Reply(tool_calls=(look if looked < 7 else to("billing"),))
+
+    with OfflineServer(policy, window=4_000) as server:
+        async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, server=server) as kernel:
+            assert (await kernel.run("s", session(triage, patient)))["text"] == "paid"
+            assert await data(kernel, "model_call_failed") == []
+            folds = [message for message in await kernel.messages("s") if message.get("origin") == FOLD]
+    assert {(fold["content"], fold["extra"].get("window", 0)) for fold in folds} == {("a summary", 0)}
+
+
 async def test_another_placement_takes_the_session_elsewhere(kernel: k.Kernel) -> None:
     """Given a target that needs another process, then the session goes on in such a one."""
     other = kernel.add_frame("other")
@@ -373,6 +406,74 @@ async def test_a_death_at_every_point(victim: str, tmp_path: Path) -> None:
             assert victim == "node" or made == requests, deaths.where
             went = [(event["from_agent"], event["to_agent"]) for event in await data(kernel, "agent_handed_off", name)]
             assert went == [("triage", "billing"), ("billing", "triage")], deaths.where
+
+
+HELD: list[asyncio.Event] = []
+"""Of the hook below: set when it was called, and what lets it end."""
+
+
+@hook("after_tool")
+async def held(context: Any) -> None:
+    if context.tool == "transfer_to_billing":
+        HELD[0].set()
+        await HELD[1].wait()
+
+
+@pytest.mark.parametrize("turns", range(2, 12))
+async def test_no_commit_has_its_result_alone(turns: int, tmp_path: Path) -> None:
+    """Given a run that is cancelled while the hook behind the handoff ends, and that commits what a sub-agent has said
+    meanwhile, then the handoff's result is in no other commit than the one that hands off, however close they are."""
+    HELD[:] = asyncio.Event(), asyncio.Event()
+    calls = [to("billing"), ("spawn_agent", {"task": "dig"}), ("look", {"path": "/dev/null", "text": "x"})]
+    triage = agent(
+        "triage", calls, targets=("billing",), tools=["spawn_agent", k.look],
+        agents={"digger": k.spec(k.script("a bone"), name="digger", hash="digger")},
+        hooks=[describe_hook(held, pickle=None)[0]],
+    )  # fmt: skip
+    send, step, commit, watched, results = k.Link._send, NodeService.step, NodeService.commit, asyncio.Event(), []
+
+    async def sent(link: k.Link, method: str, arguments: Any) -> Any:
+        if method == "interrupted":
+            watched.set()
+        found = await send(link, method, arguments)
+        if method == "interrupted":
+            HELD[1].set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        return found
+
+    def note(batch: Batch | None) -> None:
+        for call in batch.calls if batch is not None else ():
+            if call.call_id == "r/1/0":
+                results.append((call.state, batch.handoff is not None))
+
+    async def stepped(service: NodeService, call: Any) -> Any:
+        note(call.batch)
+        return await step(service, call)
+
+    async def committed(service: NodeService, frame_id: str, batch: Batch) -> Any:
+        note(batch)
+        return await commit(service, frame_id, batch)
+
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path) as kernel:
+        begun, may_end = k.held_at_effect(kernel)
+        with (
+            patch.object(k.Link, "_send", sent),
+            patch.object(NodeService, "step", stepped),
+            patch.object(NodeService, "commit", committed),
+        ):
+            await kernel.spawn("s", session(triage, agent("billing")))
+            await kernel.send("s")
+            await begun.wait()
+            await kernel.until("s", "child_finished")
+            watched.clear()
+            may_end.set()
+            await HELD[0].wait()
+            await watched.wait()
+            await kernel.ask("cancel", "s", None, "enough")
+            assert (await kernel.end("s"))["status"] == "cancelled"
+        assert results == [("done", True)]
+        assert len(await data(kernel, "agent_handed_off")) == 1
 
 
 async def test_a_late_batch_of_the_agent_before_is_fenced(kernel: k.Kernel, tmp_path: Path) -> None:
