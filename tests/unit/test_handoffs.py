@@ -170,7 +170,8 @@ def test_only_the_first_handoff_of_a_round_counts() -> None:
 
 @pytest.mark.parametrize(("agent", "forgets"), [("billing", True), ("legal.team", False)])
 def test_what_was_learned_of_a_model_is_of_that_model(agent: str, forgets: bool) -> None:
-    """The window that an endpoint told is forgotten with a handoff to an agent with another model."""
+    """The window that an endpoint told, and how many tokens a byte was, are forgotten with a handoff to an agent with
+    another model."""
     window = Window("s", compiled(TRIAGE))
     learned = replace(View(window=5000, per_byte=0.3).record(), seq=3, run_id="r")
     work = Work(
@@ -185,7 +186,7 @@ def test_what_was_learned_of_a_model_is_of_that_model(agent: str, forgets: bool)
     assert handoff == Handoff("r/1/0")
     assert [record.origin for record in records] == [ORIGIN, *[FOLD] * forgets]
     assert window.view(records).window == (0 if forgets else 5000)
-    assert window.view(records).per_byte == 0.3
+    assert window.view(records).per_byte == (0.0 if forgets else 0.3)
 
 
 def test_what_a_person_decided_counts_for_that_agent() -> None:
