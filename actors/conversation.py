@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from understudy.estimates import BYTES_PER_TOKEN, image_excess
-from understudy.handoffs import ORIGIN as HANDOFF
+from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.identifiers import COPIED, digest, new_identifier
 from understudy.json_text import to_json
 from understudy.messages import ALWAYS, INTERRUPTED, Message
@@ -62,7 +62,7 @@ class Conversation:
         """Add what was committed, in order."""
         for message in messages:
             self._number += 1
-            if message.origin == HANDOFF:  # what was counted before had other instructions and tools, and another model
+            if message.origin == HANDED_OFF:  # what was counted had other instructions and tools, perhaps another model
                 self._counted = (0, 0)
             if message.visibility != ALWAYS or 0 < message.seq <= self.view.through:
                 continue
