@@ -70,7 +70,7 @@ async def test_a_call_that_is_repeated_creates_the_same_sub_agent(store: str, tm
         clean = await play("clean")
         assert clean[:2] == (1, {("small", "Dig.", ("wait",))})
         points = len(kernel.points)
-        for at in tiers.points(range(points)):
+        for at in tiers.points(range(points), is_sqlite=kernel.service.database.is_sqlite):
             deaths = Deaths(kernel, f"s{at}", at, victim)
             found = await play(f"s{at}")
             kernel.on_point = None

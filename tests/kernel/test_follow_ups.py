@@ -151,7 +151,7 @@ async def test_a_death_anywhere_merges_each_input_once(store: str, tmp_path: Pat
     """Given a death of the frame or the node service at any point, then each input is answered once, in one run or in
     another, and the messages are in the order of the inputs."""
     async with k.running(store, tmp_path) as kernel:
-        for at in tiers.points(range(24)):
+        for at in tiers.points(range(24), is_sqlite=kernel.service.database.is_sqlite):
             session_id = f"s{at}"
             await queued(kernel, session_id, follow_ups="merge")
             Deaths(kernel, session_id, at, victim)

@@ -266,7 +266,7 @@ async def test_a_death_at_every_point(store: str, tmp_path: Path, victim: str) -
         wanted = await _stopped(kernel, "clean")
         points = len(kernel.points)
         assert wanted[1:] == ({"w": 1}, [], 1, 1)
-        for at in tiers.points(range(0, points + 4, 1 if kernel.service.database.is_sqlite else 3)):
+        for at in tiers.points(range(points + 4), is_sqlite=kernel.service.database.is_sqlite):
             deaths = Deaths(kernel, f"s{at}", at, victim)
             try:
                 found = await _stopped(kernel, f"s{at}")

@@ -334,7 +334,7 @@ async def test_each_call_counts_once_whatever_dies(store: str, tmp_path: Path, v
         clean = await play("clean")
         assert clean[2] == [{"a": ("two", 2)}, {"k": ("2", 2)}]
         assert len(await shown(kernel, "clean")) == 1
-        for at in tiers.points(range(len(kernel.points) - start)):
+        for at in tiers.points(range(len(kernel.points) - start), is_sqlite=kernel.service.database.is_sqlite):
             Deaths(kernel, f"s{at}", at, victim)
             found = await play(f"s{at}")
             assert found == clean, f"point {at}"

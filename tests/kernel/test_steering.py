@@ -448,7 +448,7 @@ async def test_a_death_anywhere_loses_no_steer_and_doubles_none(
     """Given a death of the frame or the node service at any point of a run that is steered, then each message that was
     accepted is in the log once, in order; and what the model is sent in a round begins with what it was sent before."""
     async with k.running(store, tmp_path) as kernel:
-        for at in tiers.points(range(0, 60, 2 if interrupt else 1)):
+        for at in tiers.points(range(0, 60, 2 if interrupt else 1), is_sqlite=kernel.service.database.is_sqlite):
             session_id = f"s{at}"
             deaths = Deaths(kernel, session_id, at, victim)
             texts = await steered_run(kernel, session_id, tmp_path / f"notes{at}", interrupt=interrupt)

@@ -469,8 +469,7 @@ async def test_a_death_anywhere_changes_nothing(store: str, tmp_path: Path, vict
             "you have no job 'none'. w (wakeup): due in time, started time ago: again",
         ]  # fmt: skip
         assert wanted[-1][1] == "offline: again"
-        # Both backends run the same transactions: on the slower one a third of the points are enough.
-        for at in tiers.points(range(0, points + 4, 1 if kernel.service.database.is_sqlite else 3)):
+        for at in tiers.points(range(points + 4), is_sqlite=kernel.service.database.is_sqlite):
             problems += await one_death(kernel, tmp_path, at, victim, wanted)
     assert not problems, "\n".join(problems)
 
