@@ -94,7 +94,10 @@ def commit(
         tx.append(row, entry)
     # A cancelled run may not grow: its spawns, questions and next model call are left out, and the Ack says why.
     refused = _spawn(tx, row, batch) if cancel is None and batch.spawns else ()
+    left_out = {wanted.call_id for wanted in batch.spawns if wanted.background} if cancel is not None else ()
     for call in batch.calls:
+        if call.call_id in left_out:  # it waits for no answer of the store: there is none
+            continue
         _set_call(tx, row, replace(call, child_id=None) if call.call_id in refused else call)
     tx.take_inbox(row, batch.inbox_done)
     if batch.asks and cancel is None:
