@@ -69,7 +69,7 @@ class Rounds:
         slot.remember(call.activation.session_id, call.known_seq, slot.incarnation)
         if batch is None:
             assert request is not None  # see `step`
-            return await self._attach(slot, request)
+            return await (self._leave(slot) if call.leave else self._attach(slot, request))
         if self._node.homes.is_drained:
             return await self._draining.last_step(slot, batch)
         guarded = request is not None and request.guarded  # the frame has something to do beside the call
@@ -254,6 +254,17 @@ class Rounds:
                 return await self._frames.work(slot)
         slot.reply_echo = None
         return await self._frames.rest(slot, "model", guarding=self._calls.needs_verdict(held.session_id))
+
+    async def _leave(self, slot: Slot) -> Exit:
+        """The frame's process ends, and found its session waiting for a model: hooks beside the call need another one."""
+        held = slot.activation
+        assert held is not None
+        self._frames.release(slot)
+        await self._frames.park(held)
+        self._frames.paging.slots.pop(slot.frame_id, None)
+        self._frames.supply.changed.set()
+        self._frames.look_at(held.session_id)
+        return Exit()
 
     async def _bring(self, slot: Slot, held: ActivationId, call: Call, request: ModelRequest) -> None:
         """Give a call its messages, if they are from the frame that has the session: no other may say what its model is
