@@ -256,7 +256,7 @@ class Rounds:
         return await self._frames.rest(slot, "model", guarding=self._calls.needs_verdict(held.session_id))
 
     async def _leave(self, slot: Slot) -> Exit:
-        """The frame's process ends, and found its session waiting for a model: hooks beside the call need another one."""
+        """The process ends, and found its session waiting for a model: another one calls the hooks beside it."""
         held = slot.activation
         assert held is not None
         self._frames.release(slot)

@@ -7,6 +7,7 @@ having changed anything, then changes rows in memory. The table in docs/architec
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,11 +95,7 @@ def commit(
         tx.append(row, entry)
     # A cancelled run may not grow: its spawns, questions and next model call are left out, and the Ack says why.
     refused = _spawn(tx, row, batch) if cancel is None and batch.spawns else ()
-    left_out = {wanted.call_id for wanted in batch.spawns if wanted.background} if cancel is not None else ()
-    for call in batch.calls:
-        if call.call_id in left_out:  # it waits for no answer of the store: there is none
-            continue
-        _set_call(tx, row, replace(call, child_id=None) if call.call_id in refused else call)
+    _set_calls(tx, row, batch, refused, cancelled=cancel is not None)
     tx.take_inbox(row, batch.inbox_done)
     if batch.asks and cancel is None:
         _hand_over(tx, row, batch)
@@ -116,6 +113,20 @@ def _go_over(tx: Transaction, row: SessionRow, to_agent: handoffs.Wanted | None,
         finish_run(tx, row, finish)
     else:
         tx.wake(row)
+
+
+def _set_calls(tx: Transaction, row: SessionRow, batch: Batch, refused: Collection[str], *, cancelled: bool) -> None:
+    """Write what the batch says of its calls.
+
+    Args:
+        refused: calls that get no sub-agent.
+        cancelled: the batch's spawns are left out. Where one would not be waited for, its call stays as it is: it has
+            no answer of the store, as it would have otherwise.
+    """
+    left_out = {wanted.call_id for wanted in batch.spawns if wanted.background and cancelled}
+    for call in batch.calls:
+        if call.call_id not in left_out:
+            _set_call(tx, row, replace(call, child_id=None) if call.call_id in refused else call)
 
 
 def _spawn(tx: Transaction, row: SessionRow, batch: Batch) -> list[str]:
