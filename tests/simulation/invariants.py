@@ -271,6 +271,9 @@ class Invariants:
         when the lease of what that was allowed to begin is over."""
         before, self._activated_in[event.session_id] = self._activated_in.get(event.session_id), event
         crashed = before is not None and (event.session_id, before.epoch) in self._crashed  # judged then (`_death`)
+        of_run = f"{event.session_id}/{event.run_id}/"
+        if any(self.gave_up(asked) for key, asked in self._asked.items() if key.startswith(of_run)):
+            self._moved.add((event.session_id, event.run_id))  # from a machine that may come back
         forced = event.session_id in self._ended_by_force  # since that one: whatever is killed then may live a little
         self._ended_by_force.discard(event.session_id)
         actor = self._at_work(before) if before is not None and before.frame_id != event.frame_id else None
