@@ -13,7 +13,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from understudy.events import ToolInDoubt, ToolStarted
-from understudy.handoffs import target
 from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
 from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntry, Spawn
@@ -258,7 +257,7 @@ class CallOutcomes:
         outcome = await self._hooks.after_tool(call, outcome)
         self.results[call.call_id] = outcome
         record = partial(self._record, call, outcome, executions, item)
-        if outcome.outcome == "ok" and target(self._window.spec, call.tool) is not None:
+        if outcome.outcome == "ok" and is_handoff(self._window.tools.get(call.tool)):
             self._unrecorded.append(record)  # no commit may have it but the one that hands off
         else:
             record()

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from understudy.messages import NEVER, THIS_ROUND, Content, Message
+from understudy.messages import FOLD, NEVER, THIS_ROUND, Content, Message
 
-FOLD, FOLD_REQUEST, FOLD_ANSWER = "fold", "fold_request", "fold_answer"
-"""Origins: of a record, of what a model is asked for a summary, and of its answer. The last is also the purpose of that
-model call (`ModelRequest.purpose`)."""
+FOLD_REQUEST, FOLD_ANSWER = "fold_request", "fold_answer"
+"""Origins beside `FOLD`: of what a model is asked for a summary, and of its answer. The latter is also the purpose of
+that model call (`ModelRequest.purpose`)."""
 
 SUMMARISE = (
     "Do not go on with the task now. The messages above will be removed from this conversation, since it becomes too "

@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from understudy.agents import CHILD
-from understudy.messages import CUT_OFF
+from understudy.messages import CUT_OFF, FOLD
 from understudy.records import STEER
 
-from .context import FOLD, INPUT_CHARACTERS, View, fold_request, learned_window, next_step, shortened
+from .context import INPUT_CHARACTERS, View, fold_request, learned_window, next_step, shortened
 from .draft import Draft
 from .window import Window, stated_reply
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from understudy.handoffs import HANDOFF, LONGEST_REASON, ORIGIN, target
+from understudy.handoffs import HANDOFF, LONGEST_REASON, ORIGIN
 from understudy.messages import NEVER, Message
 from understudy.records import CallState, Handoff
 
@@ -51,9 +51,10 @@ def handoff_of(
 ) -> tuple[Handoff, list[Message]] | None:
     """The handoff that follows from a round whose calls have these results, and its records; None if none does."""
     for call in sorted(calls, key=lambda call: call.index):
-        agent = target(window.spec, call.tool)
-        if agent is None or outcomes[call.call_id].outcome != "ok":
+        tool = window.tools.get(call.tool)
+        if tool is None or not is_handoff(tool) or outcomes[call.call_id].outcome != "ok":
             continue
+        agent = tool["source"]["agent"]
         data = read_arguments(replace(call, arguments=call.edited) if call.edited is not None else call)
         reason = str((data if isinstance(data, dict) else {}).get("reason") or "")
         extra = {"from": window.spec["name"], "to": agent, "reason": reason[:LONGEST_REASON]}

@@ -25,13 +25,13 @@ from understudy.errors import UnderstudyError
 from understudy.estimates import BYTES_PER_TOKEN
 from understudy.events import ERROR_UNCUT, MemoryFailed, MemoryRecalled
 from understudy.handoffs import ORIGIN as HANDED_OFF
-from understudy.messages import ALWAYS, MEMORY, MEMORY_MARK, Message
+from understudy.messages import ALWAYS, FOLD, MEMORY, MEMORY_MARK, Message
 from understudy.notes import TODO_KEY, todo_line
 from understudy.ports import Node
 from understudy.reads import Note
 
 from .commits import Commits, Patience
-from .context import FOLD, FOLD_REQUEST
+from .context import FOLD_REQUEST
 from .execution import presentable, run
 from .providers import RECALL, REMEMBER, LoadedProvider, MemoryContext, is_async
 from .window import Window

@@ -118,10 +118,10 @@ class Activation:
         """Bring the round's calls to their results; the step that ends the activation here, if one does."""
         window, typed = self.window, self.window.typed
         limit = window.spec.get("repeat_limit", 0)  # sessions of earlier versions have none
-        waits = {tool["name"] for tool in window.spec["tools"] if builtin(tool) == WAIT}
+        waits = {name for name, tool in window.tools.items() if builtin(tool) == WAIT}
         repeated, hopeless = judge(window.messages, window.calls, limit, waits)
-        tools = {tool["name"]: tool for tool in window.spec["tools"]}
-        known = {call_id: Outcome("repeated", REPEATED) for call_id in repeated} | later_handoffs(window.calls, tools)
+        known = {call_id: Outcome("repeated", REPEATED) for call_id in repeated}
+        known |= later_handoffs(window.calls, window.tools)
         given = typed.given(window.calls, window.asked_model) if typed is not None else []
         if typed is not None and given:
             try:

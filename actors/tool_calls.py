@@ -86,11 +86,6 @@ class ToolCalls:
                 draft.say(window, record)
         window.calls = []
 
-    @property
-    def _specs(self) -> dict[str, dict[str, Any]]:
-        """The agent's tools, by name."""
-        return {tool["name"]: tool for tool in self._window.spec["tools"]}
-
     async def bring(self, known: dict[str, Outcome]) -> str | None:
         """Bring every call of the round to its result; what is waited for where children or people are not ready.
 
@@ -99,12 +94,12 @@ class ToolCalls:
         """
         window = self._window
         limit = asyncio.Semaphore(window.spec["parallel_tools"])
-        specs = self._specs
+        specs = window.tools
         calls = [call for call in window.calls if call.call_id not in self._outcomes.results]
         # First what others do: sub-agents begin at once, and a tool that kills its process takes no question with it.
         for by_others in (True, False):
             due = [
-                self._due(call, specs, limit, known)
+                self._due(call, limit, known)
                 for call in calls
                 if not self._window.stops
                 and self._is_for_others(call, specs.get(call.tool)) is by_others
@@ -113,7 +108,7 @@ class ToolCalls:
             await self._all([work for work in due if work is not None])
         if window.cancel is None:
             await self.take_children()
-            await self._hand_off(specs, limit, known)
+            await self._hand_off(limit, known)
         if window.cancel is not None:
             return None
         if window.interrupted:
@@ -126,15 +121,13 @@ class ToolCalls:
         self._settle()
         return None
 
-    async def _hand_off(
-        self, specs: dict[str, dict[str, Any]], limit: asyncio.Semaphore, known: dict[str, Outcome]
-    ) -> None:  # fmt: skip
+    async def _hand_off(self, limit: asyncio.Semaphore, known: dict[str, Outcome]) -> None:
         """Execute the round's handoff, once all other calls have their results."""
         missing = self._missing()
-        if self._window.stops or not all(is_handoff(specs.get(call.tool)) for call in missing):
+        if self._window.stops or not all(is_handoff(self._window.tools.get(call.tool)) for call in missing):
             return
         last = [call for call in missing if call.call_id not in self._outcomes.handed_over]
-        due = [self._due(call, specs, limit, known) for call in last]
+        due = [self._due(call, limit, known) for call in last]
         await self._all([work for work in due if work is not None])
 
     def _missing(self) -> list[CallState]:
@@ -179,9 +172,10 @@ class ToolCalls:
                     retrieve_error(task)  # the first one is raised, and others are no surprise
 
     def _due(
-        self, call: CallState, specs: dict[str, dict[str, Any]], limit: asyncio.Semaphore, known: dict[str, Outcome]
+        self, call: CallState, limit: asyncio.Semaphore, known: dict[str, Outcome]
     ) -> Coroutine[Any, Any, Outcome | None] | None:
         """What brings a call further; None while others are at it."""
+        specs = self._window.tools
         spec, call = specs.get(call.tool), as_edited(call)
         if call.state == "finished":
             return self._known(call)

@@ -14,13 +14,13 @@ from understudy.errors import ContextOverflow
 from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.identifiers import wait_key
 from understudy.json_text import to_json
-from understudy.messages import ALWAYS, CUT_OFF, THIS_ROUND, Message
+from understudy.manifest import is_guarded
+from understudy.messages import ALWAYS, CUT_OFF, FOLD, THIS_ROUND, Message
 from understudy.protocol import Work
 from understudy.recall import READ_MESSAGE
 from understudy.records import Ack, ActivationId, CallState, InboxItem, ModelRequest
 
 from .context import (
-    FOLD,
     FOLD_ANSWER,
     FOLD_REQUEST,
     Measure,
@@ -56,6 +56,7 @@ class Window:
 
     Attributes:
         incarnation: of the session: with another one this window is not the session's any more.
+        tools: of the session's agent, by name.
         decisions: those of the messages that say what a person decided for the session (`understudy.approvals`).
         budgeted: its model calls are charged to accounts, so they must say what they want.
         redone: what is done next may have been done before, by a process that died or was cut off.
@@ -69,6 +70,7 @@ class Window:
         self.messages: list[Message] = []
         self.policy = msgspec.convert(spec.get("context") or {}, Policy)
         self.recall = any(tool["source"].get("builtin") == READ_MESSAGE for tool in spec.get("tools", ()))
+        self.tools: dict[str, dict[str, Any]] = {tool["name"]: tool for tool in spec.get("tools", ())}
         self._tools: list[dict[str, Any]] = [
             {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
             for tool in spec.get("tools", ())
@@ -294,7 +296,7 @@ class Window:
             stall=spec.get("stall", 300.0),
             ends_run=fold is None and not continued and self.typed is None and not _sees_end(spec),
             purpose=FOLD_ANSWER if fold is not None else "",
-            guarded=fold is None and any(hook.get("parallel") for hook in spec.get("hooks", ())),
+            guarded=fold is None and is_guarded(spec),
             **(
                 conversation.beginning((fold.extra or {})["through"], fold)
                 if fold is not None

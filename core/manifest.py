@@ -72,6 +72,11 @@ def functions(spec: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "memory provider", item
 
 
+def is_guarded(spec: dict[str, Any]) -> bool:
+    """Whether hooks run beside the agent's model calls."""
+    return any(hook.get("parallel") for hook in spec.get("hooks") or ())
+
+
 def without_bytes(item: dict[str, Any]) -> dict[str, Any]:
     """A tool, a hook or a memory provider without what differs from process to process."""
     return {**item, "source": "value" if "blob" in (item.get("source") or {}) else item.get("source")}

@@ -23,6 +23,9 @@ INTERRUPTED = "interrupted: the agent's process died while this tool ran; its ou
 CUT_OFF = "length"
 """The `finish_reason` of a reply that reached its longest length: it has to be continued."""
 
+FOLD = "fold"
+"""The origin of records that say which part of the log a model is sent, and how."""
+
 MEMORY = "memory"
 """The origin of the messages that show an agent its memory."""
 

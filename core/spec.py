@@ -43,7 +43,7 @@ class _AllProblems(ModelMetaclass):
             return super().__call__(*args, **data)
         except ValidationError as error:
             found = problems(error, cls)
-            raise InvalidSpec(_describe(cls.__name__, found), details={"problems": found}) from None
+            raise InvalidSpec(described(cls.__name__, found), details={"problems": found}) from None
 
 
 class Strict(BaseModel, metaclass=_AllProblems):
@@ -81,9 +81,14 @@ def _models_in(annotation: Any) -> Iterator[Any]:
         yield from _models_in(inner)
 
 
-def _describe(kind: str, found: list[dict[str, str]]) -> str:
-    lines = "; ".join(f"{item['field']}: {item['problem']}" for item in found)
-    return f"{kind} has {len(found)} problem{'s' if len(found) != 1 else ''}: {lines}."
+def listed(problems: list[dict[str, str]]) -> str:
+    """What is wrong, each with the field that it is about."""
+    return "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
+
+
+def described(what: str, problems: list[dict[str, str]]) -> str:
+    """That something has so many problems, and which."""
+    return f"{what} has {len(problems)} problem{'s' if len(problems) != 1 else ''}: {listed(problems)}."
 
 
 class Budget(Strict):

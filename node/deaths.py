@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from understudy.errors import StaleGeneration, UnderstudyError
+from understudy.manifest import is_guarded
 from understudy.ports import Verdict
 from understudy.protocol import Work
 from understudy.records import ActivationId
@@ -135,7 +136,7 @@ class Deaths:
             spec = self._specifications.within(tx, session_id)
             verdict = activation.crash(
                 tx, lost, decide, cause=cause, pid=slot.pid, policy=spec["restart"], unseen=unseen, may_live=may_live,
-                guarding=guarded and any(hook.get("parallel") for hook in spec.get("hooks", ())),
+                guarding=guarded and is_guarded(spec),
             )  # fmt: skip
             if verdict is None or verdict.action == "quarantine" or spare is None:
                 return verdict, None

@@ -388,7 +388,7 @@ class Frames:
         return replace(work, after_seq=after, messages=(*(slot.reply_echo or ()), *answer))
 
     async def let_go(self, slot: Slot) -> None:
-        """End the process of a frame that rests; its session, if it has one, leaves it."""
+        """End the process of a frame that rests, or calls in; its session, if it has one, leaves it."""
         slot.resting = False
         held = slot.activation
         self.release(slot)

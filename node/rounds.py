@@ -95,8 +95,9 @@ class Rounds:
             frames.paging.slots.pop(slot.frame_id, None)
             frames.supply.changed.set()
             answer = Exit()
-        if woken or (leave and guarded and result.wait == "model"):  # what it waits for was committed right behind the
-            result = replace(result, wait=None)  # batch; or another frame must see to the hooks beside the call
+        hooks_elsewhere = leave and guarded and result.wait == "model"
+        if woken or hooks_elsewhere:  # it goes on: what it waits for was committed right behind the batch, perhaps
+            result = replace(result, wait=None)
         if answer is not None:
             frames.requeue_unless_waiting(batch.session_id, slot.placement, root_id, result.wait)
             return answer
@@ -259,9 +260,7 @@ class Rounds:
         """The process ends, and found its session waiting for a model: another one calls the hooks beside it."""
         held = slot.activation
         assert held is not None
-        self._frames.release(slot)
-        await self._frames.park(held)
-        self._frames.paging.slots.pop(slot.frame_id, None)
+        await self._frames.let_go(slot)
         self._frames.supply.changed.set()
         self._frames.look_at(held.session_id)
         return Exit()

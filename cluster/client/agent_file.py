@@ -15,7 +15,7 @@ from typing import Any
 from understudy.actors.tools import tool_name_problem
 from understudy.errors import InvalidInput, InvalidSpec
 from understudy.manifest import AGENTS
-from understudy.spec import AgentSpec
+from understudy.spec import AgentSpec, described
 
 from .checking import agent_problems
 
@@ -63,9 +63,7 @@ def read_agent(path: Path) -> AgentFile:
         problems += error.details.get("problems") or [{"field": "(whole)", "problem": error.message}]
         problems += _new(_beyond(resolved, problems), problems)
     if problems or spec is None:
-        lines = "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
-        number = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
-        raise InvalidSpec(f"{path} has {number}: {lines}.", details={"problems": problems})
+        raise InvalidSpec(described(str(path), problems), details={"problems": problems})
     return AgentFile(spec, directory, given)
 
 

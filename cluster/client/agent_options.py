@@ -9,7 +9,7 @@ from typing import Any
 
 from understudy.actors.tools import BUILTIN_TOOLS, TOOL_GROUPS, tool_names
 from understudy.errors import InvalidInput, InvalidSpec
-from understudy.spec import AgentSpec, Budget
+from understudy.spec import AgentSpec, Budget, listed
 
 from .agent_file import find_tool, import_from, read_agent
 from .checking import agent_problems
@@ -69,7 +69,7 @@ class AgentOptions:
         spec = AgentSpec(**given)
         problems = agent_problems(spec)
         if problems:
-            raise InvalidSpec(_told(problems), details={"problems": problems})
+            raise InvalidSpec(listed(problems), details={"problems": problems})
         return spec, text
 
     def _fields(self, given: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class AgentOptions:
         if "bash" in self.tools and not (self.allow_bash or given.get("allow_bash")):
             problems.append({"field": "--tool", "problem": "bash runs any command: say --allow-bash instead"})
         if problems:
-            raise InvalidInput(_told(problems), details={"problems": problems})
+            raise InvalidInput(listed(problems), details={"problems": problems})
         changed: dict[str, Any] = {"tools": tools, "model": self.model, "instructions": self.instructions}
         changed |= {"allow_bash": self.allow_bash or None, "max_rounds": self.max_rounds}
         if self.output_schema is not None:
@@ -113,7 +113,3 @@ def _limited(budget: Budget | tuple[Budget, ...] | None, tokens: int) -> tuple[B
     budgets = budget if isinstance(budget, tuple) else (budget,) if budget is not None else ()
     own = next((dict(one) for one in budgets if one.scope == "tree"), {})
     return (Budget(**{**own, "tokens": tokens}), *(one for one in budgets if one.scope != "tree"))
-
-
-def _told(problems: list[dict[str, str]]) -> str:
-    return "; ".join(f"{item['field']}: {item['problem']}" for item in problems)

@@ -23,7 +23,7 @@ from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMis
 from understudy.identifiers import digest
 from understudy.manifest import AGENTS, below, without_bytes
 from understudy.placement import DEFAULT, placement_key
-from understudy.spec import AgentSpec, Budget, Delegation, each
+from understudy.spec import AgentSpec, Budget, Delegation, each, listed
 from understudy.windows import known_window
 
 from .handoff_targets import handoff_targets, named, own_handoff_problems
@@ -186,8 +186,7 @@ def _of_agent(place: str) -> Iterator[None]:
 
 
 def _refusal(problems: list[dict[str, str]]) -> InvalidSpec:
-    text = "; ".join(f"{problem['field']}: {problem['problem']}" for problem in problems)
-    return InvalidSpec(f"{text}.", details={"problems": problems})
+    return InvalidSpec(f"{listed(problems)}.", details={"problems": problems})
 
 
 def _seal(compiled: dict[str, Any], spec: AgentSpec) -> None:
@@ -250,7 +249,7 @@ def function_problems(
     names = [tool["name"] for tool in tools]
     each = {
         "tools": names, "hooks": [hook["name"] for hook in hooks], "agents": [agent.name for agent in spec.agents],
-        "memory.providers": [provider["name"] for provider in providers],
+        "memory.providers": [provider["name"] for provider in providers], "handoffs": named(spec),
     }  # fmt: skip
     problems = [(field, f"{name!r} is there twice") for field, found in each.items() for name in _twice(found)]
     problems += [("handoffs", problem) for problem in own_handoff_problems(spec, names)]

@@ -55,9 +55,7 @@ def own_handoff_problems(spec: AgentSpec, tools: Sequence[str]) -> list[str]:
         tools: the names of its tools.
     """
     names = named(spec)
-    problems = [f"{name!r} is there twice" for name, count in Counter(names).items() if count > 1]
-    if spec.name in names:
-        problems.append("an agent can't hand off to itself")
+    problems = ["an agent can't hand off to itself"] if spec.name in names else []
     unique = dict.fromkeys(names)
     made = Counter(map(tool_name, unique))
     for name in unique:

@@ -9,15 +9,13 @@ from sqlalchemy import and_, bindparam, func, or_, select
 
 from understudy.approvals import APPROVAL
 from understudy.identifiers import COPIED
+from understudy.messages import FOLD
 
 from ..db.prepared import Row
 from ..db.statements import NAMESPACE, QUESTION, RUN, SESSION, TIMER, same_session
 from ..operations.waiting import QUESTION_TIMER
 from .check_log import Entry, LogRule
 from .check_scope import Books, Found, Scope, Wrong, selected
-
-FOLD = "fold"
-"""The origin of the records that say which part of the log a model is sent."""
 
 ANSWERS = select(QUESTION.c.answer).where(
     QUESTION.c.namespace == NAMESPACE,

@@ -11,13 +11,12 @@ from unittest.mock import patch
 
 import pytest
 
-from understudy.actors.context import FOLD
 from understudy.actors.directives import Continue, Refuse, Stop
 from understudy.actors.hooks import describe_hook, hook
 from understudy.actors.tools import handoff_spec
 from understudy.errors import Fenced, InvalidInput
 from understudy.handoffs import ORIGIN, tool_name
-from understudy.messages import MEMORY
+from understudy.messages import FOLD, MEMORY
 from understudy.node.node_service import NodeService
 from understudy.records import Batch, Handoff
 from understudy.testing.offline import OfflineServer

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from understudy.actors.context import FOLD, INPUT_CHARACTERS, REMOVED
+from understudy.actors.context import INPUT_CHARACTERS, REMOVED
 from understudy.actors.folding import repeated
+from understudy.messages import FOLD
 from understudy.records import STEER
 from understudy.testing.offline import OfflineServer
 from understudy.testing.policies import Reply

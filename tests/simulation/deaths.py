@@ -28,11 +28,11 @@ from understudy.events import (
     ToolFinished,
     ToolStarted,
 )
+from understudy.manifest import is_guarded
 from understudy.records import LEASE_SECONDS
 from understudy.store.db.statements import EVENT, MESSAGE, SESSION
 from understudy.store.entries import event_from_row
 
-from .guards import is_guarded
 from .tools import POLICY_OF
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from understudy.actors.context import FOLD
 from understudy.agents import CHILD
 from understudy.events import ModelCallStarted, RunFinished, SteerDropped, TimerFired, TimerSet, ToolFinished
 from understudy.identifiers import COPIED
-from understudy.messages import CUT_OFF
+from understudy.messages import CUT_OFF, FOLD
 from understudy.observability.metrics import Metrics
 from understudy.observability.spans import spans_of
 from understudy.placement import is_isolated

@@ -42,11 +42,6 @@ def trips(name: str, call_key: str) -> Refuse | Stop | None:
     return wanted[drawn] if drawn < len(wanted) else None
 
 
-def is_guarded(spec: dict[str, Any]) -> bool:
-    """Whether an agent has guards."""
-    return any(hook.get("parallel") for hook in spec.get("hooks", ()))
-
-
 @hook("before_model", parallel=True)
 async def guard(context: HookContext) -> Refuse | Stop | None:
     """Look at a model call for a while."""

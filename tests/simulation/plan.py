@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from understudy.manifest import is_guarded
 from understudy.notes import BOARD, NOTES
 from understudy.placement import DEFAULT, ISOLATED
 
 from .background import SPAWN, some_in_background
 from .delegating import some_delegating
 from .folding import folding
-from .guards import is_guarded, some_guarded
+from .guards import some_guarded
 from .handoffs import hands_off, some_handed_off
 from .hooks import HOOKS
 from .jobs import some_with_jobs

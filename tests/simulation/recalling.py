@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from understudy.actors.context import FOLD
 from understudy.actors.memory import FOOT, HEAD, LEFT_OUT
 from understudy.actors.providers import RECALL, REMEMBER, MemoryContext
 from understudy.agents import CHILD
 from understudy.estimates import BYTES_PER_TOKEN
 from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.identifiers import COPIED
-from understudy.messages import MEMORY
+from understudy.messages import FOLD, MEMORY
 from understudy.store.db.statements import EVENT, MESSAGE, RUN, SESSION
 
 from .providers import FAILING, PROVIDERS, TIMEOUT, how

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from understudy import AgentSpec, Budget, tool
-from understudy.actors.context import FOLD, View
+from understudy.actors.context import View
 from understudy.actors.execution import Outcome
 from understudy.actors.handoffs import handoff_of, later_handoffs
 from understudy.actors.tools import handoff_spec
@@ -21,7 +21,7 @@ from understudy.cluster.client.compiling import compile_spec, place
 from understudy.errors import InvalidSpec
 from understudy.handoffs import KEPT, ORIGIN, agent_at, present, target, tool_name
 from understudy.manifest import changes
-from understudy.messages import NEVER, Message
+from understudy.messages import FOLD, NEVER, Message
 from understudy.protocol import Work
 from understudy.records import CallState, Handoff
 from understudy.store.operations.code import digests
