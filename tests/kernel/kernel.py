@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -561,6 +561,18 @@ async def careful(path: str, text: str, context: ToolContext) -> str:
     """The same, with a way to find out."""
     await effect(path, context)
     return f"noted {text}"
+
+
+def before_step(kernel: Kernel, do: Callable[[], Awaitable[Any]]) -> None:
+    """Do something before each step of a frame."""
+    point = kernel.point
+
+    async def doing(label: str, worker: Worker | None) -> None:
+        if label == "before step":
+            await do()
+        await point(label, worker)
+
+    kernel.point = doing  # type: ignore[method-assign]
 
 
 def held_at_effect(kernel: Kernel) -> tuple[asyncio.Event, asyncio.Event]:

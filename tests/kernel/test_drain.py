@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -424,6 +424,29 @@ async def test_services_that_stop_park_everything(store: str, server: OfflineSer
         assert server.stats.requests == 2
 
 
+def held_before_step(kernel: k.Kernel, when: Callable[[], bool]) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold steps for which `when` is true: set when one is about to be made, and what has it made when it is set."""
+    prepared, drained = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        if when():
+            prepared.set()
+            await drained.wait()
+
+    k.before_step(kernel, hold)
+    return prepared, drained
+
+
+async def drained_and_back(nodes: Nodes, kernel: k.Kernel, drained: asyncio.Event) -> None:
+    """Drain the node while a step is held, and take that back behind it; the session's run goes on to its end."""
+    await nodes.drain(kernel, stop=True)
+    drained.set()
+    await nodes.drained(kernel)
+    await nodes.undo(kernel)
+    kernel.add_frame()
+    assert (await nodes.end("s"))["status"] == "completed"
+
+
 ADDED: list[bool] = []
 """Whether what the hook did might have been done before, each time it was called."""
 
@@ -447,25 +470,12 @@ async def test_what_a_hook_adds_to_a_call_that_is_made_elsewhere_is_added_once(
     ADDED.clear()
     async with cluster(store, server, tmp_path, "a") as nodes:
         [a] = nodes.kernels
-        prepared, drained, point = asyncio.Event(), asyncio.Event(), a.point
-
-        async def held(label: str, worker: k.Worker | None) -> None:
-            if label == "before step" and len(ADDED) == 2:
-                prepared.set()
-                await drained.wait()
-            await point(label, worker)
-
-        a.point = held  # type: ignore[method-assign]
+        prepared, drained = held_before_step(a, lambda: len(ADDED) == 2)
         script = k.script([("look", {"path": str(tmp_path / "n"), "text": "x"})], "done")
         await a.spawn("s", k.spec(script, [k.look], hooks=[describe_hook(adds, pickle=None)[0]]))
         await a.send("s")
         await asyncio.wait_for(prepared.wait(), PATIENCE)
-        await nodes.drain(a, stop=True)
-        drained.set()
-        await nodes.drained(a)
-        await nodes.undo(a)
-        a.add_frame()
-        assert (await nodes.end("s"))["status"] == "completed"
+        await drained_and_back(nodes, a, drained)
         messages = await a.ask("read", "messages", ["s"], {})
         added = [message["content"] for message in messages if message.get("origin") == "hook:adds"]
         assert added == ["stays 1", "only 1", "stays 3", "only 3"]
@@ -486,25 +496,12 @@ async def test_a_summary_that_was_not_asked_for_is_asked_for_elsewhere(tmp_path:
     with OfflineServer(Stepping(20), window=2_000) as server:
         async with cluster(f"sqlite:///{tmp_path}/store.db", server, tmp_path, "a") as nodes:
             [a] = nodes.kernels
-            prepared, drained, point = asyncio.Event(), asyncio.Event(), a.point
-
-            async def held(label: str, worker: k.Worker | None) -> None:
-                if label == "before step" and len(FOLDS) == 1:
-                    prepared.set()
-                    await drained.wait()
-                await point(label, worker)
-
-            a.point = held  # type: ignore[method-assign]
+            prepared, drained = held_before_step(a, lambda: len(FOLDS) == 1)
             await a.spawn("s", {**compiled(window=2_000), "hooks": [describe_hook(sees_folds, pickle=None)[0]]})
             await a.send("s")
             await asyncio.wait_for(prepared.wait(), PATIENCE)
             before = server.stats.requests
-            await nodes.drain(a, stop=True)
-            drained.set()
-            await nodes.drained(a)
-            await nodes.undo(a)
-            a.add_frame()
-            assert (await nodes.end("s"))["status"] == "completed"
+            await drained_and_back(nodes, a, drained)
             origins = [message.get("origin") for message in await a.ask("read", "messages", ["s"], {})]
             asked = list(server.requests)[before].body
             a.check("s")

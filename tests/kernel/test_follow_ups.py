@@ -87,22 +87,25 @@ async def test_an_input_can_be_cancelled_until_it_is_merged(store: str, tmp_path
         assert [m["content"] for m in (await kernel.messages("s"))[2:4]] == ["input a", "input c"]
 
 
+async def cancel_b(kernel: k.Kernel) -> None:
+    """Cancel the input `b` in a transaction of its own."""
+    journal = kernel.service.journal
+    await type(journal).submit_all(journal, [lambda tx: request_cancel(tx, tx.session("s"), "no", "b")], "s")
+
+
 async def test_a_cancel_that_meets_the_merge_leaves_no_text_of_its_input(store: str, tmp_path: Path) -> None:
     """Given a process that is about to begin with three inputs, when one of them is cancelled before that commit, then
     the model is not sent it, and the others are merged."""
     async with k.running(store, tmp_path) as kernel:
         await queued(kernel, "s", follow_ups="merge")
-        done, point, journal = [], kernel.point, kernel.service.journal
+        done: list[bool] = []
 
-        async def held(label: str, worker: k.Worker | None) -> None:
-            if label == "before step" and not done and "run_finished" in await kernel.types("s"):
-                done.append(label)
-                await type(journal).submit_all(
-                    journal, [lambda tx: request_cancel(tx, tx.session("s"), "no", "b")], "s"
-                )  # fmt: skip
-            await point(label, worker)
+        async def cancel_first() -> None:
+            if not done and "run_finished" in await kernel.types("s"):
+                done.append(True)
+                await cancel_b(kernel)
 
-        kernel.point = held  # type: ignore[method-assign]
+        k.before_step(kernel, cancel_first)
         kernel.server.release()
         found = await rows(kernel, "s")
         assert [row["status"] for row in found] == ["completed", "cancelled", "completed"]
@@ -126,16 +129,12 @@ async def test_hooks_are_told_that_a_run_begins_again(store: str, tmp_path: Path
     BEGUN.clear()
     async with k.running(store, tmp_path) as kernel:
         await queued(kernel, "s", follow_ups="merge", hooks=[describe_hook(sees_starts, pickle=None)[0]])
-        point, journal = kernel.point, kernel.service.journal
 
-        async def held(label: str, worker: k.Worker | None) -> None:
-            if label == "before step" and len(BEGUN) == 2 and "run_merged" not in await kernel.types("s"):
-                await type(journal).submit_all(
-                    journal, [lambda tx: request_cancel(tx, tx.session("s"), "no", "b")], "s"
-                )  # fmt: skip
-            await point(label, worker)
+        async def cancel_first() -> None:
+            if len(BEGUN) == 2 and "run_merged" not in await kernel.types("s"):
+                await cancel_b(kernel)
 
-        kernel.point = held  # type: ignore[method-assign]
+        k.before_step(kernel, cancel_first)
         kernel.server.release()
         found = await rows(kernel, "s")
         await kernel.send("s", "last", run_id="last")

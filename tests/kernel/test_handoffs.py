@@ -59,10 +59,6 @@ async def data(kernel: k.Kernel, kind: str, session_id: str = "s") -> list[dict[
     return [event["data"] for event in await kernel.events(session_id) if event["type"] == kind]
 
 
-async def results(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    return [message["content"] for message in await kernel.messages(session_id) if message["role"] == "tool"]
-
-
 def bodies(kernel: k.Kernel) -> list[dict[str, Any]]:
     return [request.body for request in kernel.server.requests]
 
@@ -80,7 +76,7 @@ async def test_the_next_request_is_the_other_agents(kernel: k.Kernel) -> None:
     assert [tool["function"]["name"] for tool in second["tools"]] == ["look"]
     assert (second["messages"][0]["content"], second["temperature"]) == (billing["instructions"], 0.5)
     assert [message["role"] for message in second["messages"][1:]] == ["user", "assistant", "tool"]
-    assert await results(kernel) == ["handed off: billing goes on from here"]
+    assert await kernel.results() == ["handed off: billing goes on from here"]
     assert await data(kernel, "agent_handed_off") == [
         {"call_id": "r/1/0", "from_agent": "triage", "to_agent": "billing", "reason": "money"}
     ]
@@ -112,7 +108,7 @@ async def test_other_calls_of_the_round_end_first(kernel: k.Kernel, tmp_path: Pa
     triage = agent("triage", calls, targets=("billing", "legal"), tools=[k.look])
     billing, legal = agent("billing", SKIPPED, "paid"), agent("legal", SKIPPED, "sued")
     assert (await kernel.run("s", session(triage, billing, legal)))["text"] == "paid"
-    told = await results(kernel)
+    told = await kernel.results()
     assert told[:2] == ["handed off: billing goes on from here", "noted x"]
     assert told[2].startswith("not executed: another handoff")
     finished = [(event["tool"], event["outcome"]) for event in await data(kernel, "tool_finished")]
@@ -135,7 +131,7 @@ async def test_a_handoff_waits_for_sub_agents_and_people(kernel: k.Kernel) -> No
     said = {"call_id": asked["call_id"], "asked": 1, "decision": "ok", "text": "yes"}
     await kernel.ask("decide", "s", [said])
     assert (await kernel.end("s"))["text"] == "paid"
-    assert await results(kernel) == ["handed off: billing goes on from here", "a bone", "yes"]
+    assert await kernel.results() == ["handed off: billing goes on from here", "a bone", "yes"]
 
 
 @hook("before_tool")
@@ -149,7 +145,7 @@ async def test_hooks_and_people_may_refuse_it(kernel: k.Kernel) -> None:
     hooks = [describe_hook(never, pickle=None)[0]]
     triage = agent("triage", [to("billing")], "stays", targets=("billing",), hooks=hooks)
     assert (await kernel.run("s", session(triage, agent("billing", SKIPPED, "paid"))))["text"] == "stays"
-    assert "not on Fridays" in (await results(kernel))[0]
+    assert "not on Fridays" in (await kernel.results())[0]
     assert not await data(kernel, "agent_handed_off")
     careful = agent("triage", [to("billing")], targets=("billing",))
     careful["tools"][-1]["approve"] = True
@@ -169,19 +165,25 @@ async def test_arguments_that_are_none_hand_nothing_off(kernel: k.Kernel) -> Non
     assert (await kernel.info("s"))["agent"] == "triage"
 
 
-async def test_a_cancel_ends_the_run_and_nobody_is_handed_off_half(kernel: k.Kernel, tmp_path: Path) -> None:
-    """Given a run that is cancelled while another tool of the round is at work, then the handoff was not begun: its
-    result says so, and the session is under the agent that it was under."""
+async def handing_off_beside_a_tool(kernel: k.Kernel, path: Path) -> asyncio.Event:
+    """A session whose round hands off while a tool of it is at work; what lets that end when it is set."""
     begun, may_end = k.held_at_effect(kernel)
-    calls = [to("billing"), ("look", {"path": str(tmp_path / "notes"), "text": "x"})]
+    calls = [to("billing"), ("look", {"path": str(path / "notes"), "text": "x"})]
     triage = agent("triage", calls, targets=("billing",), tools=[k.look])
     await kernel.spawn("s", session(triage, agent("billing", SKIPPED, "paid")))
     await kernel.send("s")
     await begun.wait()
+    return may_end
+
+
+async def test_a_cancel_ends_the_run_and_nobody_is_handed_off_half(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a run that is cancelled while another tool of the round is at work, then the handoff was not begun: its
+    result says so, and the session is under the agent that it was under."""
+    may_end = await handing_off_beside_a_tool(kernel, tmp_path)
     await kernel.ask("cancel", "s", None, "enough")
     assert (await kernel.end("s"))["status"] == "cancelled"
     may_end.set()
-    assert (await results(kernel))[0] == "cancelled"
+    assert (await kernel.results())[0] == "cancelled"
     assert (await kernel.info("s"))["agent"] == "triage"
 
 
@@ -477,12 +479,7 @@ async def test_no_commit_has_its_result_alone(turns: int, tmp_path: Path) -> Non
 
 async def test_a_late_batch_of_the_agent_before_is_fenced(kernel: k.Kernel, tmp_path: Path) -> None:
     """Given a session that was handed off, when a batch of the activation before comes late, then it is fenced."""
-    begun, may_end = k.held_at_effect(kernel)
-    calls = [to("billing"), ("look", {"path": str(tmp_path / "notes"), "text": "x"})]
-    triage = agent("triage", calls, targets=("billing",), tools=[k.look])
-    await kernel.spawn("s", session(triage, agent("billing", SKIPPED, "paid")))
-    await kernel.send("s")
-    await begun.wait()
+    may_end = await handing_off_beside_a_tool(kernel, tmp_path)
     holder = kernel.holder("s")
     assert holder is not None
     assert holder.frame.activation is not None

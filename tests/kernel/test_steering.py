@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -220,20 +220,28 @@ async def test_a_reply_that_was_cut_off_is_not_continued_but_steered(kernel: k.K
     assert run["text"] == "offline: left"
 
 
+def steer_before_step(kernel: k.Kernel, is_due: Callable[[], Awaitable[bool]], *, interrupt: bool = False) -> None:
+    """Steer the run once, before a step of its process that has not heard of it."""
+    done = asyncio.Event()
+
+    async def steer_first() -> None:
+        if not done.is_set() and await is_due():
+            done.set()
+            await steer(kernel, interrupt=interrupt)
+
+    k.before_step(kernel, steer_first)
+
+
 async def test_a_reply_that_is_being_continued_stays_one(kernel: k.Kernel) -> None:
     """Given a process that is about to have a reply continued, when the run is steered before that commit, then both
     messages are sent, and the run's text has the piece that was cut off and the rest."""
     await kernel.spawn("s", k.spec("offline-policy: cut off", hooks=[describe_hook(sees_ends, pickle=None)[0]]))
-    done, point = asyncio.Event(), kernel.point
 
-    async def held(label: str, worker: k.Worker | None) -> None:
-        if label == "before step" and "model_call_completed" in await kernel.types("s") and not done.is_set():
-            done.set()
-            await steer(kernel)
-        await point(label, worker)
+    async def is_due() -> bool:
+        return "model_call_completed" in await kernel.types("s")
 
     await kernel.send("s")
-    kernel.point = held  # type: ignore[method-assign]
+    steer_before_step(kernel, is_due)
     run = await kernel.end("s")
     origins = ["user", "assistant", "continuation", STEER, "assistant"]
     assert [entry[0] for entry in await said(kernel)] == origins
@@ -337,15 +345,11 @@ async def test_an_interrupt_that_meets_the_commit_of_a_round_has_no_call_made(ke
     asked without the message."""
     path = str(tmp_path / "notes")
     await kernel.spawn("s", k.spec(tools=[k.look]))
-    done, point = asyncio.Event(), kernel.point
 
-    async def held(label: str, worker: k.Worker | None) -> None:
-        if label == "before step" and k.notes(Path(path)) and not done.is_set():
-            done.set()
-            await steer(kernel, interrupt=True)
-        await point(label, worker)
+    async def is_due() -> bool:
+        return bool(k.notes(Path(path)))
 
-    kernel.point = held  # type: ignore[method-assign]
+    steer_before_step(kernel, is_due, interrupt=True)
     await kernel.send("s", calling("look", path=path, text="a"))
     run = await kernel.end("s")
     assert (run["status"], run["rounds"]) == ("completed", 2)
@@ -399,15 +403,11 @@ async def test_what_a_hook_adds_to_a_call_that_is_prepared_again_is_added_once(
     REMINDED.clear()
     hooks = [describe_hook(reminds, pickle=None)[0]]
     await kernel.spawn("s", k.spec("offline-policy: two rounds", [k.look], hooks=hooks))
-    done, point = asyncio.Event(), kernel.point
 
-    async def held(label: str, worker: k.Worker | None) -> None:
-        if label == "before step" and len(REMINDED) == 2 and not done.is_set():
-            done.set()
-            await steer(kernel, interrupt=interrupt)
-        await point(label, worker)
+    async def is_due() -> bool:
+        return len(REMINDED) == 2
 
-    kernel.point = held  # type: ignore[method-assign]
+    steer_before_step(kernel, is_due, interrupt=interrupt)
     await kernel.send("s", str(tmp_path / "notes"))
     run = await kernel.end("s")
     assert (run["status"], run["rounds"]) == ("completed", 3)
