@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 
@@ -22,6 +23,9 @@ TERMINATE_GRACE = 2.0
 
 CANCEL_GRACE = 1.0
 """The same for a cancelled call: shorter than what `execution` waits before it calls a tool stuck."""
+
+KILL_GRACE = 0.5
+"""Seconds that a killed command has to be gone: so that nothing of it outlives its call, unless it can't be killed."""
 
 DRAIN_SECONDS = 0.5
 """How long output is still read once the command's group is dead; only a process that left the group keeps it open."""
@@ -108,7 +112,9 @@ async def _terminate(process: asyncio.subprocess.Process, grace: float) -> None:
     try:
         await asyncio.wait_for(process.wait(), grace)
     except TimeoutError:
-        pass  # what ignores SIGTERM gets SIGKILL
+        _signal(process, signal.SIGKILL)  # what ignores SIGTERM
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), KILL_GRACE)
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
