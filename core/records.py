@@ -11,6 +11,7 @@ from .errors import UnderstudyError
 from .events import CustomEvent, MemoryFailed, MemoryRecalled, ToolFinished, ToolInDoubt, ToolProgress, ToolStarted
 from .json_text import to_json
 from .messages import CUT_OFF, Message, Usage
+from .rates import NORMAL
 
 CACHED_WINDOWS = 64
 """Windows that a frame keeps of sessions that left it; the node service counts them in the same way."""
@@ -75,6 +76,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         tokens: its input as estimated by who asks, who knows what the endpoint counted before; 0 if nobody did.
         purpose: what the answer is for: empty for the run to go on with, `fold_answer` for a summary of its history.
         guarded: hooks run beside the call, and its answer counts only with their verdict (`protocol.Judged`).
+        priority: `high`, `normal` or `low`, where requests wait for a rate limit (`rates.WEIGHTS`).
     """
 
     wait_key: str
@@ -92,6 +94,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: int = 0
     purpose: str = ""
     guarded: bool = False
+    priority: str = NORMAL
 
     def limited_to(self, tokens: int) -> ModelRequest:
         """The same with the reply that is paid for; 0 for any length."""

@@ -14,8 +14,10 @@ from understudy.profiles import check
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.streams import Piece
 
+from .admission import Stopped
 from .endpoint import Endpoint
-from .tries import Backoff, Tries
+from .limits import Limits
+from .tries import Backoff, RateLimited, Tries
 
 
 class Gateway:
@@ -25,6 +27,9 @@ class Gateway:
         retries: how often a call that failed in a way worth retrying is tried again, after the first try.
         backoff: seconds before the first retry; doubles up to `backoff_max`, less a random quarter. `Retry-After`
             from the endpoint takes precedence.
+
+    Attributes:
+        limits: the rate limits of its endpoints.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class Gateway:
         backoff: float = 0.5,
         backoff_max: float = 8.0,
     ) -> None:
+        self.limits = Limits()
         self._backoff = Backoff(retries, backoff, backoff_max)
         self._endpoints: dict[str, Endpoint] = {}
         self._retired: set[Endpoint] = set()
@@ -49,6 +55,7 @@ class Gateway:
         if known is not None and known.profile == profile:
             return
         self._endpoints[profile.name] = Endpoint(profile)
+        self.limits.update(profile)
         if known is not None:
             self._retired.add(known)
 
@@ -61,19 +68,22 @@ class Gateway:
         request: ModelRequest,
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
+        tree: str = "",
     ) -> ModelAnswer:
         """Make one model call; cancelling it closes the connection.
 
         Args:
             on_delta: gets text, reasoning and arguments of tool calls as they arrive.
             on_restart: called when a try failed after some of it was delivered: what follows starts anew.
+            tree: trees of sessions take turns where requests have to wait.
 
         Raises:
             ModelProfileMissing: the request's profile was never registered.
             ModelRefused: the endpoint refused the request (4xx); not retried.
             ModelProtocolError: the endpoint does not speak the protocol; not retried.
             ModelUnavailable: every try failed, or the deadline passed. The deadline begins when the call's turn has
-                come: waiting for `max_concurrency` and `requests_per_minute` does not use it up.
+                come: waiting for `max_concurrency` and rate limits does not use it up. A request that is refused for
+                a rate limit waits for another turn; it fails if its endpoint takes none for longer than its deadline.
 
         Errors of an endpoint have in `details`: `base_url`, `retries`, `started_at` and `duration` (microseconds), and,
         where known, `status` and `provider_code`. No message has the key.
@@ -85,13 +95,22 @@ class Gateway:
             )
         endpoint.calls += 1
         try:
-            async with endpoint.turn:
-                await endpoint.pace()
-                return await Tries(self._backoff, endpoint, request, on_delta, on_restart).run()
+            return await self._in_turn(Tries(self._backoff, endpoint, request, on_delta, on_restart), request, tree)
         finally:
             endpoint.calls -= 1
             if self._retired:
                 await self._close_retired()
+
+    async def _in_turn(self, tries: Tries, request: ModelRequest, tree: str) -> ModelAnswer:
+        again = False
+        while True:
+            try:
+                async with self.limits.of(request.profile).turn(request, tree, again=again) as turn:
+                    return await tries.run(turn)
+            except RateLimited:
+                again = True
+            except Stopped as stopped:
+                tries.fail_stopped(stopped.seconds)
 
     async def close(self) -> None:
         """Close all connections. Calls under way fail; cancel them first."""

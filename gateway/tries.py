@@ -20,6 +20,7 @@ from understudy.records import ModelAnswer, ModelRequest
 from understudy.streams import Piece
 from understudy.waiting import answered_within
 
+from .admission import Turn
 from .endpoint import Endpoint, read_within
 from .overflow import is_overflow, stated_window
 from .sse import MAX_ANSWER, Completion, EndpointError, EventStream, Malformed
@@ -63,6 +64,10 @@ class _Failure(Exception):
         self.retry_after = retry_after
 
 
+class RateLimited(Exception):
+    """A try was refused for a rate limit: the call waits for another turn."""
+
+
 class Tries:
     """One call with its tries."""
 
@@ -87,7 +92,10 @@ class Tries:
         }
         if request.tools:
             self._body["tools"] = request.tools
+        self._turn: Turn
         self._retries = 0
+        self._refusals = 0
+        self._refused_for = 0.0
         self._failure: _Failure | None = None
         self._delivered = False
         self._started_at = time.time_ns() // 1_000
@@ -95,8 +103,16 @@ class Tries:
         self._first_chunk = 0
         self._heard = 0.0
 
-    async def run(self) -> ModelAnswer:
-        """The tries, until one succeeds, fails for good, or time is up."""
+    async def run(self, turn: Turn) -> ModelAnswer:
+        """The tries in this turn, until one succeeds, fails for good, or time is up.
+
+        Raises:
+            RateLimited: run it again in another turn.
+            Stopped: no retry is possible before the deadline.
+        """
+        self._turn = turn
+        if not self._refusals:  # until now it has waited
+            self._started_at, self._start = time.time_ns() // 1_000, time.monotonic_ns()
         try:
             return await answered_within(self._tries(), self._request.deadline)
         except TimeoutError:
@@ -106,7 +122,9 @@ class Tries:
     async def _tries(self) -> ModelAnswer:
         while True:
             try:
-                return self._answer(await self._try())
+                answer = self._answer(await self._try())
+                self._turn.answered(answer.usage)
+                return answer
             except _Failure as failure:
                 self._failure = failure
             await self._before_retry(self._failure)
@@ -120,7 +138,7 @@ class Tries:
             self._fail(ModelUnavailable, f"failed, and a retry in {delay:.1f} s is past the deadline: {failure.what}")
         self._retries += 1
         await asyncio.sleep(delay)
-        await self._endpoint.pace()
+        await self._turn.again(self._request.deadline)
         if self._delivered:
             self._delivered = False
             if self._on_restart is not None:
@@ -142,6 +160,7 @@ class Tries:
     async def _exchange(self) -> Completion:
         try:
             response = await self._endpoint.post(self._body, self._request.messages)
+            self._turn.heard(response.headers)
             try:
                 return await self._read(response)
             finally:
@@ -219,7 +238,7 @@ class Tries:
             started_at=self._started_at,
             duration=self._elapsed(),
             first_chunk=self._first_chunk,
-            retries=self._retries,
+            retries=self._retries + self._refusals,
             extra=completion.extra,
         )
 
@@ -234,10 +253,31 @@ class Tries:
         message = error.message if isinstance(error.body, dict) else f"Error code: {status} ({kind or 'no content'})"
         if (status in RETRIED or status >= 500) and error.code not in FINAL_CODES and error.type not in FINAL_CODES:
             after = retry_after_seconds(headers, time.time())
+            self._turn.heard(headers)
+            if status == 429:
+                self._rate_limited(message, headers, after, error.code)
             raise _Failure(self._endpoint.clean(message), status=status, code=error.code, retry_after=after) from None
         if kind == "text/html" and status not in (401, 403):
             self._not_the_protocol(status, kind, "")
         self._refuse(message, status, error.code)
+
+    def _rate_limited(self, message: str, headers: Mapping[str, str], after: float | None, code: Any) -> None:
+        """Refused for a rate limit: have the call wait for another turn. One that has waited so for longer than its
+        deadline is given up. Where nothing is known of a limit it is a failure like any other."""
+        stop = self._turn.refused(headers, after)
+        if stop is None:
+            return
+        self._failure = _Failure(self._endpoint.clean(message), status=429, code=code, retry_after=after)
+        if self._refused_for > self._request.deadline:
+            self._fail(ModelUnavailable, f"refused {self._refusals + 1} times for its rate limit, at last: {message}")
+        self._refusals += 1
+        self._refused_for += stop
+        raise RateLimited from None
+
+    def fail_stopped(self, seconds: float) -> NoReturn:
+        """Give the call up: its endpoint has said that it takes no requests for so long."""
+        last = f": {self._failure.what}" if self._failure else ""
+        self._fail(ModelUnavailable, f"takes no requests for {seconds:.1f} s, which is past the deadline{last}", status=429)
 
     def _refuse(self, message: str, status: int | None, code: Any) -> NoReturn:
         """The endpoint said no; where it says that the request is too long, its session can do something about it."""
@@ -276,7 +316,7 @@ class Tries:
         details = {
             **(details or {}),
             "base_url": self._endpoint.shown_url,
-            "retries": self._retries,
+            "retries": self._retries + self._refusals,
             "started_at": self._started_at,
             "duration": self._elapsed(),
         }
