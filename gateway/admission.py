@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from understudy.config import ModelProfile
 from understudy.messages import Usage
-from understudy.rates import UNLIMITED, WEIGHTS, RateShare, Rates, RateUse
+from understudy.rates import UNLIMITED, WEIGHTS, Rates, RateShare, RateUse
 from understudy.records import ModelRequest
 
 from .fair_queue import FairQueue

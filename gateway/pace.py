@@ -11,8 +11,8 @@ from understudy.rates import (
     HEADROOM,
     MINUTE,
     UNLIMITED,
-    RateShare,
     Rates,
+    RateShare,
     RateUse,
 )
 from understudy.records import ModelRequest
@@ -81,7 +81,7 @@ class Pace:
     @property
     def is_known(self) -> bool:
         """Whether there is anything to tell others of."""
-        return bool(self.limit) or self.refused > 0
+        return bool(self.limit) or self.refused > 0 or self._share is not None
 
     def rates(self, now: float) -> Rates:
         """What this node may use now."""
@@ -102,7 +102,7 @@ class Pace:
         """The supervisor says what this node may use."""
         self._fill(now)
         self._share, self._share_ends = share.share, ends
-        if not self.limit:
+        if not self.given:
             self._learned = share.limit
         if share.stopped > 0:
             self._stopped_by_others = max(self._stopped_by_others, now + share.stopped)
@@ -207,9 +207,7 @@ class Pace:
             flows: whose requests wait.
         """
         self._trees = {
-            flow: (weight, at)
-            for flow, (weight, at) in self._trees.items()
-            if flow in flows or now - at < TREE_SECONDS
+            flow: (weight, at) for flow, (weight, at) in self._trees.items() if flow in flows or now - at < TREE_SECONDS
         }
         used = Rates(self._used_requests.per_minute(now), self._used_tokens.per_minute(now))
         return RateUse(
@@ -222,5 +220,3 @@ class Pace:
         rates = self.rates(now)
         self._requests.fill(rates.requests, now)
         self._tokens.fill(rates.tokens, now)
-
-

@@ -277,7 +277,9 @@ class Tries:
     def fail_stopped(self, seconds: float) -> NoReturn:
         """Give the call up: its endpoint has said that it takes no requests for so long."""
         last = f": {self._failure.what}" if self._failure else ""
-        self._fail(ModelUnavailable, f"takes no requests for {seconds:.1f} s, which is past the deadline{last}", status=429)
+        self._fail(
+            ModelUnavailable, f"takes no requests for {seconds:.1f} s, which is past the deadline{last}", status=429
+        )
 
     def _refuse(self, message: str, status: int | None, code: Any) -> NoReturn:
         """The endpoint said no; where it says that the request is too long, its session can do something about it."""
