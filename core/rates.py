@@ -14,9 +14,10 @@ times that requests take to their endpoint."""
 LEASE_SECONDS = 15.0
 """How long a share is valid, counted by the gateway that uses it from the report that the share answers."""
 
-GRACE_SECONDS = 15.0
-"""A gateway whose share has ended uses no more than the equal share of a node. Only after so many seconds more does it
-rise to that, so that others have come down to theirs before."""
+GRACE_SECONDS = 20.0
+"""A gateway whose share has ended uses no more than an equal part of the limit. Only after so many seconds more does it
+rise to that: shares that were made before it was known to be silent have ended by then, also if a report took some
+seconds to its supervisor."""
 
 WEIGHTS = {"high": 4.0, "normal": 2.0, "low": 1.0}
 """How much of a limit a tree gets beside another one, by the priority of its requests."""
@@ -62,7 +63,7 @@ class RateUse(msgspec.Struct, frozen=True):
         model: of which model it is, where an endpoint states limits by model; empty for a limit that was given with the
             profile, which is of all its models together.
         limit: the whole limit, as far as it is known.
-        share: what this node may use of it now.
+        share: the most that this node may use of it until it hears of another share, within its lease or after it.
         waiting, waiting_tokens: requests that wait for their turn, and their tokens as estimated.
         weight: of the trees that have used the limit lately, or wait to.
         used: per minute, lately.

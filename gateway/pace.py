@@ -98,6 +98,12 @@ class Pace:
             return even
         return even.times(0)
 
+    def claimed(self, now: float) -> Rates:
+        """The most that this node may use from now on if it hears nothing: where its share has ended, an equal part,
+        also before the grace is over."""
+        valid = self._share is not None and now < self._share_ends
+        return self.rates(now) if valid else self.limit.times((1 - HEADROOM) / self._nodes)
+
     def told(self, share: RateShare, ends: float, now: float) -> None:
         """The supervisor says what this node may use."""
         self._fill(now)
@@ -211,7 +217,7 @@ class Pace:
         }
         used = Rates(self._used_requests.per_minute(now), self._used_tokens.per_minute(now))
         return RateUse(
-            self.profile, self.model, self.limit, self.rates(now), waiting, waiting_tokens,
+            self.profile, self.model, self.limit, self.claimed(now), waiting, waiting_tokens,
             sum(weight for weight, _ in self._trees.values()), used, max(0.0, self._stopped - now), self.refused,
             self.waited,
         )  # fmt: skip

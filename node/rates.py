@@ -46,7 +46,7 @@ class NodeRates:
         if attached is None:
             return None
         try:
-            self.report = await self._link.gateway.share(attached.number, shares)
+            self.report = await self._link.gateway.share(attached.number, self._shares)
         except ServiceGone:
             self._link.lost(attached)
             return None

@@ -66,7 +66,7 @@ def divided(total: float, needs: Mapping[str, Need]) -> dict[str, float]:
 class _Grant:
     """Shares that were sent to a node: it may use them until then, as far as is known here."""
 
-    number: int
+    number: tuple[int, int]
     ends: float
     at: float
     nodes: int
@@ -77,8 +77,9 @@ class _Grant:
 
 @dataclass
 class _Node:
-    """What is known of a node; `grants` are those that it may use still, the latest one last."""
+    """What is known of a node since a time; `grants` are those that it may use still, the latest one last."""
 
+    since: float
     report: RateReport | None = None
     heard: float = 0.0
     grants: list[_Grant] = field(default_factory=list)
@@ -95,30 +96,33 @@ class RateLedger:
     more than the limit less `HEADROOM`: a node gets more only once others are known to have less. A node counts with
     what it was given until it has said that it uses something newer, or its lease has ended; then with an equal part,
     which is what it falls back to. A node that is lost counts until its lease has ended.
+
+    Args:
+        generation: of its supervisor. What an earlier one gave to the nodes is not known here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, generation: int) -> None:
+        self._generation = generation
         self._nodes: dict[str, _Node] = {}
         self._lost: list[_Grant] = []
         self._limits: dict[Key, Rates] = {}
         self._stops: dict[Key, float] = {}
         self._number = 0
 
-    def begin(self, now: float) -> None:
-        """Nothing is known of any node: neither what it uses, nor what another supervisor gave it."""
-        self._nodes, self._lost = {}, []
-
-    def between(self, nodes: Collection[str]) -> None:
+    def between(self, nodes: Collection[str], now: float) -> None:
         """These nodes share the limits from now on."""
         for gone in self._nodes.keys() - set(nodes):
             self._lost += self._nodes.pop(gone).grants
         for name in nodes:
-            self._nodes.setdefault(name, _Node())
+            self._nodes.setdefault(name, _Node(now))
 
     def heard(self, name: str, report: RateReport, now: float) -> None:
-        """A node has said how it uses its limits. One that arrives late says nothing any more."""
+        """A node has said how it uses its limits. A report that arrives late says nothing any more, nor does one of a
+        node that has not heard of this supervisor: what an earlier one gave it may still arrive there."""
         node = self._nodes.get(name)
         if node is None or (node.report is not None and report.at < node.report.at):
+            return
+        if node.report is None and report.shares[0] < self._generation:
             return
         before = {(use.profile, use.model): use.limit for use in node.report.uses} if node.report is not None else {}
         for use in report.uses:
@@ -128,8 +132,11 @@ class RateLedger:
                 self._limits[key] = use.limit
             if use.stopped > 0 and now + use.stopped > self._stops.get(key, 0.0) + STOP_CHANGE:
                 self._stops[key] = now + use.stopped
+        if node.report is None:  # what it uses now, it may use until it is known to use something newer
+            shares = {(use.profile, use.model): use.share for use in report.uses}
+            node.grants = [_Grant(report.shares, now + LEASE_SECONDS, report.at, 0, shares, {}, {})]
         node.report, node.heard = report, now
-        node.grants = [grant for grant in node.grants if grant.number >= report.shares[1]]
+        node.grants = [grant for grant in node.grants if grant.number >= report.shares]
 
     def due(self, name: str, now: float, generation: int) -> RateShares | None:
         """What the node is to be given; None while what it has is good enough, or nothing was heard of it."""
@@ -142,16 +149,16 @@ class RateLedger:
         stops = {key: self._stops[key] for key in limits if self._stops.get(key, 0.0) > now}
         if last is not None and not self._differs(last, node.report, shares, limits, stops):
             return None
-        self._number += 1
+        number = (generation, self.number())
         ends = node.heard + LEASE_SECONDS
-        node.grants.append(_Grant(self._number, ends, node.report.at, len(self._nodes), shares, limits, stops))
+        node.grants.append(_Grant(number, ends, node.report.at, len(self._nodes), shares, limits, stops))
         rows = [
             RateShare(*key, limit, shares[key], max(0.0, stops.get(key, 0.0) - now)) for key, limit in limits.items()
         ]
-        return RateShares(generation, self._number, node.report.at, len(self._nodes), rows)
+        return RateShares(*number, node.report.at, len(self._nodes), rows)
 
     def number(self) -> int:
-        """For a message that gives nothing."""
+        """The next one for a message to a node."""
         self._number += 1
         return self._number
 
@@ -183,21 +190,20 @@ class RateLedger:
             return None
         usable = limit * (1 - HEADROOM)
         wanted = divided(usable, {other: _need(node.use(key), kind) for other, node in self._nodes.items()})[name]
-        held = {other: self._held(other, key, usable, now, kind) for other in self._nodes}
-        lost = sum(_of(grant, key, kind) for grant in self._lost if grant.ends > now)
-        free = usable - lost - sum(part for other, part in held.items() if other != name)
-        return min(wanted, max(held[name], free, 0.0))
+        others = [self._held(other, key, usable, now, kind) for other in self._nodes if other != name]
+        known = usable - sum(part for part in others if part is not None)
+        known -= sum(_of(grant, key, kind) for grant in self._lost if grant.ends > now)
+        # What a node has that was not heard of yet was counted by whoever gave it: it is kept, but nothing is added.
+        free = known if None not in others else 0.0
+        held = self._held(name, key, usable, now, kind) or 0.0
+        return max(0.0, min(wanted, max(free, min(held, known))))
 
-    def _held(self, name: str, key: Key, usable: float, now: float, kind: str) -> float:
-        """The most that a node may be using now."""
-        node = self._nodes[name]
+    def _held(self, name: str, key: Key, usable: float, now: float, kind: str) -> float | None:
+        """The most that a node may be using now; None if that is not known."""
+        node, even = self._nodes[name], usable / len(self._nodes)
         if node.report is None:
-            return usable  # an earlier supervisor may have given it anything
-        if node.grants:
-            valid = [_of(grant, key, kind) for grant in node.grants if grant.ends > now]
-            return max(valid) if valid else usable / len(self._nodes)
-        use = node.use(key)
-        return (getattr(use.share, kind) or 0.0) if use is not None else 0.0
+            return None if now < node.since + LEASE_SECONDS else even
+        return max((_of(grant, key, kind) if grant.ends > now else even for grant in node.grants), default=even)
 
 
 def _of(grant: _Grant, key: Key, kind: str) -> float:

@@ -29,7 +29,7 @@ class RateSharing:
     def __init__(self, known: Known, tasks: Tasks) -> None:
         self._known = known
         self._tasks = tasks
-        self._ledger = RateLedger()
+        self._ledger = RateLedger(0)
         self._term = 0
 
     def heed(self, node: Node, report: RateReport | None) -> None:
@@ -47,8 +47,8 @@ class RateSharing:
     def _update(self) -> None:
         if self._term != self._known.term:
             self._term = self._known.term
-            self._ledger.begin(time.monotonic())
-        self._ledger.between(self._known.nodes.keys())
+            self._ledger = RateLedger(self._known.told[0])
+        self._ledger.between(self._known.nodes.keys(), time.monotonic())
 
     def _look(self) -> None:
         """Tell every node that is to have other shares."""
