@@ -63,7 +63,8 @@ class RateUse(msgspec.Struct, frozen=True):
         model: of which model it is, where an endpoint states limits by model; empty for a limit that was given with the
             profile, which is of all its models together.
         limit: the whole limit, as far as it is known.
-        share: the most that this node may use of it until it hears of another share, within its lease or after it.
+        share: what this node may use of it now.
+        claim: the most that it will use until it hears of another share: more, where that has ended.
         waiting, waiting_tokens: requests that wait for their turn, and their tokens as estimated.
         weight: of the trees that have used the limit lately, or wait to.
         used: per minute, lately.
@@ -76,6 +77,7 @@ class RateUse(msgspec.Struct, frozen=True):
     model: str
     limit: Rates
     share: Rates
+    claim: Rates
     waiting: int = 0
     waiting_tokens: float = 0.0
     weight: float = 0.0

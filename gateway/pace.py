@@ -217,7 +217,7 @@ class Pace:
         }
         used = Rates(self._used_requests.per_minute(now), self._used_tokens.per_minute(now))
         return RateUse(
-            self.profile, self.model, self.limit, self.claimed(now), waiting, waiting_tokens,
+            self.profile, self.model, self.limit, self.rates(now), self.claimed(now), waiting, waiting_tokens,
             sum(weight for weight, _ in self._trees.values()), used, max(0.0, self._stopped - now), self.refused,
             self.waited,
         )  # fmt: skip

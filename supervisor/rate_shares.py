@@ -64,7 +64,8 @@ def divided(total: float, needs: Mapping[str, Need]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Grant:
-    """Shares that were sent to a node: it may use them until then, as far as is known here."""
+    """Shares that were sent to a node: it may use them until then, as far as is known here. The first one is what a node
+    had when it was first heard of: it may come to use more by itself (`RateUse.claim`)."""
 
     number: tuple[int, int]
     ends: float
@@ -73,6 +74,7 @@ class _Grant:
     shares: Mapping[Key, Rates]
     limits: Mapping[Key, Rates]
     stops: Mapping[Key, float]
+    claims: Mapping[Key, Rates] | None = None
 
 
 @dataclass
@@ -134,7 +136,8 @@ class RateLedger:
                 self._stops[key] = now + use.stopped
         if node.report is None:  # what it uses now, it may use until it is known to use something newer
             shares = {(use.profile, use.model): use.share for use in report.uses}
-            node.grants = [_Grant(report.shares, now + LEASE_SECONDS, report.at, 0, shares, {}, {})]
+            claims = {(use.profile, use.model): use.claim for use in report.uses}
+            node.grants = [_Grant(report.shares, now + LEASE_SECONDS, report.at, 0, shares, {}, {}, claims)]
         node.report, node.heard = report, now
         node.grants = [grant for grant in node.grants if grant.number >= report.shares]
 
@@ -192,22 +195,23 @@ class RateLedger:
         wanted = divided(usable, {other: _need(node.use(key), kind) for other, node in self._nodes.items()})[name]
         others = [self._held(other, key, usable, now, kind) for other in self._nodes if other != name]
         known = usable - sum(part for part in others if part is not None)
-        known -= sum(_of(grant, key, kind) for grant in self._lost if grant.ends > now)
+        known -= sum(_of(grant.claims or grant.shares, key, kind) for grant in self._lost if grant.ends > now)
         # What a node has that was not heard of yet was counted by whoever gave it: it is kept, but nothing is added.
         free = known if None not in others else 0.0
-        held = self._held(name, key, usable, now, kind) or 0.0
-        return max(0.0, min(wanted, max(free, min(held, known))))
+        own = max((_of(grant.shares, key, kind) for grant in self._nodes[name].grants if grant.ends > now), default=0.0)
+        return max(0.0, min(wanted, max(free, min(own, known))))
 
     def _held(self, name: str, key: Key, usable: float, now: float, kind: str) -> float | None:
         """The most that a node may be using now; None if that is not known."""
         node, even = self._nodes[name], usable / len(self._nodes)
         if node.report is None:
             return None if now < node.since + LEASE_SECONDS else even
-        return max((_of(grant, key, kind) if grant.ends > now else even for grant in node.grants), default=even)
+        claims = ((grant.claims or grant.shares) if grant.ends > now else None for grant in node.grants)
+        return max((even if claim is None else _of(claim, key, kind) for claim in claims), default=even)
 
 
-def _of(grant: _Grant, key: Key, kind: str) -> float:
-    share = grant.shares.get(key)
+def _of(shares: Mapping[Key, Rates], key: Key, kind: str) -> float:
+    share = shares.get(key)
     return (getattr(share, kind) or 0.0) if share is not None else 0.0
 
 
