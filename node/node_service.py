@@ -79,7 +79,9 @@ class NodeService(NodeBasis):
         self.rates = NodeRates(self.calls.link, self.frames.supply.changed)
         self.feed = Feed(self.reading.events, self.calls.stream, self.reading.run)
         self.timers = Timers(self)
-        self.projection = Projection(self, partial(show_all, self, self.frames.paging, self.frames.supply, self.calls))
+        self.projection = Projection(
+            self, partial(show_all, self, self.frames.paging, self.frames.supply, self.calls, self.rates)
+        )
         self.draining = Draining(self, self.frames, self.calls, self.claims, self.interrupts)
         self.notices = Notices(
             self, self.frames, self.calls, self.claims, self.interrupts, self.feed, self.timers, tell=tell,

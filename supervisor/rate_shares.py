@@ -64,8 +64,8 @@ def divided(total: float, needs: Mapping[str, Need]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Grant:
-    """Shares that were sent to a node: it may use them until then, as far as is known here. The first one is what a node
-    had when it was first heard of: it may come to use more by itself (`RateUse.claim`)."""
+    """Shares that were sent to a node: it may use them until then, as far as is known here. The first one is what a
+    node had when it was first heard of: it may come to use more by itself (`RateUse.claim`)."""
 
     number: tuple[int, int]
     ends: float

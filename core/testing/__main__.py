@@ -13,6 +13,7 @@ from typing import Any
 
 from .offline import Faults, OfflineServer
 from .policies import load_policy
+from .rate_limit import RateLimit
 
 PARENT_CHECK = 0.5
 """Seconds between two looks at the parent, where the kernel can't tell of its death."""
@@ -28,6 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fault-500", type=float, default=0.0, metavar="SHARE", help="answered with status 500")
     parser.add_argument("--fault-cut", type=float, default=0.0, metavar="SHARE", help="cut in the middle")
     parser.add_argument("--retry-after", type=float, metavar="SECONDS", help="sent with 429 and 500")
+    parser.add_argument("--per-minute", type=int, metavar="REQUESTS", help="more are refused with status 429")
     parser.add_argument("--parent-death", action="store_true", help="exit when the parent process dies")
     return parser.parse_args()
 
@@ -62,6 +64,7 @@ async def _main(options: argparse.Namespace, parent: int) -> None:
             retry_after=options.retry_after,
         ),
         port=options.port,
+        rate_limit=RateLimit(options.per_minute) if options.per_minute else None,
     )
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

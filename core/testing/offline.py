@@ -23,11 +23,13 @@ from .http import Answer, Connection
 from .policies import Policy, Refusal, Reply, default_policy, policy_from_script, register_policy
 from .prefixes import Prefixes
 from .protocol import Completion, check_body, compact, error_body
+from .rate_limit import RateLimit
 
 __all__ = [
     "Faults",
     "OfflineServer",
     "Policy",
+    "RateLimit",
     "RecordedRequest",
     "Refusal",
     "Reply",
@@ -96,6 +98,7 @@ class Stats:
         failed: answered with an error, a web page, or half an answer, as a fault or a policy demanded.
         aborted: given up by the client before the end of the answer.
         repeats: requests whose messages were seen before in a request that was not answered with an error.
+        refused: of the failed ones, those beyond the rate limit.
         prompt_tokens, completion_tokens: of all answers begun; `cached_tokens` of the former were found again.
     """
 
@@ -108,6 +111,7 @@ class Stats:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    refused: int = 0
 
     def to_json(self) -> bytes:
         return compact({name: getattr(self, name) for name in Stats.__slots__}).encode()
@@ -124,6 +128,7 @@ class OfflineServer:
         window: tokens of its models' context windows: longer requests are refused as OpenAI does; None for no limit.
         prefix_cache: `cached_tokens` says what of a prompt (tools, then messages) is the beginning of an earlier one of
             the same model, in whole units of 128 tokens, as endpoints with prefix caching do; otherwise it is 0.
+        rate_limit: requests beyond it are refused with status 429; None for no limit.
 
     Attributes:
         requests: the last `RECORDED` chat requests.
@@ -140,6 +145,7 @@ class OfflineServer:
         port: int = 0,
         window: int | None = None,
         prefix_cache: bool = False,
+        rate_limit: RateLimit | None = None,
     ) -> None:
         self.policy = policy or default_policy
         self.window = window
@@ -147,6 +153,7 @@ class OfflineServer:
         self.chunk_delay = chunk_delay
         self.faults = faults or Faults()
         self.port = port
+        self.rate_limit = rate_limit
         self.requests: deque[RecordedRequest] = deque(maxlen=RECORDED)
         self.stats = Stats()
         self._seen: set[bytes] = set()
@@ -293,6 +300,13 @@ class OfflineServer:
         except ValueError:
             body = None
         self.requests.append(RecordedRequest(body, headers))
+        stated = ""
+        if self.rate_limit is not None:
+            accepted, stated = self.rate_limit.accept()
+            if not accepted:
+                self.change(refused=1)
+                text = "Rate limit reached for requests per min (RPM). Please try again later."
+                return self._error(429, text, "rate_limit_exceeded", stated)
         fault = self.faults.of(self.stats.requests + 1)
         if isinstance(fault, int):
             code = "rate_limit_exceeded" if fault == 429 else None
@@ -328,14 +342,16 @@ class OfflineServer:
         self._seen.add(key)
         delay, cut = self.latency + reply.delay, fault == "cut"
         if not body.get("stream"):
-            return Answer(200, "application/json", [completion.whole()], delay=delay, cut=cut, success=not cut)
+            whole = [completion.whole()]
+            return Answer(200, "application/json", whole, extra=stated, delay=delay, cut=cut, success=not cut)
         include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         parts = completion.events(include_usage)
-        return Answer(200, "text/event-stream", parts, streamed=True, delay=delay, cut=cut, success=not cut)
+        return Answer(
+            200, "text/event-stream", parts, streamed=True, extra=stated, delay=delay, cut=cut, success=not cut
+        )
 
-    def _error(self, status: int, message: str, code: str | None = None) -> Answer:
-        extra = ""
+    def _error(self, status: int, message: str, code: str | None = None, extra: str = "") -> Answer:
         if self.faults.retry_after is not None and status in (429, 500):
             seconds = self.faults.retry_after
-            extra = f"retry-after: {math.ceil(seconds)}\r\nretry-after-ms: {round(seconds * 1000)}\r\n"
+            extra += f"retry-after: {math.ceil(seconds)}\r\nretry-after-ms: {round(seconds * 1000)}\r\n"
         return Answer(status, "application/json", [error_body(status, message, code)], extra=extra)
