@@ -69,6 +69,7 @@ class GatewayProcess:
         self._actor = actor
         self._gateway = CountedGateway()
         self._gateway.count, self._gateway.answered = world.model_call, world.invariants.answered
+        self._limit = world.plan.limit if world.plan.limit % 2 == 0 else 0
         self.calls = GatewayCalls(self._gateway, self._prepare)
         self._serving = Serving(ModelGateway, self)
 
@@ -83,7 +84,9 @@ class GatewayProcess:
 
     async def _prepare(self, _profile: str) -> None:
         if not self._gateway.knows("offline"):
-            self._gateway.register(ModelProfile("offline", "key", "http://endpoint/v1"))
+            given = float(self._limit) if self._limit else None
+            profile = ModelProfile("offline", "key", "http://endpoint/v1", requests_per_minute=given)
+            self._gateway.register(profile)
 
 
 class NodeProcess(NodeCalls):

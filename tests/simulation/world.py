@@ -92,7 +92,7 @@ class World:
         self.endpoint = Endpoint(
             random.Random(f"{plan.seed}/endpoint"), random.Random(f"{plan.seed}/odd"),
             random.Random(f"{plan.seed}/lengths"), self.note, plan.endpoint_trouble, plan.stuck,
-            random.Random(f"{plan.seed}/forms"),
+            random.Random(f"{plan.seed}/forms"), plan.limit,
         )  # fmt: skip
         self.forks = random.Random(f"{plan.seed}/forks")
         self.lines: list[str] = []
