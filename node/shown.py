@@ -101,7 +101,7 @@ def _rates(rates: NodeRates) -> dict[str, Callable[[], Values]]:
 
     def by_kind(read: Callable[[RateUse], Rates]) -> Callable[[], Values]:
         def values() -> Values:
-            found = {}
+            found: dict[tuple[str, ...], float] = {}
             for use in uses():
                 for kind in ("requests", "tokens"):
                     rate: float | None = getattr(read(use), kind)
