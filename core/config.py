@@ -144,6 +144,8 @@ class ModelProfile:
         max_concurrency: model calls at once per node; more wait in order.
         requests_per_minute: None for no limit.
         prices: what its models cost, by name; others cost what the services' own table says.
+        background: responses are made in the background, where the endpoint keeps them: a call that is lost with its
+            gateway is fetched by its id, and not paid again.
     """
 
     name: str
@@ -152,6 +154,7 @@ class ModelProfile:
     max_concurrency: int = 1024
     requests_per_minute: float | None = None
     prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
+    background: bool = False
 
     def after(self, known: ModelProfile | None) -> ModelProfile:
         """This profile in place of the one before it; it keeps prices that it lacks: budgets depend on them."""

@@ -61,12 +61,14 @@ class Gateway:
         request: ModelRequest,
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
+        on_response: Callable[[str], None] | None = None,
     ) -> ModelAnswer:
         """Make one model call; cancelling it closes the connection.
 
         Args:
             on_delta: gets text, reasoning and arguments of tool calls as they arrive.
             on_restart: called when a try failed after some of it was delivered: what follows starts anew.
+            on_response: gets the id of a response that the endpoint makes in the background, and keeps.
 
         Raises:
             ModelProfileMissing: the request's profile was never registered.

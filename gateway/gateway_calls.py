@@ -58,6 +58,8 @@ class _HeldCall:
         self.parts = Parts()
         self.restarts = 0
         self.grown = asyncio.Event()
+        self.response_id = ""
+        self.identified = asyncio.Event()
         self.begun = False
         self.aborted = False
         self.answer: asyncio.Future[ModelAnswer] = asyncio.get_running_loop().create_future()
@@ -67,6 +69,29 @@ class _HeldCall:
         """More has come."""
         self.parts.add(piece)
         self.grown.set()
+
+    def identify(self, response_id: str) -> None:
+        """The endpoint has the response, and keeps it under this id."""
+        self.response_id = response_id
+        self.identified.set()
+
+    def end(self, answer: ModelAnswer) -> None:
+        """This is the answer."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
+        self._wake()
+
+    def drop(self) -> None:
+        """Nobody wants it any more."""
+        if self.task is not None:
+            self.task.cancel()
+        self.answer.cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Nothing more comes: whoever waits for more looks."""
+        self.grown.set()
+        self.identified.set()
 
     def restart(self) -> None:
         """What came is void: the next try begins anew."""
@@ -166,6 +191,15 @@ class GatewayCalls:
             await call.grown.wait()
         return Growth(restarts, [])
 
+    async def response(self, number: str, key: str) -> str:
+        """See `ModelGateway.response`."""
+        self._require(number)
+        call = self._calls.get(key)
+        if call is None:
+            return ""
+        await call.identified.wait()
+        return call.response_id
+
     async def abort(self, number: str, key: str) -> None:
         """See `ModelGateway.abort`."""
         self._require(number)
@@ -180,10 +214,8 @@ class GatewayCalls:
         self._require(number)
         for key in keys:
             call = self._calls.pop(key, None)
-            if call is not None and call.task is not None:
-                call.task.cancel()
-                call.answer.cancel()
-                call.grown.set()
+            if call is not None:
+                call.drop()
 
     async def heard(self, number: str) -> None:
         """See `ModelGateway.heard`."""
@@ -236,9 +268,7 @@ class GatewayCalls:
                 answer = replace(answer, usage=call.usage())
         if not answer.started_at:
             answer = replace(answer, started_at=started, duration=time.time_ns() // 1_000 - started)
-        if not call.answer.done():
-            call.answer.set_result(answer)
-            call.grown.set()
+        call.end(answer)
 
     async def _ask(self, call: _HeldCall) -> ModelAnswer:
         profile, loop = call.request.profile, asyncio.get_running_loop()
@@ -250,4 +280,4 @@ class GatewayCalls:
                 raise ModelProfileMissing(
                     f"no credentials for model profile {profile!r}", session_id=call.origin.session_id
                 )
-        return await self.gateway.call(call.request, call.add, call.restart)
+        return await self.gateway.call(call.request, call.add, call.restart, call.identify)
