@@ -191,14 +191,17 @@ class GatewayCalls:
             await call.grown.wait()
         return Growth(restarts, [])
 
-    async def response(self, number: str, key: str) -> str:
+    async def response(self, number: str, key: str, known: str) -> str:
         """See `ModelGateway.response`."""
         self._require(number)
-        call = self._calls.get(key)
-        if call is None:
-            return ""
-        await call.identified.wait()
-        return call.response_id
+        while (call := self._calls.get(key)) is not None:
+            if call.response_id not in ("", known):
+                return call.response_id
+            if call.answer.done():
+                break
+            call.identified.clear()
+            await call.identified.wait()
+        return ""
 
     async def abort(self, number: str, key: str) -> None:
         """See `ModelGateway.abort`."""

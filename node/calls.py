@@ -324,19 +324,21 @@ class Calls:
     async def _identify(self, call: Call) -> None:
         """Commit under which id the endpoint has the response, as soon as it is known: whoever takes the call over,
         whatever has died, fetches that response instead of paying for another one."""
+        known = call.origin.response_id
         while self._calls.get(call.key) is call:
             attached = await self.link.attached()
             if call.gateway != attached.gateway:  # it is about to be handed over, or lost
                 await asyncio.sleep(GROWTH_SECONDS)
                 continue
             try:
-                response_id = await self._gateway.response(attached.number, call.origin.key)
+                response_id = await self._gateway.response(attached.number, call.origin.key, known)
             except ServiceGone:
                 self.link.lost(attached)
                 continue
-            if response_id and response_id != call.origin.response_id:
-                await self._identified(call.origin, response_id)
-            return
+            if not response_id:
+                return
+            await self._identified(call.origin, response_id)
+            known = response_id
 
     async def _judged(self, call: Call, answer: ModelAnswer) -> ModelAnswer:
         """What counts of an answer, once the hooks beside its call have said so. A call that failed, or is not wanted

@@ -71,7 +71,7 @@ def commit(
                 row.wait, row.active, row.status = None, 1, "running"
             if any(item.kind == "input" and item.key == batch.start_run for item in tx.inbox(row)):
                 row.redone = 1  # hooks saw it begin, with inputs that are not all there any more
-            return CommitResult(_ack(tx, row, 0, replayed=True), None, 0, "")
+            return CommitResult(_ack(tx, row, 0, replayed=True), None)
         cancel = row.cancel_reason
     follow_ups.take(tx, row, batch)
     finish = None if steering.outlives(tx, row, batch.finish) else batch.finish
@@ -91,7 +91,7 @@ def commit(
         _set_wait(tx, row, batch, holder, price, asks_anew=asks_anew)
         return _committed(tx, row, first_seq)
     _go_over(tx, row, to_agent, finish)
-    return CommitResult(_ack(tx, row, first_seq), row.wait, 0, "", over=row.epoch != batch.epoch)
+    return CommitResult(_ack(tx, row, first_seq), row.wait, over=row.epoch != batch.epoch)
 
 
 def _go_over(tx: Transaction, row: SessionRow, to_agent: handoffs.Wanted | None, finish: Finish | None) -> None:
@@ -176,8 +176,8 @@ class CommitResult:
 
     ack: Ack
     wait: str | None
-    issued: model_calls.Issued
-    holder: str
+    issued: model_calls.Issued = model_calls.NOT_ISSUED
+    holder: str = ""
     over: bool = False
 
 

@@ -274,6 +274,10 @@ class Issued(NamedTuple):
     response_id: str = ""
 
 
+NOT_ISSUED = Issued(0, 0)
+"""Of a session that waits for no model."""
+
+
 def issued(tx: Transaction, row: SessionRow) -> Issued:
     """The model call that the session waits for."""
     return Issued(row.wait_attempt, charging.longest_reply(tx, row), row.response_id)
