@@ -240,7 +240,7 @@ class GatewayCalls:
         self._tasks.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for call in self._calls.values():
-            call.answer.cancel()
+            call.drop()
         self._calls.clear()
         await self.gateway.close()
 
@@ -263,7 +263,7 @@ class GatewayCalls:
             if self._calls.get(call.origin.key) is not call:  # it was released
                 raise
             answer = call.partial()
-            if call.response_id:  # else the endpoint would go on with it, and count what nobody reads
+            if call.aborted and call.response_id:  # else the endpoint would go on with it, and count what nobody reads
                 self._tasks.spawn(self.gateway.cancel(call.request.profile, call.response_id))
         except Exception as error:
             if not isinstance(error, UnderstudyError):
