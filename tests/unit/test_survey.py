@@ -25,12 +25,13 @@ from understudy.cluster.client.compiling import compile_spec
 from understudy.cluster.client.results import SessionInfo
 from understudy.errors import InvalidInput, ToolError, WorkspaceViolation
 from understudy.events import ModelCallCompleted, SessionActivated, SessionCrashed, ToolFinished
+from understudy.examples.chaos import Chaos, Count, kill_frame
 from understudy.examples.survey import job
 from understudy.examples.survey import policy as survey_policy
 from understudy.examples.survey import report as survey_report
 from understudy.examples.survey import rules as survey_rules
 from understudy.examples.survey import tools as survey
-from understudy.examples.survey.job import Chaos, Count, SurveyOutcome, kill_frame, part_of, survey_specs
+from understudy.examples.survey.job import SurveyOutcome, part_of, survey_specs
 from understudy.examples.survey.report import render_report, survey_directly
 from understudy.examples.survey.view import SurveyView, outcome_to_json, render_tree, table_rows
 from understudy.messages import Message, ToolCall
