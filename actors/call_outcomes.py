@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from understudy.confinement import confinement_of
 from understudy.events import ToolInDoubt, ToolStarted
 from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
@@ -180,6 +181,7 @@ class CallOutcomes:
             epoch=window.epoch,
             agent=window.spec["name"],
             workspace=window.spec["workspace"],
+            confinement=confinement_of(window.spec),
             traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
             _reporting=reports,
         )

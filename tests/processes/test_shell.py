@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from understudy.actors import shell
-from understudy.actors.shell import KEPT_BYTES, bash
+from understudy.actors import commands
+from understudy.actors.shell import bash
 from understudy.actors.tools import ToolContext
 from understudy.errors import ToolError
 
@@ -147,7 +147,7 @@ class TestNothingIsLeft:
         self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """SIGTERM first, so that a command can clean up; SIGKILL for what ignores it."""
-        monkeypatch.setattr(shell, "TERMINATE_GRACE", 0.2)
+        monkeypatch.setattr(commands, "TERMINATE_GRACE", 0.2)
         announced = Announced(tmp_path)
         command = asyncio.create_task(bash(f"trap 'echo cleaned; exit' TERM; {ANNOUNCE} wait", context, timeout=1))
         handles = await asyncio.to_thread(announced.wait)
@@ -160,7 +160,7 @@ class TestNothingIsLeft:
         self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nothing that a command does about SIGTERM keeps it alive."""
-        monkeypatch.setattr(shell, "TERMINATE_GRACE", 0.2)
+        monkeypatch.setattr(commands, "TERMINATE_GRACE", 0.2)
         announced = Announced(tmp_path)
         command = asyncio.create_task(bash(f"trap '' TERM; {ANNOUNCE} wait", context, timeout=1))
         handles = await asyncio.to_thread(announced.wait)
@@ -171,7 +171,7 @@ class TestNothingIsLeft:
         self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A cancelled call leaves no process, and is over when the cancellation is reported."""
-        monkeypatch.setattr(shell, "CANCEL_GRACE", 0.2)
+        monkeypatch.setattr(commands, "CANCEL_GRACE", 0.2)
         announced = Announced(tmp_path)
         command = asyncio.create_task(bash(f"{ANNOUNCE} wait", context))
         handles = await asyncio.to_thread(announced.wait)
@@ -202,7 +202,7 @@ asyncio.run(bash({ANNOUNCE + "wait"!r}, context))
         self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A daemon with the command's output open is out of reach, and not waited for."""
-        monkeypatch.setattr(shell, "DRAIN_SECONDS", 0.05)
+        monkeypatch.setattr(commands, "DRAIN_SECONDS", 0.05)
         announced = Announced(tmp_path)
         daemon = "echo $$ > announced; read _ < known; exec sleep 1000"
         command = asyncio.create_task(bash(f"setsid sh -c '{daemon}' & wait $!", context, 1))
