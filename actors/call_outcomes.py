@@ -19,7 +19,7 @@ from understudy.logs import about
 from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntry, Spawn
 
 from .answers import outcome_of, without_result
-from .approval import as_edited, permit, with_edit, with_time_out
+from .approval import Permitted, as_edited, by_rules, permit, with_edit, with_time_out
 from .asking import QUESTION, answer_to, ask_about
 from .commits import Commits, Patience
 from .delegation import wanted_by
@@ -125,6 +125,8 @@ class CallOutcomes:
     async def _permit(self, call: CallState, spec: dict[str, Any]) -> CallState | Outcome | None:
         """The call as hooks let it be executed, or its outcome; None if a person is asked for approval."""
         permitted = await self._hooks.before_tool(call, spec)
+        if isinstance(permitted, Permitted):
+            permitted = by_rules(self._window, spec, permitted)
         if isinstance(permitted, Outcome):
             return permitted
         found = permit(self._window, call, spec, permitted)

@@ -25,14 +25,14 @@ PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """What programs and libraries are in; some are links into /usr."""
 
 ETC = (
-    "alternatives", "ca-certificates", "ca-certificates.conf", "group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
-    "localtime", "mime.types", "nsswitch.conf", "passwd", "pki/ca-trust", "pki/tls/certs", "protocols", "services",
-    "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
+    "alternatives", "ca-certificates", "ca-certificates.conf", "group", "host.conf", "hosts", "ld.so.cache",
+    "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf", "passwd", "pki/ca-trust", "pki/tls/certs",
+    "protocols", "services", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
 )  # fmt: skip
 """What programs read in /etc; nothing of it is secret. All else is left out: the files of root have the owner that a
 command of root's has, too."""
 
-ETC_NETWORK = ("gai.conf", "hosts", "host.conf", "resolv.conf")
+ETC_NETWORK = ("gai.conf", "resolv.conf")
 
 STANDARD_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
@@ -103,8 +103,8 @@ class Bubblewrap:
     def command_line(
         self, command: Sequence[str], workspace: str | None, confinement: Confinement, code: Sequence[str] = ()
     ) -> list[str]:
-        """See `Backend`. What a command sees: programs and libraries, this Python and what is named, all of it read-only;
-        /tmp, /dev and /proc of its own; its workspace."""
+        """See `Backend`. A command sees programs and libraries, this Python and what is named, all read-only; /tmp,
+        /dev and /proc of its own; its workspace."""
         user, group = (os.getuid() or NOBODY, os.getgid() or NOBODY)
         temporary = ("--size", f"{confinement.temporary}", "--tmpfs")
         line = [
