@@ -183,6 +183,14 @@ def bubblewrap_problem() -> str | None:
     return None
 
 
+def sandbox_here() -> str:
+    """For people: whether commands of agents can be confined on this machine."""
+    problem = bubblewrap_problem()
+    if problem is None:
+        return "bubblewrap works"
+    return f'none: {problem}. `bash` is refused here, unless an agent has sandbox="none"'
+
+
 def backend_of(confinement: Confinement) -> Backend:
     """The backend that the agent's commands run with, here. May take some milliseconds the first time.
 

@@ -46,7 +46,7 @@ def in_sandbox(spec: dict[str, Any]) -> Callable[..., Coroutine[Any, Any, str]]:
         import_path = [entry for entry in sys.path if os.path.isabs(entry)]
         request = {
             "spec": {name: value for name, value in spec.items() if name != "sandbox"},
-            "arguments": json.dumps(arguments), "context": {**told, "workspace": workspace}, "import_path": import_path,
+            "arguments": arguments, "context": {**told, "workspace": workspace}, "import_path": import_path,
         }  # fmt: skip
         # -I: nothing is imported from the current directory, nor from where PYTHONPATH points. Its time is `execute`'s.
         ended = await run_confined(

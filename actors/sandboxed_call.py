@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from .execution import Outcome, bind, execute
+from .execution import Outcome, bind_checked, execute
 from .parameters import ToolContext
 from .tools import load
 
@@ -32,7 +32,7 @@ async def _outcome(request: dict[str, Any]) -> Outcome:
     except Exception as error:
         hint = "In the sandbox only importable files and `Sandbox.readable` can be read"
         return Outcome("error", f"{error} {hint}.")
-    keywords = bind(tool, request["arguments"], ToolContext(**request["context"]))
+    keywords = bind_checked(tool, request["arguments"], ToolContext(**request["context"]))
     if isinstance(keywords, Outcome):
         return keywords
     found = await execute(tool, keywords, LONGEST)

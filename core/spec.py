@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -314,7 +315,7 @@ class Sandbox(Strict):
 
     backend: Literal["auto", "bubblewrap", "none"] = "auto"
     network: bool = False
-    readable: tuple[Annotated[str, Field(pattern=r"^/[^\0]+$", max_length=4_096)], ...] = ()
+    readable: tuple[Annotated[str, Field(max_length=4_096)], ...] = ()
     memory: int = Field(_CONFINED.memory, ge=64 << 20, le=1 << 50)
     processes: int = Field(_CONFINED.processes, ge=4, le=1_000_000)
     file_size: int = Field(_CONFINED.file_size, ge=1024, le=1 << 50)
@@ -322,6 +323,15 @@ class Sandbox(Strict):
     output: int = Field(_CONFINED.output, ge=1_000, le=500_000)
     seconds: int = Field(_CONFINED.seconds, ge=1, le=MAX_SECONDS)
     rules: tuple[CommandRule, ...] = ()
+
+    @field_validator("readable")
+    @classmethod
+    def _readable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        found = tuple(os.path.normpath(path) for path in value)
+        wrong = [path for path in found if not path.startswith("/") or path.strip("/") == "" or "\0" in path]
+        if wrong:
+            raise ValueError(f"{', '.join(map(repr, wrong))} must be absolute paths, and not the root")
+        return found
 
 
 class AgentSpec(Strict):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import inspect
 
+from understudy.actors.sandbox import sandbox_here
 from understudy.config import (
     OFFLINE_MODEL,
     Settings,
@@ -56,6 +57,7 @@ def examine(store: str | None) -> list[Check]:
     checks.append(_model(settings))
     checks.append(_guarded("store", lambda: _store(settings)))
     checks.append(_disk())
+    checks.append(Check("sandbox", True, sandbox_here()))  # agents without `bash` need none
     try:
         address = running_address()
     except UnderstudyError as error:
