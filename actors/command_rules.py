@@ -10,8 +10,9 @@ from itertools import islice
 
 from understudy.confinement import CommandRule
 
-MAX_SUBSTITUTIONS = 50
-"""So many are looked into, in one command line."""
+MAX_SUBSTITUTIONS = 10
+MAX_CHARACTERS = 20_000
+"""So much of a command line is looked into: a session's process does nothing else meanwhile."""
 
 _SUBSTITUTION = re.compile(r"\$\(|`|[<>]\(")
 _ENDS = re.compile(r"[;&|()\n]+")
@@ -37,7 +38,7 @@ def judge(command: str, rules: Sequence[CommandRule]) -> CommandRule | None:
 def simple_commands(command: str) -> list[str]:
     """The simple commands of a command line, each with single spaces between its words, and without quotes and
     assignments before it. What is in a substitution is one, too, quoted or not."""
-    text = command.replace("\\\n", " ")
+    text = command[:MAX_CHARACTERS].replace("\\\n", " ")
     inner = islice(_SUBSTITUTION.finditer(text), MAX_SUBSTITUTIONS)
     return [part for start in (0, *(found.end() for found in inner)) for part in _parts(text[start:])]
 

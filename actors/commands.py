@@ -133,7 +133,7 @@ async def _terminate(process: asyncio.subprocess.Process, grace: float) -> None:
 
 def _sessions_below(pid: int) -> list[int]:
     """Processes below this one that lead sessions of their own: a sandbox gives its command one."""
-    found, pending = [], [pid]
+    found, pending = list[int](), [pid]
     while pending and len(found) < 1_000:
         try:
             with open(f"/proc/{(parent := pending.pop())}/task/{parent}/children") as children:

@@ -113,9 +113,10 @@ class Bubblewrap:
             # The guard's session has no terminal; a session of its own keeps `kill 0` from the guard.
             "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
             "--uid", f"{user}", "--gid", f"{group}", "--hostname", "sandbox",
-            # Read-only: root's commands own the kernel's settings in there, and would need no capability to change them.
-            "--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev", *temporary, "/dev/shm", "--remount-ro", "/dev", *temporary, "/tmp",
-            "--symlink", "/tmp", "/var/tmp",
+            # Read-only: the kernel's settings in there are root's, whose commands need no capability to change them.
+            "--proc", "/proc", "--remount-ro", "/proc",
+            "--dev", "/dev", *temporary, "/dev/shm", "--remount-ro", "/dev",
+            *temporary, "/tmp", "--symlink", "/tmp", "/var/tmp",
         ]  # fmt: skip
         for path in PROGRAMS:
             link = os.path.islink(path)

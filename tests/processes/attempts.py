@@ -20,7 +20,7 @@ SHELL = {
     "a home directory": "cat ~root/.bashrc && echo ESCAPED; ls -A /home | grep . && echo ESCAPED",
     "what runs on the host": "ls /run /var/run /var/lib /var/log /srv /mnt /media /sys /boot | grep . && echo ESCAPED",
     "passwords": "cat /etc/shadow /etc/gshadow && echo ESCAPED; ls /etc/ssl/private && echo ESCAPED",
-    "files of the host in its directories for temporary ones": "ls -A /tmp | grep -vFx $(echo {workspace} | cut -d/ -f3) && echo ESCAPED",
+    "temporary files of the host": "ls -A /tmp | grep -vFx $(echo {workspace} | cut -d/ -f3) && echo ESCAPED",
     "shared memory as files": "ls -A /dev/shm | grep . && echo ESCAPED",
     "a disk": "ls /dev/sd* /dev/vd* /dev/nvme* /dev/mem /dev/kmem /dev/port | grep . && echo ESCAPED",
     "make a device": "mknod disk b 254 0 && echo ESCAPED; mknod memory c 1 1 && echo ESCAPED",
