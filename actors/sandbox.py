@@ -108,7 +108,8 @@ class Bubblewrap:
         user, group = (os.getuid() or NOBODY, os.getgid() or NOBODY)
         temporary = ("--size", f"{confinement.temporary}", "--tmpfs")
         line = [
-            "bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+            shutil.which("bwrap") or "bwrap",
+            "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
             *(() if confinement.network else ("--unshare-net",)),
             # The guard's session has no terminal; a session of its own keeps `kill 0` from the guard.
             "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL",

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,9 +15,6 @@ from understudy.errors import InvalidInput
 
 from .command import Json, command, counted, print_json
 from .rendering import escape
-
-if TYPE_CHECKING:
-    from understudy.spec import AgentSpec
 
 app = typer.Typer(help="Look after files of agents.", no_args_is_help=True)
 
@@ -54,7 +51,7 @@ def check(
         problems = item["problems"]
         state = f"[red]{counted(len(problems), 'problem')}[/red]" if problems else "[green]ok[/green]"
         console.print(f"{escape(item['file'])}: {state} {escape(item['summary'])}".rstrip(), soft_wrap=True)
-        if item["sandbox"]:
+        if "sandbox" in item:
             console.print(f"  sandbox here: {escape(item['sandbox'])}", soft_wrap=True)
         for problem in problems:
             console.print(f"  [bold]{escape(problem['field'])}[/bold]: {escape(problem['problem'])}", soft_wrap=True)
@@ -63,27 +60,19 @@ def check(
 
 def _checked(file: Path) -> dict[str, Any]:
     from ..client.agent_file import read_agent
+    from ..client.checking import sandbox_for
 
     try:
         with _alone(file.resolve().parent):
             spec = read_agent(file).spec
     except InvalidInput as error:
         problems = error.details.get("problems") or [{"field": "(file)", "problem": error.message}]
-        return {"file": str(file), "name": None, "summary": "", "problems": problems, "sandbox": None}
+        return {"file": str(file), "name": None, "summary": "", "problems": problems}
     has = [(spec.tools, "tool"), (spec.hooks, "hook"), (spec.agents, "sub-agent"), (spec.handoffs, "handoff")]
     parts = ", ".join([spec.name, *(counted(len(found), noun) for found, noun in has if found)])
-    return {"file": str(file), "name": spec.name, "summary": parts, "problems": [], "sandbox": _sandbox(spec)}
-
-
-def _sandbox(spec: AgentSpec) -> str | None:
-    """Whether the sandbox that an agent needs, or one that it names, works on this machine; None if none needs one."""
-    from understudy.actors.sandbox import sandbox_here
-
-    needed = spec.sandbox.backend != "none" and any(
-        tool == "bash" or getattr(getattr(tool, "__understudy_tool__", None), "sandbox", False) for tool in spec.tools
-    )
-    others = (_sandbox(other) for other in (*spec.agents, *spec.handoffs) if not isinstance(other, str))
-    return sandbox_here() if needed else next((found for found in others if found), None)
+    sandbox = sandbox_for(spec)
+    found = {"file": str(file), "name": spec.name, "summary": parts, "problems": []}
+    return {**found, "sandbox": sandbox} if sandbox else found
 
 
 @contextmanager

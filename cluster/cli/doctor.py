@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from sqlalchemy import inspect
 
-from understudy.actors.sandbox import sandbox_here
 from understudy.config import (
     OFFLINE_MODEL,
     Settings,
@@ -28,6 +27,7 @@ from understudy.store.reads import queries
 from understudy.telemetry import ENDPOINTS, captures_content, exports_spans, has_collector, protocol_of
 
 from ..client import background
+from ..client.checking import sandbox_here
 from ..ray.own_ray import connect_ray, running_address
 from ..ray.ray_edge import RAY_VERSION, settle
 from ..ray.services import supervisor_handle
