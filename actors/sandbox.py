@@ -62,6 +62,7 @@ class Backend(Protocol):
         self, command: Sequence[str], workspace: str | None, confinement: Confinement, code: Sequence[str] = ()
     ) -> list[str]:
         """The command line to run in place of `command`; the process that it is killed with takes all others along.
+        Raises `ToolError` if there is no such line.
 
         Args:
             command: the program, by its name or path, and its arguments.
@@ -105,6 +106,8 @@ class Bubblewrap:
     ) -> list[str]:
         """See `Backend`. A command sees programs and libraries, this Python and what is named, all read-only; /tmp,
         /dev and /proc of its own; its workspace."""
+        if workspace == "/":
+            raise ToolError("the workspace of this agent is the root directory, which no sandbox can confine it to")
         user, group = (os.getuid() or NOBODY, os.getgid() or NOBODY)
         temporary = ("--size", f"{confinement.temporary}", "--tmpfs")
         line = [

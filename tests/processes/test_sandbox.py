@@ -366,6 +366,11 @@ class TestBackend:
         finally:
             bubblewrap_problem.cache_clear()
 
+    async def test_the_root_is_no_workspace(self) -> None:
+        """A workspace that has all files of the node is refused."""
+        with pytest.raises(ToolError, match="root directory"):
+            await bash("true", context_of(Path("/")))
+
     async def test_network_and_further_paths(self, host: Host) -> None:
         """What is allowed works: other paths can be read and not changed, and the network is there."""
         context = context_of(host.workspace, readable=(str(host.outside),), network=True)

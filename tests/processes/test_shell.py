@@ -92,6 +92,8 @@ class TestResult:
         """Without a workspace nothing runs, nor does a command that no process can be given."""
         with pytest.raises(ToolError, match="workspace"):
             await bash("true", context_of(None))
+        with pytest.raises(ToolError, match="can't be started: Argument list too long"):
+            await bash("#" * 200_000, context_of(str(tmp_path)))
         with pytest.raises(ToolError, match="NUL"):
             await bash("a\0b", context_of(str(tmp_path)))
 
