@@ -23,6 +23,7 @@ SHELL = {
     "temporary files of the host": "ls -A /tmp | grep -vFx $(echo {workspace} | cut -d/ -f3) && echo ESCAPED",
     "shared memory as files": "ls -A /dev/shm | grep . && echo ESCAPED",
     "a disk": "ls /dev/sd* /dev/vd* /dev/nvme* /dev/mem /dev/kmem /dev/port | grep . && echo ESCAPED",
+    "keep files among devices": "touch /dev/planted && echo ESCAPED",
     "make a device": "mknod disk b 254 0 && echo ESCAPED; mknod memory c 1 1 && echo ESCAPED",
     "memory of the kernel": "head -c1 /proc/kcore | grep . && echo ESCAPED",
     "messages of the kernel": "head -c1 /dev/kmsg | grep . && echo ESCAPED",
@@ -72,8 +73,7 @@ PYTHON = {
     "packets of the network": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW); escaped()",
     "an interface": "[escaped() for _, name in socket.if_nameindex() if name != 'lo']",
     # Calls of the kernel.
-    "attach to a process of the host": "call(101, 16, {pid}, 0, 0) == 0 and escaped()",
-    "attach to all that is there": "[call(101, 16, pid, 0, 0) == 0 and escaped() for pid in range(500, 33000)]",
+    "attach to a process of the host": "call(101, 0x4206, {pid}, 0, 0) == 0 and escaped()",  # which does not stop it
     "memory of a process of the host": "open('/proc/{pid}/mem', 'rb').read(1); escaped()",
     "a handle of a process": "os.pidfd_open({pid}); escaped()",
     "signal the outer process": "os.kill(1, 9); time.sleep(0.05); os.path.exists('/proc/1') or escaped()",
