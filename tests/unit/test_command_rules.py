@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from understudy.actors.command_rules import judge, simple_commands
-from understudy.confinement import CommandRule
+from understudy.cluster.client.compiling import compile_spec
+from understudy.confinement import CommandRule, Confinement, confinement_of
 from understudy.errors import InvalidSpec
-from understudy.spec import Sandbox
+from understudy.spec import AgentSpec, Sandbox
 
 RULES = [
     CommandRule("git push --dry-run*", "allow"),
@@ -56,3 +59,22 @@ def test_what_a_sandbox_can_be() -> None:
     told = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
     assert told.keys() == {"memory", "readable", "rules.0.action", "disk"}
     assert "'relative', '/'" in told["readable"]
+
+
+def test_what_an_agent_says_is_what_its_commands_get() -> None:
+    """Every field of a sandbox reaches the session's process; an agent that says nothing has all defaults, and its
+    specification nothing of it, as in older versions."""
+    given = {"backend": "none", "network": True, "readable": ("/opt",), "memory": 1 << 30, "processes": 9,
+             "file_size": 5000, "temporary": 2 << 20, "output": 2000, "seconds": 5}  # fmt: skip
+    assert {*given, "rules"} == {*Sandbox.model_fields} == {*Confinement.__struct_fields__}
+    spec = AgentSpec(name="a", sandbox=Sandbox(**given, rules=[{"command": "x*", "action": "deny"}]))
+    stored = json.loads(json.dumps(compile_spec(spec, model="offline", profile=None).spec))
+    assert confinement_of(stored) == Confinement(**given, rules=(CommandRule("x*", "deny"),))
+    plain = compile_spec(AgentSpec(name="a"), model="offline", profile=None).spec
+    assert "sandbox" not in plain
+    assert confinement_of(plain) == Confinement()
+    assert {name: getattr(Sandbox(), name) for name in Sandbox.model_fields} == fields_of(Confinement())
+
+
+def fields_of(confinement: Confinement) -> dict[str, object]:
+    return {name: getattr(confinement, name) for name in Confinement.__struct_fields__}
