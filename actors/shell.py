@@ -8,6 +8,7 @@ import os
 import signal
 
 from understudy.errors import ToolError
+from understudy.skills import SKILLS_VARIABLE
 
 from .tools import ToolContext, tool
 from .workspace import Workspace
@@ -61,7 +62,10 @@ async def bash(command: str, context: ToolContext, timeout: int = 120) -> str:
     if "\0" in command:
         raise ToolError("a command can't contain NUL")
     root = Workspace(context.workspace).root
-    traced = {"TRACEPARENT": context.traceparent} if context.traceparent else {}
+    variables = {"TRACEPARENT": context.traceparent} if context.traceparent else {}
+    skills = await context.skills_directory()
+    if skills is not None:
+        variables[SKILLS_VARIABLE] = skills
     guard_read, guard_write = os.pipe()
     output_read, output_write = os.pipe()
     output = _Output()
@@ -76,7 +80,7 @@ async def bash(command: str, context: ToolContext, timeout: int = 120) -> str:
                 stdout=output_write,
                 stderr=output_write,
                 cwd=root,
-                env={**os.environ, **traced},
+                env={**os.environ, **variables},
                 start_new_session=True,
             )
         finally:
