@@ -127,8 +127,8 @@ def read_folder(folder: Path) -> SkillFolder:
             size += entry.stat(follow_symlinks=False).st_size
             if size > LARGEST_SKILL or len(found) >= MOST_FILES:
                 raise InvalidSpec(
-                    f"it is too large: a skill may have {LARGEST_SKILL:,} bytes in {MOST_FILES} files; keep large files "
-                    "elsewhere, and let its instructions say where"
+                    f"it is too large: a skill may have {LARGEST_SKILL:,} bytes in {MOST_FILES} files; keep large "
+                    "files elsewhere, and let its instructions say where"
                 )
             found.append(_read(entry.path, path))
     return SkillFolder(tuple(sorted(found, key=lambda file: file.path)))

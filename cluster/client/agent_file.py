@@ -87,9 +87,14 @@ def _beyond(resolved: dict[str, Any], told: list[dict[str, str]]) -> list[dict[s
 
 def _drop(agent: Any, place: list[str]) -> None:
     """Leave out the field of an agent, or of one below it, that this place is in. Tools and hooks that can't be found
-    are left out already."""
-    while place[0] in AGENTS and len(place) > 2 and isinstance(agent, dict) and isinstance(agent[place[0]], list):
-        agent, place = agent[place[0]][int(place[1])], place[2:]
+    are left out already, and an agent whose file can't be read has another one in its place."""
+    while place[0] in AGENTS and len(place) > 1 and isinstance(agent, dict) and isinstance(agent.get(place[0]), list):
+        below = agent[place[0]][int(place[1])]
+        if len(place) == 2:
+            if isinstance(below, dict):
+                return
+            break
+        agent, place = below, place[2:]
     if isinstance(agent, dict) and not (place[0] in ("tools", "hooks") and len(place) > 1):
         agent.pop(place[0], None)
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import inspect
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
