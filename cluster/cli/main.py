@@ -25,6 +25,7 @@ from . import (
     run_command,
     steering_commands,
     store_commands,
+    tools_command,
     top_command,
     trace_command,
     up_command,
@@ -45,6 +46,7 @@ app = typer.Typer(
 
 app.command()(run_command.run)
 app.add_typer(agents_command.app, name="agents")
+app.add_typer(tools_command.app, name="tools")
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
 app.command()(approve_command.approve)

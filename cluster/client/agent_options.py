@@ -30,6 +30,12 @@ def known_tools() -> list[str]:
     return [*tool_names(), *extensions("tools")]
 
 
+def import_here(name: str) -> None:
+    """Have modules found from the current directory, if a tool is named by an import path."""
+    if ":" in name:
+        import_from(Path.cwd())
+
+
 @dataclass(frozen=True)
 class AgentOptions:
     """What the options of a command say of an agent; None and empty where they say nothing.

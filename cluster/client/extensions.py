@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from understudy.actors.tools import tool_name_problem
 from understudy.config import ModelProfile
-from understudy.errors import InvalidSpec
+from understudy.errors import InvalidInput, InvalidSpec
 from understudy.suggestions import did_you_mean
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal["tools", "hooks", "memory", "models", "skills"]
 
@@ -39,17 +42,23 @@ class Extension:
     name: str
     entry_point: importlib.metadata.EntryPoint
 
+    @property
+    def origin(self) -> str:
+        """The distribution and its version."""
+        found = self.entry_point.dist
+        return f"{found.name} {found.version}" if found is not None else "unknown"
+
     def load(self) -> Any:
         """Import it.
 
         Raises:
-            InvalidSpec: its package is broken; the message says which, and why.
+            InvalidInput: its package is broken; the message says which, and why.
         """
         try:
             return self.entry_point.load()
         except (Exception, SystemExit) as error:  # whatever a module does when it is imported
             where = f"{self.name!r} ({self.entry_point.value})"
-            raise InvalidSpec(f"{where} can't be imported: {type(error).__name__}: {error}") from None
+            raise InvalidInput(f"{where} can't be imported: {type(error).__name__}: {error}") from None
 
 
 def extensions(kind: Kind) -> dict[str, Extension]:
@@ -79,7 +88,7 @@ def find_tool(name: str) -> Any:
     or of a group, as it is. Those names can't be taken by packages.
 
     Raises:
-        InvalidSpec: there is none, it can't be imported, or the function is no tool.
+        InvalidInput: there is none, it can't be imported, or the function is no tool.
     """
     if ":" in name:
         return _function(name, "tools")
@@ -88,26 +97,29 @@ def find_tool(name: str) -> Any:
         return name
     offered = [other for other in extensions("tools") if other.partition(":")[2] == name]
     hint = f"; installed packages have: {', '.join(offered)}" if offered else ""
-    raise InvalidSpec(f"{problem}{hint}; your own: module:function")
+    raise InvalidInput(f"{problem}{hint}; your own: module:function")
 
 
 def had(kind: Kind, item: Any) -> Any:
     """An entry of a specification's tools, hooks or memory providers, found where it is given by name.
 
     Raises:
-        InvalidSpec: see `find_tool`.
+        InvalidSpec: it can't be found, see `find_tool`.
     """
     finders = {"tools": find_tool, "hooks": find_hook, "memory": find_provider}
-    return finders[kind](item) if isinstance(item, str) else item
+    try:
+        return finders[kind](item) if isinstance(item, str) else item
+    except InvalidInput as error:
+        raise InvalidSpec(f"{error.message}.") from None
 
 
 def find_hook(name: str) -> Any:
-    """The hook of a package, or at an import path. Raises `InvalidSpec`, see `find_tool`."""
+    """The hook of a package, or at an import path. Raises `InvalidInput`, see `find_tool`."""
     return _function(name, "hooks")
 
 
 def find_provider(name: str) -> Any:
-    """The memory provider of a package, or at an import path. Raises `InvalidSpec`, see `find_tool`."""
+    """The memory provider of a package, or at an import path. Raises `InvalidInput`, see `find_tool`."""
     return _function(name, "memory")
 
 
@@ -117,7 +129,7 @@ def find_skills(name: str) -> Path | None:
     The entry point is a package with the folder, or a path.
 
     Raises:
-        InvalidSpec: it can't be imported, or is neither.
+        InvalidInput: it can't be imported, or is neither.
     """
     offered = extension("skills", name)
     if offered is None:
@@ -129,7 +141,7 @@ def find_skills(name: str) -> Path | None:
         return Path(next(iter(found.__path__)))
     if isinstance(found, (str, Path)):
         return Path(found)
-    raise InvalidSpec(f"{name!r} is {found!r}, and must be a package with a directory of skills, or a path")
+    raise InvalidInput(f"{name!r} is {found!r}, and must be a package with a directory of skills, or a path")
 
 
 def profile_named(offered: Extension) -> ModelProfile:
@@ -138,25 +150,34 @@ def profile_named(offered: Extension) -> ModelProfile:
     The entry point is a `ModelProfile`, or a function that returns one.
 
     Raises:
-        InvalidSpec: it can't be had.
+        InvalidInput: it can't be had.
     """
-    import dataclasses
-
     found = offered.load()
     try:
         made = found if isinstance(found, ModelProfile) else found()
     except Exception as error:
-        raise InvalidSpec(f"{offered.name!r} gives no model profile: {type(error).__name__}: {error}") from None
+        raise InvalidInput(f"{offered.name!r} gives no model profile: {type(error).__name__}: {error}") from None
     if not isinstance(made, ModelProfile):
-        raise InvalidSpec(f"{offered.name!r} gives {type(made).__name__}, not a ModelProfile")
-    return dataclasses.replace(made, name=offered.name)
+        raise InvalidInput(f"{offered.name!r} gives {type(made).__name__}, not a ModelProfile")
+    return replace(made, name=offered.name)
+
+
+def offered_profiles() -> list[ModelProfile]:
+    """The model profiles of all installed packages; one that can't be had is logged and left out."""
+    found = []
+    for offered in extensions("models").values():
+        try:
+            found.append(profile_named(offered))
+        except InvalidInput as error:
+            logger.warning("%s", error.message)
+    return found
 
 
 def imported(name: str) -> Any:
     """What is at an import path, `module:name`.
 
     Raises:
-        InvalidSpec: it can't be imported.
+        InvalidInput: it can't be imported.
     """
     module, _, path = name.partition(":")
     try:
@@ -164,7 +185,7 @@ def imported(name: str) -> Any:
         for part in path.split("."):
             found = getattr(found, part)
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        raise InvalidSpec(f"{name!r} can't be imported: {type(error).__name__}: {error}") from None
+        raise InvalidInput(f"{name!r} can't be imported: {type(error).__name__}: {error}") from None
     return found
 
 
@@ -174,7 +195,7 @@ def _function(name: str, kind: Kind) -> Any:
     found = offered.load() if offered is not None else _at_path(name, kind)
     mark = DECORATORS[kind]
     if not hasattr(found, f"__understudy_{mark}__"):
-        raise InvalidSpec(f"{name!r} is no function decorated with {DECORATED[mark]}")
+        raise InvalidInput(f"{name!r} is no function decorated with {DECORATED[mark]}")
     return found
 
 
@@ -184,6 +205,6 @@ def _at_path(name: str, kind: Kind) -> Any:
     others = [other for other in extensions(kind) if other.partition(":")[0] == distribution]
     try:
         return imported(name)
-    except InvalidSpec as error:
+    except InvalidInput as error:
         hint = f"{did_you_mean(name, others)}; the package has: {', '.join(others)}" if others else ""
-        raise InvalidSpec(f"{error.message}{hint}") from None
+        raise InvalidInput(f"{error.message}{hint}") from None

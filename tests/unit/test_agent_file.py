@@ -312,6 +312,24 @@ handoffs = ["clerk"]
 """Each field of an agent, and of what is in one, with another value than its default."""
 
 
+def test_the_agents_of_a_directory(tmp_path: Path) -> None:
+    """Files that look like agents are listed as they are written, without importing anything; others are left out, and
+    one that can't be read is listed with its problem."""
+    (tmp_path / "b.md").write_text("---\nname: b\ndescription: Does b.\ntools: ['no_module:x', files]\n---\nx")
+    (tmp_path / "a.toml").write_text('name = "a"\nmodel = "m"')
+    (tmp_path / "c.json").write_text("{")
+    (tmp_path / "README.md").write_text("# Agents")
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'")
+    (tmp_path / "deeper").mkdir()
+    listed = CliRunner().invoke(app, ["agents", "list", str(tmp_path), "--json"])
+    found = {agent["file"]: agent for agent in json.loads(listed.stdout)["agents"]}
+    assert [*found] == ["a.toml", "b.md", "c.json"]
+    assert (found["a.toml"]["name"], found["a.toml"]["model"]) == ("a", "m")
+    assert found["b.md"]["tools"] == ["no_module:x", "files"]
+    assert "is not JSON" in found["c.json"]["problem"]
+    assert "Does b." in CliRunner().invoke(app, ["agents", "list", str(tmp_path)]).stdout
+
+
 def test_every_field_can_be_in_a_file(tmp_path: Path, module: str, skills: Path) -> None:
     """Each field that `AgentSpec` has, and each of the models in it, is in the file above, is accepted, and has its
     value; a field that is new must be added there."""

@@ -294,7 +294,7 @@ def test_a_crash_on_the_way(run: Run, cluster: LocalCluster) -> None:
 
 def test_the_shell_completes_tools() -> None:
     """Groups and built-in tools are offered for `--tool`."""
-    assert run_command._tools("wri") == ["write_file"]
+    assert tools_command.known_tools("wri") == ["write_file"]
     assert {"files", "explore", "wait"} <= set(run_command._tools(""))
 
 
