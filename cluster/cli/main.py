@@ -20,6 +20,7 @@ from . import (
     certify_command,
     console_command,
     dashboards_command,
+    mcp_command,
     notes_command,
     rendering,
     run_command,
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 
 app.command()(run_command.run)
+app.command()(mcp_command.mcp)
 app.add_typer(agents_command.app, name="agents")
 app.add_typer(tools_command.app, name="tools")
 app.add_typer(store_commands.app, name="store")
