@@ -136,15 +136,15 @@ class AgentServer:
         self._calls.pop(key, None)  # not of one that was cut off: its cancellation may come now
         return found
 
-    async def _hear(self, context: Context, call_next: CallNext) -> HandlerResult:
+    async def _hear(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         """End the run of a call that its client cancels; one whose client is gone goes on."""
-        if context.method == CANCELLED and context.request_id is None:
-            beginning = self._calls.pop(_key(context, (context.params or {}).get("requestId")), None)
+        if ctx.method == CANCELLED and ctx.request_id is None:
+            beginning = self._calls.pop(_key(ctx, (ctx.params or {}).get("requestId")), None)
             if beginning is not None:
                 with suppress(UnderstudyError, msgspec.ValidationError):
                     begun = await asyncio.shield(beginning)
                     await begun.run.cancel.aio("cancelled by the client of the Model Context Protocol")
-        return await call_next(context)
+        return await call_next(ctx)
 
     async def _begin(self, agent: AgentSpec, params: types.CallToolRequestParams) -> Begun:
         """Have a call's run accepted, or find it.
