@@ -264,3 +264,17 @@ async def test_a_rejected_call(cluster: LocalCluster) -> None:
     [text] = [m.text for m in cluster.session("mcp.rejects.r").messages() if m.role == "tool"]
     assert "too much" in text
     assert effects == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_questions_of_sub_agents(cluster: LocalCluster, mode: str) -> None:
+    """What a sub-agent asks, for which the run waits, is asked as the run's own questions are."""
+    helper = agent([("request_user_input", {"prompt": "Below?"})], "helped", name="helper")
+    spec = agent(
+        [("spawn_agent", {"task": "help"})], "done", name=f"leads-{mode}", tools=["spawn_agent"], agents=(helper,)
+    )
+    seen: list[types.ElicitRequestParams] = []
+    callback = asking(accept(answer="yes"), seen)
+    async with client(cluster, spec, mode=mode, elicitation_callback=callback) as connected:
+        assert said(await connected.call_tool(spec.name, {"prompt": "go"})) == "done"
+    assert [params.message for params in seen] == ["Below?"]
