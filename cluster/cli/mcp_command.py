@@ -13,6 +13,9 @@ from understudy.errors import InvalidConfiguration, InvalidInput
 
 from .command import Store, command, connected, errors
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Where the SDK refuses requests of other sites' pages by itself (DNS rebinding)."""
+
 EXTRA = "`understudy mcp` needs the official SDK of the protocol: pip install 'understudy[mcp]'"
 
 
@@ -64,13 +67,11 @@ def _started(address: str) -> None:
 
 
 def _address(text: str) -> tuple[str, int]:
-    from ..console.access import is_loopback
-
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or int(port) > 65_535:
         raise InvalidInput(f"--http: {text} is not of the form HOST:PORT")
-    if not is_loopback(host):
+    if host not in LOOPBACK:
         raise InvalidInput(
             f"--http: {host} can be reached from other machines, and there is no authentication: listen on 127.0.0.1, "
             "behind a proxy that has it"

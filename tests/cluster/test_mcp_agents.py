@@ -14,7 +14,11 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from understudy import Cluster
 
-AGENT = """---
+from ..kernel import kernel as k
+
+GREET = "$UNDERSTUDY_SKILLS/greet/hello.sh >> greetings.txt"
+SCRIPT = k.script([("bash", {"command": GREET})], [("wait", {"seconds": 3})], "done")
+AGENT = f"""---
 name: clerk
 skills: [greet]
 tools: [bash, wait]
@@ -22,8 +26,7 @@ allow_bash: true
 workspace: .
 model: offline
 ---
-offline-script: [{"tool_calls": [["bash", {"command": "$UNDERSTUDY_SKILLS/greet/hello.sh >> greetings.txt"}]]},
-{"tool_calls": [["wait", {"seconds": 3}]]}, {"text": "done"}]
+{SCRIPT}
 """
 
 

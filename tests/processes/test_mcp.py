@@ -6,6 +6,8 @@ import asyncio
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from typer.testing import CliRunner
 
 from understudy.cluster.cli.main import app
+
+from ..kernel import kernel as k
 
 SERVER = """
 import asyncio, os, sys
@@ -53,13 +57,13 @@ def note(text: str) -> str:
     return "noted"
 """
 
-AGENT = """---
+SCRIPT = k.script([("note", {"text": "x"})], [("wait", {"seconds": 2})], "done")
+AGENT = f"""---
 name: clerk
 description: Takes notes.
 tools: ["clerk_tools:note", wait]
 ---
-offline-script: [{"tool_calls": [["note", {"text": "x"}]]}, {"tool_calls": [["wait", {"seconds": 2}]]},
-{"text": "done"}]
+{SCRIPT}
 """
 
 
@@ -121,11 +125,19 @@ def address(arguments: list[str]) -> Iterator[str]:
 
 @pytest.mark.thorough
 async def test_over_http(address: str, tmp_path: Path) -> None:
-    """Several clients at once, of either version of the protocol, have the same run."""
+    """Several clients at once, of either version of the protocol, have the same run; a page of another site that has
+    a browser send a request here has nothing."""
     call = {"prompt": "go", "run_id": "r"}
     async with Client(address) as first, Client(address, mode="legacy") as second:
         results = await asyncio.gather(first.call_tool("clerk", call), second.call_tool("clerk", call))
     assert [result.structured_content["text"] for result in results] == ["done", "done"]
+    headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    for name, value in (("host", "other.example"), ("origin", "http://other.example")):
+        request = urllib.request.Request(address, b"{}", {**headers, name: value})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await asyncio.to_thread(urllib.request.urlopen, request)
+        assert refused.value.code in (403, 421)
+        refused.value.close()
     assert (tmp_path / "effects.txt").read_text() == "x"
 
 
