@@ -94,7 +94,7 @@ def _checked(file: Path) -> dict[str, Any]:
     except InvalidInput as error:
         problems = error.details.get("problems") or [{"field": "(file)", "problem": error.message}]
         return {"file": str(file), "name": None, "summary": "", "problems": problems}
-    has = [(spec.tools, "tool"), (spec.skills, "path of skills"), (spec.hooks, "hook"), (spec.agents, "sub-agent")]
+    has = [(spec.tools, "tool"), (spec.skills, "skill folder"), (spec.hooks, "hook"), (spec.agents, "sub-agent")]
     has += [(spec.handoffs, "handoff")]
     parts = ", ".join([spec.name, *(counted(len(found), noun) for found, noun in has if found)])
     return {"file": str(file), "name": spec.name, "summary": parts, "problems": []}

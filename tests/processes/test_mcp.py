@@ -85,8 +85,8 @@ def over_streams(arguments: list[str], mode: str, log: Any) -> Client:
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_a_run_outlives_client_and_server(arguments: list[str], tmp_path: Path, mode: str) -> None:
     """A client hears of a run that has begun, and leaves, which ends the server as well; with the next server the same
-    call has the run's answer, and the tool had its effect once. What is printed meanwhile is not in the protocol's way.
-    """
+    call has the run's answer, and the tool had its effect once. A call that it cancels ends its run. What is printed
+    meanwhile is not in the protocol's way."""
     call = {"prompt": "go", "run_id": "r"}
     heard, noted = list[str](), asyncio.Event()
 
@@ -106,9 +106,18 @@ async def test_a_run_outlives_client_and_server(arguments: list[str], tmp_path: 
         assert task.cancelled() or task.exception() is not None
         async with over_streams(arguments, mode, log) as client:
             result = await client.call_tool("clerk", call)
+            noted.clear()
+            other = {"prompt": "go", "run_id": "other"}
+            task = asyncio.ensure_future(client.call_tool("clerk", other, progress_callback=hear))
+            async with asyncio.timeout(30):
+                await noted.wait()
+            task.cancel()
+            await asyncio.wait({task})
+            cancelled = await client.call_tool("clerk", other)
     assert result.structured_content == {"text": "done", "status": "completed", "session": "r", "run_id": "r"}
+    assert cancelled.structured_content["status"] == "cancelled"
     assert heard[0] == "the run has begun"
-    assert (tmp_path / "effects.txt").read_text() == "x"
+    assert (tmp_path / "effects.txt").read_text() == "xx"
     printed = (tmp_path / "stderr").read_text()
     assert all(f"printed by {who}" in printed for who in ("a module", "a process", "a tool", "its process")), printed
 
