@@ -26,6 +26,7 @@ from .delegation import wanted_by
 from .execution import Outcome, bind, execute, may_go_on, presentable, reconcile, reconcile_failed
 from .handoffs import handed_off, is_handoff
 from .hooks import Hooks
+from .parameters import SkillFiles
 from .reports import CallReports, Reports
 from .tools import LoadedTool, ToolContext
 from .window import Window
@@ -50,7 +51,9 @@ class CallOutcomes:
         reports: what tools report while they run.
     """
 
-    def __init__(self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, load: Loader) -> None:
+    def __init__(
+        self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, load: Loader, skills: SkillFiles
+    ) -> None:  # fmt: skip
         self.leave = False
         self.results: dict[str, Outcome] = {}
         self.ended: dict[str, tuple[Outcome, int, InboxItem | None]] = {}
@@ -64,6 +67,7 @@ class CallOutcomes:
         self._hooks = hooks
         self._patience = patience
         self._load = load
+        self._skills = skills
         self._told = {item.id for item in window.inbox}
         self._unrecorded: list[Callable[[], None]] = []
 
@@ -185,6 +189,7 @@ class CallOutcomes:
             workspace=window.spec["workspace"],
             confinement=confinement_of(window.spec),
             traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
+            skill_files=self._skills,
             _reporting=reports,
         )
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from understudy.confinement import Confinement
 from understudy.errors import InvalidSpec
+from understudy.skills import SkillFolder
 
 from .code import import_reference
 
@@ -27,6 +28,16 @@ class Reporting(Protocol):
         """See `ToolContext.emit`."""
 
 
+class SkillFiles(Protocol):
+    """The skills of an agent (`skills.Skills`)."""
+
+    async def folder(self, name: str) -> SkillFolder:
+        """The files of a skill. Raises `ToolError`: there is none of this name."""
+
+    async def directory(self) -> str | None:
+        """See `ToolContext.skills_directory`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToolContext:
     """What a tool may know about its call; injected into the parameter annotated with this class.
@@ -39,6 +50,7 @@ class ToolContext:
         confinement: in what the agent's commands run (`AgentSpec.sandbox`).
         traceparent: of the call's span, as W3C Trace Context writes it, for requests that the tool makes; empty without
             a trace.
+        skill_files: the agent's skills; None outside a session.
     """
 
     session_id: str
@@ -51,11 +63,23 @@ class ToolContext:
     workspace: str | None = None
     confinement: Confinement = field(default=Confinement(), repr=False)
     traceparent: str = ""
+    skill_files: SkillFiles | None = field(default=None, repr=False, compare=False)
     _reporting: Reporting | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.call_key:
             object.__setattr__(self, "call_key", f"{self.session_id}/{self.call_id}")
+
+    async def skills_directory(self) -> str | None:
+        """A directory on this node with a folder for each of the agent's skills, by its name, with the skill's files,
+        for reading only; None if the agent has no skills. `bash` tells it to commands as `$UNDERSTUDY_SKILLS`.
+
+        It is written where it is not there yet, and repaired where something in it was changed.
+
+        Raises:
+            ToolError: it can't be written, or a skill can't be read.
+        """
+        return await self.skill_files.directory() if self.skill_files is not None else None
 
     def progress(self, fraction: float | None = None, text: str = "") -> None:
         """Say how far the call has come: as `tool_progress` in the session's events, the latest every half a second.

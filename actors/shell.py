@@ -6,6 +6,7 @@ import signal
 
 from understudy.confinement import MAX_SECONDS
 from understudy.errors import ToolError
+from understudy.skills import SKILLS_VARIABLE
 
 from .commands import Ended
 from .sandbox import run_confined
@@ -30,9 +31,13 @@ async def bash(command: str, context: ToolContext, timeout: int = 120) -> str:
     confinement = context.confinement
     seconds = min(max(timeout, 1), confinement.seconds)
     variables = {"TRACEPARENT": context.traceparent} if context.traceparent else {}
+    skills = await context.skills_directory()
+    if skills is not None:
+        variables[SKILLS_VARIABLE] = skills
     ended = await run_confined(
-        ["bash", "-c", command], root, confinement, seconds=seconds, kept=confinement.output, variables=variables
-    )
+        ["bash", "-c", command], root, confinement, seconds=seconds, kept=confinement.output, variables=variables,
+        code=() if skills is None else (skills,),
+    )  # fmt: skip
     return f"{_text(ended)}\n{_ending(ended, seconds)}".lstrip("\n")
 
 

@@ -22,6 +22,7 @@ from .delegation import is_delegated, wait_for
 from .execution import Outcome, now
 from .handoffs import handoff_of, is_handoff
 from .hooks import Hooks
+from .skills import Skills, described
 from .window import Window
 
 COALESCE_SECONDS = 0.05
@@ -43,7 +44,8 @@ class ToolCalls:
         self._hooks = hooks
         self._node = node
         self._frame_id = frame_id
-        self._outcomes = CallOutcomes(window, commits, hooks, patience, load)
+        skills = Skills(described(window.spec), node.blob)
+        self._outcomes = CallOutcomes(window, commits, hooks, patience, load, skills)
 
     @property
     def leave(self) -> bool:

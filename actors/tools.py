@@ -17,6 +17,7 @@ from typing import Any, TypeVar, overload
 from understudy.agents import SEND_TO_AGENT, SPAWN_AGENT, START_AGENT
 from understudy.errors import InvalidSpec, ToolError
 from understudy.handoffs import HANDOFF, tool_name
+from understudy.skills import LOAD_SKILL
 from understudy.suggestions import did_you_mean
 
 from .agents import SEND_TO_AGENT_SPEC, START_AGENT_SPEC
@@ -37,6 +38,7 @@ BUILTIN_TOOLS: dict[str, str] = {
     "glob": "understudy.actors.files:glob",
     "grep": "understudy.actors.files:grep",
     "bash": "understudy.actors.shell:bash",
+    LOAD_SKILL: "understudy.actors.skills:load_skill",
 }
 """Where each built-in function is; looked up by name so that a frame imports only what it uses."""
 

@@ -29,6 +29,7 @@ from .context import (
     View,
 )
 from .conversation import Conversation
+from .skills import catalogue
 from .typed_output import ORIGIN as OF_OUTPUT
 from .typed_output import TypedOutput
 
@@ -234,7 +235,7 @@ class Window:
         tools, prompt = len(to_json(self._tools).encode()) if self._tools else 0, ""
         if self.typed is not None:
             tools, prompt = tools + self.typed.size, self.typed.prompt
-        instructions = "\n\n".join(filter(None, (self.spec["instructions"], prompt)))
+        instructions = "\n\n".join(filter(None, (self.spec["instructions"], catalogue(self.spec), prompt)))
         return Conversation(instructions, self.policy, view, tools=tools, recall=self.recall)
 
     def _shown(self, drafted: Sequence[Message]) -> Conversation:

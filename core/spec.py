@@ -85,6 +85,14 @@ def _models_in(annotation: Any) -> Iterator[Any]:
         yield from _models_in(inner)
 
 
+A_PATH = "a name of the form module:function or DISTRIBUTION:NAME"
+
+
+def _is_path(item: Any) -> bool:
+    """Whether an entry names a function, or what a package offers."""
+    return isinstance(item, str) and all(item.partition(":"))
+
+
 def listed(problems: list[dict[str, str]]) -> str:
     """What is wrong, each with the field that it is about."""
     return "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
@@ -237,7 +245,7 @@ class Memory(Strict):
         project: the project whose notes it may use, and is shown; None for none.
         max_tokens: the longest text of its memory, three bytes a token; what does not fit is left out.
         share: of the model's window, where that is known: the text is no longer than this either.
-        providers: functions or classes decorated with `@memory_provider`.
+        providers: functions or classes decorated with `@memory_provider`, or their names as of tools.
         timeout: seconds for one call of a provider.
     """
 
@@ -259,8 +267,8 @@ class Memory(Strict):
         if not isinstance(value, (list, tuple)):
             raise ValueError("must be a list of providers")
         for item in value:
-            if not hasattr(item, "__understudy_memory__"):
-                raise ValueError(f"{item!r} is no function or class decorated with @memory_provider")
+            if not _is_path(item) and not hasattr(item, "__understudy_memory__"):
+                raise ValueError(f"{item!r} is no function or class decorated with @memory_provider, nor {A_PATH}")
         return tuple(value)
 
 
@@ -339,22 +347,27 @@ class AgentSpec(Strict):
 
     Attributes:
         name: label of metrics and spans; few different values, please.
+        description: what it is for, in a sentence or two: for whoever may use it, another agent's model among them.
         model: None for the cluster's default (`UNDERSTUDY_MODEL`).
         profile: name of a model profile; None for the driver's own credentials.
-        tools: functions decorated with `@tool`, names of built-in tools (`read_file`, …) or of groups (`files`).
+        tools: functions decorated with `@tool`, names of built-in tools (`read_file`, …) or of groups (`files`), import
+            paths (`module:function`), or what an installed package offers (`DISTRIBUTION:NAME`, `docs/agent-files.md`).
         agents: what `spawn_agent` and `start_agent` may create, by name; without it the children are copies of this
             agent.
         handoffs: the agents that its model may hand the session off to, each by a tool `transfer_to_NAME`; one that is
             known to the session already may be given by its name (`docs/handoff.md`).
         delegation: within which limits its model may write sub-agents itself; None: it may not.
-        hooks: functions decorated with `@hook`, called in this order at their points (`docs/hooks.md`). A sub-agent has
-            those that its own specification lists; a copy of this agent has the same.
+        hooks: functions decorated with `@hook`, or their names as of tools, called in this order at their points
+            (`docs/hooks.md`). A sub-agent has those that its own specification lists; a copy of this agent has the
+            same.
         output_type: what its final answer must be: a pydantic model, a dataclass or any other annotation with a JSON
             Schema, or a JSON Schema (2020-12) itself (`docs/output.md`). None for any text.
         output_mode: how the model is asked for it: by the endpoint's response format (`native`), as arguments of a tool
             (`tool`), or in the instructions (`prompt`). `auto`: `native`, or `tool` where the endpoint refuses that.
         output_retries: how often in a run the model is asked again for an answer that does not fit.
         memory: what it is shown of its notes, and its memory providers; None: nothing.
+        skills: folders with a `SKILL.md`, or folders of such folders (`docs/skills.md`). The model is shown their names
+            and descriptions, and reads one with the tool `load_skill`, which it is given. The session keeps a copy.
         workspace: directory that file tools are confined to; None for none.
         max_rounds: model calls in one run.
         max_continuations: how often a reply cut off by length is continued.
@@ -398,6 +411,7 @@ class AgentSpec(Strict):
     """
 
     name: str = Field(pattern=NAME)
+    description: str = Field("", max_length=1024)
     instructions: str = Field("", max_length=1_000_000)
     model: str | None = Field(None, min_length=1, max_length=256)
     profile: str | None = Field(None, min_length=1, max_length=128)
@@ -416,6 +430,7 @@ class AgentSpec(Strict):
     output_mode: Literal["auto", "native", "tool", "prompt"] = "auto"
     output_retries: int = Field(2, ge=0, le=16)
     memory: Memory | None = None
+    skills: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = ()
     workspace: str | None = None
     max_rounds: int = Field(50, ge=1, le=10_000)
     max_continuations: int = Field(2, ge=0, le=16)
@@ -496,8 +511,8 @@ class AgentSpec(Strict):
         if not isinstance(value, (list, tuple)):
             raise ValueError("must be a list of hooks")
         for item in value:
-            if not hasattr(item, "__understudy_hook__"):
-                raise ValueError(f"{item!r} is no function decorated with @hook")
+            if not _is_path(item) and not hasattr(item, "__understudy_hook__"):
+                raise ValueError(f"{item!r} is no function decorated with @hook, nor {A_PATH}")
         return tuple(value)
 
     @field_validator("repeat_limit")

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Request:
         points: how many runs with a death; None for all.
         only: the tool whose calls alone are interrupted.
         timeout: seconds for each run.
+        blobs: the agent's skills, by hash.
     """
 
     spec: dict[str, Any]
@@ -56,6 +57,7 @@ class Request:
     points: int | None = None
     only: str | None = None
     timeout: float = 600.0
+    blobs: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def requested(
     tools = declared(compiled.spec)
     if only is not None and only not in tools:
         raise InvalidInput(f"the agent has no tool {only!r}; it has: {', '.join(tools) or 'none'}")
-    return Request(approved(compiled.spec), agent.directory, content, points, only, timeout)
+    return Request(approved(compiled.spec), agent.directory, content, points, only, timeout, compiled.blobs)
 
 
 def approved(spec: dict[str, Any]) -> dict[str, Any]:
@@ -241,7 +243,7 @@ class Certification:
         working = _one_at_a_time(self._workspaces.redirected(spec))
         try:
             async with Stage(directory, gateway, self._processes, record) as stage:
-                await stage.run(session_id, working, self._request.content, self._request.timeout)
+                await stage.run(session_id, working, self._request.blobs, self._request.content, self._request.timeout)
             record.files = self._workspaces.snapshot()
         finally:
             if self._keep:

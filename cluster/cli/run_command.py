@@ -21,6 +21,7 @@ from understudy.protocol import content_problem
 
 from .command import TERMINATED, Json, Store, Terminated, command, connected, errors, print_json
 from .rendering import escape
+from .tools_command import known_tools
 
 if TYPE_CHECKING:
     from understudy.spec import AgentSpec
@@ -45,13 +46,6 @@ class SandboxName(StrEnum):
     none = "none"
 
 
-def _tools(incomplete: str) -> list[str]:
-    """Names of tools, for the shell's completion."""
-    from ..client.agent_options import known_tools
-
-    return [name for name in known_tools() if name.startswith(incomplete)]
-
-
 @command
 def run(
     prompt: Annotated[
@@ -59,15 +53,15 @@ def run(
     ] = None,
     agent: Annotated[
         Path | None,
-        typer.Option("--agent", "-a", metavar="FILE", help="agent.toml or .json.", exists=True, dir_okay=False),
+        typer.Option("--agent", "-a", metavar="FILE", help="agent.md, .toml or .json.", exists=True, dir_okay=False),
     ] = None,
     tool: Annotated[
         list[str] | None,
         typer.Option(
             "--tool",
             "-t",
-            help="A built-in tool, a group (`files`), or module:function. Repeatable.",
-            autocompletion=_tools,
+            help="A built-in tool, a group (`files`), module:function or DISTRIBUTION:NAME. Repeatable.",
+            autocompletion=known_tools,
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Default: UNDERSTUDY_MODEL, or `offline` without a key.")] = None,

@@ -9,20 +9,31 @@ from typing import Any
 
 from understudy.actors.tools import BUILTIN_TOOLS, TOOL_GROUPS, tool_names
 from understudy.errors import InvalidInput, InvalidSpec
+from understudy.skills import LOAD_SKILL
 from understudy.spec import AgentSpec, Budget, listed
 
-from .agent_file import find_tool, import_from, read_agent
+from .agent_file import read_agent
+from .agent_resolving import import_from
 from .checking import agent_problems
+from .extensions import extensions, find_tool
 
 DEFAULT_NAME = "assistant"
 
-IN_WORKSPACE = frozenset(BUILTIN_TOOLS) | {group for group, names in TOOL_GROUPS.items() if {*names} & {*BUILTIN_TOOLS}}
+WORKERS = frozenset(BUILTIN_TOOLS) - {LOAD_SKILL}
+
+IN_WORKSPACE = WORKERS | {group for group, names in TOOL_GROUPS.items() if {*names} & WORKERS}
 """Tools that work in a directory, and groups that have some."""
 
 
 def known_tools() -> list[str]:
-    """Names of tools and groups that an agent may have."""
-    return tool_names()
+    """Names of tools and groups that an agent may have, those of installed packages among them."""
+    return [*tool_names(), *extensions("tools")]
+
+
+def import_here(name: str) -> None:
+    """Have modules found from the current directory, if a tool is named by an import path."""
+    if ":" in name:
+        import_from(Path.cwd())
 
 
 @dataclass(frozen=True)

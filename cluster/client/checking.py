@@ -12,8 +12,10 @@ from understudy.errors import InvalidSpec
 from understudy.spec import AgentSpec
 
 from .compiling import by_value, function_problems
+from .extensions import had
 from .handoff_targets import handoff_targets
 from .output_schema import output_of
+from .skills import read_skills, tools_of
 
 
 def agent_problems(spec: AgentSpec, place: str = "", *, handed_to: bool = False) -> list[dict[str, str]]:
@@ -25,21 +27,22 @@ def agent_problems(spec: AgentSpec, place: str = "", *, handed_to: bool = False)
     """
     problems = [] if handed_to else handoff_targets(spec)[1]
     described: dict[str, list[dict[str, Any]]] = {"tools": [], "hooks": [], "providers": []}
-    for item in spec.tools:
+    for item in tools_of(spec):
         try:
-            described["tools"] += describe(item, pickle=by_value)[0]
+            described["tools"] += describe(had("tools", item), pickle=by_value)[0]
         except InvalidSpec as error:
             problems.append({"field": "tools", "problem": error.message})
     for item in spec.hooks:
         try:
-            described["hooks"].append(describe_hook(item, pickle=by_value)[0])
+            described["hooks"].append(describe_hook(had("hooks", item), pickle=by_value)[0])
         except InvalidSpec as error:
             problems.append({"field": "hooks", "problem": error.message})
     for item in spec.memory.providers if spec.memory is not None else ():
         try:
-            described["providers"].append(describe_provider(item, pickle=by_value)[0])
+            described["providers"].append(describe_provider(had("memory", item), pickle=by_value)[0])
         except InvalidSpec as error:
             problems.append({"field": "memory.providers", "problem": error.message})
+    problems += read_skills(spec.skills).problems
     problems += function_problems(spec, described["tools"], described["hooks"], described["providers"])
     try:
         output_of(spec)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from understudy.cluster.cli import following, run_command
+from understudy.cluster.cli import following, run_command, tools_command
 from understudy.cluster.cli.following import Screen, progress, read_answer
 from understudy.cluster.cli.main import app
 from understudy.cluster.client import client
@@ -295,8 +295,8 @@ def test_a_crash_on_the_way(run: Run, cluster: LocalCluster) -> None:
 
 def test_the_shell_completes_tools() -> None:
     """Groups and built-in tools are offered for `--tool`."""
-    assert run_command._tools("wri") == ["write_file"]
-    assert {"files", "explore", "wait"} <= set(run_command._tools(""))
+    assert tools_command.known_tools("wri") == ["write_file"]
+    assert {"files", "explore", "wait"} <= set(tools_command.known_tools(""))
 
 
 class Terminal:
