@@ -24,7 +24,7 @@ from .commits import Commits, Patience
 from .delegation import wanted_by
 from .execution import Outcome, bind, execute, may_go_on, presentable, reconcile, reconcile_failed
 from .handoffs import handed_off, is_handoff
-from .hooks import Hooks
+from .hooks import Hooks, arguments_of
 from .reports import CallReports, Reports
 from .tools import LoadedTool, ToolContext
 from .window import Window
@@ -150,7 +150,8 @@ class CallOutcomes:
         except Exception as error:
             failed = Outcome("error", str(error))
             return await self.conclude(call, failed, executions=call.executions, item=item)
-        keywords = bind(loaded, arguments, self._context(call, self.reports.of(call)))
+        context = self._context(replace(call, arguments=arguments), self.reports.of(call))
+        keywords = bind(loaded, arguments, context)
         if isinstance(keywords, Outcome):
             return await self.conclude(call, keywords, executions=call.executions, item=item)
         if item is not None:
@@ -181,6 +182,7 @@ class CallOutcomes:
             agent=window.spec["name"],
             workspace=window.spec["workspace"],
             traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
+            arguments=arguments_of(call.arguments) or {},
             _reporting=reports,
         )
 

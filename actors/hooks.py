@@ -399,12 +399,13 @@ class Hooks:
         context = self._context(point, redone=redone)
         return replace(
             context, call_id=call.call_id, call_key=f"{context.session_id}/{call.call_id}", tool=call.tool,
-            arguments=_arguments(call.arguments), outcome=outcome.outcome if outcome else "",
+            arguments=arguments_of(call.arguments), outcome=outcome.outcome if outcome else "",
             text=outcome.content if outcome else "",
         )  # fmt: skip
 
 
-def _arguments(text: str) -> dict[str, Any] | None:
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """A call's arguments, as JSON gives them; None where they are no JSON object."""
     try:
         found = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):

@@ -37,6 +37,8 @@ class ToolContext:
         workspace: directory of the agent's files; None without one.
         traceparent: of the call's span, as W3C Trace Context writes it, for requests that the tool makes; empty without
             a trace.
+        arguments: of the call, as JSON gives them: for a function that finds out what became of it (`on_crash`), which
+            is given nothing else. A hook's `Replace` is not in them there.
     """
 
     session_id: str
@@ -48,6 +50,7 @@ class ToolContext:
     agent: str
     workspace: str | None = None
     traceparent: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _reporting: Reporting | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ BUILTIN_TOOLS: dict[str, str] = {
     "read_file": "understudy.actors.files:read_file",
     "write_file": "understudy.actors.files:write_file",
     "edit_file": "understudy.actors.files:edit_file",
+    "apply_patch": "understudy.actors.patch_tool:apply_patch",
     "glob": "understudy.actors.files:glob",
     "grep": "understudy.actors.files:grep",
     "bash": "understudy.actors.shell:bash",
@@ -40,7 +41,7 @@ BUILTIN_TOOLS: dict[str, str] = {
 """Where each built-in function is; looked up by name so that a frame imports only what it uses."""
 
 TOOL_GROUPS: dict[str, tuple[str, ...]] = {
-    "files": ("read_file", "write_file", "edit_file", "glob", "grep"),
+    "files": ("read_file", "write_file", "edit_file", "apply_patch", "glob", "grep"),
     "explore": ("read_file", "glob", "grep"),
     "history": ("recall", "read_message"),
     **NOTEBOOK_GROUPS,

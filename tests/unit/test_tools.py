@@ -278,7 +278,7 @@ class TestDescribe:
     @pytest.mark.parametrize(
         ("item", "names"),
         [
-            ("files", ["read_file", "write_file", "edit_file", "glob", "grep"]),
+            ("files", ["read_file", "write_file", "edit_file", "apply_patch", "glob", "grep"]),
             ("explore", ["read_file", "glob", "grep"]),
             ("bash", ["bash"]),
             ("spawn_agent", ["spawn_agent"]),
