@@ -194,7 +194,7 @@ class ToolCalls:
         """The outcome that a call has in the store; one that was given up there has not been told to any hook."""
         if call.state != "finished" or call.result is None:
             return None
-        outcome = Outcome(**call.result)
+        outcome = Outcome.of(call.result)
         if given_up(call):
             outcome = await self._hooks.after_tool(call, outcome)
         self._outcomes.results[call.call_id] = outcome

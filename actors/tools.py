@@ -34,6 +34,7 @@ BUILTIN_TOOLS: dict[str, str] = {
     "write_file": "understudy.actors.files:write_file",
     "edit_file": "understudy.actors.files:edit_file",
     "apply_patch": "understudy.actors.patch_tool:apply_patch",
+    "view_image": "understudy.actors.viewing:view_image",
     "glob": "understudy.actors.files:glob",
     "grep": "understudy.actors.files:grep",
     "bash": "understudy.actors.shell:bash",

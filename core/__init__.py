@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from understudy.cluster.client.session_handle import Session
     from understudy.observability.traces import TraceSpan
 
+    from .attachments import File, Image
     from .config import ModelProfile
     from .errors import (
         ClusterError,
@@ -59,7 +60,9 @@ __all__ = [
     "DeadlineExceeded",
     "Delegation",
     "Event",
+    "File",
     "HookContext",
+    "Image",
     "Inject",
     "InvalidConfiguration",
     "InvalidInput",
@@ -111,7 +114,9 @@ _HOMES = {
     "Delegation": "spec",
     "Continue": "actors.directives",
     "Event": "events",
+    "File": "attachments",
     "HookContext": "actors.directives",
+    "Image": "attachments",
     "Inject": "actors.directives",
     "Memory": "spec",
     "MemoryContext": "actors.providers",
