@@ -182,6 +182,7 @@ class CallOutcomes:
             agent=window.spec["name"],
             workspace=window.spec["workspace"],
             traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
+            web=window.web,
             arguments=arguments_of(call.arguments) or {},
             _reporting=reports,
         )

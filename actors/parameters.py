@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from understudy.errors import InvalidSpec
 
 from .code import import_reference
+from .web_rules import WebRules
 
 
 class Reporting(Protocol):
@@ -37,6 +38,7 @@ class ToolContext:
         workspace: directory of the agent's files; None without one.
         traceparent: of the call's span, as W3C Trace Context writes it, for requests that the tool makes; empty without
             a trace.
+        web: what the agent may fetch of the web (`AgentSpec.web`); None for nothing.
         arguments: of the call, as JSON gives them: for a function that finds out what became of it (`on_crash`), which
             is given nothing else. A hook's `Replace` is not in them there.
     """
@@ -50,6 +52,7 @@ class ToolContext:
     agent: str
     workspace: str | None = None
     traceparent: str = ""
+    web: WebRules | None = None
     arguments: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _reporting: Reporting | None = field(default=None, repr=False, compare=False)
 

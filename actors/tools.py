@@ -38,17 +38,31 @@ BUILTIN_TOOLS: dict[str, str] = {
     "glob": "understudy.actors.files:glob",
     "grep": "understudy.actors.files:grep",
     "bash": "understudy.actors.shell:bash",
+    "web_fetch": "understudy.actors.web_tool:web_fetch",
 }
 """Where each built-in function is; looked up by name so that a frame imports only what it uses."""
 
+_FILES = ("read_file", "write_file", "edit_file", "apply_patch", "glob", "grep")
+_CORE = (*_FILES, "bash", "todo", "current_time", REQUEST_USER_INPUT)
+_HISTORY = ("recall", "read_message")
+_AGENTS = (START_AGENT, SEND_TO_AGENT)
+
 TOOL_GROUPS: dict[str, tuple[str, ...]] = {
-    "files": ("read_file", "write_file", "edit_file", "apply_patch", "glob", "grep"),
+    "core": _CORE,
     "explore": ("read_file", "glob", "grep"),
-    "history": ("recall", "read_message"),
+    "full": (
+        *_CORE, *NOTEBOOK_GROUPS["notes"], *_HISTORY, "wait", "schedule_wakeup", SPAWN_AGENT, *_AGENTS,
+        *JOBS_GROUP["jobs"],
+    ),
+    "files": _FILES,
+    "history": _HISTORY,
     **NOTEBOOK_GROUPS,
-    "agents": (START_AGENT, SEND_TO_AGENT),
+    "agents": _AGENTS,
     **JOBS_GROUP,
-}
+}  # fmt: skip
+"""Names that stand for several tools. The presets are `core` (work on files), `explore` (read only) and `full`: all but
+what needs more than a name to be used (`web_fetch` its hosts, `view_image` a model that sees, a board somebody to share
+it)."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OnCrash = str | Callable[..., Any]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .messages import Message, ToolCall, Usage
     from .prices import price_table
     from .reads import Note, PendingInput, RunRecord, Wakeup
-    from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
+    from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision, WebPolicy
 
     __version__: str
 
@@ -98,6 +98,7 @@ __all__ = [
     "UnknownSession",
     "Usage",
     "Wakeup",
+    "WebPolicy",
     "__version__",
     "hook",
     "memory_provider",
@@ -140,6 +141,7 @@ _HOMES = {
     "TraceSpan": "observability.traces",
     "Usage": "messages",
     "Wakeup": "reads",
+    "WebPolicy": "spec",
     "hook": "actors.hooks",
     "memory_provider": "actors.providers",
     "price_table": "prices",

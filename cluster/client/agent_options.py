@@ -16,7 +16,9 @@ from .checking import agent_problems
 
 DEFAULT_NAME = "assistant"
 
-IN_WORKSPACE = frozenset(BUILTIN_TOOLS) | {group for group, names in TOOL_GROUPS.items() if {*names} & {*BUILTIN_TOOLS}}
+_WORKERS = frozenset(BUILTIN_TOOLS) - {"web_fetch"}
+
+IN_WORKSPACE = _WORKERS | {group for group, names in TOOL_GROUPS.items() if _WORKERS & {*names}}
 """Tools that work in a directory, and groups that have some."""
 
 
@@ -83,7 +85,9 @@ class AgentOptions:
                 problems.append({"field": "--tool", "problem": error.message})
             else:
                 tools += [found] if found not in tools else []
-        if self.allow_bash and "bash" not in tools:
+        if self.allow_bash and not any(
+            "bash" in TOOL_GROUPS.get(item, (item,)) for item in tools if isinstance(item, str)
+        ):
             tools.append("bash")
         if "bash" in self.tools and not (self.allow_bash or given.get("allow_bash")):
             problems.append({"field": "--tool", "problem": "bash runs any command: say --allow-bash instead"})

@@ -165,6 +165,7 @@ def _compiled(
         **({"output": output} if output else {}),
         **({"memory": memory} if memory else {}),
         **({"delegation": delegation} if delegation else {}),
+        **({"web": spec.web.model_dump()} if spec.web else {}),
         **{name: getattr(spec, name) for name, default in (UNUSUAL | PLACING).items()
            if getattr(spec, name) != default},
     }  # fmt: skip
@@ -255,6 +256,8 @@ def function_problems(
     problems += [("handoffs", problem) for problem in own_handoff_problems(spec, names)]
     if "bash" in names and not spec.allow_bash:
         problems.append(("tools", "bash needs allow_bash=True"))
+    if "web_fetch" in names and spec.web is None:
+        problems.append(("tools", "web_fetch needs web=WebPolicy(…), which says what it may fetch"))
     if spec.output_type is not None and FINAL_ANSWER in names:
         problems.append(("tools", f"{FINAL_ANSWER!r} is taken, by the tool that gives an answer of the output type"))
     if spec.agents and not {"spawn_agent", "start_agent"} & set(names):

@@ -18,7 +18,7 @@ from understudy.cluster.cli.main import app
 from understudy.cluster.client.agent_file import read_agent
 from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidInput, InvalidSpec
-from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
+from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision, WebPolicy
 
 TOOLS = """
 from understudy import hook, tool
@@ -99,7 +99,7 @@ def test_every_problem_is_told_at_once(tmp_path: Path, module: str) -> None:
     }  # fmt: skip
     assert "is no function decorated with @tool" in told["tools.0"]
     assert "AttributeError" in told["tools.1"]
-    assert "known: files" in told["tools.2"]
+    assert "known: core, explore" in told["tools.2"]
     assert "ModuleNotFoundError" in told["tools.3"]
     assert all(field in str(raised.value) for field in told)
 
@@ -136,7 +136,7 @@ instructions = "Be brief."
 model = "m"
 profile = "p"
 tools = ["files", "wait", "schedule_wakeup", "jobs", "request_user_input", "spawn_agent",
-         "bash", "MODULE:look"]
+         "bash", "web_fetch", "MODULE:look"]
 hooks = ["MODULE:notes"]
 workspace = "."
 max_rounds = 7
@@ -206,6 +206,11 @@ models = ["small"]
 budget = { tokens = 100 }
 output = true
 
+[web]
+allow = ["*.example.org"]
+deny = ["x.example.org"]
+private = true
+
 [supervision]
 strategy = "one_for_all"
 max_restarts = 1
@@ -240,6 +245,7 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str) -> None:
         (Context, set(data["context"])),
         (Memory, set(data["memory"])),
         (Delegation, set(data["delegation"])),
+        (WebPolicy, set(data["web"])),
         (Budget, set().union(*scopes)),
     ]
     for model, given in nested:
@@ -276,7 +282,7 @@ def test_problems_of_handoffs_are_told_with_their_places(tmp_path: Path, module:
 def test_every_built_in_tool_can_be_in_a_file(tmp_path: Path) -> None:
     """Each name that `AgentSpec.tools` takes is one that a file takes, groups included."""
     for name in tool_names():
-        found = read_agent(write(tmp_path, {"name": "a", "tools": [name], "allow_bash": True})).spec
+        found = read_agent(write(tmp_path, {"name": "a", "tools": [name], "allow_bash": True, "web": {}})).spec
         assert found.tools == (name,)
 
 

@@ -29,7 +29,17 @@ from pydantic import BaseModel, Field
 
 from understudy.actors import execution
 from understudy.actors.execution import MAX_RESULT_CHARACTERS, THREAD_PREFIX, Outcome, bind
-from understudy.actors.tools import BUILTIN_TOOLS, LoadedTool, ToolContext, ToolDefinition, describe, load, tool
+from understudy.actors.tools import (
+    BUILTIN_TOOLS,
+    TOOL_GROUPS,
+    LoadedTool,
+    ToolContext,
+    ToolDefinition,
+    describe,
+    load,
+    tool,
+    tool_names,
+)
 from understudy.errors import InvalidSpec, ToolError
 
 CONTEXT = ToolContext(session_id="s", run_id="r", round=1, call_id="r/1/0", epoch=2, agent="lead")
@@ -299,6 +309,7 @@ class TestDescribe:
         [
             ("files", ["read_file", "write_file", "edit_file", "apply_patch", "glob", "grep"]),
             ("explore", ["read_file", "glob", "grep"]),
+            ("history", ["recall", "read_message"]),
             ("bash", ["bash"]),
             ("spawn_agent", ["spawn_agent"]),
         ],
@@ -310,6 +321,14 @@ class TestDescribe:
         assert [spec["source"] for spec in specs] == [{"builtin": name} for name in names]
         assert all(spec["description"] and "context" not in spec["parameters"]["properties"] for spec in specs)
         assert blobs == {}
+
+    def test_presets_are_together_what_their_parts_are(self) -> None:
+        """`explore` reads only; `core` works on files; `full` has every tool that a name is enough for, once."""
+        names = {group: [spec["name"] for spec in describe(group, pickle=None)[0]] for group in TOOL_GROUPS}
+        assert {"bash", "apply_patch", "todo", "request_user_input"} < {*names["core"]} < {*names["full"]}
+        left_out = {*tool_names()} - {*TOOL_GROUPS} - {*names["full"]}
+        assert left_out == {"web_fetch", "view_image", *names["board"]}
+        assert all(len(found) == len({*found}) for found in names.values())
 
     def test_unknown_entries_are_refused(self) -> None:
         """An unknown name lists the known ones; an undecorated function says what it lacks."""
