@@ -22,6 +22,7 @@ from .delegation import is_delegated, wait_for
 from .execution import Outcome, now
 from .handoffs import handoff_of, is_handoff
 from .hooks import Hooks
+from .task_calls import TaskCalls
 from .window import Window
 
 COALESCE_SECONDS = 0.05
@@ -43,7 +44,9 @@ class ToolCalls:
         self._hooks = hooks
         self._node = node
         self._frame_id = frame_id
-        self._outcomes = CallOutcomes(window, commits, hooks, patience, load)
+        self._outcomes = CallOutcomes(
+            window, commits, hooks, patience, load, TaskCalls(window, node, frame_id, patience)
+        )
 
     @property
     def leave(self) -> bool:

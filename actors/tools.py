@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
@@ -78,6 +78,8 @@ class ToolDefinition:
             called with the call's `ToolContext` to find out what happened, and its result is the call's.
         timeout: seconds for one call; None for the agent's `tool_timeout`.
         approve: a person must approve each call before it is executed (`Session.approve`).
+        resources: what a process of its own needs that executes a call, by Ray's names; empty: the session's process
+            does.
     """
 
     name: str
@@ -86,6 +88,7 @@ class ToolDefinition:
     timeout: float | None
     function: Callable[..., Any] = field(repr=False)
     approve: bool = False
+    resources: dict[str, float] = field(default_factory=dict, hash=False)
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -109,6 +112,10 @@ def tool(
     on_crash: OnCrash = "report",
     timeout: float | None = None,
     approve: bool = False,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: float | None = None,
+    resources: Mapping[str, float] | None = None,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -121,6 +128,10 @@ def tool(
     on_crash: OnCrash = "report",
     timeout: float | None = None,
     approve: bool = False,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: float | None = None,
+    resources: Mapping[str, float] | None = None,
 ) -> Any:
     """Mark a function, plain or async, as a tool. It stays what it is and can be called directly.
 
@@ -130,6 +141,9 @@ def tool(
         on_crash: `report`, `rerun`, `ask` or a function that finds out; see `ToolDefinition`.
         timeout: seconds for one call.
         approve: a person must approve each call before it is executed.
+        num_cpus, num_gpus, memory, resources: what a call needs; `memory` in bytes, `resources` by names of your own.
+            With any of them each call is a Ray task: a process of its own, wherever the cluster has these, which waits
+            for them and ends with the call (docs/tools.md).
 
     Raises:
         InvalidSpec: one of these is not possible, or the function can't be marked.
@@ -144,8 +158,13 @@ def tool(
         if timeout is not None and not 0 < timeout < float("inf"):
             raise InvalidSpec(f"tool {chosen!r}: timeout={timeout!r} must be a positive number of seconds.")
         text = description if description is not None else parse_docstring(target)[0]
+        wanted = {"num_cpus": num_cpus, "GPU": num_gpus, "memory": memory, **(resources or {})}
+        needed = {resource: float(amount) for resource, amount in wanted.items() if amount is not None}
+        if not all(resource and 0 < amount < float("inf") for resource, amount in needed.items()):
+            raise InvalidSpec(f"tool {chosen!r}: what it needs must be positive numbers; it is {needed!r}.")
+        definition = ToolDefinition(chosen, text, on_crash, timeout, target, approve, needed)
         try:
-            target.__understudy_tool__ = ToolDefinition(chosen, text, on_crash, timeout, target, approve)  # type: ignore[attr-defined]
+            target.__understudy_tool__ = definition  # type: ignore[attr-defined]
         except AttributeError:
             raise InvalidSpec(f"{target!r} can't be a tool itself: wrap it in a function of your own.") from None
         return target
@@ -276,6 +295,7 @@ def _spec(definition: ToolDefinition, source: dict[str, str]) -> dict[str, Any]:
         "timeout": definition.timeout,
         "source": source,
         **({"approve": True} if definition.approve else {}),
+        **({"task": definition.resources} if definition.resources else {}),
     }
 
 
