@@ -52,7 +52,7 @@ class TaskCalls:
     async def service(self) -> str:
         """The name of the service that there is: what one has begun, the next one knows nothing of."""
         with self._patience.waiting():
-            return await self._node.task_service()
+            return await self._node.task_service(self._frame_id)
 
     async def run(self, spec: dict[str, Any], context: ToolContext, arguments: str, service: str) -> Outcome | None:
         """Begin a call, unless it is under way or has its result; how it ended. None: its process is gone, or the

@@ -54,7 +54,7 @@ class Node(Protocol):
     async def blob(self, digest: str) -> bytes:
         """Code that travels by value."""
 
-    async def task_service(self) -> str:
+    async def task_service(self, frame_id: str) -> str:
         """The name of this service, which only it has: a call that was begun in a process of its own is known by the
         service that began it, and by no other."""
 

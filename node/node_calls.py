@@ -79,8 +79,9 @@ class NodeCalls(ABC):
         """See `understudy.ports.Node.blob`; the supervisor asks for code as well."""
         return await (await self._node()).blob(digest)
 
-    async def task_service(self) -> str:
+    async def task_service(self, frame_id: str) -> str:
         """See `understudy.ports.Node.task_service`."""
+        del frame_id  # the socket compares it with the one that the caller has
         return (await self._node()).tasks.service
 
     async def task(self, frame_id: str, activation: ActivationId, task: ToolTask, service: str) -> TaskResult | None:

@@ -76,9 +76,9 @@ class CalledNode(ABC):
         """See `Node.blob`."""
         return await self._call(Node.blob, digest)  # type: ignore[no-any-return]
 
-    async def task_service(self) -> str:
+    async def task_service(self, frame_id: str) -> str:
         """See `Node.task_service`."""
-        return await self._call(Node.task_service)  # type: ignore[no-any-return]
+        return await self._call(Node.task_service, frame_id)  # type: ignore[no-any-return]
 
     async def task(self, frame_id: str, activation: ActivationId, task: ToolTask, service: str) -> TaskResult | None:
         """See `Node.task`."""
