@@ -145,7 +145,9 @@ class CallOutcomes:
         self.handed_over.add(asked.call_id)
         self._commits.draft.asks.append(replace(asked, prompt=presentable(asked.prompt)))
 
-    async def _execute(self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None) -> Outcome:
+    async def _execute(
+        self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None
+    ) -> Outcome | None:
         """Execute a call. What can wait or fail comes before the commit of its start: the lease runs from there."""
         if is_handoff(spec):
             done = handed_off(spec, replace(call, arguments=arguments))

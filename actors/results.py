@@ -83,7 +83,7 @@ def _unknown(value: Any) -> Any:
     if hasattr(type(value), "model_dump"):  # a pydantic model: this process need not have pydantic otherwise
         return value.model_dump(mode="json")
     kind = type(value)
-    has_no_text = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+    has_no_text = not any("__str__" in base.__dict__ or "__repr__" in base.__dict__ for base in kind.__mro__[:-1])
     if has_no_text or isinstance(value, Iterator) or callable(value) or inspect.isawaitable(value):
         raise TypeError(f"JSON has nothing for {kind.__name__}; return text, data, a dataclass or a pydantic model")
     return str(value)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from understudy.errors import Fenced, UnderstudyError
 from understudy.identifiers import new_identifier
@@ -94,7 +95,7 @@ class ToolTasks:
         """End and forget what is for calls that have a result, or whose round or session is over."""
         for session_id in {key[0] for key in self._calls}:
             try:
-                wanted = await self._node.journal.submit(lambda tx, name=session_id: _open_calls(tx, name), session_id)
+                wanted = await self._node.journal.submit(partial(_open_calls, session_id=session_id), session_id)
             except UnderstudyError as error:
                 log.info("what is executed for session %s is looked at later: %s", session_id, error)
                 continue

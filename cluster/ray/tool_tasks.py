@@ -28,8 +28,7 @@ from .placing import actor_options, obstacle, variables
 log = logging.getLogger(__name__)
 
 
-@ray.remote(max_calls=1, max_retries=0)
-def execute_tool(
+def _execute(
     task: Any, blob: bytes | None, code_path: list[str], code_path_after: list[str], named: list[str],
     logging_as: dict[str, str],
 ) -> Any:  # fmt: skip
@@ -43,6 +42,10 @@ def execute_tool(
     keep_for_tools(named)
     search_also(code_path, code_path_after)
     return packed(asyncio.run(run_task(unpacked(task, ToolTask, "the task"), blob, cloudpickle.loads)))
+
+
+execute_tool: Any = ray.remote(max_calls=1, max_retries=0)(_execute)
+"""The same as a task, which Ray never begins a second time."""
 
 
 class RayTasks:
@@ -68,7 +71,8 @@ class RayTasks:
             definition.get("code_path_after") or [], variables(definition), self._logging_as,
         )  # fmt: skip
         try:
-            return unpacked(await _result(submit), TaskResult, f"the result of {name}")
+            found: TaskResult = unpacked(await _result(submit), TaskResult, f"the result of {name}")
+            return found
         except RuntimeEnvSetupError as error:
             return TaskResult("error", f"{name} was not executed: {str(error)[:1_000]}")
         except RayTaskError as error:
