@@ -18,9 +18,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from understudy.errors import ToolError, UnderstudyError
-from understudy.messages import INTERRUPTED, storable
+from understudy.messages import INTERRUPTED, Content, attached, storable, text_of
 from understudy.redaction import secret_values
 
+from .results import Result, rendered
 from .tools import LoadedTool, ToolContext
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class Outcome:
     Attributes:
         outcome: one of those that `ToolFinished` names.
         content: what the model is shown.
+        attachments: images and documents that the model is shown as well, as content parts; the content has a
+            placeholder for each.
         duration: microseconds; 0 for one that was not executed.
         started_at: microseconds since 1970 UTC.
         stuck_thread: code of the tool still runs in this process, which must be replaced before the session goes on.
@@ -66,6 +69,19 @@ class Outcome:
     duration: int = 0
     started_at: int = field(default_factory=now)
     stuck_thread: bool = False
+    attachments: tuple[dict[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, result: dict[str, Any]) -> Outcome:
+        """Of a call's row in the store (`CallState.result`)."""
+        content = result["content"]
+        attachments = tuple(attached(content))
+        return cls(**{**result, "content": text_of(content) if attachments else content}, attachments=attachments)
+
+    @property
+    def said(self) -> Content:
+        """The content of the call's message."""
+        return [{"type": "text", "text": self.content}, *self.attachments] if self.attachments else self.content
 
 
 class Runnable(Protocol):
@@ -136,7 +152,13 @@ async def execute(
     if outcome == TOO_LATE:
         return None
     duration = (time.monotonic_ns() - begin) // 1000
-    return Outcome(outcome, presentable(content), duration, started_at, stuck)
+    return _outcome(outcome, content, duration, started_at, stuck)
+
+
+def _outcome(outcome: str, content: Result | str, duration: int, started_at: int, stuck: bool) -> Outcome:
+    """The outcome of a call whose function returned a result, or with the text that says what went wrong."""
+    result = Result(content) if isinstance(content, str) else content
+    return Outcome(outcome, presentable(result.text), duration, started_at, stuck, result.attachments)
 
 
 def presentable(text: str) -> str:
@@ -225,19 +247,20 @@ async def reconcile(
     It is run as a tool is (`execute`): None if it was too late to begin.
     """
     started_at, begin = now(), time.monotonic_ns()
-    outcome, text, stuck = "interrupted", INTERRUPTED, False
+    outcome, stuck = "interrupted", False
+    content: Result | str = INTERRUPTED
     if tool.reconcile is not None:
         wanted = _Wanted()
         finder = _finder(tool, tool.reconcile, context, wanted)
         try:
-            outcome, text, stuck = await run(finder, {}, timeout, before=before, begun=begun)
+            outcome, content, stuck = await run(finder, {}, timeout, before=before, begun=begun)
         finally:
             wanted.end()
         if outcome == TOO_LATE:
             return None
         if outcome != "ok":
-            outcome, text = "interrupted", reconcile_failed(text)
-    return Outcome(outcome, presentable(text), (time.monotonic_ns() - begin) // 1000, started_at, stuck)
+            outcome, content = "interrupted", reconcile_failed(str(content))
+    return _outcome(outcome, content, (time.monotonic_ns() - begin) // 1000, started_at, stuck)
 
 
 def reconcile_failed(problem: str) -> str:
@@ -292,14 +315,8 @@ def _finder(tool: LoadedTool, function: Callable[..., Any], context: ToolContext
     return _Finder(name, ask, is_async)
 
 
-def _render(result: Any) -> str:
-    if isinstance(result, str):
-        return result
-    return json.dumps(result, default=str, ensure_ascii=False)
-
-
 async def run(
-    tool: Runnable, keywords: dict[str, Any], timeout: float, render: Callable[[Any], Any] = _render, *,
+    tool: Runnable, keywords: dict[str, Any], timeout: float, render: Callable[[Any], Any] = rendered, *,
     before: float = math.inf, begun: Callable[[asyncio.Future[Any]], None] = _ignore,
 ) -> tuple[str, Any, bool]:  # fmt: skip
     """Outcome (`ok`, `error`, `timeout` or `TOO_LATE`), what `render` made of the result (or a text that says what went

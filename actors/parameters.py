@@ -16,6 +16,7 @@ from understudy.errors import InvalidSpec
 from understudy.skills import SkillFolder
 
 from .code import import_reference
+from .web_rules import WebRules
 
 
 class Reporting(Protocol):
@@ -51,6 +52,9 @@ class ToolContext:
         traceparent: of the call's span, as W3C Trace Context writes it, for requests that the tool makes; empty without
             a trace.
         skill_files: the agent's skills; None outside a session.
+        web: what the agent may fetch of the web (`AgentSpec.web`); None for nothing.
+        arguments: of the call, as JSON gives them: for a function that finds out what became of it (`on_crash`), which
+            is given nothing else. A hook's `Replace` is not in them there.
     """
 
     session_id: str
@@ -64,6 +68,8 @@ class ToolContext:
     confinement: Confinement = field(default=Confinement(), repr=False)
     traceparent: str = ""
     skill_files: SkillFiles | None = field(default=None, repr=False, compare=False)
+    web: WebRules | None = None
+    arguments: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _reporting: Reporting | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

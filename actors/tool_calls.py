@@ -23,6 +23,7 @@ from .execution import Outcome, now
 from .handoffs import handoff_of, is_handoff
 from .hooks import Hooks
 from .skills import Skills, described
+from .task_calls import TaskCalls
 from .window import Window
 
 COALESCE_SECONDS = 0.05
@@ -44,8 +45,8 @@ class ToolCalls:
         self._hooks = hooks
         self._node = node
         self._frame_id = frame_id
-        skills = Skills(described(window.spec), node.blob)
-        self._outcomes = CallOutcomes(window, commits, hooks, patience, load, skills)
+        skills, tasks = Skills(described(window.spec), node.blob), TaskCalls(window, node, frame_id, patience)
+        self._outcomes = CallOutcomes(window, commits, hooks, patience, load, skills, tasks)
 
     @property
     def leave(self) -> bool:
@@ -196,7 +197,7 @@ class ToolCalls:
         """The outcome that a call has in the store; one that was given up there has not been told to any hook."""
         if call.state != "finished" or call.result is None:
             return None
-        outcome = Outcome(**call.result)
+        outcome = Outcome.of(call.result)
         if given_up(call):
             outcome = await self._hooks.after_tool(call, outcome)
         self._outcomes.results[call.call_id] = outcome

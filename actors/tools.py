@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
@@ -35,21 +35,37 @@ BUILTIN_TOOLS: dict[str, str] = {
     "read_file": "understudy.actors.files:read_file",
     "write_file": "understudy.actors.files:write_file",
     "edit_file": "understudy.actors.files:edit_file",
+    "apply_patch": "understudy.actors.patch_tool:apply_patch",
+    "view_image": "understudy.actors.viewing:view_image",
     "glob": "understudy.actors.files:glob",
     "grep": "understudy.actors.files:grep",
     "bash": "understudy.actors.shell:bash",
     LOAD_SKILL: "understudy.actors.skills:load_skill",
+    "web_fetch": "understudy.actors.web_tool:web_fetch",
 }
 """Where each built-in function is; looked up by name so that a frame imports only what it uses."""
 
+_FILES = ("read_file", "write_file", "edit_file", "apply_patch", "glob", "grep")
+_CORE = (*_FILES, "bash", "todo", "current_time", REQUEST_USER_INPUT)
+_HISTORY = ("recall", "read_message")
+_AGENTS = (START_AGENT, SEND_TO_AGENT)
+
 TOOL_GROUPS: dict[str, tuple[str, ...]] = {
-    "files": ("read_file", "write_file", "edit_file", "glob", "grep"),
+    "core": _CORE,
     "explore": ("read_file", "glob", "grep"),
-    "history": ("recall", "read_message"),
+    "full": (
+        *_CORE, *NOTEBOOK_GROUPS["notes"], *_HISTORY, "wait", "schedule_wakeup", SPAWN_AGENT, *_AGENTS,
+        *JOBS_GROUP["jobs"],
+    ),
+    "files": _FILES,
+    "history": _HISTORY,
     **NOTEBOOK_GROUPS,
-    "agents": (START_AGENT, SEND_TO_AGENT),
+    "agents": _AGENTS,
     **JOBS_GROUP,
-}
+}  # fmt: skip
+"""Names that stand for several tools. The presets are `core` (work on files), `explore` (read only) and `full`: all but
+what needs more than a name to be used (`web_fetch` its hosts, `view_image` a model that sees, a board somebody to share
+it)."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OnCrash = str | Callable[..., Any]
@@ -67,6 +83,8 @@ class ToolDefinition:
         approve: a person must approve each call before it is executed (`Session.approve`).
         sandbox: it runs in a process of its own in the agent's sandbox (`AgentSpec.sandbox`, docs/sandbox.md), where
             `ToolContext.progress` and `emit` do nothing. A function for `on_crash` runs in the session's process.
+        resources: what a process of its own needs that executes a call, by Ray's names; empty: the session's process
+            does.
     """
 
     name: str
@@ -76,6 +94,7 @@ class ToolDefinition:
     function: Callable[..., Any] = field(repr=False)
     approve: bool = False
     sandbox: bool = False
+    resources: dict[str, float] = field(default_factory=dict, hash=False)
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -100,6 +119,10 @@ def tool(
     timeout: float | None = None,
     approve: bool = False,
     sandbox: bool = False,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: float | None = None,
+    resources: Mapping[str, float] | None = None,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -113,6 +136,10 @@ def tool(
     timeout: float | None = None,
     approve: bool = False,
     sandbox: bool = False,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: float | None = None,
+    resources: Mapping[str, float] | None = None,
 ) -> Any:
     """Mark a function, plain or async, as a tool. It stays what it is and can be called directly.
 
@@ -123,6 +150,9 @@ def tool(
         timeout: seconds for one call.
         approve: a person must approve each call before it is executed.
         sandbox: it runs in the agent's sandbox; the function must be importable, at the top level of a module.
+        num_cpus, num_gpus, memory, resources: what a call needs; `memory` in bytes, `resources` by names of your own.
+            With any of them each call is a Ray task: a process of its own, wherever the cluster has these, which waits
+            for them and ends with the call (docs/tools.md).
 
     Raises:
         InvalidSpec: one of these is not possible, or the function can't be marked.
@@ -137,8 +167,13 @@ def tool(
         if timeout is not None and not 0 < timeout < float("inf"):
             raise InvalidSpec(f"tool {chosen!r}: timeout={timeout!r} must be a positive number of seconds.")
         text = description if description is not None else parse_docstring(target)[0]
+        wanted = {"num_cpus": num_cpus, "GPU": num_gpus, "memory": memory, **(resources or {})}
+        needed = {resource: float(amount) for resource, amount in wanted.items() if amount is not None}
+        if not all(resource and 0 < amount < float("inf") for resource, amount in needed.items()):
+            raise InvalidSpec(f"tool {chosen!r}: what it needs must be positive numbers; it is {needed!r}.")
+        definition = ToolDefinition(chosen, text, on_crash, timeout, target, approve, sandbox, needed)
         try:
-            target.__understudy_tool__ = ToolDefinition(chosen, text, on_crash, timeout, target, approve, sandbox)  # type: ignore[attr-defined]
+            target.__understudy_tool__ = definition  # type: ignore[attr-defined]
         except AttributeError:
             raise InvalidSpec(f"{target!r} can't be a tool itself: wrap it in a function of your own.") from None
         return target
@@ -274,6 +309,7 @@ def _spec(definition: ToolDefinition, source: dict[str, str]) -> dict[str, Any]:
         "source": source,
         **({"approve": True} if definition.approve else {}),
         **({"sandbox": True} if definition.sandbox else {}),
+        **({"task": definition.resources} if definition.resources else {}),
     }
 
 

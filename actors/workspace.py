@@ -208,6 +208,24 @@ class Workspace:
         except OSError:
             return False
 
+    def remove_file(self, location: Path) -> None:
+        """Remove a resolved location, durably; nothing is done if there is no file.
+
+        Raises:
+            ToolError: it is a directory or special file, or the operating system refused.
+        """
+        shown = self.shown(location)
+        with _reported(shown):
+            if not os.path.lexists(location):
+                return
+            _require_regular(os.lstat(location), shown)
+            location.unlink(missing_ok=True)
+            directory = os.open(location.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
     def walk(self, start: Path) -> Iterator[Path]:
         """Every regular file below a resolved location, sorted within each directory; links are left out.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from understudy.cluster.client.session_handle import Session
     from understudy.observability.traces import TraceSpan
 
+    from .attachments import File, Image
     from .config import ModelProfile
     from .errors import (
         ClusterError,
@@ -43,7 +44,18 @@ if TYPE_CHECKING:
     from .messages import Message, ToolCall, Usage
     from .prices import price_table
     from .reads import Note, PendingInput, RunRecord, Wakeup
-    from .spec import AgentSpec, Budget, CommandRule, Context, Delegation, Memory, RestartPolicy, Sandbox, Supervision
+    from .spec import (
+        AgentSpec,
+        Budget,
+        CommandRule,
+        Context,
+        Delegation,
+        Memory,
+        RestartPolicy,
+        Sandbox,
+        Supervision,
+        WebPolicy,
+    )  # fmt: skip
 
     __version__: str
 
@@ -60,7 +72,9 @@ __all__ = [
     "DeadlineExceeded",
     "Delegation",
     "Event",
+    "File",
     "HookContext",
+    "Image",
     "Inject",
     "InvalidConfiguration",
     "InvalidInput",
@@ -97,6 +111,7 @@ __all__ = [
     "UnknownSession",
     "Usage",
     "Wakeup",
+    "WebPolicy",
     "__version__",
     "hook",
     "memory_provider",
@@ -114,7 +129,9 @@ _HOMES = {
     "Delegation": "spec",
     "Continue": "actors.directives",
     "Event": "events",
+    "File": "attachments",
     "HookContext": "actors.directives",
+    "Image": "attachments",
     "Inject": "actors.directives",
     "Memory": "spec",
     "MemoryContext": "actors.providers",
@@ -139,6 +156,7 @@ _HOMES = {
     "TraceSpan": "observability.traces",
     "Usage": "messages",
     "Wakeup": "reads",
+    "WebPolicy": "spec",
     "hook": "actors.hooks",
     "memory_provider": "actors.providers",
     "price_table": "prices",

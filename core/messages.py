@@ -32,8 +32,23 @@ MEMORY = "memory"
 MEMORY_MARK = "<memory>"
 """How their texts begin."""
 
+ATTACHMENTS_MARK = "<attachments>"
+"""How the text begins of what a model is sent behind results of tools that have attachments."""
+
 ALWAYS, THIS_ROUND, NEVER = "always", "this_round", "never"
 """In which model calls a message is (`Message.visibility`)."""
+
+
+def text_of(content: Content) -> str:
+    """The text of a message's content, parts joined; other parts are left out."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content or [] if part.get("type") == "text")
+
+
+def attached(content: Content) -> list[dict[str, Any]]:
+    """The parts of a message's content that are no text."""
+    return [part for part in content if part.get("type") != "text"] if isinstance(content, list) else []
 
 
 def storable(text: str) -> str:
@@ -150,9 +165,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type",
     @property
     def text(self) -> str:
         """The text of the message, parts joined; other parts are left out."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.get("text", "") for part in self.content or [] if part.get("type") == "text")
+        return text_of(self.content)
 
     def to_wire(self) -> dict[str, Any]:
         """As the store has it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ from .config import ModelProfile
 from .protocol import Attached, CallOrigin, Exit, Growth, Judged, StepCall, Work
 from .reads import Note
 from .records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
+from .tool_tasks import TaskResult, ToolTask
 
 
 class Node(Protocol):
@@ -52,6 +53,40 @@ class Node(Protocol):
 
     async def blob(self, digest: str) -> bytes:
         """Code that travels by value."""
+
+    async def task_service(self, frame_id: str) -> str:
+        """The name of this service, which only it has: a call that was begun in a process of its own is known by the
+        service that began it, and by no other."""
+
+    async def task(self, frame_id: str, activation: ActivationId, task: ToolTask, service: str) -> TaskResult | None:
+        """Have a tool call executed in a process of its own, unless it is under way, or has ended, here: how it ended.
+
+        Args:
+            service: that may begin it.
+
+        Returns:
+            None: it was begun and nobody knows what became of it; or this is another service, or it was not to begin.
+
+        Raises `Fenced` as `step` does, and where the call has its result.
+        """
+
+    async def end_task(self, frame_id: str, activation: ActivationId, call_id: str) -> None:
+        """End what executes a call. Raises `Fenced` as `step` does."""
+
+
+class TaskRunner(Protocol):
+    """Executes tool calls in processes of their own."""
+
+    async def run(self, task: ToolTask, read_blob: Callable[[str], Awaitable[bytes]]) -> TaskResult | None:
+        """Execute a call once, wherever there is what `task.tool["task"]` asks for: how it ended. It waits for that,
+        however long. If it is cancelled, so is the call.
+
+        Args:
+            read_blob: code and definitions of placements by their hash.
+
+        Returns:
+            None: its process is gone, and nobody knows what it did.
+        """
 
 
 class ModelGateway(Protocol):

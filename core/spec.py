@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -342,6 +343,36 @@ class Sandbox(Strict):
         return found
 
 
+def _host_pattern(value: str) -> str:
+    """A host, `*.` and a domain, or `*`, as `actors.web_rules` compares them."""
+    start, name = ("*.", value[2:]) if value.startswith("*.") else ("", value)
+    try:
+        known = name if ":" in name else name.rstrip(".").encode("idna").decode().lower()
+    except UnicodeError:
+        known = ""
+    if value != "*" and not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", known):
+        raise ValueError(f"{value!r} is no host, no '*.' followed by a domain, and not '*'")
+    return value if value == "*" else start + known
+
+
+HostPattern = Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_host_pattern)]
+
+
+class WebPolicy(Strict):
+    """What `web_fetch` may fetch (docs/tools.md). Only http and https, and each redirect must fit as well.
+
+    Attributes:
+        allow: hosts: `docs.example.org`, `*.example.org` for all below `example.org`, or `*` for all.
+        deny: hosts that are not allowed whatever `allow` says.
+        private: addresses may be connected to that are not of the public network: this machine's, private and
+            link-local ones, among them those by which clouds hand out credentials.
+    """
+
+    allow: tuple[HostPattern, ...] = ("*",)
+    deny: tuple[HostPattern, ...] = ()
+    private: bool = False
+
+
 class AgentSpec(Strict):
     """What an agent is and may do.
 
@@ -377,6 +408,7 @@ class AgentSpec(Strict):
         parallel_tools: tool calls of one round that run at once.
         max_depth: how deep the tree below this agent may grow.
         sandbox: in what `bash` and the tools with `@tool(sandbox=True)` run: a `Sandbox`, or the name of its backend.
+        web: which hosts `web_fetch` may fetch from; it is refused where this is None.
         follow_ups: inputs that wait when the session begins a run: each is a run of its own, in order (`queue`), or
             they become messages of that run, and their runs end with it (`merge`).
         deadline: seconds for one model call, retries included.
@@ -439,6 +471,7 @@ class AgentSpec(Strict):
     parallel_tools: int = Field(8, ge=1, le=64)
     max_depth: int = Field(3, ge=0, le=16)
     sandbox: Sandbox = Field(default_factory=Sandbox)
+    web: WebPolicy | None = None
     follow_ups: Literal["queue", "merge"] = "queue"
     deadline: float = Field(600.0, gt=0, le=86_400)
     stall: float = Field(300.0, gt=0, le=86_400)

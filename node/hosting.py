@@ -8,7 +8,7 @@ import time
 
 from understudy import logs
 from understudy.config import ModelProfile, Settings
-from understudy.ports import ModelGateway
+from understudy.ports import ModelGateway, TaskRunner
 from understudy.reads import OwnerRecord
 from understudy.redaction import know, passwords
 from understudy.store.reads import queries
@@ -25,7 +25,7 @@ class NodeHost:
 
     def __init__(
         self, settings: Settings, node_id: str, span_directory: str, address: str, *, gateway: ModelGateway,
-        tell: Tell, kill: Kill,
+        tell: Tell, kill: Kill, runner: TaskRunner,
     ) -> None:  # fmt: skip
         os.umask(0o077)  # the store and the spans hold whole conversations
         # The exporters read their variables themselves. What the connect says comes before what this node has.
@@ -40,7 +40,7 @@ class NodeHost:
             settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory,
             settings.schema_policy, address, telemetry, prices=settings.prices,
         )  # fmt: skip
-        self._gateway, self._tell, self._kill = gateway, tell, kill
+        self._gateway, self._tell, self._kill, self._runner = gateway, tell, kill, runner
         self._service: NodeService | None = None
         self._starting = asyncio.Lock()
         self._started = False
@@ -52,7 +52,7 @@ class NodeHost:
         if not self._started:
             async with self._starting:
                 if self._service is None:
-                    self._service = NodeService(self._config, self._gateway, self._tell, self._kill)
+                    self._service = NodeService(self._config, self._gateway, self._tell, self._kill, self._runner)
                 if not self._started:
                     await self._service.start()
                     self._beating = asyncio.get_running_loop().create_task(self._beat())

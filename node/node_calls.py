@@ -15,6 +15,7 @@ from understudy.protocol import Exit, Judged, News, StepCall, Work
 from understudy.reads import Note
 from understudy.records import Ack, ActivationId, Batch
 from understudy.supervisor.ports import NodeReport, TakenUp
+from understudy.tool_tasks import TaskResult, ToolTask
 from understudy.transport.serving import Serving
 from understudy.transport.signatures import signature_of
 
@@ -77,6 +78,19 @@ class NodeCalls(ABC):
     async def blob(self, digest: str) -> bytes:
         """See `understudy.ports.Node.blob`; the supervisor asks for code as well."""
         return await (await self._node()).blob(digest)
+
+    async def task_service(self, frame_id: str) -> str:
+        """See `understudy.ports.Node.task_service`."""
+        del frame_id  # the socket compares it with the one that the caller has
+        return (await self._node()).tasks.service
+
+    async def task(self, frame_id: str, activation: ActivationId, task: ToolTask, service: str) -> TaskResult | None:
+        """See `understudy.ports.Node.task`."""
+        return await (await self._node()).tasks.run(frame_id, activation, task, service)
+
+    async def end_task(self, frame_id: str, activation: ActivationId, call_id: str) -> None:
+        """See `understudy.ports.Node.end_task`."""
+        await (await self._node()).tasks.end(frame_id, activation, call_id)
 
     # Clients, and other nodes' services.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from understudy.config import ModelProfile
 from understudy.errors import Fenced
-from understudy.ports import ModelGateway
+from understudy.ports import ModelGateway, TaskRunner
 from understudy.protocol import Exit, Judged, StepCall, Work
 from understudy.reads import Note
 from understudy.records import INTERRUPTED_BY_STEER, Ack, ActivationId, Batch
@@ -43,6 +43,7 @@ from .specifications import Specifications
 from .sweep import Sweep
 from .take_up import TakeUp
 from .timers import Timers
+from .tool_tasks import NobodyRuns, ToolTasks
 from .verdicts import Verdicts
 
 
@@ -57,7 +58,8 @@ class NodeService(NodeBasis):
     """
 
     def __init__(
-        self, config: NodeConfig, gateway: ModelGateway, tell: Tell = alone, kill: Kill = never_killed
+        self, config: NodeConfig, gateway: ModelGateway, tell: Tell = alone, kill: Kill = never_killed,
+        runner: TaskRunner | None = None,
     ) -> None:  # fmt: skip
         super().__init__(config, lambda committed: self._committed(committed))
         self.specifications = Specifications(self.reading)
@@ -90,9 +92,10 @@ class NodeService(NodeBasis):
         self.take_up = TakeUp(
             self, self.frames, self.calls, self.deaths, self.draining, self.notices, self.timers, self.projection
         )
+        self.tasks = ToolTasks(self, self.frames, runner or NobodyRuns())
         self.sweep = Sweep(
             self, self.frames, self.calls, self.interrupts, self.deaths, self.notices, self.take_up, self.timers,
-            self.feed,
+            self.feed, self.tasks,
         )  # fmt: skip
         self.rounds = Rounds(self, self.frames, self.calls, self.claims, self.draining)
         self.answers = Answers(self, self.frames, self.calls, self.claims, self.draining)
@@ -115,6 +118,7 @@ class NodeService(NodeBasis):
         Whoever waits for a commit is cancelled. `close` lets go of what is open.
         """
         self.journal.abandon()
+        self.tasks.close()
         self._tasks.cancel()
         self.calls.abandon()
         self.projection.abandon()
@@ -123,6 +127,7 @@ class NodeService(NodeBasis):
         """Stop cleanly: what is unanswered stays a wait in the store. One that was abandoned only lets go of its store
         and its files."""
         await self.calls.close()
+        self.tasks.close()
         self._tasks.cancel()
         await self.projection.close()
         await self.reading.close()

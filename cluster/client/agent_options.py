@@ -19,7 +19,7 @@ from .extensions import extensions, find_tool
 
 DEFAULT_NAME = "assistant"
 
-WORKERS = frozenset(BUILTIN_TOOLS) - {LOAD_SKILL}
+WORKERS = frozenset(BUILTIN_TOOLS) - {LOAD_SKILL, "web_fetch"}
 
 IN_WORKSPACE = WORKERS | {group for group, names in TOOL_GROUPS.items() if {*names} & WORKERS}
 """Tools that work in a directory, and groups that have some."""
@@ -96,7 +96,9 @@ class AgentOptions:
                 problems.append({"field": "--tool", "problem": error.message})
             else:
                 tools += [found] if found not in tools else []
-        if self.allow_bash and "bash" not in tools:
+        if self.allow_bash and not any(
+            "bash" in TOOL_GROUPS.get(item, (item,)) for item in tools if isinstance(item, str)
+        ):
             tools.append("bash")
         if problems:
             raise InvalidInput(listed(problems), details={"problems": problems})

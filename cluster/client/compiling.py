@@ -174,6 +174,7 @@ def _compiled(
         **({"memory": memory} if memory else {}),
         **({"delegation": delegation} if delegation else {}),
         **({"sandbox": spec.sandbox.model_dump(exclude_defaults=True)} if spec.sandbox != Sandbox() else {}),
+        **({"web": spec.web.model_dump()} if spec.web else {}),
         **{name: getattr(spec, name) for name, default in (UNUSUAL | PLACING).items()
            if getattr(spec, name) != default},
     }  # fmt: skip
@@ -264,6 +265,8 @@ def function_problems(
     problems += [("handoffs", problem) for problem in own_handoff_problems(spec, names)]
     if LOAD_SKILL in names and not spec.skills:
         problems.append(("tools", f"{LOAD_SKILL} needs skills"))
+    if "web_fetch" in names and spec.web is None:
+        problems.append(("tools", "web_fetch needs web=WebPolicy(…), which says what it may fetch"))
     if spec.output_type is not None and FINAL_ANSWER in names:
         problems.append(("tools", f"{FINAL_ANSWER!r} is taken, by the tool that gives an answer of the output type"))
     if spec.agents and not {"spawn_agent", "start_agent"} & set(names):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..messages import MEMORY_MARK
+from ..messages import ATTACHMENTS_MARK, MEMORY_MARK
 from .instances import FINAL_ANSWER, smallest, wanted_schema
 
 MAX_TEXT = 2_000
@@ -122,10 +122,12 @@ def _system_text(messages: list[dict[str, Any]]) -> str:
 
 
 def last_turn(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """The last user message's text, and the messages after it. What an agent is shown of its memory is none."""
+    """The last user message's text, and the messages after it. What an agent is shown of its memory is none, nor is
+    what is attached to results of tools."""
     for index in range(len(messages) - 1, -1, -1):
-        if messages[index].get("role") == "user" and not content_text(messages[index]).startswith(MEMORY_MARK):
-            return content_text(messages[index]), messages[index + 1 :]
+        text = content_text(messages[index])
+        if messages[index].get("role") == "user" and not text.startswith((MEMORY_MARK, ATTACHMENTS_MARK)):
+            return text, messages[index + 1 :]
     return "", messages
 
 

@@ -74,7 +74,7 @@ def coder(directory: Path, model: str | None, *, offline: bool) -> AgentSpec:
     """
     return AgentSpec(
         name="coder", instructions=INSTRUCTIONS + (OFFLINE_LINE if offline else ""), model=model,
-        workspace=str(directory), tools=["files", "apply_patch", "bash"], restart=RESTART, max_rounds=60,
+        workspace=str(directory), tools=["files", "bash"], restart=RESTART, max_rounds=60,
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from understudy.messages import Message
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
+from understudy.ports import TaskRunner
 from understudy.prices import Price
 from understudy.protocol import News, packed, unpacked
 from understudy.store.check.check import check
@@ -160,6 +161,7 @@ class Kernel:
         prices: Mapping[str, Price] | None = None,
         telemetry: Mapping[str, str] | None = None,
         profile: Mapping[str, Any] | None = None,
+        runner: TaskRunner | None = None,
     ) -> None:
         self.node_id = node_id
         self._profile = profile or {}
@@ -176,6 +178,7 @@ class Kernel:
         self.points: list[str] = []
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
         self._prices = prices or {}
+        self._runner = runner
         self.gateway = LocalGateway(lambda: GatewayCalls(Gateway(backoff=0.001, backoff_max=0.002)))
         self.node = LocalNode(self._made)
         self.numbers = itertools.count()
@@ -189,7 +192,7 @@ class Kernel:
             self.dsn, self.namespace, self.node_id, f"writer-{self.node_id}", span_directory=str(self.directory),
             telemetry=self.telemetry, prices=self._prices,
         )  # fmt: skip
-        service = NodeService(config, self.gateway, self._tell)
+        service = NodeService(config, self.gateway, self._tell, runner=self._runner)
         service.profiles.learn(ModelProfile("offline", "key", self.server.url, **self._profile))
         if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
             event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
@@ -510,11 +513,14 @@ async def running(
     prices: Mapping[str, Price] | None = None,
     telemetry: Mapping[str, str] | None = None,
     profile: Mapping[str, Any] | None = None,
+    runner: TaskRunner | None = None,
     **options: Any,
 ) -> AsyncIterator[Kernel]:
     """A kernel with its own offline model, unless one is given."""
     made = server or OfflineServer(**options).start()
-    kernel = Kernel(dsn, made, directory, prices=prices, telemetry=telemetry, profile=profile)
+    kernel = Kernel(
+        dsn, made, directory, prices=prices, telemetry=telemetry, profile=profile, runner=runner
+    )  # fmt: skip
     try:
         await kernel.start(frames)
         try:

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from understudy.agents import CHILD
 from understudy.events import ModelCallStarted, RunFinished, SteerDropped, TimerFired, TimerSet, ToolFinished
 from understudy.identifiers import COPIED
-from understudy.messages import CUT_OFF, FOLD
+from understudy.messages import CUT_OFF, FOLD, Message
 from understudy.observability.metrics import Metrics
 from understudy.observability.spans import spans_of
 from understudy.placement import is_isolated
@@ -245,7 +245,7 @@ class Ending:
             for row in connection.execute(select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id, TOOL_CALL.c.tool))
         }
         for session_id, body in connection.execute(statement):
-            call_id, text = body["tool_call_id"], body["content"]
+            call_id, text = body["tool_call_id"], Message("tool", body["content"]).text
             call = calls.get((session_id, call_id))
             if call is None or call.tool not in POLICY_OF or call_id.startswith(COPIED):
                 continue

@@ -29,6 +29,7 @@ from understudy.spec import (
     RestartPolicy,
     Sandbox,
     Supervision,
+    WebPolicy,
 )
 
 TOOLS = """
@@ -118,7 +119,7 @@ def test_every_problem_is_told_at_once(tmp_path: Path, module: str) -> None:
     }  # fmt: skip
     assert "is no function decorated with @tool" in told["tools.0"]
     assert "AttributeError" in told["tools.1"]
-    assert "known: files" in told["tools.2"]
+    assert "known: core, explore" in told["tools.2"]
     assert "ModuleNotFoundError" in told["tools.3"]
     assert all(field in str(raised.value) for field in told)
 
@@ -230,7 +231,7 @@ instructions = "Be brief."
 model = "m"
 profile = "p"
 tools = ["files", "wait", "schedule_wakeup", "jobs", "request_user_input", "spawn_agent",
-         "bash", "MODULE:look"]
+         "bash", "web_fetch", "MODULE:look"]
 hooks = ["MODULE:notes"]
 workspace = "."
 max_rounds = 7
@@ -311,6 +312,11 @@ models = ["small"]
 budget = { tokens = 100 }
 output = true
 
+[web]
+allow = ["*.example.org"]
+deny = ["x.example.org"]
+private = true
+
 [supervision]
 strategy = "one_for_all"
 max_restarts = 1
@@ -363,6 +369,7 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str, skills: Path)
         (Context, set(data["context"])),
         (Memory, set(data["memory"])),
         (Delegation, set(data["delegation"])),
+        (WebPolicy, set(data["web"])),
         (Budget, set().union(*scopes)),
         (Sandbox, set(data["sandbox"])),
         (CommandRule, set(data["sandbox"]["rules"][0])),
@@ -404,7 +411,7 @@ def test_problems_of_handoffs_are_told_with_their_places(tmp_path: Path, module:
 def test_every_built_in_tool_can_be_in_a_file(tmp_path: Path, skills: Path) -> None:
     """Each name that `AgentSpec.tools` takes is one that a file takes, groups included."""
     for name in tool_names():
-        found = read_agent(write(tmp_path, {"name": "a", "tools": [name], "skills": ["skills"]})).spec
+        found = read_agent(write(tmp_path, {"name": "a", "tools": [name], "skills": ["skills"], "web": {}})).spec
         assert found.tools == (name,)
 
 
