@@ -27,6 +27,7 @@ from .notebook import NOTEBOOK_GROUPS, NOTEBOOK_TOOLS
 from .parameters import ToolContext as ToolContext
 from .parameters import context_parameter, convertible_types, has_local_dataclass, parameters_schema, parse_docstring
 from .recall import RECALL_TOOLS
+from .sandboxed import CONTEXT, in_sandbox
 from .waking import STORE_TOOLS
 
 BUILTIN_TOOLS: dict[str, str] = {
@@ -80,6 +81,8 @@ class ToolDefinition:
         approve: a person must approve each call before it is executed (`Session.approve`).
         resources: what a process of its own needs that executes a call, by Ray's names; empty: the session's process
             does.
+        sandbox: it runs in a process of its own in the agent's sandbox (`AgentSpec.sandbox`, docs/sandbox.md), where
+            `ToolContext.progress` and `emit` do nothing. A function for `on_crash` runs in the session's process.
     """
 
     name: str
@@ -89,6 +92,7 @@ class ToolDefinition:
     function: Callable[..., Any] = field(repr=False)
     approve: bool = False
     resources: dict[str, float] = field(default_factory=dict, hash=False)
+    sandbox: bool = False
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -116,6 +120,7 @@ def tool(
     num_gpus: float | None = None,
     memory: float | None = None,
     resources: Mapping[str, float] | None = None,
+    sandbox: bool = False,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -132,6 +137,7 @@ def tool(
     num_gpus: float | None = None,
     memory: float | None = None,
     resources: Mapping[str, float] | None = None,
+    sandbox: bool = False,
 ) -> Any:
     """Mark a function, plain or async, as a tool. It stays what it is and can be called directly.
 
@@ -144,6 +150,7 @@ def tool(
         num_cpus, num_gpus, memory, resources: what a call needs; `memory` in bytes, `resources` by names of your own.
             With any of them each call is a Ray task: a process of its own, wherever the cluster has these, which waits
             for them and ends with the call (docs/tools.md).
+        sandbox: it runs in the agent's sandbox; the function must be importable, at the top level of a module.
 
     Raises:
         InvalidSpec: one of these is not possible, or the function can't be marked.
@@ -162,7 +169,9 @@ def tool(
         needed = {resource: float(amount) for resource, amount in wanted.items() if amount is not None}
         if not all(resource and 0 < amount < float("inf") for resource, amount in needed.items()):
             raise InvalidSpec(f"tool {chosen!r}: what it needs must be positive numbers; it is {needed!r}.")
-        definition = ToolDefinition(chosen, text, on_crash, timeout, target, approve, needed)
+        if needed and sandbox:
+            raise InvalidSpec(f"tool {chosen!r}: what is executed in the sandbox can't ask for resources.")
+        definition = ToolDefinition(chosen, text, on_crash, timeout, target, approve, needed, sandbox)
         try:
             target.__understudy_tool__ = definition  # type: ignore[attr-defined]
         except AttributeError:
@@ -196,6 +205,10 @@ def describe(
     reference = import_reference(item)
     if reference is not None:
         return [_spec(definition, {"import": reference}) | fingerprint(item)], {}
+    if definition.sandbox:
+        raise InvalidSpec(
+            f"tool {definition.name!r} is for the sandbox, which imports it: define it at the top level of a module."
+        )
     types_by_name = convertible_types(definition.name, item)
     if any(has_local_dataclass(kind) for kind in types_by_name.values()):
         raise InvalidSpec(
@@ -296,6 +309,7 @@ def _spec(definition: ToolDefinition, source: dict[str, str]) -> dict[str, Any]:
         "source": source,
         **({"approve": True} if definition.approve else {}),
         **({"task": definition.resources} if definition.resources else {}),
+        **({"sandbox": True} if definition.sandbox else {}),
     }
 
 
@@ -358,13 +372,14 @@ def load(
     definition = getattr(function, "__understudy_tool__", None)
     if not isinstance(definition, ToolDefinition):
         raise ToolError(f"tool {name!r} can't be loaded here: the function is no longer decorated with @tool.")
+    sandbox = spec.get("sandbox", False)
     reconcile = definition.on_crash if spec["on_crash"] == "reconcile" and callable(definition.on_crash) else None
     return LoadedTool(
         name=name,
-        function=function,
-        is_async=inspect.iscoroutinefunction(function),
+        function=in_sandbox(spec) if sandbox else function,
+        is_async=sandbox or inspect.iscoroutinefunction(function),
         parameters=spec["parameters"],
-        context_parameter=context_parameter(function),
+        context_parameter=CONTEXT if sandbox else context_parameter(function),
         reconcile=reconcile,
-        converted=converted,
+        converted={} if sandbox else converted,
     )

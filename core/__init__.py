@@ -44,7 +44,18 @@ if TYPE_CHECKING:
     from .messages import Message, ToolCall, Usage
     from .prices import price_table
     from .reads import Note, PendingInput, RunRecord, Wakeup
-    from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision, WebPolicy
+    from .spec import (
+        AgentSpec,
+        Budget,
+        CommandRule,
+        Context,
+        Delegation,
+        Memory,
+        RestartPolicy,
+        Sandbox,
+        Supervision,
+        WebPolicy,
+    )
 
     __version__: str
 
@@ -54,6 +65,7 @@ __all__ = [
     "Budget",
     "Cluster",
     "ClusterError",
+    "CommandRule",
     "Conflict",
     "Context",
     "Continue",
@@ -82,6 +94,7 @@ __all__ = [
     "RunFailed",
     "RunRecord",
     "RunResult",
+    "Sandbox",
     "ServiceInfo",
     "Session",
     "SessionClosed",
@@ -111,6 +124,7 @@ _HOMES = {
     "Ask": "actors.directives",
     "Budget": "spec",
     "Cluster": "cluster.client.client",
+    "CommandRule": "spec",
     "Context": "spec",
     "Delegation": "spec",
     "Continue": "actors.directives",
@@ -132,6 +146,7 @@ _HOMES = {
     "Run": "cluster.client.run_handle",
     "RunRecord": "reads",
     "RunResult": "cluster.client.results",
+    "Sandbox": "spec",
     "ServiceInfo": "cluster.client.results",
     "Session": "cluster.client.session_handle",
     "Stop": "actors.directives",

@@ -144,6 +144,9 @@ class ModelProfile:
         max_concurrency: model calls at once per node; more wait in order.
         requests_per_minute: None for no limit.
         prices: what its models cost, by name; others cost what the services' own table says.
+        protocol: that the endpoint speaks: `chat` (chat completions), `responses` or `anthropic` (messages).
+        background: the endpoint makes responses in background mode and keeps them, so that no loss of a connection or a
+            process has a call paid twice; of `responses` only.
     """
 
     name: str
@@ -152,6 +155,8 @@ class ModelProfile:
     max_concurrency: int = 1024
     requests_per_minute: float | None = None
     prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
+    protocol: str = "chat"
+    background: bool = False
 
     def after(self, known: ModelProfile | None) -> ModelProfile:
         """This profile in place of the one before it; it keeps prices that it lacks: budgets depend on them."""

@@ -9,6 +9,8 @@ from .config import ModelProfile
 from .errors import InvalidConfiguration
 from .prices import Price
 
+PROTOCOLS = ("chat", "responses", "anthropic")
+
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
 
@@ -37,6 +39,11 @@ class Profiles:
         """Whether there is one of this name."""
         return name in self._known
 
+    def is_background(self, name: str) -> bool:
+        """Whether its endpoint makes responses in the background, and keeps them."""
+        known = self._known.get(name)
+        return known is not None and known.background
+
     def all(self) -> list[ModelProfile]:
         """All of them, with their keys."""
         return list(self._known.values())
@@ -59,6 +66,16 @@ def check(profile: ModelProfile) -> None:
         raise InvalidConfiguration(
             f"model profile {profile.name!r} allows no calls: max_concurrency is {profile.max_concurrency} and "
             f"requests_per_minute is {profile.requests_per_minute}. Both must be above 0"
+        )
+    if profile.protocol not in PROTOCOLS:
+        raise InvalidConfiguration(
+            f"model profile {profile.name!r} has the unknown protocol {profile.protocol!r}. "
+            f"It must be one of {', '.join(PROTOCOLS)}"
+        )
+    if profile.background and profile.protocol != "responses":
+        raise InvalidConfiguration(
+            f"model profile {profile.name!r} has background=True, which only the protocol responses knows. "
+            "Set protocol='responses', or leave background out"
         )
     if not profile.api_key.isascii() or not profile.api_key.isprintable() or not profile.api_key.strip():
         raise InvalidConfiguration(

@@ -6,7 +6,13 @@ no sessions and writes nothing: its caller keeps the waits and the journal.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
+
+import aiohttp
+import httpx2
+import openai
 
 from understudy.config import ModelProfile
 from understudy.errors import ModelProfileMissing
@@ -15,7 +21,13 @@ from understudy.records import ModelAnswer, ModelRequest
 from understudy.streams import Piece
 
 from .endpoint import Endpoint
+from .responses import cancel_path
 from .tries import Backoff, Tries
+
+log = logging.getLogger(__name__)
+
+CANCEL_SECONDS = 5.0
+"""How long an endpoint is waited for that shall cancel a response."""
 
 
 class Gateway:
@@ -61,12 +73,19 @@ class Gateway:
         request: ModelRequest,
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
+        on_response: Callable[[str], None] | None = None,
     ) -> ModelAnswer:
         """Make one model call; cancelling it closes the connection.
+
+        In background mode (`ModelProfile.background`) the endpoint goes on with the response then (`cancel`); a
+        connection that is lost is no loss, and `request.response_id` names a response that is fetched, not asked for.
+        One that the endpoint does not have any more is asked for anew.
 
         Args:
             on_delta: gets text, reasoning and arguments of tool calls as they arrive.
             on_restart: called when a try failed after some of it was delivered: what follows starts anew.
+            on_response: in background mode, gets the id of the response as soon as the endpoint has said it, before
+                anything else of the response; again if the call had to be made anew.
 
         Raises:
             ModelProfileMissing: the request's profile was never registered.
@@ -87,7 +106,24 @@ class Gateway:
         try:
             async with endpoint.turn:
                 await endpoint.pace()
-                return await Tries(self._backoff, endpoint, request, on_delta, on_restart).run()
+                return await Tries(self._backoff, endpoint, request, on_delta, on_restart, on_response).run()
+        finally:
+            endpoint.calls -= 1
+            if self._retired:
+                await self._close_retired()
+
+    async def cancel(self, profile: str, response_id: str) -> None:
+        """Have the endpoint end a response that it makes in the background. What fails about it is logged: the endpoint
+        then ends by itself, and nobody waits for what it says."""
+        endpoint = self._endpoints.get(profile)
+        if endpoint is None or not endpoint.adapter.keeps:
+            return
+        endpoint.calls += 1
+        try:
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await endpoint.cancel(cancel_path(response_id))
+        except (TimeoutError, openai.APIError, httpx2.RequestError, aiohttp.ClientError) as error:
+            log.warning("response %s can't be cancelled: %s", response_id, endpoint.clean(str(error)))
         finally:
             endpoint.calls -= 1
             if self._retired:

@@ -20,18 +20,21 @@ from understudy.records import ModelAnswer, ModelRequest
 from understudy.streams import Piece
 from understudy.waiting import answered_within
 
+from .adapters import EndpointError, Malformed, Reading
 from .endpoint import Endpoint, read_within
 from .overflow import is_overflow, stated_window
-from .sse import MAX_ANSWER, Completion, EndpointError, EventStream, Malformed
-
-PROVIDER = "openai"
-"""Value of `gen_ai.provider.name`: the protocol's, whoever speaks it."""
+from .sse import MAX_ANSWER, EventStream
 
 TRAILER_TIMEOUT = 1.0
 """Seconds to wait for the end of a response whose answer is complete, so that the connection can be used again."""
+POLL_SECONDS = 1.0
+"""Between two questions for a response that the endpoint makes in the background and does not stream."""
+
 RETRIED = frozenset({408, 409, 429})
 """Statuses below 500 that are worth another try."""
-FINAL_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
+FINAL_CODES = frozenset(
+    {"insufficient_quota", "billing_hard_limit_reached", "invalid_prompt", "context_length_exceeded"}
+)
 """Error codes that waiting doesn't cure, whatever the status."""
 
 
@@ -48,6 +51,10 @@ class Backoff:
         if retry_after is not None:
             return retry_after * (1 + 0.1 * random.random())  # never earlier than asked for, and not all at once
         return min(self.first * 2.0**retries, self.longest) * (1 - 0.25 * random.random())
+
+
+class _Pending(Exception):
+    """The endpoint works on the response: it has to be asked again for it."""
 
 
 class _Failure(Exception):
@@ -73,21 +80,18 @@ class Tries:
         request: ModelRequest,
         on_delta: Callable[[Piece], None] | None,
         on_restart: Callable[[], None] | None,
+        on_response: Callable[[str], None] | None,
     ) -> None:
         self._backoff = backoff
         self._endpoint = endpoint
         self._on_delta = on_delta
         self._on_restart = on_restart
+        self._on_response = on_response if endpoint.adapter.keeps else None
         self._request = request
-        self._body: dict[str, Any] = {
-            **request.parameters,
-            "model": request.model,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if request.tools:
-            self._body["tools"] = request.tools
+        self._reading = endpoint.adapter.begin(request, request.response_id)
+        self._known = self._reading.identifier  # the caller knows it
         self._retries = 0
+        self._in_a_row = 0  # of these, since something came of a response that goes on
         self._failure: _Failure | None = None
         self._delivered = False
         self._started_at = time.time_ns() // 1_000
@@ -105,28 +109,41 @@ class Tries:
 
     async def _tries(self) -> ModelAnswer:
         while True:
+            progress = self._reading.progress
             try:
                 return self._answer(await self._try())
+            except _Pending:
+                self._in_a_row = 0
+                await asyncio.sleep(POLL_SECONDS)
             except _Failure as failure:
                 self._failure = failure
-            await self._before_retry(self._failure)
+                if self._reading.continuation and self._reading.progress > progress:
+                    self._in_a_row = 0
+                await self._before_retry(failure)
 
     async def _before_retry(self, failure: _Failure) -> None:
         """Wait as long as backoff or the endpoint says; raise when there is no retry left."""
-        if self._retries >= self._backoff.retries:
+        if self._in_a_row >= self._backoff.retries:
             self._fail(ModelUnavailable, f"failed {self._retries + 1} times, at last: {failure.what}")
-        delay = self._backoff.delay(self._retries, failure.retry_after)
+        delay = self._backoff.delay(self._in_a_row, failure.retry_after)
         if delay >= self._request.deadline:  # else that ends the wait, and does not count pauses of this process
             self._fail(ModelUnavailable, f"failed, and a retry in {delay:.1f} s is past the deadline: {failure.what}")
         self._retries += 1
+        self._in_a_row += 1
         await asyncio.sleep(delay)
-        await self._endpoint.pace()
+        if not self._reading.continuation:
+            await self._endpoint.pace()
+            self._restart()
+            self._reading = self._endpoint.adapter.begin(self._request)
+
+    def _restart(self) -> None:
+        """What was delivered is void: it comes anew."""
         if self._delivered:
             self._delivered = False
             if self._on_restart is not None:
                 self._on_restart()
 
-    async def _try(self) -> Completion:
+    async def _try(self) -> Reading:
         """One try, given up when the endpoint says nothing for too long, before its answer or in the midst of it.
 
         As with the deadline, only time counts in which this process runs: after a pause the answer may lie in the
@@ -137,16 +154,24 @@ class Tries:
         try:
             return await answered_within(self._exchange(), stall, lambda: self._heard)
         except TimeoutError:
+            self._reading.reroute(None)
             raise _Failure(f"the endpoint said nothing for {stall:g} s") from None
 
-    async def _exchange(self) -> Completion:
+    async def _exchange(self) -> Reading:
+        continuation = self._reading.continuation
         try:
-            response = await self._endpoint.post(self._body, self._request.messages)
+            sending = self._endpoint.get(continuation) if continuation else self._endpoint.post(self._request)
+            response = await sending
             try:
                 return await self._read(response)
             finally:
                 await response.aclose()
         except openai.APIStatusError as error:
+            if continuation and self._reading.reroute(error.status_code):
+                raise _Failure(
+                    self._endpoint.clean(f"the response {self._reading.identifier} can't be had so: {error.message}"),
+                    status=error.status_code, code=error.code, retry_after=0.0,
+                ) from None  # fmt: skip
             self._status_error(error)
         except aiohttp.ClientResponseError as error:
             self._not_the_protocol(error.status, "", f"It is not HTTP: {error.message}")
@@ -158,27 +183,34 @@ class Tries:
         except EndpointError as error:
             self._reported_error(error.body)
 
-    async def _read(self, response: httpx2.Response) -> Completion:
+    async def _read(self, response: httpx2.Response) -> Reading:
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        completion = Completion()
+        reading = self._reading
         try:
             if kind == "application/json":
-                self._deliver(completion.add((await read_within(response, MAX_ANSWER)).decode("utf-8", "replace")))
-                if not completion.complete:
-                    raise Malformed("a response without choices")
+                await self._read_whole(response)
             elif kind in ("text/event-stream", ""):
-                await self._read_stream(response, completion)
+                await self._read_stream(response)
             else:
                 start = (await read_within(response, 80))[:80].decode("utf-8", "replace")
                 self._not_the_protocol(response.status_code, kind, f"It begins: {start!r}")
         except Malformed as error:
             self._not_the_protocol(response.status_code, kind, str(error))
-        if not completion.complete:
+        if not reading.complete:
             raise _Failure("the stream ended in the middle of the answer")
-        return completion
+        return reading
 
-    async def _read_stream(self, response: httpx2.Response, completion: Completion) -> None:
-        stream, received = EventStream(), 0
+    async def _read_whole(self, response: httpx2.Response) -> None:
+        pieces = self._taken((await read_within(response, MAX_ANSWER)).decode("utf-8", "replace"))
+        if self._reading.pending:
+            raise _Pending
+        if not self._reading.complete:
+            raise Malformed("a response without an answer")
+        self._restart()  # where a stream was given up, all of it has come again
+        self._deliver(pieces)
+
+    async def _read_stream(self, response: httpx2.Response) -> None:
+        stream, received, reading = EventStream(), 0, self._reading
         chunks = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
         async for chunk in chunks:
             self._heard = time.monotonic()
@@ -186,8 +218,8 @@ class Tries:
             if received > MAX_ANSWER:  # it would take the gateway's memory, and with it all calls of this node
                 raise Malformed(f"an answer of more than {MAX_ANSWER} bytes")
             for data in stream.feed(chunk):
-                self._deliver(completion.add(data))
-            if completion.done:
+                self._deliver(self._taken(data))
+            if reading.done:
                 break
         else:
             return
@@ -198,6 +230,14 @@ class Tries:
         except (TimeoutError, httpx2.RequestError, aiohttp.ClientError):
             pass  # the answer is complete; only the connection is lost
 
+    def _taken(self, data: str) -> list[Piece]:
+        """What one event, or a whole response, adds; the id of a response that the endpoint keeps is told at once."""
+        pieces = self._reading.add(data)
+        if self._on_response is not None and self._reading.identifier != self._known:
+            self._known = self._reading.identifier
+            self._on_response(self._known)
+        return pieces
+
     def _deliver(self, pieces: list[Piece]) -> None:
         if not self._first_chunk:
             self._first_chunk = self._elapsed()
@@ -206,21 +246,22 @@ class Tries:
                 self._delivered = True
                 self._on_delta(piece)
 
-    def _answer(self, completion: Completion) -> ModelAnswer:
-        calls = completion.tool_calls
+    def _answer(self, reading: Reading) -> ModelAnswer:
+        calls, adapter = reading.tool_calls, self._endpoint.adapter
         return ModelAnswer(
-            content=completion.content,
+            content=reading.content,
             tool_calls=calls,
-            finish_reason=completion.finish_reason or ("tool_calls" if calls else "stop"),
-            usage=completion.usage or estimate_usage(self._request, completion.content or "", calls),
-            response_model=completion.model,
-            response_id=completion.identifier,
-            provider=PROVIDER,
+            finish_reason=reading.finish_reason or ("tool_calls" if calls else "stop"),
+            usage=reading.usage or estimate_usage(self._request, reading.content or "", calls),
+            response_model=reading.model,
+            response_id=reading.identifier,
+            provider=adapter.provider,
             started_at=self._started_at,
             duration=self._elapsed(),
             first_chunk=self._first_chunk,
             retries=self._retries,
-            extra=completion.extra,
+            extra=reading.extra,
+            background=adapter.keeps,
         )
 
     def _elapsed(self) -> int:
@@ -259,7 +300,8 @@ class Tries:
     def _not_the_protocol(self, status: int, kind: str, what: str) -> NoReturn:
         self._fail(
             ModelProtocolError,
-            f"answered with status {status} and content type {kind or '(none)'}, which is no chat completion. {what}",
+            f"answered with status {status} and content type {kind or '(none)'}, "
+            f"which is no {self._endpoint.adapter.described}. {what}",
             status=status,
         )
 

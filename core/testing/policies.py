@@ -28,6 +28,7 @@ class Reply:
         refusal: the model refuses, with this text.
         finish_reason: None for `tool_calls` or `stop`, by content.
         delay: seconds until the first byte, in addition to the server's latency.
+        reasoning: what it thinks before it answers.
     """
 
     text: str | None = None
@@ -35,6 +36,7 @@ class Reply:
     finish_reason: str | None = None
     delay: float = 0.0
     refusal: str | None = None
+    reasoning: str = ""
 
 
 Policy = Callable[[dict[str, Any]], Reply]
@@ -88,7 +90,8 @@ def policy_from_script(script: Sequence[dict[str, Any]]) -> Policy:
     """A policy that plays `script` once per user message, then echoes as the default policy does.
 
     An element is `{"text": ...}`, `{"tool_calls": [[name, arguments], ...]}` or both, and may have `finish_reason`,
-    `refusal` and `delay`. Which one is due is the number of assistant messages after the last user message.
+    `refusal`, `reasoning` and `delay`. Which one is due is the number of assistant messages after the last user
+    message.
     """
     elements = tuple(script)
     return lambda body: _scripted(elements, body)
@@ -162,6 +165,7 @@ def _scripted(script: Sequence[dict[str, Any]], body: dict[str, Any]) -> Reply:
         finish_reason=element.get("finish_reason"),
         delay=element.get("delay", 0.0),
         refusal=element.get("refusal"),
+        reasoning=element.get("reasoning", ""),
     )
 
 

@@ -142,6 +142,7 @@ class Kernel:
 
     Attributes:
         peers: the other nodes; one that is missing here can't be told anything.
+        profile: more of the model profile that all agents have.
         telemetry: variables of `understudy.telemetry`; exporters read `os.environ` as well.
         numbers: of the frames to come.
         points: labels of what has happened so far: calls, commits, and what tools say.
@@ -160,8 +161,10 @@ class Kernel:
         prices: Mapping[str, Price] | None = None,
         telemetry: Mapping[str, str] | None = None,
         runner: TaskRunner | None = None,
+        profile: Mapping[str, Any] | None = None,
     ) -> None:
         self.node_id = node_id
+        self._profile = profile or {}
         self.nodes = [node_id]
         self.peers: dict[str, Kernel] = {}
         self.dsn = dsn
@@ -190,7 +193,7 @@ class Kernel:
             telemetry=self.telemetry, prices=self._prices,
         )  # fmt: skip
         service = NodeService(config, self.gateway, self._tell, runner=self._runner)
-        service.profiles.learn(ModelProfile("offline", "key", self.server.url))
+        service.profiles.learn(ModelProfile("offline", "key", self.server.url, **self._profile))
         if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
             event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
         submit_all = service.journal.submit_all
@@ -510,11 +513,12 @@ async def running(
     prices: Mapping[str, Price] | None = None,
     telemetry: Mapping[str, str] | None = None,
     runner: TaskRunner | None = None,
+    profile: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[Kernel]:
     """A kernel with its own offline model, unless one is given."""
     made = server or OfflineServer(**options).start()
-    kernel = Kernel(dsn, made, directory, prices=prices, telemetry=telemetry, runner=runner)
+    kernel = Kernel(dsn, made, directory, prices=prices, telemetry=telemetry, runner=runner, profile=profile)
     try:
         await kernel.start(frames)
         try:
