@@ -29,8 +29,8 @@ class Result:
 
 
 def rendered(value: Any) -> Result:
-    """What a model is shown of a value: a `Result` and a text as they are, an `Image` or `File` as an attachment, a list
-    with one of these item by item, anything else as JSON.
+    """What a model is shown of a value: a `Result` and a text as they are, an `Image` or `File` as an attachment, a
+    list with one of these item by item, anything else as JSON.
 
     Dataclasses, pydantic models, typed dictionaries, named tuples, enumerations, times, UUIDs, decimals and sets are
     written by their type, wherever they are in the value; other objects by their `str`, if they have one of their own.
