@@ -12,7 +12,7 @@ from understudy.errors import Fenced, UnderstudyError
 from understudy.identifiers import new_identifier
 from understudy.ports import TaskRunner
 from understudy.records import ActivationId
-from understudy.store.operations..py import require_held
+from understudy.store.operations.holding import require_held
 from understudy.store.transaction import Transaction
 from understudy.tool_tasks import TaskResult, ToolTask
 
