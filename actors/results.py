@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
 import json
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 
 from understudy.attachments import File, Image, placeholder, too_much
-from understudy.errors import ToolError
+from understudy.errors import InvalidInput, ToolError
 from understudy.messages import encodable
 
 
@@ -28,8 +29,8 @@ class Result:
 
 
 def rendered(value: Any) -> Result:
-    """What a model is shown of a value: a text as it is, an `Image` or `File` as an attachment, a list with one of
-    these item by item, anything else as JSON.
+    """What a model is shown of a value: a `Result` and a text as they are, an `Image` or `File` as an attachment, a
+    list with one of these item by item, anything else as JSON.
 
     Dataclasses, pydantic models, typed dictionaries, named tuples, enumerations, times, UUIDs, decimals and sets are
     written by their type, wherever they are in the value; other objects by their `str`, if they have one of their own.
@@ -37,9 +38,35 @@ def rendered(value: Any) -> Result:
     Raises:
         ToolError: the value can't be shown; the message says which type, and that the tool was executed.
     """
+    if isinstance(value, Result):
+        return value
     if isinstance(value, (Image, File)) or (isinstance(value, (list, tuple)) and any(map(_is_attachment, value))):
         return _with_attachments([value] if isinstance(value, (Image, File)) else list(value))
     return Result(_text(value))
+
+
+def received(text: str, attachments: Any) -> Result:
+    """A result that another process has rendered, which may write what it wants.
+
+    Raises:
+        ToolError: what is attached is no image and no document, or too much.
+    """
+    try:
+        items = [_item(part) for part in attachments]
+    except (InvalidInput, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ToolError(f"it was executed, but what its result has attached can't be used: {error}") from None
+    problem = too_much(items)
+    if problem is not None:
+        raise ToolError(f"it was executed, but its result {problem}: return fewer or smaller ones")
+    return Result(text, tuple(item.part() for item in items))
+
+
+def _item(part: dict[str, Any]) -> Image | File:
+    """The attachment of a content part."""
+    is_file = part["type"] == "file"
+    address = part["file"]["file_data"] if is_file else part["image_url"]["url"]
+    data = base64.b64decode(address.partition(";base64,")[2], validate=True)
+    return File(data, part["file"]["filename"]) if is_file else Image(data)
 
 
 def _is_attachment(value: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from understudy.errors import ToolError
 
 from .parameters import ToolContext
+from .results import Result, received
 from .sandbox import run_confined
 from .workspace import Workspace
 
@@ -32,15 +33,15 @@ answer(request)
 """
 
 
-def in_sandbox(spec: dict[str, Any]) -> Callable[..., Coroutine[Any, Any, str]]:
+def in_sandbox(spec: dict[str, Any]) -> Callable[..., Coroutine[Any, Any, Result]]:
     """The function to call in this process for a tool that runs in the sandbox."""
 
-    async def call(**arguments: Any) -> str:
+    async def call(**arguments: Any) -> Result:
         context: ToolContext = arguments.pop(CONTEXT)
         told = {
             field.name: getattr(context, field.name)
             for field in dataclasses.fields(context)
-            if field.name not in ("confinement", "_reporting")
+            if field.name not in ("confinement", "web", "_reporting")
         }
         workspace = None if context.workspace is None else str(Workspace(context.workspace).root)
         import_path = [entry for entry in sys.path if os.path.isabs(entry)]
@@ -59,10 +60,10 @@ def in_sandbox(spec: dict[str, Any]) -> Callable[..., Coroutine[Any, Any, str]]:
     return call
 
 
-def _content(name: str, code: int, output: bytes) -> str:
+def _content(name: str, code: int, output: bytes) -> Result:
     try:
         answer = json.loads(output)
-        outcome, content = answer["outcome"], answer["content"]
+        outcome, content, attachments = answer["outcome"], answer["content"], answer.get("attachments", [])
     except (ValueError, KeyError, TypeError, RecursionError):
         ending = f"exit code {code}" if code >= 0 else f"signal {-code}"
         said = output[-500:].decode(errors="replace").strip()
@@ -73,7 +74,7 @@ def _content(name: str, code: int, output: bytes) -> str:
         raise ToolError(f"{name} gave no result")
     if outcome != "ok":
         raise ToolError(content.removeprefix("ToolError: "))
-    return content
+    return received(content, attachments)
 
 
 def _code(reference: str, import_path: list[str]) -> Iterator[str]:

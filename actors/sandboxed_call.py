@@ -23,7 +23,8 @@ def answer(request: dict[str, Any]) -> None:
     os.dup2(nowhere, 2)
     outcome = asyncio.run(_outcome(request))
     with open(written, "w", encoding="utf-8") as stream:
-        json.dump({"outcome": outcome.outcome, "content": outcome.content}, stream)
+        said = {"outcome": outcome.outcome, "content": outcome.content, "attachments": outcome.attachments}
+        json.dump(said, stream)
 
 
 def _by_value(digest: str) -> bytes:

@@ -171,6 +171,8 @@ def tool(
         needed = {resource: float(amount) for resource, amount in wanted.items() if amount is not None}
         if not all(resource and 0 < amount < float("inf") for resource, amount in needed.items()):
             raise InvalidSpec(f"tool {chosen!r}: what it needs must be positive numbers; it is {needed!r}.")
+        if needed and sandbox:
+            raise InvalidSpec(f"tool {chosen!r}: what is executed in the sandbox can't ask for resources.")
         definition = ToolDefinition(chosen, text, on_crash, timeout, target, approve, sandbox, needed)
         try:
             target.__understudy_tool__ = definition  # type: ignore[attr-defined]

@@ -213,18 +213,16 @@ class Workspace:
 
         Raises:
             ToolError: it is a directory or special file, or the operating system refused.
+            WorkspaceViolation: a part of it became a symbolic link since it was resolved.
         """
         shown = self.shown(location)
-        with _reported(shown):
-            if not os.path.lexists(location):
-                return
-            _require_regular(os.lstat(location), shown)
-            location.unlink(missing_ok=True)
-            directory = os.open(location.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with _reported(shown), self._parent(location) as (directory, name):
             try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+                _require_regular(os.stat(name, dir_fd=directory, follow_symlinks=False), shown)
+            except FileNotFoundError:
+                return
+            os.unlink(name, dir_fd=directory)
+            os.fsync(directory)
 
     def walk(self, start: Path) -> Iterator[Path]:
         """Every regular file below a resolved location, sorted within each directory; links are left out.

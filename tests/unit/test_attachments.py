@@ -14,7 +14,7 @@ from understudy import File, Image, InvalidInput
 from understudy.actors.context import DEFAULT, GONE, View
 from understudy.actors.conversation import Conversation
 from understudy.actors.execution import Outcome
-from understudy.actors.results import rendered
+from understudy.actors.results import received, rendered
 from understudy.actors.tools import ToolContext
 from understudy.actors.viewing import view_image
 from understudy.attachments import MAX_BYTES, MAX_COUNT, as_content
@@ -92,6 +92,17 @@ def test_results_have_a_placeholder_for_each_attachment() -> None:
     assert rendered(Image(PNG)).text != rendered(Image(PNG + b"1")).text
     with pytest.raises(ToolError, match="it was executed, but its result may have 8 attachments"):
         rendered([Image(PNG)] * 9)
+
+
+def test_what_a_sandbox_sends_is_checked() -> None:
+    """Its attachments are images and documents within the limits, whatever it writes."""
+    made = rendered([Image(PNG, "a.png"), File(PDF, "b.pdf")])
+    assert received(made.text, json.loads(json.dumps(made.attachments))) == made
+    assert rendered(made) is made
+    evil = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    for wrong in ([evil], [{"type": "input_audio"}], 3, [Image(PNG).part()] * 9):
+        with pytest.raises(ToolError, match="it was executed"):
+            received("text", wrong)
 
 
 def test_an_outcome_is_the_same_from_the_store() -> None:
